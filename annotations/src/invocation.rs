@@ -1,0 +1,209 @@
+//! What an annotation says of one concrete invocation: plain data, made by
+//! [`crate::Library::classify`] and read by the gateway's planner.
+
+use std::ffi::OsString;
+
+/// One command with its arguments, read by the annotation that fits it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Invocation {
+    /// The annotated command's name, with its subcommand: `grep`, `git status`.
+    pub command: String,
+    /// Every file the arguments name, in the order of argv.
+    pub files: Vec<FileUse>,
+    /// What the command does with the current directory when no argument names it
+    /// (`needs_current_dir`); an operand that defaults to `.` counts here.
+    pub current_dir: CurrentDir,
+    /// What the command does with its standard input.
+    pub stdin: StdinUse,
+    /// Bytes out for each byte in: 0.5 for `filters_input` unless a number is given,
+    /// above 1 for what expands (paper §5.2).
+    pub output_weight: f64,
+    /// How the command can be split across its operands or its input (paper §5.3).
+    pub split: Option<Split>,
+    /// How exit statuses of the parts make the status of the whole.
+    pub status_rule: StatusRule,
+    /// Environment variables that can change what it does: names, or prefixes ending in `*`.
+    pub environment: Vec<String>,
+    /// Configuration files of the user it reads: absolute, or starting with `~/`.
+    pub client_files: Vec<String>,
+    /// Same input, same output: may be run again to resume an interrupted stream.
+    pub deterministic: bool,
+    /// Running it twice leaves what running it once leaves.
+    pub idempotent: bool,
+    /// Changes something besides its standard output.
+    pub side_effects: bool,
+    /// Needs the network (never offloaded).
+    pub needs_network: bool,
+    /// What a terminal changes for it.
+    pub terminal: TerminalUse,
+    /// Which version of the tool an executor must have.
+    pub tool_version: ToolVersion,
+    /// Other commands that it starts, whose versions matter too (`tar -z` starts gzip).
+    pub runs: Vec<String>,
+}
+
+/// How a command uses a file that an argument names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileUse {
+    /// Index into argv.
+    pub argument: usize,
+    /// Byte offset of the path inside that argument (after `--file=` or `-f`).
+    pub start: usize,
+    /// One past the path's last byte inside that argument.
+    pub end: usize,
+    /// The path itself, as written.
+    pub path: OsString,
+    /// Read, written, or both; a file or a tree.
+    pub kind: FileKind,
+    /// A symlink at the last component is not followed (`rm`, `ls -d`, `mv`).
+    pub no_follow: bool,
+}
+
+/// The annotation language's file types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// `input_file`
+    InputFile,
+    /// `input_dir`: a directory (or file) that is walked.
+    InputDir,
+    /// `output_file`
+    OutputFile,
+    /// `output_dir`: files below it are made or changed.
+    OutputDir,
+    /// `inout_file`: changed in place.
+    InoutFile,
+    /// `list_file`: names of further files, one a line, whose places are unknown to us.
+    ListFile,
+}
+
+impl FileKind {
+    /// Whether the command may change the file or something below it.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        matches!(self, Self::OutputFile | Self::OutputDir | Self::InoutFile)
+    }
+
+    /// Whether the command may use everything below the path.
+    #[must_use]
+    pub fn recursive(self) -> bool {
+        matches!(self, Self::InputDir | Self::OutputDir)
+    }
+}
+
+/// See [`Invocation::current_dir`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CurrentDir {
+    /// Only as the base of relative paths.
+    Unused,
+    /// Reads the tree below it.
+    Reads,
+    /// May change the tree below it.
+    Writes,
+}
+
+/// See [`Invocation::stdin`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StdinUse {
+    /// Never read: it must not be drained.
+    Unused,
+    /// Read to its end.
+    ReadsAll,
+    /// May stop before the end (`head`, `grep -q`, `sed q`): what is left belongs to others.
+    MayStopEarly,
+}
+
+/// How a command may be split without changing its output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Split {
+    /// Indices into argv of the one splittable parameter's values; each is also in
+    /// [`Invocation::files`]. Empty: not splittable across operands.
+    pub operands: Vec<usize>,
+    /// May be split across its standard input at line ends (`splittable_across_input`).
+    pub across_input: bool,
+    /// Words put in after `argv[0]` (or the subcommand) of each part when the
+    /// operands are split (`when_split`): `-H` for grep, whose output would else lose its names.
+    pub add_arguments: Vec<OsString>,
+    /// What joins the outputs: `None` is plain concatenation in order, else this
+    /// command reads the parts.
+    pub aggregator: Option<Aggregator>,
+}
+
+/// What makes one output out of the outputs of the parts.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Aggregator {
+    /// A command that takes the parts as file operands after these words: `sort -m -k2`.
+    Command(Vec<OsString>),
+    /// One of posh's own, by its name in the language (`wc_total`, `uniq_count`, `sum`).
+    Builtin(String),
+}
+
+/// How exit statuses of the parts combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StatusRule {
+    /// The largest one (cat: 1 if any failed).
+    Maximum,
+    /// 0 if any is 0 and none is above 1; else 2 or more if any was; else 1.
+    Grep,
+}
+
+/// What a terminal on stdout or stdin changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TerminalUse {
+    /// Nothing.
+    Plain,
+    /// Output differs on a terminal (columns, colours): a remote pty is needed.
+    Output,
+    /// Asks the user, or moves the cursor: runs here when stdin or stdout is a terminal.
+    Interactive,
+}
+
+/// Which version of the tool an executor must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ToolVersion {
+    /// The same version line.
+    Same,
+    /// The same major version.
+    Compatible,
+    /// Any.
+    Any,
+}
+
+/// Why an invocation can't be placed; each is a sentence for `explain`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// No annotation of that name.
+    #[error("{0} has no annotation")]
+    Command(String),
+    /// A subcommand that no annotation covers.
+    #[error("{command} {subcommand} has no annotation")]
+    Subcommand {
+        /// `git`
+        command: String,
+        /// `bisect`
+        subcommand: String,
+    },
+    /// A flag that no fitting annotation lists.
+    #[error("flag {flag} of {command} is not annotated")]
+    Flag {
+        /// `grep`
+        command: String,
+        /// As written: `-P`, `--perl-regexp`.
+        flag: String,
+    },
+    /// The annotation says that this use stays here, and why.
+    #[error("{command}: {reason}")]
+    StaysHere {
+        /// `sed`
+        command: String,
+        /// The annotation's own sentence.
+        reason: String,
+    },
+    /// The words do not fit any annotation (a missing operand, a bad value).
+    #[error("{command}: {reason}")]
+    Shape {
+        /// `cut`
+        command: String,
+        /// What did not fit.
+        reason: String,
+    },
+}

@@ -1,0 +1,88 @@
+//! Framing of the stage socket: a four-byte little-endian length, then one
+//! protobuf message. Used by the stage program (blocking) and the gateway
+//! (asynchronous), so only the layout lives here, not the reading.
+
+use bytes::{Buf, BufMut, BytesMut};
+use prost::Message;
+
+/// Bytes of the length prefix.
+pub const HEADER_BYTES: usize = 4;
+
+/// The largest frame accepted; bounds what a confused peer can make us hold.
+pub const MAX_FRAME_BYTES: usize = 64 << 20;
+
+/// Why a frame could not be read.
+#[derive(Debug)]
+pub enum FrameError {
+    /// The length prefix is above [`MAX_FRAME_BYTES`].
+    TooLong(usize),
+    /// The bytes are no message of the expected type.
+    Malformed(prost::DecodeError),
+}
+
+impl std::fmt::Display for FrameError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TooLong(n) => write!(f, "frame of {n} bytes is above the limit of {MAX_FRAME_BYTES}"),
+            Self::Malformed(e) => write!(f, "malformed frame: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for FrameError {}
+
+/// Appends `message` to `out` as one frame.
+pub fn encode(message: &impl Message, out: &mut BytesMut) {
+    let len = message.encoded_len();
+    out.reserve(HEADER_BYTES + len);
+    out.put_u32_le(u32::try_from(len).expect("messages are far below 4 GiB"));
+    message.encode(out).expect("the buffer grows as needed");
+}
+
+/// Takes one whole frame from the front of `buffer`, or `None` when more bytes
+/// are needed. Payload fields share `buffer`'s memory.
+///
+/// # Errors
+/// [`FrameError`] when the peer sent something that is no frame; the connection
+/// can't be used further.
+pub fn decode<M: Message + Default>(buffer: &mut BytesMut) -> Result<Option<M>, FrameError> {
+    if buffer.len() < HEADER_BYTES {
+        return Ok(None);
+    }
+    let len = u32::from_le_bytes(buffer[..HEADER_BYTES].try_into().expect("four bytes")) as usize;
+    if len > MAX_FRAME_BYTES {
+        return Err(FrameError::TooLong(len));
+    }
+    if buffer.len() < HEADER_BYTES + len {
+        buffer.reserve(HEADER_BYTES + len - buffer.len());
+        return Ok(None);
+    }
+    buffer.advance(HEADER_BYTES);
+    let frame = buffer.split_to(len).freeze();
+    M::decode(frame).map(Some).map_err(FrameError::Malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stage::{Data, ToStage, to_stage::Kind};
+
+    #[test]
+    fn a_frame_survives_any_cut() {
+        let message = ToStage { kind: Some(Kind::Data(Data { fd: 1, data: "hello".into() })) };
+        let mut whole = BytesMut::new();
+        encode(&message, &mut whole);
+        for cut in 0..whole.len() {
+            let mut part = BytesMut::from(&whole[..cut]);
+            assert_eq!(decode::<ToStage>(&mut part).unwrap(), None, "cut at {cut}");
+            part.extend_from_slice(&whole[cut..]);
+            assert_eq!(decode::<ToStage>(&mut part).unwrap(), Some(message.clone()));
+        }
+    }
+
+    #[test]
+    fn a_hostile_length_is_refused() {
+        let mut buffer = BytesMut::from(&[0xff_u8; 8][..]);
+        assert!(matches!(decode::<ToStage>(&mut buffer), Err(FrameError::TooLong(_))));
+    }
+}

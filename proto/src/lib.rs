@@ -1,0 +1,38 @@
+//! The wire contract of posh: generated messages and services, and the framing
+//! of the stage socket. No logic lives here.
+//!
+//! * [`executor`]: gateway ↔ executor, gRPC over TCP.
+//! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
+//! * [`stage`]: one intercepted command ↔ gateway, length-delimited protobuf
+//!   messages over a second UNIX socket (see [`frame`]).
+#![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
+
+pub mod frame;
+
+pub mod executor {
+    //! `posh.executor.v1`, see `proto/executor.proto`.
+    tonic::include_proto!("posh.executor.v1");
+}
+
+pub mod gateway {
+    //! `posh.gateway.v1`, see `proto/gateway.proto`.
+    tonic::include_proto!("posh.gateway.v1");
+}
+
+pub mod stage {
+    //! `posh.stage.v1`, see `proto/stage.proto`.
+    include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));
+}
+
+/// The version of the three protocols; a peer of another version is named and
+/// refused, never half understood.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// The encoded descriptor set, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The largest gRPC message accepted: the arguments of a command may name ten
+/// thousand files, and tonic's default of 4 MiB is below the kernel's own limit
+/// for argv (a quarter of the stack limit, at least 2 MiB, often far more).
+pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
