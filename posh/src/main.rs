@@ -55,7 +55,9 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
             Question::Annotations(Annotations::Check { dir }) => print_checked(annotations::check(dir.as_deref())),
             Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(&command)),
             Question::Annotations(Annotations::Coverage { commands }) => print(annotations::coverage(&commands)),
-            Question::Gateway(Service::Start) => print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new())),
+            Question::Gateway(Service::Start) => {
+                print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
+            }
             Question::Gateway(Service::Stop) => print(gateway::stop(&target)),
             Question::Completions { shell } => print(Ok(cli::completions(shell))),
         },

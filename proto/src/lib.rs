@@ -22,6 +22,7 @@ pub mod gateway {
     tonic::include_proto!("posh.gateway.v1");
 }
 
+#[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
 pub mod stage {
     //! `posh.stage.v1`, see `proto/stage.proto`.
     include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));

@@ -152,7 +152,8 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         Ok(reply) => reply,
         Err(why) => return vec![Finding::new(Verdict::Bad, subject, format!("no answer from {address}: {why}"))],
     };
-    let mut findings = vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
+    let mut findings =
+        vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
     if reply.protocol != PROTOCOL_VERSION {
         let detail = format!("it speaks protocol {}, not {PROTOCOL_VERSION}; install the same version", reply.protocol);
         findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));

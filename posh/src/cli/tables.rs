@@ -191,7 +191,8 @@ mod tests {
             mounted: true,
             ..Mount::default()
         };
-        let unmounted = Mount { path: "/mnt/x".into(), fs_type: String::new(), source: "".into(), mounted: false, ..owned.clone() };
+        let unmounted =
+            Mount { path: "/mnt/x".into(), fs_type: String::new(), source: "".into(), mounted: false, ..owned.clone() };
         let foreign = Mount {
             path: "/".into(),
             fs_type: "ext4".to_owned(),

@@ -125,9 +125,7 @@ impl Client {
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, Error> {
         let late = || Status::deadline_exceeded(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
-        self.wait(attempt, async {
-            tokio::time::timeout(ANSWER_TIMEOUT, call).await.unwrap_or_else(|_| Err(late()))
-        })
+        self.wait(attempt, async { tokio::time::timeout(ANSWER_TIMEOUT, call).await.unwrap_or_else(|_| Err(late())) })
     }
 
     fn wait<T>(
@@ -150,11 +148,13 @@ impl Client {
 fn channel(stream: UnixStream) -> Channel {
     let once = Mutex::new(Some(stream));
     // The name is never resolved: the connection exists already.
-    Endpoint::from_static("http://gateway").connect_with_connector_lazy(tower::service_fn(move |_: tonic::transport::Uri| {
-        let stream = once.lock().map(|mut stream| stream.take()).unwrap_or_default();
-        async move {
-            let gone = || io::Error::new(io::ErrorKind::ConnectionReset, "the gateway closed the connection");
-            tokio::net::UnixStream::from_std(stream.ok_or_else(gone)?).map(TokioIo::new)
-        }
-    }))
+    Endpoint::from_static("http://gateway").connect_with_connector_lazy(tower::service_fn(
+        move |_: tonic::transport::Uri| {
+            let stream = once.lock().map(|mut stream| stream.take()).unwrap_or_default();
+            async move {
+                let gone = || io::Error::new(io::ErrorKind::ConnectionReset, "the gateway closed the connection");
+                tokio::net::UnixStream::from_std(stream.ok_or_else(gone)?).map(TokioIo::new)
+            }
+        },
+    ))
 }

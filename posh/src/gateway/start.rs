@@ -164,9 +164,8 @@ fn detached() -> nix::Result<PosixSpawnAttr> {
     // posix_spawn(3) of glibc knows it; nix has no name for it.
     let own_session = PosixSpawnFlags::from_bits_retain(nix::libc::POSIX_SPAWN_SETSID.into());
     let mut attributes = PosixSpawnAttr::init()?;
-    attributes.set_flags(
-        own_session | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK,
-    )?;
+    attributes
+        .set_flags(own_session | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
     attributes.set_sigdefault(&SigSet::all())?;
     attributes.set_sigmask(&SigSet::empty())?;
     Ok(attributes)
