@@ -7,7 +7,7 @@ mod find;
 mod mistake;
 mod read;
 
-pub use address::Address;
+pub use address::{Address, AddressFault};
 pub use mistake::{ConfigErrors, Mistake, Position};
 
 use crate::coherence::Adapter;
