@@ -3,7 +3,7 @@
 //! is not known here.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -179,7 +179,7 @@ fn decode(field: &[u8]) -> Vec<u8> {
 
 /// The directory below `host:` in the source of an NFS mount: there the root
 /// field is always `/`, and a bind mount's directory is in the source.
-pub(crate) fn nfs_directory(source: &OsString) -> Option<PathBuf> {
+pub(crate) fn nfs_directory(source: &OsStr) -> Option<PathBuf> {
     let bytes = source.as_bytes();
     let host = if bytes.starts_with(b"[") { bytes.iter().position(|byte| *byte == b']')? } else { 0 };
     let colon = host + bytes[host..].iter().position(|byte| *byte == b':')?;
@@ -193,7 +193,6 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::OsStr;
 
     fn parse(text: &str) -> MountInfo {
         MountInfo::parse(text.as_bytes()).expect("well formed")
@@ -281,7 +280,7 @@ mod tests {
     #[test]
     fn nfs_sources() {
         let check = |source: &str, expect: Option<&str>| {
-            assert_eq!(nfs_directory(&OsString::from(source)), expect.map(PathBuf::from), "{source}");
+            assert_eq!(nfs_directory(OsStr::new(source)), expect.map(PathBuf::from), "{source}");
         };
         check("host:/export/sub", Some("/export/sub"));
         check("[fe80::1]:/export", Some("/export"));
