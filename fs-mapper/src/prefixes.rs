@@ -148,3 +148,97 @@ fn letter(terrain: Terrain) -> u8 {
 fn is_of_a_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || byte >= 0x80
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    fn prefixes(places: &[(&str, Terrain)]) -> Prefixes {
+        let place =
+            |(dir, terrain): &(&str, Terrain)| Place { dir: dir.as_bytes().to_vec(), terrain: *terrain, index: 0 };
+        Prefixes { places: Places::new(places.iter().map(place).collect()) }
+    }
+
+    /// Mount points that do not exist: whatever looked below one would find nothing.
+    fn owned() -> Prefixes {
+        prefixes(&[("/posh-t/logs/", Terrain::Owned), ("/posh-t/dead/", Terrain::Closed), ("/proc/", Terrain::Closed)])
+    }
+
+    #[test]
+    fn words() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let cwd = dir.path().canonicalize().expect("a real path");
+        symlink("/posh-t/logs/a", cwd.join("link")).expect("a link");
+        symlink("/posh-t/dead/a", cwd.join("dead")).expect("a link");
+        let check = |word: &str, expect: bool| {
+            let word = word.replace('B', cwd.to_str().expect("ASCII"));
+            assert_eq!(owned().may_touch(word.as_bytes(), &cwd), expect, "{word}");
+        };
+        for word in ["link", "./link", "link/x", "B/link", "-flink", "--file=link", "if=link", "/posh-t/logs"] {
+            check(word, true);
+        }
+        for word in ["host:B/link", "@B/link", "a,B/link", "-xzfB/link", "-I=B/link", "\"B/link", "x=/posh-t/logs/a"] {
+            check(word, true);
+        }
+        for word in ["r/posh-t/logs/a", "r//posh-t/logs/a", "//posh-t/./logs/../logs/", "../../../../../../posh-t/logs"]
+        {
+            check(word, true);
+        }
+        for word in ["", "-", "--", "-r", "-rn", "foo", "s/a/b/", "--colour=auto", "/posh-t", "/posh-t/log", "a=b"] {
+            check(word, false);
+        }
+        for word in
+            ["dead", "/posh-t/dead/a/../../logs/x", "/proc/self/root/posh-t/logs", "/posh-t/logs-2", "a\0b", "linkx"]
+        {
+            check(word, false);
+        }
+        check(&" /x".repeat(MAX_LOOKUPS), false);
+        check(&" /x".repeat(MAX_LOOKUPS + 1), true);
+    }
+
+    #[test]
+    fn in_an_owned_directory_every_word_may() {
+        assert!(owned().may_touch(b"-rn", Path::new("/posh-t/logs/a")));
+        assert!(owned().cwd_is_owned(Path::new("/posh-t/logs")));
+        assert!(!owned().cwd_is_owned(Path::new("/posh-t/logs-2")));
+    }
+
+    #[test]
+    fn a_local_mount_inside_of_a_closed_one_is_looked_at() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let base = dir.path().canonicalize().expect("a real path");
+        symlink("/posh-t/logs/a", base.join("link")).expect("a link");
+        let (inner, outer) = (dir_of(&base), dir_of(base.parent().expect("a parent")));
+        let place = |dir: &[u8], terrain| Place { dir: dir.to_vec(), terrain, index: 0 };
+        let logs = place(b"/posh-t/logs/", Terrain::Owned);
+        let table = Places::new(vec![logs.clone(), place(&outer, Terrain::Closed), place(&inner, Terrain::Local)]);
+        assert!(Prefixes::of(&table, &Places::default()).may_touch(b"link", &base));
+        let without = Places::new(vec![logs, place(&outer, Terrain::Closed)]);
+        assert!(!Prefixes::of(&without, &Places::default()).may_touch(b"link", &base));
+    }
+
+    #[test]
+    fn without_an_owner_nothing_may() {
+        assert!(!Prefixes::default().may_touch(b"/posh-t/logs/a", Path::new("/")));
+    }
+
+    #[test]
+    fn the_text_form() {
+        let check = |text: &[u8], expect: Option<usize>| {
+            assert_eq!(Prefixes::decode(text).map(|prefixes| prefixes.owned().len()), expect, "{text:?}");
+        };
+        check(b"", Some(0));
+        check(b"o/a/\0", Some(1));
+        check(b"o/a/\0c/b/\0o/a\xff\n/\0", Some(2));
+        check(b"o/a/", None);
+        check(b"o/a\0", None);
+        check(b"oa/\0", None);
+        check(b"x/a/\0", None);
+        check(b"\0", None);
+        assert_eq!(Prefixes::decode(&owned().encode()), Some(owned()));
+        assert_eq!(owned().owned(), [Path::new("/posh-t/logs")]);
+        assert!(Prefixes::decode(b"o/a\xff/\0").is_some_and(|p| p.owned()[0].as_os_str().as_bytes() == b"/a\xff"));
+    }
+}

@@ -43,7 +43,7 @@ pub struct Owned {
 /// Why a path has no owner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LocalReason {
-    /// On a local disk, whether it exists or not.
+    /// On a local disk, whether it exists or not. Named as it was given.
     #[error("{} is not on a mount with an executor", .0.display())]
     NotOnMount(PathBuf),
     /// On a network or FUSE mount that the configuration does not name.
@@ -163,10 +163,7 @@ impl<'t> Resolver<'t> {
         if position.end == End::TooManyLinks {
             return LocalReason::TooManyLinks(given.to_path_buf());
         }
-        // What is missing has no better name than the one that was given.
-        let path = position.path();
-        let shown = if position.end == End::Missing { given.to_path_buf() } else { path.clone() };
-        if let Some(awaited) = self.table.absent.around(&dir_of(&path)) {
+        if let Some(awaited) = self.table.absent.around(&dir_of(&position.path())) {
             let mount = &self.table.mounts[awaited.index];
             let point = mount.path.as_path().to_path_buf();
             return match mount.state {
@@ -175,17 +172,17 @@ impl<'t> Resolver<'t> {
             };
         }
         let Some(mount) = position.index.map(|index| &self.table.mounts[index]) else {
-            return LocalReason::NotOnMount(shown);
+            return LocalReason::NotOnMount(given.to_path_buf());
         };
         let (point, fs_type) = (mount.path.as_path().to_path_buf(), mount.fs_type.clone());
         if fs_type == "proc" {
-            LocalReason::ProcessView(shown)
+            LocalReason::ProcessView(given.to_path_buf())
         } else if let Some(outer) = self.table.owner_around(mount) {
             LocalReason::Boundary { mount: point, fs_type, outer: outer.path.as_path().to_path_buf() }
         } else if position.terrain == Terrain::Closed {
             LocalReason::UnownedMount { mount: point, fs_type }
         } else {
-            LocalReason::NotOnMount(shown)
+            LocalReason::NotOnMount(given.to_path_buf())
         }
     }
 }

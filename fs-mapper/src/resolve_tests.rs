@@ -111,7 +111,7 @@ fn owners() {
     // Below it stays.
     check("B/mnt/logs/dir/../f", "s1 logs:/dir/../f @ B/mnt/logs/dir/../f uncertain");
     check("B/mnt/logs/a/../../../home/u/f", "s1 logs:/a/../../../home/u/f @ B/mnt/logs/a/../../../home/u/f uncertain");
-    check("B/mnt/logs/../f", "B/mnt/f is not on a mount with an executor");
+    check("B/mnt/logs/../f", "B/mnt/logs/../f is not on a mount with an executor");
     // What is not there is the executor's to tell, above it is ours.
     check("B/mnt/logs/absent/f", "s1 logs:/absent/f @ B/mnt/logs/absent/f");
     check("B/absent/../mnt/logs/f", "B/absent/../mnt/logs/f is not on a mount with an executor");
@@ -132,7 +132,7 @@ fn links_above_mounts_are_followed_and_those_below_are_not() {
     check("net", "B/net (nfs) has no executor in the configuration");
     // An absolute link ends what stood before it, `..` after a link is that of its target.
     check("abs/../f", "s1 logs:/dir/../f @ B/mnt/logs/dir/../f uncertain link");
-    check("logs/../f", "B/mnt/f is not on a mount with an executor");
+    check("logs/../f", "logs/../f is not on a mount with an executor");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn the_link_itself() {
         let found = Resolver::new(&lab.table, &cwd).resolve_with(&lab.real(path), LastLink::Keep);
         assert_eq!(lab.shown(found), expect, "{path}");
     };
-    check("abs", "B/home/u/abs is not on a mount with an executor");
+    check("abs", "abs is not on a mount with an executor");
     check("B/home/u/abs", "B/home/u/abs is not on a mount with an executor");
     check("abs/", "s1 logs:/dir @ B/mnt/logs/dir link");
     check("logs/a", "s1 logs:/a @ B/mnt/logs/a link");
@@ -174,7 +174,7 @@ fn the_working_directory_is_a_real_one() {
     let check = |path: &str, cwd: &str, expect: &str| assert_eq!(lab.show(path, cwd), expect, "{path} in {cwd}");
     check("f", "B/mnt/logs/dir", "s1 logs:/dir/f @ B/mnt/logs/dir/f");
     check("../f", "B/mnt/logs/dir", "s1 logs:/f @ B/mnt/logs/f");
-    check("../../f", "B/mnt/logs/dir", "B/mnt/f is not on a mount with an executor");
+    check("../../f", "B/mnt/logs/dir", "../../f is not on a mount with an executor");
     check("a/../f", "B/mnt/logs/dir", "s1 logs:/dir/a/../f @ B/mnt/logs/dir/a/../f uncertain");
     check("logs/f", "B/mnt", "s1 logs:/f @ B/mnt/logs/f");
     check("../f", "B/mnt/logs/deep/cache", "s1 logs:/deep/f @ B/mnt/logs/deep/f");
@@ -189,7 +189,7 @@ fn bind_mounts_of_parts_are_owned_too() {
     let check = |path: &str, expect: &str| assert_eq!(lab.show(path, "B"), expect, "{path}");
     check("B/srv/x/f", "s1 logs:/sub/x/f @ B/srv/x/f");
     check("srv/old-y/f", "s2 archive:/2025/y/f @ B/srv/old-y/f");
-    check("srv/local/f", "B/srv/local/f is not on a mount with an executor");
+    check("srv/local/f", "srv/local/f is not on a mount with an executor");
     let derived = lab.table.by_kernel_id(15).expect("the bind mount");
     assert_eq!(derived.owner.as_ref().map(|owner| owner.sub_path.as_path()), Some(Path::new("sub/x")));
 }

@@ -115,7 +115,7 @@ impl MountTable {
     /// looking at local disks only.
     pub fn new(config: &Config, info: &MountInfo) -> MountTable {
         let (mut mounts, problems) = build::mounts(config, info);
-        mounts.sort_by(|a, b| dir_of(a.path.as_path()).cmp(&dir_of(b.path.as_path())));
+        mounts.sort_by_cached_key(|mount| dir_of(mount.path.as_path()));
         for (index, mount) in mounts.iter_mut().enumerate() {
             mount.id = MountId(index);
         }
