@@ -5,6 +5,7 @@
 mod address;
 mod find;
 mod mistake;
+mod near;
 mod read;
 
 pub use address::{Address, AddressFault};

@@ -2,6 +2,7 @@
 //! mistake in one entry never hides those of the next.
 
 use super::mistake::{ConfigErrors, Mistake, Position};
+use super::near::closest;
 use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Scheduler};
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
@@ -376,28 +377,6 @@ fn article(value: &DeValue<'_>) -> String {
 
 fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// The known word that is within two slips of the given one.
-fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
-    let near = known.iter().map(|candidate| (slips(word, candidate), *candidate)).min()?;
-    (near.0 <= 2 && near.0 < word.chars().count()).then_some(near.1)
-}
-
-/// Levenshtein distance.
-fn slips(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
