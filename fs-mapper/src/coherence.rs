@@ -53,6 +53,22 @@ pub enum Adapter {
     Generic,
 }
 
+impl Adapter {
+    /// Every adapter, in the order that messages list them.
+    pub const ALL: [Adapter; 5] = [Adapter::Sshfs, Adapter::Rclone, Adapter::Nfs, Adapter::Bind, Adapter::Generic];
+
+    /// Its name in `mounts.toml`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Adapter::Sshfs => "sshfs",
+            Adapter::Rclone => "rclone",
+            Adapter::Nfs => "nfs",
+            Adapter::Bind => "bind",
+            Adapter::Generic => "generic",
+        }
+    }
+}
+
 /// The adapter of a mount: what the configuration says, else what its file
 /// system type needs.
 pub fn for_mount(_fs_type: &str, _configured: Option<Adapter>) -> &'static dyn Coherence {

@@ -5,9 +5,10 @@
 mod address;
 mod find;
 mod mistake;
+mod near;
 mod read;
 
-pub use address::Address;
+pub use address::{Address, AddressFault};
 pub use mistake::{ConfigErrors, Mistake, Position};
 
 use crate::coherence::Adapter;

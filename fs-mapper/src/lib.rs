@@ -15,5 +15,6 @@ mod walk;
 
 pub use path::{ClientPath, ExecutorName, ExportPath, MountId};
 pub use prefixes::Prefixes;
-pub use resolve::{LastLink, LocalReason, Owned, Resolution, Resolver};
-pub use table::{Mount, MountState, MountTable, Owner};
+pub use resolve::{LocalReason, Owned, Resolution, Resolver};
+pub use table::{Mount, MountState, MountTable, Owner, SamePlace};
+pub use walk::LastLink;

@@ -2,17 +2,12 @@
 //! there), or local and why.
 
 use crate::path::{ClientPath, ExecutorName, ExportPath, MountId};
-use crate::table::MountTable;
+use crate::places::{Terrain, dir_of};
+use crate::table::{Mount, MountState, MountTable};
+use crate::walk::{End, LastLink, Position};
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-
-/// Whether a symlink that is the last component of a path is followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LastLink {
-    /// As open(2) does.
-    Follow,
-    /// As lstat(2), unlink(2) and rename(2) do.
-    Keep,
-}
 
 /// The answer about one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +43,7 @@ pub struct Owned {
 /// Why a path has no owner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LocalReason {
-    /// On a local disk, whether it exists or not.
+    /// On a local disk, whether it exists or not. Named as it was given.
     #[error("{} is not on a mount with an executor", .0.display())]
     NotOnMount(PathBuf),
     /// On a network or FUSE mount that the configuration does not name.
@@ -86,24 +81,132 @@ pub enum LocalReason {
     Invalid(PathBuf),
 }
 
-/// Resolves many paths of one call: the directories that they share are walked once.
+/// Directories that one call remembers; a call with more is one of `find`, whose
+/// directories do not come back anyway.
+const MAX_CACHED_DIRECTORIES: usize = 1024;
+
+/// Resolves many paths of one call: the directories that they share are walked
+/// once, so that each further name costs one readlink(2) on a local disk and
+/// nothing on an owned mount. Keep it no longer than that call: it does not see
+/// links that change.
 pub struct Resolver<'t> {
-    _table: &'t MountTable,
+    table: &'t MountTable,
+    /// `None` when the caller's directory is no absolute path.
+    start: Option<Position>,
+    /// By the text before the last slash, that slash included.
+    directories: HashMap<Vec<u8>, Position>,
 }
 
 impl<'t> Resolver<'t> {
     /// `cwd` as from getcwd(3): absolute and without symlinks.
-    pub fn new(table: &'t MountTable, _cwd: &Path) -> Self {
-        Resolver { _table: table }
+    pub fn new(table: &'t MountTable, cwd: &Path) -> Self {
+        let start = cwd.is_absolute().then(|| Position::at(&table.places, cwd));
+        Resolver { table, start, directories: HashMap::new() }
     }
 
-    /// Resolves a path, a symlink at its end included.
+    /// Resolves a path as open(2) does. Blocks on local disks only.
     pub fn resolve(&mut self, path: &Path) -> Resolution {
         self.resolve_with(path, LastLink::Follow)
     }
 
-    /// Resolves a path.
-    pub fn resolve_with(&mut self, _path: &Path, _last: LastLink) -> Resolution {
-        todo!()
+    /// Resolves a path, following a symlink at its end or not.
+    pub fn resolve_with(&mut self, path: &Path, last: LastLink) -> Resolution {
+        let text = path.as_os_str().as_bytes();
+        if text.is_empty() || text.contains(&0) {
+            return Resolution::Local { reason: LocalReason::Invalid(path.to_path_buf()) };
+        }
+        match self.position(text, last) {
+            Some(position) => self.resolution(position, path),
+            None => Resolution::Local { reason: LocalReason::Invalid(path.to_path_buf()) },
+        }
+    }
+
+    fn position(&mut self, text: &[u8], last: LastLink) -> Option<Position> {
+        let places = &self.table.places;
+        let start = self.start.as_ref()?;
+        let name_start = text.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+        let (dir, name) = text.split_at(name_start);
+        // A last component that is no name says something about the one before it.
+        let plain = !matches!(name, b"" | b"." | b"..");
+        if dir.is_empty() || !plain {
+            let mut position = start.clone();
+            position.walk(places, text, last);
+            return Some(position);
+        }
+        let mut position = match self.directories.get(dir) {
+            Some(known) => known.clone(),
+            None => {
+                let mut position = start.clone();
+                position.walk(places, dir, LastLink::Follow);
+                if self.directories.len() < MAX_CACHED_DIRECTORIES {
+                    self.directories.insert(dir.to_vec(), position.clone());
+                }
+                position
+            }
+        };
+        position.walk(places, name, last);
+        Some(position)
+    }
+
+    fn resolution(&self, position: Position, given: &Path) -> Resolution {
+        let owner = position.index.and_then(|index| {
+            let mount = &self.table.mounts[index];
+            (position.end == End::Open && position.terrain == Terrain::Owned).then_some(mount)
+        });
+        match owner.and_then(|mount| owned(mount, &position)) {
+            Some(owned) => Resolution::Owned(owned),
+            None => Resolution::Local { reason: self.reason(&position, given) },
+        }
+    }
+
+    fn reason(&self, position: &Position, given: &Path) -> LocalReason {
+        if position.end == End::TooManyLinks {
+            return LocalReason::TooManyLinks(given.to_path_buf());
+        }
+        if let Some(awaited) = self.table.absent.around(&dir_of(&position.path())) {
+            let mount = &self.table.mounts[awaited.index];
+            let point = mount.path.as_path().to_path_buf();
+            return match mount.state {
+                MountState::Automount => LocalReason::Automount(point),
+                _ => LocalReason::NotMounted(point),
+            };
+        }
+        let Some(mount) = position.index.map(|index| &self.table.mounts[index]) else {
+            return LocalReason::NotOnMount(given.to_path_buf());
+        };
+        let (point, fs_type) = (mount.path.as_path().to_path_buf(), mount.fs_type.clone());
+        if fs_type == "proc" {
+            LocalReason::ProcessView(given.to_path_buf())
+        } else if let Some(outer) = self.table.owner_around(mount) {
+            LocalReason::Boundary { mount: point, fs_type, outer: outer.path.as_path().to_path_buf() }
+        } else if position.terrain == Terrain::Closed {
+            LocalReason::UnownedMount { mount: point, fs_type }
+        } else {
+            LocalReason::NotOnMount(given.to_path_buf())
+        }
     }
 }
+
+fn owned(mount: &Mount, position: &Position) -> Option<Owned> {
+    let owner = mount.owner.as_ref()?;
+    let path = position.path();
+    let rest = path.strip_prefix(mount.path.as_path()).ok()?;
+    let export_path = ExportPath { export: owner.export.clone(), path: joined(&owner.sub_path, rest) };
+    Some(Owned {
+        mount: mount.id,
+        executor: owner.executor.clone(),
+        export_path,
+        client_path: ClientPath::new(path)?,
+        uncertain: position.uncertain,
+        through_symlink: position.through_symlink,
+    })
+}
+
+/// As `Path::join`, but without the slash that joining an empty path leaves at the end.
+pub(crate) fn joined(base: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { base.to_path_buf() } else { base.join(rest) }
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

@@ -63,7 +63,11 @@ pub fn die_by(signal: i32) -> i32 {
 
 /// Says an error of posh itself on descriptor 2, and gives `status` back.
 pub fn complain(status: i32, message: &str) -> i32 {
-    let line = format!("posh: {message}\n");
-    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    say(&format!("posh: {message}"));
     status
+}
+
+/// Writes one line to descriptor 2.
+pub fn say(message: &str) {
+    let _ = rustix::io::write(rustix::stdio::stderr(), format!("{message}\n").as_bytes());
 }

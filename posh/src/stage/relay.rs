@@ -279,7 +279,7 @@ fn finish(exit: &Exit) -> i32 {
         let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
     }
     if !exit.message.is_empty() {
-        process::complain(EXIT_POSH_FAILED, &exit.message);
+        process::say(&exit.message);
     }
     match exit.how {
         Some(exit::How::Code(code)) => code.cast_signed(),
