@@ -144,8 +144,7 @@ mod tests {
 
     #[test]
     fn status_is_read_in_its_own_bases() {
-        let found =
-            ProcStatus::parse("Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n");
+        let found = ProcStatus::parse("Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n");
         assert_eq!((found.umask, found.blocked, found.ignored), (0o027, 0x10000, 0x1006));
     }
 }

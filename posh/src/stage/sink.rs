@@ -30,11 +30,7 @@ enum How {
     Terminal,
     Socket,
     /// Through our own pipe; its read end, its write end, and the bytes in it.
-    Pipe {
-        read: OwnedFd,
-        write: OwnedFd,
-        held: usize,
-    },
+    Pipe { read: OwnedFd, write: OwnedFd, held: usize },
     /// A pipe, where no pipe of our own could be had: PIPE_BUF after each POLLOUT.
     SmallPipe,
 }
