@@ -1,0 +1,1 @@
+//! Starting, ending, and what is left behind.

@@ -1,0 +1,1 @@
+//! Which paths commands may use, and what they see.
