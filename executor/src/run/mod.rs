@@ -14,6 +14,7 @@ use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
+    os::fd::AsFd as _,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -21,8 +22,10 @@ use std::{
     time::Instant,
 };
 
+use nix::libc;
 use posh_proto::executor::{
-    Exited, Finished, RunInput, RunOutput, RunSpec, Started, exited::How, rejected::Kind, run_input, run_output,
+    Exited, Finished, RunInput, RunOutput, RunSpec, Signal, Stage, Started, WindowSize, descriptor::Source,
+    exited::How, rejected::Kind, run_input, run_output,
 };
 use tokio::{
     net::unix::pipe,
@@ -174,6 +177,7 @@ struct Run {
     inlets: HashMap<u32, Arc<Inlet>>,
     gates: HashMap<u32, Arc<Gate>>,
     ptys: Vec<Weak<pipe::Receiver>>,
+    terminal_stages: Vec<u32>,
     /// The plumbing that the streams take over once the client knows.
     plan: Option<(Wiring, Plumbing)>,
     stages_left: usize,
@@ -196,7 +200,7 @@ async fn start(shared: &Shared, spec: RunSpec) -> Result<Run, Refusal> {
     let mut plumbing = Plumbing::make(&wiring)?;
     let mut link = Link::new(socket);
     let stages = std::mem::take(&mut wiring.stages);
-    let stages_left = stages.len();
+    let (stages_left, terminal_stages) = (stages.len(), terminal_stages(&stages));
     let ends = plumbing.take_stage_ends(&wiring.stage_ends)?;
     let lost = |error: io::Error| Refusal::new(Kind::SpawnFailed, format!("the runner is gone: {error}"));
     link.send_job(stages, wiring.stage_ends.clone(), ends).await.map_err(lost)?;
@@ -215,6 +219,7 @@ async fn start(shared: &Shared, spec: RunSpec) -> Result<Run, Refusal> {
         inlets: HashMap::new(),
         gates: HashMap::new(),
         ptys: Vec::new(),
+        terminal_stages,
         plan: Some((wiring, plumbing)),
         stages_left,
         report: Report::default(),
@@ -308,9 +313,7 @@ impl Run {
                 self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))?;
             }
             Some(run_input::Kind::WindowSize(size)) => {
-                for master in self.ptys.iter().filter_map(Weak::upgrade) {
-                    let _ = sys::resize(std::os::fd::AsFd::as_fd(&*master), &size);
-                }
+                self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;
             }
             Some(run_input::Kind::Spec(_)) => return Err(End::Violation("a second specification".to_owned())),
             // A newer gateway may say what we do not know; it can't matter to us.
@@ -318,6 +321,25 @@ impl Run {
         }
         Ok(())
     }
+
+    /// Resizes all ptys. The kernel tells only a terminal's session of it, which no
+    /// stage is in: they get the signal from us.
+    async fn resize(&mut self, size: &WindowSize) -> io::Result<()> {
+        for master in self.ptys.iter().filter_map(Weak::upgrade) {
+            sys::resize(master.as_fd(), size)?;
+        }
+        for &stage in &self.terminal_stages {
+            let signal = libc::SIGWINCH.unsigned_abs();
+            self.link.signal(Signal { stage, signal, group: true }).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The stages that write to a terminal.
+fn terminal_stages(stages: &[Stage]) -> Vec<u32> {
+    let has_terminal = |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
+    stages.iter().filter(has_terminal).map(|stage| stage.id).collect()
 }
 
 /// `2/1`: stage 2 exited with 1; `2!13`: it died of signal 13.
