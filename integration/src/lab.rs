@@ -209,8 +209,6 @@ fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {
     let Some(size_bytes) = export.size_bytes else { return Ok(()) };
     let options = format!("size={size_bytes},mode=0755");
     let point = directory.clone();
-    host.run(move || {
-        mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
-    })
-    .attempt(|| format!("mount a tmpfs on {directory}"))
+    host.run(move || mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())))
+        .attempt(|| format!("mount a tmpfs on {directory}"))
 }

@@ -65,12 +65,13 @@ pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Serv
     put("authorized_keys", public_key)?;
     put("config", &sshd_config(address))?;
     put("shadow", &unlocked_root()?)?;
-    server.run(|| {
-        let none: Option<&str> = None;
-        let shadow = format!("{SSH_DIRECTORY}/shadow");
-        nix::mount::mount(Some(shadow.as_str()), "/etc/shadow", none, nix::mount::MsFlags::MS_BIND, none)
-    })
-    .attempt(|| format!("bind a shadow file on {}", server.name()))?;
+    server
+        .run(|| {
+            let none: Option<&str> = None;
+            let shadow = format!("{SSH_DIRECTORY}/shadow");
+            nix::mount::mount(Some(shadow.as_str()), "/etc/shadow", none, nix::mount::MsFlags::MS_BIND, none)
+        })
+        .attempt(|| format!("bind a shadow file on {}", server.name()))?;
     // sshd re-executes itself and wants its absolute path.
     let mut command = server.command("/usr/sbin/sshd");
     command.args(["-D", "-e", "-f", &format!("{SSH_DIRECTORY}/config")]);

@@ -1,6 +1,9 @@
 //! All integration tests, in one binary because linking is what costs. They need
 //! root, /dev/fuse and the built programs, and fail where one is missing.
 
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
 mod lab_selftest;
 
 use std::path::Path;
