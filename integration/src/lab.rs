@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
@@ -13,6 +13,7 @@ use crate::host::{CONFIG, Host};
 use crate::network;
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, Service};
+use crate::workload::Store;
 
 /// What a laboratory consists of.
 #[derive(Debug, Clone, Default)]
@@ -93,6 +94,14 @@ pub struct Server {
     pub host: Host,
 }
 
+impl Server {
+    fn store(&self, name: &str) -> Store<'_> {
+        let export = &self.spec.exports[0];
+        let (directory, mount) = (PathBuf::from(export.directory()).join(name), Path::new(&export.mount).join(name));
+        Store { host: &self.host, directory, mount }
+    }
+}
+
 /// A laboratory that runs; everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Lab {
@@ -154,6 +163,15 @@ impl Lab {
     /// The same directory as the workstation's user sees it.
     pub fn mount(&self, index: usize) -> PathBuf {
         PathBuf::from(&self.servers[index - 1].spec.exports[0].mount)
+    }
+
+    /// The directory `name` of each server's first export, made anew.
+    pub fn stores(&self, name: &str) -> Result<Vec<Store<'_>>> {
+        let stores: Vec<Store<'_>> = self.servers.iter().map(|s| s.store(name)).collect();
+        for store in &stores {
+            fs::create_dir(store.data()).attempt(|| format!("make {}", store.directory.display()))?;
+        }
+        Ok(stores)
     }
 
     /// The programs under test, as this process sees them.

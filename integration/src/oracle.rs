@@ -175,7 +175,7 @@ fn excerpt(bytes: &[u8]) -> String {
     format!("{} bytes {:?}", bytes.len(), String::from_utf8_lossy(shown))
 }
 
-fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+pub(crate) fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut result = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while !rest.is_empty() {

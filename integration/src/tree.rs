@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Attempt, Result};
+use crate::oracle::replace;
 
 /// What stands at one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +43,15 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
         }
     }
     Ok(tree)
+}
+
+/// The same, with `from` replaced in the content of every file: for runs in directories of their own.
+pub fn renamed(tree: Tree, from: &str, to: &str) -> Tree {
+    let change = |(path, entry)| match entry {
+        Entry::File(mode, bytes) => (path, Entry::File(mode, replace(&bytes, from.as_bytes(), to.as_bytes()))),
+        other => (path, other),
+    };
+    tree.into_iter().map(change).collect()
 }
 
 fn read(path: &Path) -> Result<Entry> {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Attempt, Result};
 use crate::generate;
 use crate::host::Host;
+use crate::oracle::Script;
 
 /// One directory of one server that is mounted on the workstation.
 #[derive(Debug, Clone)]
@@ -21,11 +22,6 @@ pub struct Store<'a> {
 }
 
 impl Store<'_> {
-    /// The directory `name` below this one.
-    pub fn below(&self, name: &str) -> Store<'_> {
-        Store { host: self.host, directory: self.directory.join(name), mount: self.mount.join(name) }
-    }
-
     /// Where this process can reach it without the mount.
     pub fn data(&self) -> PathBuf {
         self.host.path(&self.directory)
@@ -86,6 +82,15 @@ impl Workload {
     /// How many servers it wants.
     pub fn stores(self) -> usize {
         if self == Workload::AccessLogs { 5 } else { 1 }
+    }
+
+    /// The script with its directories: `stores` as S1..., `out` (on the workstation) as OUT.
+    pub fn script_for(self, stores: &[Store<'_>], out: &str) -> Script {
+        let mut script = Script::new(self.script()).variable("OUT", out);
+        for (number, store) in (1..).zip(stores) {
+            script = script.variable(&format!("S{number}"), store.mount.to_string_lossy());
+        }
+        self.variables().into_iter().fold(script, |s, (name, value)| s.variable(&name, value))
     }
 
     /// Variables of the script besides the directories.

@@ -4,7 +4,11 @@
 // All of this is test code; clippy's own exception knows only #[test] functions.
 #![allow(clippy::unwrap_used)]
 
+mod apps;
+mod arena;
 mod lab_selftest;
+mod shells;
+mod traps;
 
 use std::path::Path;
 
