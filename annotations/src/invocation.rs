@@ -40,6 +40,39 @@ pub struct Invocation {
     pub tool_version: ToolVersion,
     /// Other commands that it starts, whose versions matter too (`tar -z` starts gzip).
     pub runs: Vec<String>,
+    /// File attributes that its result depends on, and that a mount may not show as the
+    /// server has them. Sorted, once each.
+    pub shows: Vec<FileAttribute>,
+    /// Names that it looks for in its directory and in every directory above (`.git`).
+    pub searches_up: Vec<String>,
+    /// The directory that it changes to before all else (`git -C DIR`), as written and also in
+    /// [`Invocation::files`]; `None`: the current directory.
+    pub working_dir: Option<OsString>,
+}
+
+/// See [`Invocation::shows`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FileAttribute {
+    /// Owner and group.
+    Owner,
+    /// Inode numbers.
+    Inode,
+    /// Numbers of hard links.
+    Links,
+    /// Blocks used on the disk.
+    Blocks,
+    /// Device numbers, and with them the borders of file systems.
+    Device,
+    /// Times of change, to the fraction of a second that is stored.
+    Times,
+    /// Permissions.
+    Mode,
+    /// Sizes of directories.
+    DirSize,
+    /// The order in which a directory lists its entries.
+    Order,
+    /// Times of access.
+    AccessTime,
 }
 
 /// How a command uses a file that an argument names.
