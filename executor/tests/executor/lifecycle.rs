@@ -246,11 +246,15 @@ async fn describe_and_tools_say_what_is_here() {
 #[tokio::test]
 async fn health_and_reflection_answer() {
     let lab = Lab::start().await;
-    let channel = tonic::transport::Channel::from_shared(format!("http://{}", lab.address)).unwrap().connect().await.unwrap();
+    let channel =
+        tonic::transport::Channel::from_shared(format!("http://{}", lab.address)).unwrap().connect().await.unwrap();
     let request = HealthCheckRequest { service: "posh.executor.v1.Executor".into() };
     let reply = HealthClient::new(channel.clone()).check(request).await.unwrap().into_inner();
     assert_eq!(reply.status, 1);
-    let request = ServerReflectionRequest { message_request: Some(MessageRequest::ListServices("*".into())), ..Default::default() };
+    let request = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices("*".into())),
+        ..Default::default()
+    };
     let replies = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::once(request)).await;
     let reply = replies.unwrap().into_inner().message().await.unwrap().unwrap().message_response;
     let Some(MessageResponse::ListServicesResponse(list)) = reply else { panic!("{reply:?}") };
@@ -272,7 +276,7 @@ fn children_of(parent: u32) -> Vec<PathBuf> {
 fn sees(guard: &Path, store: &Path) -> bool {
     let pid: u32 = guard.file_name().unwrap().to_str().unwrap().parse().unwrap();
     let name = store.file_name().unwrap().to_str().unwrap();
-    children_of(pid).iter().any(|keeper| {
-        std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(name))
-    })
+    children_of(pid)
+        .iter()
+        .any(|keeper| std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(name)))
 }
