@@ -92,8 +92,8 @@ first:
 "#;
 
 fn library(text: &str) -> Library {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("tool.yaml"), text).unwrap();
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    std::fs::write(directory.path().join("tool.yaml"), text).expect("a file can be written");
     let (library, faults) = Library::load(&[directory.path().to_owned()]);
     assert!(faults.is_empty(), "{faults:?}");
     library
