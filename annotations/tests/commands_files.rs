@@ -295,7 +295,7 @@ fn cheap_changes_of_names_stay() {
             "dd status=none",
             "here: dd: its files are parts of words (if=FILE), and what it counts are reads, which depend on timing",
         ),
-        ("dd --help", "here: flag --help of dd is not annotated"),
+        ("dd --help", "here: dd: is about the dd of this machine"),
     ]);
 }
 
