@@ -394,7 +394,7 @@ fn git_apply() {
         ("git apply --stat --apply x.patch", "reads x.patch; writes .; tty; once"),
         ("git apply -3 -p2 --index a.patch b.patch", "reads a.patch; reads b.patch; writes .; tty; once"),
         ("git apply --unsafe-paths x.patch", "here: flag --unsafe-paths of git apply is not annotated"),
-        ("git -C /m/repo apply /tmp/x.patch", "fills /m/repo; reads /tmp/x.patch; in /m/repo; tty; once"),
+        ("git -C /m/repo apply /home/u/x.patch", "fills /m/repo; reads /home/u/x.patch; in /m/repo; tty; once"),
     ]);
 }
 
