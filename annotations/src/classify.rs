@@ -219,6 +219,7 @@ fn split(facts: &Facts<'_>, gathered: &Gathered, stdin: StdinUse) -> Option<Spli
     let operands = splittable_operands(facts, gathered);
     let across_input = operands.is_empty()
         && stdin == StdinUse::ReadsAll
+        && !gathered.stdin_in_option
         && gathered.file_operands == gathered.stdin_operands.len()
         && gathered.file_operands <= 1
         && facts.holds(&annotation.splittable_across_input);
