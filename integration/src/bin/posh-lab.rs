@@ -1,0 +1,47 @@
+//! The laboratory's program: process 1 of its hosts, a laboratory to look
+//! around in, and the demonstration.
+
+use std::io::{Read, Write};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use posh_integration::programs::Programs;
+use posh_integration::{Lab, LabSpec, init};
+
+/// Runs laboratories for posh.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Process 1 of a laboratory host (started by the laboratory itself).
+    #[command(hide = true)]
+    Init,
+    /// Holds a laboratory with mounts until standard input ends, and prints its processes.
+    Hold {
+        /// How many servers.
+        servers: usize,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().task {
+        Task::Init => Ok(init::run()?),
+        Task::Hold { servers } => hold(servers),
+    }
+}
+
+fn hold(servers: usize) -> Result<()> {
+    let lab = Lab::start(&LabSpec::servers(servers).without_executors(), &Programs::beside_this()?)?;
+    let mut pids = Vec::new();
+    for host in std::iter::once(&lab.workstation).chain(lab.servers.iter().map(|s| &s.host)) {
+        pids.extend(host.processes()?.iter().map(|p| p.pid));
+    }
+    println!("{}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    std::io::stdout().flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
