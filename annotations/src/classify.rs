@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use crate::facts::{Environment, Facts};
 use crate::files::{self, Fault, Gathered};
 use crate::invocation::{
-    Aggregator, CurrentDir, FileKind, Invocation, Split, StatusRule, StdinUse, TerminalUse, ToolVersion, Unknown,
+    Aggregator, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion,
+    Unknown,
 };
 use crate::library::Library;
 use crate::model::{Annotation, Body, Command, Joiner, Keep, Size, ValueType};
@@ -175,6 +176,7 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         output_weight: facts.case(&annotation.output_weight).copied().unwrap_or(1.0),
         split: split(facts, gathered, stdin),
         status_rule: facts.case(&annotation.status).copied().unwrap_or(StatusRule::Maximum),
+        line_ends: facts.case(&annotation.line_ends).copied().unwrap_or(LineEnds::Unknown),
         environment: annotation.environment.clone(),
         client_files: annotation.client_files.clone(),
         deterministic: annotation.deterministic.as_ref().is_none_or(|condition| facts.holds(condition)),
@@ -219,6 +221,7 @@ fn split(facts: &Facts<'_>, gathered: &Gathered, stdin: StdinUse) -> Option<Spli
     let operands = splittable_operands(facts, gathered);
     let across_input = operands.is_empty()
         && stdin == StdinUse::ReadsAll
+        && !gathered.stdin_in_option
         && gathered.file_operands == gathered.stdin_operands.len()
         && gathered.file_operands <= 1
         && facts.holds(&annotation.splittable_across_input);

@@ -152,6 +152,9 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("status") {
             annotation.status = self.status(node);
         }
+        if let Some(node) = fields.take("ends_lines") {
+            annotation.line_ends = self.line_ends(node);
+        }
         if let Some(node) = fields.take("terminal") {
             annotation.terminal = self.terminal(node);
         }

@@ -18,6 +18,8 @@ pub struct Gathered {
     pub stdin_operands: Vec<usize>,
     /// Some word means standard input.
     pub names_stdin: bool,
+    /// The value of an option means standard input: it is no stream of lines then.
+    pub stdin_in_option: bool,
     /// Operands that are files, standard input included.
     pub file_operands: usize,
     /// What the invocation changes its directory to before all else, and whether
@@ -59,6 +61,7 @@ pub fn gather(facts: &Facts<'_>, inside: bool) -> Result<Gathered, Fault> {
             Dash::Stdout => continue,
             Dash::Stdin => {
                 gathered.names_stdin = true;
+                gathered.stdin_in_option |= !candidate.operand;
                 if candidate.operand {
                     gathered.stdin_operands.push(candidate.piece.argument);
                 }

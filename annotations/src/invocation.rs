@@ -22,6 +22,8 @@ pub struct Invocation {
     pub split: Option<Split>,
     /// How exit statuses of the parts make the status of the whole.
     pub status_rule: StatusRule,
+    /// How the last line of its output ends: decides whether a split of it may go on in the next stage.
+    pub line_ends: LineEnds,
     /// Environment variables that can change what it does: names, or prefixes ending in `*`.
     pub environment: Vec<String>,
     /// Configuration files of the user it reads: absolute, or starting with `~/`.
@@ -177,6 +179,17 @@ pub enum StatusRule {
     Maximum,
     /// 0 if any is 0 and none is above 1; else 2 or more if any was; else 1.
     Grep,
+}
+
+/// See [`Invocation::line_ends`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LineEnds {
+    /// Nothing is known: parts of a split are joined before the next stage.
+    Unknown,
+    /// As the last of its files ends (`cat`).
+    AsInput,
+    /// In a newline, whatever the input (`grep`, `sort`), or it is empty.
+    Always,
 }
 
 /// What a terminal on stdout or stdin changes.

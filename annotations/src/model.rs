@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use regex::bytes::Regex;
 
-use crate::invocation::{CurrentDir, FileAttribute, FileKind, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion};
 
 /// One command of an annotation file, ready to read invocations.
 #[derive(Debug)]
@@ -47,6 +47,7 @@ pub struct Annotation {
     pub when_split: Vec<Conditional<Vec<String>>>,
     pub aggregator: Cases<Joiner>,
     pub status: Cases<StatusRule>,
+    pub line_ends: Cases<LineEnds>,
     pub terminal: Cases<TerminalUse>,
     pub environment: Vec<String>,
     pub client_files: Vec<String>,

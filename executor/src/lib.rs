@@ -1,1 +1,32 @@
-//! Under construction.
+//! The executor: runs parts of pipelines next to the data that they read.
+//!
+//! A gateway sends one `Run` per part (see `executor.proto`); this crate checks
+//! it, joins its commands with kernel pipes, starts them inside a mount
+//! namespace that shows the workstation's paths, and streams what comes out.
+//!
+//! Reading order, which is also the way of one run:
+//!
+//! * [`config`] and `server`: one entry point, [`run`], from listening to drained
+//! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
+//! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
+//! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
+//! * `pool`: the runners, one per mount table
+//! * [`runner`]: the other program of this binary. It builds the namespace,
+//!   checks paths, forks and reaps. The daemon itself never forks.
+//! * `sys`: the only file with `unsafe`
+
+pub mod config;
+mod describe;
+mod error;
+mod pool;
+mod run;
+pub mod runner;
+mod server;
+mod service;
+mod sys;
+mod tools;
+mod wiring;
+
+pub use config::{Config, Export};
+pub use error::Error;
+pub use server::run;

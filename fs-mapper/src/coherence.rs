@@ -3,13 +3,22 @@
 //! system type. Every call may block for as long as the mount does: the caller
 //! brings the thread and the deadline.
 
+mod bind;
+mod generic;
+mod look;
+mod nfs;
+mod rclone;
+mod sshfs;
+
+use crate::kind;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// What a run has changed on the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The content or attributes of a file, by its path on the workstation.
+    /// A file's content or attributes, or that it is there at all: for a file
+    /// that was removed, this makes the mount forget it.
     FileWritten(PathBuf),
     /// Names in a directory were made, removed or renamed.
     NamesChanged(PathBuf),
@@ -19,20 +28,23 @@ pub enum Change {
 /// server instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteBehind {
-    /// Yes: the open descriptor holds nothing back.
+    /// Yes: an open descriptor holds nothing back that would come later.
     Allowed,
     /// No: the file system uploads its own copy on close and would overwrite
-    /// the server's. The bytes come back through the local descriptor.
+    /// the server's. The bytes come back through the local descriptor, and a
+    /// command that itself writes files on such a mount runs here.
     ThroughLocalDescriptor,
 }
 
 /// Keeps the caches of one kind of mount true. Paths are the workstation's.
 pub trait Coherence: Send + Sync {
     /// Brings what this machine has written to a file through the mount to the
-    /// server, before a command reads it there.
+    /// server, before a command reads it there. A file that is not there is
+    /// settled. An error means that the server may not have it: run here.
     fn settle(&self, path: &Path) -> io::Result<()>;
     /// Makes the mount forget what it remembers of something that a command has
-    /// changed on the server.
+    /// changed on the server. It changes no content and no name there. An error means that this
+    /// machine may see the old state for as long as the mount's caches live.
     fn refresh(&self, change: &Change) -> io::Result<()>;
     /// Whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;
@@ -67,10 +79,69 @@ impl Adapter {
             Adapter::Generic => "generic",
         }
     }
+
+    /// The adapter that a file system type needs.
+    pub fn of(fs_type: &str) -> Adapter {
+        match fs_type {
+            "fuse.sshfs" => Adapter::Sshfs,
+            "fuse.rclone" => Adapter::Rclone,
+            "nfs" | "nfs4" => Adapter::Nfs,
+            other if kind::is_remote(other) => Adapter::Generic,
+            _ => Adapter::Bind,
+        }
+    }
+
+    /// What it does.
+    pub fn coherence(self) -> &'static dyn Coherence {
+        match self {
+            Adapter::Sshfs => &sshfs::Sshfs,
+            Adapter::Rclone => &rclone::Rclone,
+            Adapter::Nfs => &nfs::Nfs,
+            Adapter::Bind => &bind::Bind,
+            Adapter::Generic => &generic::Generic,
+        }
+    }
 }
 
 /// The adapter of a mount: what the configuration says, else what its file
 /// system type needs.
-pub fn for_mount(_fs_type: &str, _configured: Option<Adapter>) -> &'static dyn Coherence {
-    todo!()
+pub fn for_mount(fs_type: &str, configured: Option<Adapter>) -> &'static dyn Coherence {
+    configured.unwrap_or_else(|| Adapter::of(fs_type)).coherence()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_adapter() {
+        let check = |fs_type: &str, expect: Adapter| assert_eq!(Adapter::of(fs_type), expect, "{fs_type}");
+        check("fuse.sshfs", Adapter::Sshfs);
+        check("fuse.rclone", Adapter::Rclone);
+        check("nfs4", Adapter::Nfs);
+        check("fuse", Adapter::Generic);
+        check("fuse.s3fs", Adapter::Generic);
+        check("cifs", Adapter::Generic);
+        check("ext4", Adapter::Bind);
+        check("", Adapter::Bind);
+    }
+
+    #[test]
+    fn the_configuration_is_asked_first() {
+        assert_eq!(for_mount("fuse.rclone", None).write_behind(), WriteBehind::ThroughLocalDescriptor);
+        assert_eq!(for_mount("fuse.rclone", Some(Adapter::Bind)).write_behind(), WriteBehind::Allowed);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_settled_and_refreshed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for adapter in Adapter::ALL {
+            let coherence = adapter.coherence();
+            coherence.settle(&dir.path().join("absent")).expect("nothing to settle");
+            if adapter != Adapter::Rclone {
+                coherence.refresh(&Change::FileWritten(dir.path().join("absent"))).expect("nothing to forget");
+            }
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
+    }
 }

@@ -5,6 +5,7 @@
 
 pub mod coherence;
 pub mod config;
+mod kind;
 pub mod mountinfo;
 mod path;
 mod places;

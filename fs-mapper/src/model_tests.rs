@@ -159,7 +159,7 @@ fn words(path: &Path) -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
     fn the_table_is_realpath_and_the_longest_prefix(world in world()) {
         check(&world)?;

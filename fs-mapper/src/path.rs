@@ -81,3 +81,8 @@ impl fmt::Display for ExportPath {
         write!(f, "{}:/{}", self.export, self.path.display())
     }
 }
+
+/// As `Path::join`, but without the slash that joining an empty path leaves at the end.
+pub(crate) fn joined(base: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { base.to_path_buf() } else { base.join(rest) }
+}

@@ -1,7 +1,7 @@
 //! What a path is: a file on a mount that an executor owns (and its name
 //! there), or local and why.
 
-use crate::path::{ClientPath, ExecutorName, ExportPath, MountId};
+use crate::path::{ClientPath, ExecutorName, ExportPath, MountId, joined};
 use crate::places::{Terrain, dir_of};
 use crate::table::{Mount, MountState, MountTable};
 use crate::walk::{End, LastLink, Position};
@@ -200,11 +200,6 @@ fn owned(mount: &Mount, position: &Position) -> Option<Owned> {
         uncertain: position.uncertain,
         through_symlink: position.through_symlink,
     })
-}
-
-/// As `Path::join`, but without the slash that joining an empty path leaves at the end.
-pub(crate) fn joined(base: &Path, rest: &Path) -> PathBuf {
-    if rest.as_os_str().is_empty() { base.to_path_buf() } else { base.join(rest) }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The mount table: what the configuration says joined to what is mounted.
 
 mod build;
-pub(crate) mod kind;
 
 use crate::coherence::{self, Adapter, Coherence};
 use crate::config::{Config, MountConfig};
+use crate::kind;
 use crate::mountinfo::{MountInfo, MountInfoError};
 use crate::path::{ClientPath, ExecutorName, MountId};
 use crate::places::{Place, Places, Terrain, dir_of, parent};

@@ -9,12 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::{ClientPath, LastLink, MountTable, Owned, Resolution, Resolver, coherence::WriteBehind};
+use fs_mapper::{ClientPath, ExecutorName, LastLink, MountTable, Owned, Resolution, Resolver, coherence::WriteBehind};
 use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, Library, StdinUse, TerminalUse, Unknown};
 
 use crate::{
     assembly::Edge,
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
+    executors::Executors,
     plan::{ExecutorId, Flow, LineEnds, Need, Site, StageFacts},
 };
 
@@ -24,10 +25,18 @@ pub struct World<'a> {
     pub table: &'a MountTable,
     /// What is known of commands.
     pub library: &'a Library,
-    /// An executor's place in the configuration, by its name.
-    pub executor_id: &'a dyn Fn(&fs_mapper::ExecutorName) -> Option<ExecutorId>,
+    /// Executors of the configuration.
+    pub executors: &'a Executors,
     /// Inode of the mount namespace in which `table` is true.
     pub mount_namespace: u64,
+}
+
+impl World<'_> {
+    /// An executor's place in the configuration, by its name.
+    #[must_use]
+    pub fn executor_id(&self, name: &ExecutorName) -> Option<ExecutorId> {
+        self.executors.named(name).map(|e| e.id)
+    }
 }
 
 /// A command as its annotation and the mount table read it.
@@ -118,17 +127,23 @@ fn place(
     if tree == Tree::Whole {
         no_other_mounts_below(world.table, &owned)?;
     }
-    let id = (world.executor_id)(&owned.executor).ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
+    let id =
+        world.executor_id(&owned.executor).ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
     Ok(Place::At(id, owned.client_path))
 }
 
 fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String> {
-    let foreign = table.nested(&owned.client_path).into_iter().find(|m| m.owner.as_ref().is_none_or(|o| o.executor != owned.executor));
+    let foreign = table
+        .nested(&owned.client_path)
+        .into_iter()
+        .find(|m| m.owner.as_ref().is_none_or(|o| o.executor != owned.executor));
     match foreign {
         None => Ok(()),
-        Some(mount) => {
-            Err(format!("{} is mounted below {}", mount.path.as_path().display(), owned.client_path.as_path().display()))
-        }
+        Some(mount) => Err(format!(
+            "{} is mounted below {}",
+            mount.path.as_path().display(),
+            owned.client_path.as_path().display()
+        )),
     }
 }
 
@@ -211,7 +226,9 @@ fn line_ends(invocation: &Invocation) -> LineEnds {
 fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), String> {
     let on_terminal = (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == Kind::Tty));
     match invocation.terminal {
-        TerminalUse::Interactive if on_terminal => Err(format!("{} may ask or draw on the terminal", invocation.command)),
+        TerminalUse::Interactive if on_terminal => {
+            Err(format!("{} may ask or draw on the terminal", invocation.command))
+        }
         _ => Ok(()),
     }
 }
@@ -225,7 +242,8 @@ fn check_output_is_not_input(
     around: &Surroundings<'_>,
 ) -> Result<(), String> {
     let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
-    let inputs_there = |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, _) if *e == id));
+    let inputs_there =
+        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, _) if *e == id));
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
@@ -292,7 +310,7 @@ pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorI
         return None;
     }
     match world.table.resolve(&descriptor.path, Path::new("/")) {
-        Resolution::Owned(owned) => (world.executor_id)(&owned.executor),
+        Resolution::Owned(owned) => world.executor_id(&owned.executor),
         Resolution::Local { .. } => None,
     }
 }

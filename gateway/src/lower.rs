@@ -8,6 +8,7 @@ use std::{
     fs,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use posh_proto::{
 };
 
 use crate::{
-    assembly::Pipeline,
+    assembly::Shape,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
     plan::{ExecutorId, Part, Placement, Plan},
@@ -78,7 +79,8 @@ impl Run {
 /// Builds the runs of a plan.
 pub struct Builder<'a> {
     world: &'a World<'a>,
-    pipeline: &'a Pipeline,
+    commands: &'a [Arc<Enlisted>],
+    shape: &'a Shape,
     readings: &'a [Result<Reading, String>],
     plan: &'a Plan,
     lowered: Lowered,
@@ -92,12 +94,13 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub fn new(
         world: &'a World<'a>,
-        pipeline: &'a Pipeline,
+        commands: &'a [Arc<Enlisted>],
+        shape: &'a Shape,
         readings: &'a [Result<Reading, String>],
         plan: &'a Plan,
     ) -> Self {
         let (writes, reads) = (HashMap::new(), HashMap::new());
-        Self { world, pipeline, readings, plan, lowered: Lowered::default(), writes, reads }
+        Self { world, commands, shape, readings, plan, lowered: Lowered::default(), writes, reads }
     }
 
     /// The runs. `id` names them in all programs' logs.
@@ -125,13 +128,18 @@ impl<'a> Builder<'a> {
         }
         let mounts = self.world.table.mounts().filter_map(|m| {
             let owner = m.owner.as_ref()?;
-            ((self.world.executor_id)(&owner.executor) == Some(executor) && m.mounted()).then(|| MountPoint {
+            (self.world.executor_id(&owner.executor) == Some(executor) && m.mounted()).then(|| MountPoint {
                 path: bytes(m.path.as_path().as_os_str()),
                 export: owner.export.clone(),
                 sub_path: bytes(owner.sub_path.as_os_str()),
             })
         });
-        let spec = RunSpec { run_id: id.to_owned(), protocol: PROTOCOL_VERSION, mounts: mounts.collect(), ..RunSpec::default() };
+        let spec = RunSpec {
+            run_id: id.to_owned(),
+            protocol: PROTOCOL_VERSION,
+            mounts: mounts.collect(),
+            ..RunSpec::default()
+        };
         self.lowered.runs.push(Run { executor, spec, next: 0 });
         self.lowered.runs.len() - 1
     }
@@ -142,7 +150,7 @@ impl<'a> Builder<'a> {
 
     /// Pipes on the servers for every fused edge: part by part, or all parts into one.
     fn lay_pipes(&mut self) {
-        for (index, edge) in self.pipeline.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
+        for (index, edge) in self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
             let (Placement::Remote(from), Placement::Remote(to)) =
                 (&self.plan.placements[edge.from.0], &self.plan.placements[edge.to.0])
             else {
@@ -167,7 +175,7 @@ impl<'a> Builder<'a> {
     }
 
     fn add_command(&mut self, stage: usize, number: usize, part: &Part) {
-        let enlisted = &self.pipeline.stages[stage].enlisted;
+        let enlisted = &self.commands[stage];
         let reading = self.readings[stage].as_ref().expect("only read commands are placed");
         let run = self.run_of(part);
         let id = self.lowered.runs[run].number();
@@ -176,7 +184,8 @@ impl<'a> Builder<'a> {
         fds.extend(enlisted.named_descriptors().map(|d| d.fd));
         fds.dedup();
         let place = CommandPlace { stage, number, run, executor: part.executor };
-        let descriptors = fds.iter().filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd)).collect();
+        let descriptors =
+            fds.iter().filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd)).collect();
         let command = Stage {
             id,
             program: enlisted.name.clone(),
@@ -187,7 +196,11 @@ impl<'a> Builder<'a> {
             descriptors,
             ignored_signals: enlisted.ignored_signals,
             blocked_signals: enlisted.blocked_signals,
-            limits: enlisted.limits.iter().map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard }).collect(),
+            limits: enlisted
+                .limits
+                .iter()
+                .map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard })
+                .collect(),
             nice: enlisted.nice,
             paths: paths_of(reading, part),
         };
@@ -229,7 +242,7 @@ impl<'a> Builder<'a> {
 
     /// The end of a pipe on the server.
     fn joined(&self, place: &CommandPlace, fd: u32) -> Option<Source> {
-        for (index, edge) in self.pipeline.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
+        for (index, edge) in self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
             if edge.from == (place.stage, fd) {
                 return self.writes.get(&(index, place.number)).map(|p| Source::PipeWrite(*p));
             }
@@ -247,10 +260,10 @@ impl<'a> Builder<'a> {
             return None;
         }
         let around = Surroundings {
-            edges: &self.pipeline.edges,
+            edges: &self.shape.edges,
             index: place.stage,
-            shared_outputs: &self.pipeline.shared_outputs[place.stage],
-            shared_inputs: &self.pipeline.shared_inputs[place.stage],
+            shared_outputs: &self.shape.shared_outputs[place.stage],
+            shared_inputs: &self.shape.shared_inputs[place.stage],
         };
         if local.writes() && !facts::opens_there(self.world, local, &around) {
             return None;
@@ -276,7 +289,8 @@ impl<'a> Builder<'a> {
         let stream = run.number();
         let (source, descriptor) = if local.kind == Kind::Tty {
             let id = run.number();
-            let size = enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
+            let size =
+                enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
             run.spec.ptys.push(Pty { id, size });
             (id, Source::Pty(id))
         } else {
@@ -290,8 +304,7 @@ impl<'a> Builder<'a> {
 }
 
 /// What of F_GETFL another open(2) can repeat: access mode, O_APPEND, O_NONBLOCK.
-const ACCESS_AND_STATUS: u32 =
-    (nix::libc::O_ACCMODE | nix::libc::O_APPEND | nix::libc::O_NONBLOCK).cast_unsigned();
+const ACCESS_AND_STATUS: u32 = (nix::libc::O_ACCMODE | nix::libc::O_APPEND | nix::libc::O_NONBLOCK).cast_unsigned();
 
 struct CommandPlace {
     stage: usize,

@@ -101,7 +101,12 @@ pub fn to_text(reports: &[PipelineReport]) -> String {
 fn pipeline_text(report: &PipelineReport) -> String {
     let mut text = format!("pipeline {}", report.pipeline);
     if report.wall_ms > 0.0 {
-        text += &format!(": {:.1} ms, {} over the network, set up in {:.1} ms", report.wall_ms, size(report.bytes), report.setup_ms);
+        text += &format!(
+            ": {:.1} ms, {} over the network, set up in {:.1} ms",
+            report.wall_ms,
+            size(report.bytes),
+            report.setup_ms
+        );
     }
     text.push('\n');
     let width = report.stages.iter().map(|s| s.placement.len()).max().unwrap_or(0);

@@ -205,8 +205,10 @@ impl Sessions {
 
 fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
     let error = |source| SessionError::Watch { pid, source };
-    let raw = rustix::process::Pid::from_raw(pid.cast_signed()).ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
+    let raw =
+        rustix::process::Pid::from_raw(pid.cast_signed()).ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
     let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(|e| error(e.into()))?;
+    #[expect(deprecated, reason = "the replacement is unsafe; an OwnedFd owns its descriptor for its whole life")]
     AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(error)
 }
 

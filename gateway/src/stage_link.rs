@@ -72,6 +72,7 @@ pub enum ForStage {
 }
 
 /// One stage that waits, or stands in for a remote command.
+#[derive(Debug)]
 pub struct StageLink {
     /// What it is.
     pub enlisted: Arc<Enlisted>,

@@ -50,14 +50,18 @@ pub struct View {
     pub table: Arc<MountTable>,
     /// What is known of commands.
     pub library: Arc<Library>,
-    /// Splitting factor within one machine.
-    pub split: u32,
 }
 
 impl Gateway {
     /// Puts the parts together.
     #[must_use]
-    pub fn new(config: Config, view: View, executors: Executors, sessions: Arc<Sessions>, assembler: Assembler) -> Self {
+    pub fn new(
+        config: Config,
+        view: View,
+        executors: Executors,
+        sessions: Arc<Sessions>,
+        assembler: Assembler,
+    ) -> Self {
         let commands = Arc::new(view.library.commands().map(str::to_owned).collect());
         Self {
             config,
@@ -86,7 +90,7 @@ impl Gateway {
         let Ok(info) = MountInfo::read() else { return };
         let table = Arc::new(MountTable::new(&self.config, &info));
         let old = self.view();
-        let view = View { table, library: Arc::clone(&old.library), split: old.split };
+        let view = View { table, library: Arc::clone(&old.library) };
         self.sessions.publish(&view.table.prefixes().encode());
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
     }

@@ -198,7 +198,8 @@ impl Compiler<'_> {
         param.or_current_dir = condition("or_current_dir");
         let is_file = |value: &ValueType| *value != ValueType::Text;
         let files = param.value.types.iter().all(|types| all(types, is_file));
-        if !matches!(param.splittable, Condition::Never) && !(files && param.size == Size::List) {
+        let can_be_split = files && param.size == Size::List;
+        if !can_be_split && !matches!(param.splittable, Condition::Never) {
             self.faults.add(fields.place_of("splittable"), "a splittable operand has a file type and size: list");
         }
     }

@@ -2,8 +2,9 @@
 //! they are written on a command line, and its named operands.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
-use super::fields::Entry;
+use super::fields;
 use crate::diagnostic::Faults;
 use crate::document::{Content, Node};
 use crate::model::Subject;
@@ -19,17 +20,16 @@ pub(super) const OPTION_LISTS: [&str; 3] = ["FLAGS", "OPTPARAMS", "EXPRESSION"];
 
 impl Scope {
     /// Collects the names of an annotation, and reports those declared twice.
-    pub fn of(entries: &[Entry], faults: &mut Faults) -> Self {
+    pub fn of(entries: &[fields::Entry], faults: &mut Faults) -> Self {
         let mut scope = Self { subjects: HashMap::new() };
         let single_dash = find(entries, "long_arg_single_dash").and_then(Node::text) == Some("true");
-        let mut number = 0;
-        for item in OPTION_LISTS.into_iter().flat_map(|list| items(entries, list)) {
+        let options = OPTION_LISTS.into_iter().flat_map(|list| items(entries, list));
+        for (number, item) in options.enumerate() {
             for (key, dashes) in [("short", "-"), ("long", if single_dash { "-" } else { "--" }), ("word", "")] {
                 for name in names(field(item, key)) {
                     scope.declare(format!("{dashes}{}", name.text().unwrap_or_default()), number, name, faults);
                 }
             }
-            number += 1;
         }
         for (number, item) in items(entries, "PARAMS").iter().enumerate() {
             let Some((text, name)) = field(item, "name").and_then(|name| Some((name.text()?, name))) else { continue };
@@ -41,10 +41,11 @@ impl Scope {
     }
 
     fn declare(&mut self, name: String, number: usize, node: &Node, faults: &mut Faults) {
-        if self.subjects.contains_key(&name) {
-            faults.add(node.place, format!("flag {name} is declared twice"));
-        } else {
-            self.subjects.insert(name, Subject::Option(number));
+        match self.subjects.entry(name) {
+            Entry::Occupied(earlier) => faults.add(node.place, format!("flag {} is declared twice", earlier.key())),
+            Entry::Vacant(vacant) => {
+                vacant.insert(Subject::Option(number));
+            }
         }
     }
 
@@ -54,11 +55,11 @@ impl Scope {
     }
 }
 
-pub(super) fn find<'n>(entries: &'n [Entry], key: &str) -> Option<&'n Node> {
+pub(super) fn find<'n>(entries: &'n [fields::Entry], key: &str) -> Option<&'n Node> {
     entries.iter().find(|(name, _)| name.text() == Some(key)).map(|(_, value)| value)
 }
 
-pub(super) fn items<'n>(entries: &'n [Entry], key: &str) -> &'n [Node] {
+pub(super) fn items<'n>(entries: &'n [fields::Entry], key: &str) -> &'n [Node] {
     match find(entries, key).map(|node| &node.content) {
         Some(Content::List(items)) => items,
         _ => &[],

@@ -105,11 +105,13 @@ fn alias(target: &Node, shared: &[Entry], lookup: Lookup<'_>, faults: &mut Fault
         return None;
     };
     if depth == 0 {
-        faults.add(target.place, format!("same_as leads in a circle through {name}"));
         return None;
     }
     // The target's own faults are reported where it is checked itself.
-    let mut written = follow(&node, lookup, &mut Faults::default(), depth - 1)?;
+    let Some(mut written) = follow(&node, lookup, &mut Faults::default(), depth - 1) else {
+        faults.add(target.place, format!("same_as names {name}, which has faults or leads in a circle"));
+        return None;
+    };
     for (_, annotation) in &mut written.annotations {
         *annotation = merge(shared, annotation, &mut Faults::default());
     }

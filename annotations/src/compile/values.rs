@@ -3,7 +3,7 @@
 use super::Compiler;
 use super::fields::{Fields, alike};
 use crate::document::{Content, Node, Place};
-use crate::invocation::{CurrentDir, FileAttribute, FileKind, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion};
 use crate::model::{Cases, Conditional, Joiner, Keep, Size, Subject, ValueType};
 
 const TYPES: [(&str, ValueType); 7] = [
@@ -161,6 +161,11 @@ impl Compiler<'_> {
     pub(super) fn status(&mut self, node: &Node) -> Cases<StatusRule> {
         let choices = [("maximum", StatusRule::Maximum), ("grep", StatusRule::Grep)];
         self.cases(node, &mut |compiler, node| compiler.choice(node, "status rule", &choices))
+    }
+
+    pub(super) fn line_ends(&mut self, node: &Node) -> Cases<LineEnds> {
+        let choices = [("unknown", LineEnds::Unknown), ("as_input", LineEnds::AsInput), ("always", LineEnds::Always)];
+        self.cases(node, &mut |compiler, node| compiler.choice(node, "end of lines", &choices))
     }
 
     pub(super) fn terminal(&mut self, node: &Node) -> Cases<TerminalUse> {

@@ -1,14 +1,13 @@
 //! Makes the list of mounts: every one that a lookup can reach, joined with
 //! the configuration, and with the owner of what it is a bind mount of.
 
-use super::kind;
 use super::{Mount, MountState, Owner, SamePlace};
 use crate::coherence::Adapter;
 use crate::config::{Config, MountConfig};
+use crate::kind;
 use crate::mountinfo::{MountEntry, MountInfo, nfs_directory};
-use crate::path::{ClientPath, MountId};
+use crate::path::{ClientPath, MountId, joined};
 use crate::places::{Place, Places, Terrain, dir_of};
-use crate::resolve::joined;
 use crate::walk::{LastLink, Position};
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;

@@ -46,7 +46,8 @@ pub struct Actors<'a> {
 /// what its words name.
 pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
     let standard = [(0, true), (1, false), (2, false)].into_iter();
-    let standard = standard.filter_map(|(fd, reads)| stage.descriptor(fd).filter(|d| if reads { d.reads() } else { d.writes() }));
+    let standard =
+        standard.filter_map(|(fd, reads)| stage.descriptor(fd).filter(|d| if reads { d.reads() } else { d.writes() }));
     standard.chain(stage.named_descriptors()).filter(|d| d.kind == Kind::Pipe)
 }
 

@@ -38,11 +38,18 @@ const SETTLED_AFTER: Duration = Duration::from_millis(3);
 const QUEUE: usize = 1024;
 
 /// A complete pipeline: stages that wait for a directive, in the order in which
-/// the shell started them, and the pipes between them.
+/// the shell started them.
 pub struct Pipeline {
     /// The stages.
     pub stages: Vec<StageLink>,
-    /// Pipes by index into `stages`.
+    /// What joins them.
+    pub shape: Shape,
+}
+
+/// What joins the stages of a pipeline, and what they share with others.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Pipes, by index of the stages.
     pub edges: Vec<Edge>,
     /// For each stage: regular files on its descriptors 1 and 2 that some other live process may write too.
     pub shared_outputs: Vec<HashSet<PathBuf>>,
@@ -51,6 +58,7 @@ pub struct Pipeline {
 }
 
 /// What the assembler is told.
+#[derive(Debug)]
 enum Event {
     Enlisted(Box<StageLink>),
     Directed(Pid),
@@ -58,7 +66,7 @@ enum Event {
 }
 
 /// The sending side of the assembler.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Assembler {
     events: mpsc::Sender<Event>,
 }
@@ -215,14 +223,14 @@ impl Assembly {
         for group in ready {
             let place: HashMap<usize, usize> = group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
             let edges = closing.edges.iter().filter(|e| place.contains_key(&e.from.0));
-            let edges: Vec<Edge> = edges
-                .map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) })
-                .collect();
+            let edges: Vec<Edge> =
+                edges.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) }).collect();
             let stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
             let members: HashSet<Pid> = stages.iter().map(|s| s.enlisted.pid).collect();
-            let shared_outputs = stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
+            let shared_outputs: Vec<_> =
+                stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
             let shared_inputs = stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
-            pipelines.push(Pipeline { stages, edges, shared_outputs, shared_inputs });
+            pipelines.push(Pipeline { stages, shape: Shape { edges, shared_outputs, shared_inputs } });
         }
         self.waiting = waiting.into_iter().flatten().collect();
         for pipeline in pipelines {

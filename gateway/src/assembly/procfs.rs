@@ -113,7 +113,8 @@ impl Process {
     #[must_use]
     pub fn waits_for_children(&self) -> bool {
         use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
-        !self.is_running() && self.system_call.is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
+        !self.is_running()
+            && self.system_call.is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
     }
 
     /// It sleeps in a read(2) from this pipe.
@@ -247,7 +248,8 @@ mod tests {
     #[test]
     fn a_snapshot_sees_our_own_pipe() {
         let (read, write) = nix::unistd::pipe().unwrap();
-        let inode = pipe_inode(&fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read))).unwrap());
+        let inode =
+            pipe_inode(&fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read))).unwrap());
         let wanted = Wanted { pipes: inode.into_iter().collect(), ..Wanted::default() };
         let me = std::process::id();
         let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());

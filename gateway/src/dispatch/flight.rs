@@ -24,7 +24,7 @@ use crate::{
     facts::Reading,
     lower::{Lowered, Stream},
     plan::{ExecutorId, Placement, Plan},
-    stage_link::{ForStage, FromStage, Status, StageLink},
+    stage_link::{ForStage, FromStage, StageLink, Status},
     state::Gateway,
 };
 
@@ -224,7 +224,8 @@ impl<'a> Relay<'a> {
                 }
             }
             Some(run_output::Kind::Exited(exited)) => self.part_ended((run, exited.stage), PartEnd::Exited(exited)),
-            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Finished(_)) | None => {}
+            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Finished(_))
+            | None => {}
         }
     }
 
@@ -342,7 +343,8 @@ impl<'a> Relay<'a> {
             if let ForStage::Exit { status, .. } = &farewell {
                 self.outcome.statuses.insert(index, as_shell(*status));
             }
-            let written = Written::by(self.gateway, &self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
+            let written =
+                Written::by(self.gateway, &self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
             let tell = state.tell.clone();
             self.farewells.spawn(async move {
                 refresh::refresh(written).await;
@@ -383,8 +385,12 @@ impl StageState {
             let text = text.split(" (os error").next().unwrap_or_default();
             return exit(Status::Code(1), format!("{}: write error: {text}", self.name));
         }
-        let exits: Vec<&Exited> =
-            self.parts.iter().flatten().filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None }).collect();
+        let exits: Vec<&Exited> = self
+            .parts
+            .iter()
+            .flatten()
+            .filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
+            .collect();
         let rule = reading.map_or(StatusRule::Maximum, |r| r.invocation.status_rule);
         ForStage::Exit {
             status: combined(&exits, rule),
@@ -404,7 +410,8 @@ fn combined(exits: &[&Exited], rule: StatusRule) -> Status {
     if let Some(signal) = signal {
         return Status::Signal(signal);
     }
-    let codes: Vec<u32> = exits.iter().map(|e| if let Some(exited::How::Code(c)) = e.how { c } else { EXIT_POSH_FAILED }).collect();
+    let codes: Vec<u32> =
+        exits.iter().map(|e| if let Some(exited::How::Code(c)) = e.how { c } else { EXIT_POSH_FAILED }).collect();
     let largest = codes.iter().copied().max().unwrap_or(0);
     Status::Code(match rule {
         StatusRule::Maximum => largest,

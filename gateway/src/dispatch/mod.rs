@@ -16,16 +16,17 @@ use std::{
 use posh_annotations::ToolVersion;
 
 use crate::{
-    assembly::Pipeline,
+    assembly::{Edge, Pipeline, Shape},
     enlisted::Enlisted,
     executors::Connection,
+    explain,
     facts::{self, Reading, Surroundings, World},
     lower::{Builder, program_on_path},
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
     session::Session,
-    stage_link::{ForStage, StageLink},
-    state::Gateway,
+    stage_link::ForStage,
+    state::{Gateway, View},
 };
 
 /// How often a plan is made anew after an executor has refused it (a file without
@@ -37,14 +38,13 @@ type Connections = BTreeMap<ExecutorId, Arc<Connection>>;
 
 /// Carries out a pipeline from the moment it is complete until all its stages have ended.
 pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
-    let began = Instant::now();
     let number = gateway.next_pipeline();
     let session = pipeline.stages.iter().find_map(|s| gateway.sessions.get(&s.enlisted.session));
     if let Some(session) = &session {
         session.reports.begin();
     }
     let id = format!("{}-{number}", std::process::id());
-    let report = carry_out_as(&gateway, pipeline, session.as_deref(), &id, began).await;
+    let report = carry_out_as(&gateway, pipeline, session.as_deref(), &id).await;
     if let Some(session) = &session {
         session.reports.end(PipelineReport { pipeline: number, ..report });
     }
@@ -56,67 +56,133 @@ async fn carry_out_as(
     pipeline: Pipeline,
     session: Option<&Session>,
     id: &str,
-    began: Instant,
 ) -> PipelineReport {
+    let began = Instant::now();
+    let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
+    let split = session.and_then(|s| s.split);
     let view = gateway.view();
-    let world = World {
-        table: &view.table,
-        library: &view.library,
-        executor_id: &|name| gateway.executors.named(name).map(|e| e.id),
-        mount_namespace: gateway.mount_namespace,
-    };
-    let readings: Vec<_> = pipeline.stages.iter().map(|s| facts::read(&world, &s.enlisted)).collect();
-    let mut facts = facts_of(&world, &pipeline, &readings);
-    let connections = refusals(gateway, &pipeline, &readings, &mut facts).await;
-    let options = Options {
-        split_factor: session.and_then(|s| s.split).unwrap_or(view.split).max(1) as usize,
-        ..Options::default()
-    };
-    let mut plan = plan::greedy(&facts, options);
-    tracing::debug!(%plan, "planned");
+    let world = world(gateway, &view);
+    let mut planned = Planned::make(gateway, &world, &commands, &pipeline.shape, split).await;
+    tracing::debug!(plan = %planned.plan, "planned");
     let setup = began.elapsed();
-    let mut stages = start::tell(pipeline, &mut plan).await;
+    let mut pipeline = start::tell(pipeline, &mut planned.plan).await;
     let mut outcome = start::Outcome::default();
     let mut run_id = id.to_owned();
     for attempt in 1..=ATTEMPTS {
-        if !plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
+        if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
             break;
         }
-        let lowered = Builder::new(&world, &stages, &readings, &plan).build(&run_id);
-        match start::start(&connections, lowered).await {
+        let builder = Builder::new(&world, &commands, &pipeline.shape, &planned.readings, &planned.plan);
+        match start::start(&planned.connections, builder.build(&run_id)).await {
             Ok(flights) => {
-                outcome = flight::fly(gateway, &mut stages, flights, &plan, &readings).await;
+                outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
                 break;
             }
             Err(refusal) => {
                 tracing::info!(%refusal, attempt, "an executor refused a run, nothing was started");
-                refusal.apply(gateway, &mut facts);
-                plan = replan(&facts, options, &plan, attempt, &refusal);
+                planned.again(gateway, attempt, &refusal);
                 run_id = format!("{id}.{attempt}");
             }
         }
     }
-    release_the_rest(&mut stages, &plan).await;
-    report(gateway, &stages, &plan, &readings, Costs { setup, wall: began.elapsed(), outcome: &outcome })
+    release_the_rest(&pipeline, &planned.plan).await;
+    let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
+    report(gateway, &commands, &pipeline.shape, &planned, &costs)
 }
 
-fn facts_of(world: &World<'_>, pipeline: &Pipeline, readings: &[Result<Reading, String>]) -> PipelineFacts {
-    let stages = pipeline.stages.iter().enumerate().map(|(index, stage)| {
-        let around = Surroundings {
-            edges: &pipeline.edges,
-            index,
-            shared_outputs: &pipeline.shared_outputs[index],
-            shared_inputs: &pipeline.shared_inputs[index],
-        };
-        facts::stage_facts(world, &stage.enlisted, &readings[index], &around)
-    });
-    PipelineFacts { stages: stages.collect(), edges: pipeline.edges.clone() }
+/// Plans stages that no process stands for (`posh explain`). `unknowable` says of
+/// which stages the words are not known, and why.
+pub async fn plan_only(
+    gateway: &Arc<Gateway>,
+    commands: &[Arc<Enlisted>],
+    edges: &[Edge],
+    unknowable: &[Option<String>],
+    split: Option<u32>,
+) -> PipelineReport {
+    let began = Instant::now();
+    let count = commands.len();
+    let shape =
+        Shape { edges: edges.to_vec(), shared_outputs: explain::nobody(count), shared_inputs: explain::nobody(count) };
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    let mut planned = Planned::make(gateway, &world, commands, &shape, split).await;
+    for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
+        if let Some(reason) = reason {
+            *placement = Placement::Here(reason.clone());
+        }
+    }
+    let outcome = start::Outcome::default();
+    let costs = Costs { setup: began.elapsed(), wall: Duration::ZERO, outcome: &outcome };
+    let mut report = report(gateway, commands, &shape, &planned, &costs);
+    for ((stage, reason), command) in report.stages.iter_mut().zip(unknowable).zip(commands) {
+        if let Some(reason) = reason {
+            *stage = explain::unknowable(command, reason);
+        }
+    }
+    report
+}
+
+fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
+    World {
+        table: &view.table,
+        library: &view.library,
+        executors: &gateway.executors,
+        mount_namespace: gateway.mount_namespace,
+    }
+}
+
+/// A plan with all that it was made from.
+struct Planned {
+    readings: Vec<Result<Reading, String>>,
+    facts: PipelineFacts,
+    connections: Connections,
+    options: Options,
+    plan: Plan,
+}
+
+impl Planned {
+    async fn make(
+        gateway: &Gateway,
+        world: &World<'_>,
+        commands: &[Arc<Enlisted>],
+        shape: &Shape,
+        split: Option<u32>,
+    ) -> Self {
+        let readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
+        let stages = commands.iter().enumerate().map(|(index, command)| {
+            let around = Surroundings {
+                edges: &shape.edges,
+                index,
+                shared_outputs: &shape.shared_outputs[index],
+                shared_inputs: &shape.shared_inputs[index],
+            };
+            facts::stage_facts(world, command, &readings[index], &around)
+        });
+        let mut facts = PipelineFacts { stages: stages.collect(), edges: shape.edges.clone() };
+        let connections = refusals(gateway, commands, &readings, &mut facts).await;
+        let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
+        let options = Options { split_factor, ..Options::default() };
+        let plan = plan::greedy(&facts, options);
+        Self { readings, facts, connections, options, plan }
+    }
+
+    /// Another plan after a refusal; stages that already became their commands stay what they are.
+    fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::Refusal) {
+        refusal.apply(gateway, &mut self.facts);
+        let plan = plan::greedy(&self.facts, self.options);
+        let keeps = plan
+            .placements
+            .iter()
+            .zip(&self.plan.placements)
+            .all(|(new, old)| matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_)));
+        self.plan = if keeps && attempt < ATTEMPTS { plan } else { everything_here(&self.plan, refusal) };
+    }
 }
 
 /// Fills in which executors can't run which stage; gives the connections of those that can.
 async fn refusals(
     gateway: &Gateway,
-    pipeline: &Pipeline,
+    commands: &[Arc<Enlisted>],
     readings: &[Result<Reading, String>],
     facts: &mut PipelineFacts,
 ) -> Connections {
@@ -132,8 +198,7 @@ async fn refusals(
         facts.refusals.extend(unreachable.clone());
         let (Ok(reading), false) = (&readings[index], matches!(facts.need, Need::Here(_))) else { continue };
         for (id, connection) in &connections {
-            let stage = &pipeline.stages[index].enlisted;
-            if let Err(reason) = can_run(gateway, *id, connection, stage, reading).await {
+            if let Err(reason) = can_run(gateway, *id, connection, &commands[index], reading).await {
                 facts.refusals.insert(*id, reason);
             }
         }
@@ -193,7 +258,8 @@ async fn can_run(
 
 /// The locale of messages and characters, unless it is one that every machine has.
 fn needed_locale(stage: &Enlisted) -> Option<String> {
-    let set = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| stage.variable(name).filter(|v| !v.is_empty()));
+    let set =
+        ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| stage.variable(name).filter(|v| !v.is_empty()));
     let name = set?.to_string_lossy().into_owned();
     (!matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8")).then_some(name)
 }
@@ -206,25 +272,6 @@ fn has_locale(locales: &[String], wanted: &str) -> bool {
     locales.iter().any(|l| normal(l) == normal(wanted))
 }
 
-/// Another plan after a refusal; stages that already became their commands stay what they are.
-fn replan(
-    facts: &PipelineFacts,
-    options: Options,
-    before: &Plan,
-    attempt: usize,
-    refusal: &start::Refusal,
-) -> Plan {
-    let mut plan = if attempt + 1 < ATTEMPTS { plan::greedy(facts, options) } else { everything_here(before, refusal) };
-    let keeps = plan.placements.iter().zip(&before.placements).all(|(new, old)| match old {
-        Placement::Here(_) => matches!(new, Placement::Here(_)),
-        Placement::Remote(_) => true,
-    });
-    if !keeps {
-        plan = everything_here(before, refusal);
-    }
-    plan
-}
-
 fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
     let here = |p: &Placement| match p {
         Placement::Here(reason) => Placement::Here(reason.clone()),
@@ -234,8 +281,8 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
 }
 
 /// Stages that acknowledged but whose run was never started run here after all.
-async fn release_the_rest(stages: &mut Pipeline, plan: &Plan) {
-    for (stage, placement) in stages.stages.iter().zip(&plan.placements) {
+async fn release_the_rest(pipeline: &Pipeline, plan: &Plan) {
+    for (stage, placement) in pipeline.stages.iter().zip(&plan.placements) {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.clone())).await;
         }
@@ -250,15 +297,22 @@ struct Costs<'a> {
 
 fn report(
     gateway: &Gateway,
-    pipeline: &Pipeline,
-    plan: &Plan,
-    readings: &[Result<Reading, String>],
-    costs: Costs<'_>,
+    commands: &[Arc<Enlisted>],
+    shape: &Shape,
+    planned: &Planned,
+    costs: &Costs<'_>,
 ) -> PipelineReport {
     let milliseconds = |d: Duration| (d.as_secs_f64() * 1e5).round() / 100.0;
-    let stages = pipeline.stages.iter().enumerate().map(|(index, stage)| {
-        let (placement, reason) = described(gateway, pipeline, plan, index);
-        stage_report(stage, &readings[index], (placement, reason), costs.outcome.statuses.get(&index).copied())
+    let stages = commands.iter().enumerate().map(|(index, command)| {
+        let (placement, reason) = described(gateway, shape, &planned.plan, index);
+        let reading = planned.readings[index].as_ref();
+        StageReport {
+            command: reading.map_or_else(|_| command.name.clone(), |r| r.invocation.command.clone()),
+            argv: command.argv.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+            placement,
+            reason,
+            status: costs.outcome.statuses.get(&index).copied(),
+        }
     });
     let remote = !costs.outcome.statuses.is_empty();
     PipelineReport {
@@ -270,27 +324,15 @@ fn report(
     }
 }
 
-fn stage_report(
-    stage: &StageLink,
-    reading: &Result<Reading, String>,
-    (placement, reason): (String, String),
-    status: Option<u32>,
-) -> StageReport {
-    let command = reading.as_ref().map_or_else(|_| stage.enlisted.name.clone(), |r| r.invocation.command.clone());
-    let argv = stage.enlisted.argv.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-    StageReport { command, argv, placement, reason, status }
-}
-
 /// Where a stage ran and why, in words.
-fn described(gateway: &Gateway, pipeline: &Pipeline, plan: &Plan, stage: usize) -> (String, String) {
+fn described(gateway: &Gateway, shape: &Shape, plan: &Plan, stage: usize) -> (String, String) {
     let parts = match &plan.placements[stage] {
         Placement::Here(reason) => return ("local".to_owned(), reason.clone()),
         Placement::Remote(parts) => parts,
     };
-    let names: Vec<&str> = parts.iter().map(|p| gateway.executors.get(p.executor).name.as_str()).collect();
-    let mut distinct = names.clone();
-    distinct.dedup();
-    let joined = pipeline.edges.iter().zip(&plan.fused).any(|(e, fused)| *fused && e.from.0 == stage);
+    let mut names: Vec<&str> = parts.iter().map(|p| gateway.executors.get(p.executor).name.as_str()).collect();
+    names.dedup();
+    let joined = shape.edges.iter().zip(&plan.fused).any(|(e, fused)| *fused && e.from.0 == stage);
     let mut reason = match parts.len() {
         1 => "runs where its data is".to_owned(),
         n => format!("split in {n} parts, joined in order"),
@@ -298,5 +340,5 @@ fn described(gateway: &Gateway, pipeline: &Pipeline, plan: &Plan, stage: usize) 
     if joined {
         reason += ", its output stays there";
     }
-    (distinct.join("+"), reason)
+    (names.join("+"), reason)
 }

@@ -46,7 +46,8 @@ impl Written {
         if writes_cwd {
             directories.insert(stage.cwd.clone());
         }
-        let changes = directories.into_iter().map(Change::NamesChanged).chain(files.into_iter().map(Change::FileWritten));
+        let changes =
+            directories.into_iter().map(Change::NamesChanged).chain(files.into_iter().map(Change::FileWritten));
         Self { table: Arc::clone(&gateway.view().table), changes: changes.collect() }
     }
 }

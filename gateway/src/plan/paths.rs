@@ -38,9 +38,12 @@ fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<S
             Some(reason) => Err(reason.clone()),
             None => Ok(Spot::Site(Site::Executor(*executor))),
         }),
-        Need::Split => Some(Err(facts.refusals.values().next().cloned().unwrap_or_else(|| {
-            "its files are on several machines, in too many pieces to be split".to_owned()
-        }))),
+        Need::Split => Some(Err(facts
+            .refusals
+            .values()
+            .next()
+            .cloned()
+            .unwrap_or_else(|| "its files are on several machines, in too many pieces to be split".to_owned()))),
     }
 }
 
@@ -84,7 +87,10 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
         flowing *= pipeline.stages[stage].weight;
     }
     let last = path.len() - 1;
-    let ends = costs[last].iter().zip(&candidates[last]).map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, heads));
+    let ends = costs[last]
+        .iter()
+        .zip(&candidates[last])
+        .map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, heads));
     let mut at = cheapest_index(ends, |index| stays_remote(candidates[last][index]));
     let mut spots = vec![candidates[last][at]];
     for position in (1..path.len()).rev() {

@@ -81,7 +81,7 @@ pub enum Question {
 pub enum Annotations {
     /// Report every fault in annotation files, with file, line and column
     Check {
-        /// A directory of .yaml files; the built-in ones when left out
+        /// A directory of .yaml files; the machine's and the user's own when left out
         dir: Option<PathBuf>,
     },
     /// Show how an invocation is read
@@ -92,7 +92,7 @@ pub enum Annotations {
     },
     /// List the flags that a command's --help names and its annotation lacks
     Coverage {
-        /// The commands; every annotated one when left out
+        /// The commands, "git log" as one word; every annotated one when left out
         commands: Vec<String>,
     },
 }

@@ -26,8 +26,7 @@ const TTY_MAJORS: [u64; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
 /// Every open descriptor, in order of its number.
 pub fn all() -> Vec<Descriptor> {
     let Ok(directory) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let mut numbers: Vec<RawFd> =
-        directory.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let mut numbers: Vec<RawFd> = directory.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     // The directory's own descriptor was in its listing and is closed by now: `one` gives `None` for it.
     let mut found: Vec<Descriptor> = numbers.into_iter().filter_map(one).collect();

@@ -38,10 +38,10 @@ const FORWARDED_LIMITS: [Resource; 6] = [
 /// joins it to one that might.
 pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
     let cwd = std::env::current_dir().unwrap_or_default();
-    let touches = session.prefixes.covers(&cwd)
+    let touches = session.prefixes.cwd_is_owned(&cwd)
         || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), &cwd))
         || (0..=2).any(|fd| descriptor_touches(fd, session));
-    if touches || session.always_enlist || ((0..=1).any(is_pipe) && !session.prefixes.is_empty()) {
+    if touches || session.always_enlist || ((0..=1).any(is_pipe) && !session.prefixes.owned().is_empty()) {
         Some(describe(entry, session, cwd, touches))
     } else {
         None
@@ -49,7 +49,7 @@ pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
 }
 
 fn descriptor_touches(fd: i32, session: &Session) -> bool {
-    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.covers(&path))
+    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
 }
 
 fn is_pipe(fd: i32) -> bool {
@@ -144,7 +144,8 @@ mod tests {
 
     #[test]
     fn status_is_read_in_its_own_bases() {
-        let found = ProcStatus::parse("Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n");
+        let found =
+            ProcStatus::parse("Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n");
         assert_eq!((found.umask, found.blocked, found.ignored), (0o027, 0x10000, 0x1006));
     }
 }

@@ -147,6 +147,6 @@ fn read_session(file: &Path) -> Option<Session> {
         id: message.session,
         socket: PathBuf::from(OsString::from_vec(message.socket.to_vec())),
         always_enlist: message.always_enlist,
-        prefixes: fs_mapper::Prefixes::decode(&message.prefixes),
+        prefixes: fs_mapper::Prefixes::decode(&message.prefixes)?,
     })
 }

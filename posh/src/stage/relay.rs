@@ -17,9 +17,7 @@ use nix::{
     },
     unistd::{Whence, lseek},
 };
-use posh_proto::stage::{
-    Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage,
-};
+use posh_proto::stage::{Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
 
 use super::{EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, wire::Link};
 
@@ -135,7 +133,8 @@ impl Relay<'_> {
             (0..self.sources.len()).filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0).collect();
         fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
         // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
-        let sinks: Vec<usize> = (0..self.sinks.len()).filter(|&i| self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
+        let sinks: Vec<usize> =
+            (0..self.sinks.len()).filter(|&i| self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
         for &i in &sinks {
             let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));
@@ -259,7 +258,9 @@ impl Relay<'_> {
         let name = self.entry.name.display();
         process::complain(
             EXIT_POSH_FAILED,
-            &format!("{name}: the gateway ended while this command ran on another machine; its output may be incomplete"),
+            &format!(
+                "{name}: the gateway ended while this command ran on another machine; its output may be incomplete"
+            ),
         )
     }
 }

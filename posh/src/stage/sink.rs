@@ -10,10 +10,11 @@ use std::{
 use bytes::{Buf, Bytes};
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, SpliceFFlags, fcntl, splice},
+    fcntl::{FcntlArg, fcntl},
     sys::socket::{MsgFlags, send},
 };
 use posh_proto::stage::{Descriptor, descriptor::Kind};
+use rustix::pipe::{SpliceFlags, splice};
 
 use super::descriptors;
 
@@ -30,7 +31,11 @@ enum How {
     Terminal,
     Socket,
     /// Through our own pipe; its read end, its write end, and the bytes in it.
-    Pipe { read: OwnedFd, write: OwnedFd, held: usize },
+    Pipe {
+        read: OwnedFd,
+        write: OwnedFd,
+        held: usize,
+    },
     /// A pipe, where no pipe of our own could be had: PIPE_BUF after each POLLOUT.
     SmallPipe,
 }
@@ -174,10 +179,12 @@ impl Sink {
             }
             if *held > 0 {
                 let target = descriptors::borrow(self.fd);
-                match splice(read.as_fd(), None, target, None, *held, SpliceFFlags::SPLICE_F_NONBLOCK) {
+                match splice(read.as_fd(), None, target, None, *held, SpliceFlags::NONBLOCK) {
                     Ok(n) => (*held, total, moved) = (*held - n, total + n, true),
-                    Err(Errno::EAGAIN | Errno::EINTR) => {}
-                    Err(e) => return Err(e),
+                    Err(e) => match Errno::from_raw(e.raw_os_error()) {
+                        Errno::EAGAIN | Errno::EINTR => {}
+                        e => return Err(e),
+                    },
                 }
             }
             if !moved || (self.queue.is_empty() && *held == 0) {

@@ -1,0 +1,366 @@
+//! The executor's configuration: from `executor.toml` or from arguments. All
+//! mistakes are found before anything is bound, and reported together.
+
+use std::{
+    collections::HashSet,
+    fmt::Write as _,
+    net::{Ipv4Addr, SocketAddr},
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::error::{Attempt as _, Error};
+
+/// Runs at a time, when not configured. Each costs a supervising process and
+/// its commands; beyond that the machine is better left to finish them.
+const DEFAULT_MAX_RUNS: usize = 512;
+
+/// How long running commands may still take after SIGTERM.
+const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
+
+/// Where an executor listens unless told otherwise.
+#[must_use]
+pub fn default_listen() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 7400))
+}
+
+/// A directory that is served, and its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Export {
+    /// The name that mount tables use.
+    pub name: String,
+    /// An absolute, existing directory.
+    pub path: PathBuf,
+    /// Commands may not change it.
+    pub read_only: bool,
+}
+
+/// What an executor serves, where and within which bounds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Where to listen; [`crate::run`] takes a bound listener and ignores it.
+    pub listen: SocketAddr,
+    /// Serve plain text also on addresses that others can reach.
+    pub allow_plaintext: bool,
+    /// The directories served; names are unique.
+    pub exports: Vec<Export>,
+    /// Runs at a time; more are refused as overload.
+    pub max_runs: usize,
+    /// How long running commands may still take once told to shut down.
+    pub drain: Duration,
+    /// The `posh-executor` program that is started as a runner; this very
+    /// program when `None`. Tests that run an executor in process need it.
+    pub runner_program: Option<PathBuf>,
+}
+
+/// Splits `NAME=DIR`.
+///
+/// # Errors
+/// A sentence for the user when there is no `=` or no name.
+pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
+    match argument.split_once('=') {
+        Some((name, directory)) if !name.is_empty() && !directory.is_empty() => {
+            Ok((name.to_owned(), PathBuf::from(directory)))
+        }
+        _ => Err(format!("`{argument}` is not of the form NAME=DIR")),
+    }
+}
+
+impl Config {
+    /// A configuration of `exports` on `listen`, all else as by default. Relative
+    /// directories are taken from the current one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with all mistakes.
+    pub fn from_arguments(
+        listen: SocketAddr,
+        exports: Vec<(String, PathBuf)>,
+        read_only: bool,
+        allow_plaintext: bool,
+    ) -> Result<Self, Error> {
+        let mut mistakes = Vec::new();
+        let mut config = Self::empty(listen, allow_plaintext);
+        if exports.is_empty() {
+            mistakes.push("nothing to serve: give --export NAME=DIR or --config FILE".to_owned());
+        }
+        for (name, path) in exports {
+            let path = std::path::absolute(&path).unwrap_or(path);
+            mistakes.extend(config.add_export(Export { name, path, read_only }));
+        }
+        if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
+    }
+
+    /// Reads and checks `file`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it can't be read, [`Error::Config`] with every mistake as
+    /// `FILE:LINE:COLUMN: sentence`.
+    pub fn load(file: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(file).attempting(|| format!("read {}", file.display()))?;
+        Self::parse(&file.display().to_string(), &text)
+    }
+
+    fn parse(name: &str, text: &str) -> Result<Self, Error> {
+        let mut reader = Reader { text, mistakes: Vec::new() };
+        let (table, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
+            reader.mistake(error.span().unwrap_or(0..0), error.message());
+        }
+        let config = reader.config(&table);
+        if reader.mistakes.is_empty() {
+            return Ok(config);
+        }
+        reader.mistakes.sort_by_key(|(at, _)| at.start);
+        let mut all = String::new();
+        for (at, sentence) in &reader.mistakes {
+            let (line, column) = line_and_column(text, at.start);
+            let _ = writeln!(all, "{name}:{line}:{column}: {sentence}");
+        }
+        Err(Error::Config(all.trim_end().to_owned()))
+    }
+
+    /// Refuses plain text on `address` unless it is allowed there.
+    ///
+    /// # Errors
+    /// [`Error::Plaintext`].
+    pub fn check_address(&self, address: SocketAddr) -> Result<(), Error> {
+        if self.allow_plaintext || address.ip().is_loopback() { Ok(()) } else { Err(Error::Plaintext(address)) }
+    }
+
+    fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {
+        Self {
+            listen,
+            allow_plaintext,
+            exports: Vec::new(),
+            max_runs: DEFAULT_MAX_RUNS,
+            drain: DEFAULT_DRAIN,
+            runner_program: None,
+        }
+    }
+
+    /// Adds an export, or says what is wrong with it.
+    fn add_export(&mut self, export: Export) -> Option<String> {
+        let Export { name, path, .. } = &export;
+        let mistake = if self.exports.iter().any(|other| other.name == *name) {
+            format!("export `{name}` is named twice")
+        } else if !path.is_absolute() {
+            format!("path of export `{name}` must be absolute, not `{}`", path.display())
+        } else {
+            match std::fs::metadata(path) {
+                Ok(metadata) if metadata.is_dir() => {
+                    self.exports.push(export);
+                    return None;
+                }
+                Ok(_) => format!("path of export `{name}`, {}, is not a directory", path.display()),
+                Err(error) => format!("cannot open {} of export `{name}`: {error}", path.display()),
+            }
+        };
+        Some(mistake)
+    }
+}
+
+/// Walks the parsed document and collects mistakes with their places.
+struct Reader<'a> {
+    text: &'a str,
+    mistakes: Vec<(Range<usize>, String)>,
+}
+
+type Entry<'a> = Spanned<DeValue<'a>>;
+
+impl Reader<'_> {
+    fn mistake(&mut self, at: Range<usize>, sentence: impl Into<String>) {
+        self.mistakes.push((at, sentence.into()));
+    }
+
+    fn config(&mut self, table: &Spanned<DeTable<'_>>) -> Config {
+        let mut config = Config::empty(default_listen(), false);
+        let mut listen_at = 0..0;
+        for (key, value) in table.get_ref() {
+            match key.get_ref().as_ref() {
+                "listen" => {
+                    listen_at = value.span();
+                    if let Some(address) = self.address(value) {
+                        config.listen = address;
+                    }
+                }
+                "allow_plaintext" => config.allow_plaintext = self.boolean("allow_plaintext", value),
+                "max_runs" => config.max_runs = self.positive("max_runs", value).unwrap_or(DEFAULT_MAX_RUNS),
+                "drain_seconds" => {
+                    let seconds = self.positive("drain_seconds", value).unwrap_or(1);
+                    config.drain = Duration::from_secs(seconds as u64);
+                }
+                "export" => self.exports(&mut config, value),
+                other => self.mistake(
+                    key.span(),
+                    format!("unknown key `{other}` (known: listen, allow_plaintext, max_runs, drain_seconds, export)"),
+                ),
+            }
+        }
+        if let Err(error) = config.check_address(config.listen) {
+            self.mistake(listen_at, error.to_string());
+        }
+        if !table.get_ref().contains_key("export") {
+            self.mistake(self.text.len()..self.text.len(), "nothing to serve: add an [[export]] with name and path");
+        }
+        config
+    }
+
+    fn exports(&mut self, config: &mut Config, value: &Entry<'_>) {
+        let Some(tables) = value.get_ref().as_array() else {
+            return self.mistake(value.span(), "`export` must be written as [[export]]");
+        };
+        let mut seen = HashSet::new();
+        for entry in tables {
+            match entry.get_ref().as_table() {
+                Some(table) => self.export(config, entry.span(), table, &mut seen),
+                None => self.mistake(entry.span(), "`export` must be written as [[export]]"),
+            }
+        }
+    }
+
+    fn export(&mut self, config: &mut Config, at: Range<usize>, table: &DeTable<'_>, seen: &mut HashSet<String>) {
+        let (mut name, mut path, mut read_only) = (None, None, false);
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "name" => name = self.string("name", value).map(|text| (text, value.span())),
+                "path" => path = self.string("path", value).map(|text| (text, value.span())),
+                "read_only" => read_only = self.boolean("read_only", value),
+                other => {
+                    self.mistake(
+                        key.span(),
+                        format!("unknown key `{other}` of [[export]] (known: name, path, read_only)"),
+                    );
+                }
+            }
+        }
+        if !table.contains_key("name") {
+            self.mistake(at.clone(), "this [[export]] has no `name`");
+        }
+        if !table.contains_key("path") {
+            self.mistake(at, "this [[export]] has no `path`");
+        }
+        if let Some((name, name_at)) = &name
+            && !seen.insert(name.clone())
+        {
+            return self.mistake(name_at.clone(), format!("export `{name}` is named twice"));
+        }
+        if let (Some((name, _)), Some((path, path_at))) = (name, path)
+            && let Some(mistake) = config.add_export(Export { name, path: path.into(), read_only })
+        {
+            self.mistake(path_at, mistake);
+        }
+    }
+
+    fn string(&mut self, key: &str, value: &Entry<'_>) -> Option<String> {
+        match value.get_ref().as_str() {
+            Some(text) if !text.is_empty() => Some(text.to_owned()),
+            Some(_) => {
+                self.mistake(value.span(), format!("`{key}` is empty"));
+                None
+            }
+            None => {
+                self.mistake(value.span(), format!("`{key}` must be a string, not {}", value.get_ref().type_str()));
+                None
+            }
+        }
+    }
+
+    fn boolean(&mut self, key: &str, value: &Entry<'_>) -> bool {
+        value.get_ref().as_bool().unwrap_or_else(|| {
+            self.mistake(value.span(), format!("`{key}` must be true or false, not {}", value.get_ref().type_str()));
+            false
+        })
+    }
+
+    fn positive(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
+        let number = value.get_ref().as_integer().and_then(|number| number.as_str().parse().ok());
+        if number.is_none_or(|number: u32| number == 0) {
+            self.mistake(value.span(), format!("`{key}` must be a whole number above 0"));
+            return None;
+        }
+        number.map(|number| number as usize)
+    }
+
+    fn address(&mut self, value: &Entry<'_>) -> Option<SocketAddr> {
+        let text = self.string("listen", value)?;
+        let address = text.parse().ok();
+        if address.is_none() {
+            self.mistake(value.span(), format!("`listen` must be IP:PORT such as 127.0.0.1:7400, not `{text}`"));
+        }
+        address
+    }
+}
+
+/// Both count from 1; the column counts characters.
+fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistakes(text: &str) -> String {
+        match Config::parse("executor.toml", text) {
+            Ok(config) => panic!("accepted as {config:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_whole_file_is_read() {
+        let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n\
+                    [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\n";
+        let config = Config::parse("executor.toml", text).unwrap();
+        assert_eq!(config.listen.port(), 9);
+        assert_eq!((config.max_runs, config.drain), (3, Duration::from_secs(4)));
+        assert_eq!(config.exports, [Export { name: "root".into(), path: "/".into(), read_only: true }]);
+    }
+
+    #[test]
+    fn every_mistake_is_reported_with_its_place() {
+        let text = "listen = \"everywhere\"\ncolour = 1\n[[export]]\nname = \"a\"\npath = \"rel\"\n\
+                    [[export]]\nname = \"a\"\npath = \"/\"\nread_only = \"no\"\n[[export]]\nname = \"b\"\n";
+        let all = mistakes(text);
+        for expected in [
+            "executor.toml:1:10: `listen` must be IP:PORT",
+            "executor.toml:2:1: unknown key `colour`",
+            "executor.toml:5:8: path of export `a` must be absolute",
+            "executor.toml:7:8: export `a` is named twice",
+            "executor.toml:9:13: `read_only` must be true or false",
+            "executor.toml:10:1: this [[export]] has no `path`",
+        ] {
+            assert!(all.contains(expected), "missing {expected:?} in:\n{all}");
+        }
+        assert_eq!(all.lines().count(), 6, "{all}");
+    }
+
+    #[test]
+    fn broken_syntax_has_a_place() {
+        assert!(mistakes("[[export]\nname = \"a\"\n").starts_with("executor.toml:1:"));
+    }
+
+    #[test]
+    fn plain_text_stays_on_loopback() {
+        let all = mistakes("listen = \"0.0.0.0:7400\"\n[[export]]\nname = \"a\"\npath = \"/\"\n");
+        assert!(all.starts_with("executor.toml:1:10: refusing to serve plain text on 0.0.0.0:7400"), "{all}");
+        let allowed = "listen = \"0.0.0.0:1\"\nallow_plaintext = true\n[[export]]\nname = \"a\"\npath = \"/\"\n";
+        assert!(Config::parse("executor.toml", allowed).is_ok());
+    }
+
+    #[test]
+    fn arguments_are_checked_the_same_way() {
+        let exports = vec![("a".to_owned(), PathBuf::from("/nonexistent-directory")), ("b".into(), "/dev/null".into())];
+        let all = Config::from_arguments(default_listen(), exports, false, false).unwrap_err().to_string();
+        assert!(all.contains("cannot open /nonexistent-directory of export `a`"), "{all}");
+        assert!(all.contains("of export `b`, /dev/null, is not a directory"), "{all}");
+    }
+}

@@ -1,0 +1,54 @@
+//! What this machine is: the facts by which a gateway decides whether a command
+//! would give the same answer here.
+
+use std::{path::Path, process::Stdio, time::Duration};
+
+use nix::{sys::utsname::uname, unistd::gethostname};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{DescribeReply, Export},
+};
+use tokio::{process::Command, sync::OnceCell};
+
+use crate::{Config, tools};
+
+/// `locale -a` reads one directory; something is wrong when it takes longer.
+const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The locales, read once: installing one needs a restart to be seen.
+#[derive(Default)]
+pub struct Machine {
+    locales: OnceCell<Vec<String>>,
+}
+
+impl Machine {
+    /// The reply to `Describe`; `no_namespaces` is why there are none.
+    pub async fn describe(&self, config: &Config, no_namespaces: Option<&str>) -> DescribeReply {
+        let exports = config.exports.iter();
+        DescribeReply {
+            protocol: PROTOCOL_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            hostname: gethostname().map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()),
+            exports: exports.map(|e| Export { name: e.name.clone(), read_only: e.read_only }).collect(),
+            locales: self.locales.get_or_init(read_locales).await.clone(),
+            machine: uname().map_or_else(|_| String::new(), |name| name.machine().to_string_lossy().into_owned()),
+            namespaces: no_namespaces.is_none(),
+            namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
+            localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
+        }
+    }
+}
+
+async fn read_locales() -> Vec<String> {
+    // What every C library has without any file.
+    let built_in = || vec!["C".to_owned(), "POSIX".to_owned()];
+    let Some(program) = tools::find("locale") else { return built_in() };
+    let mut command = Command::new(program);
+    command.arg("-a").env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(LOCALES_TIMEOUT, command.output()).await {
+        Ok(Ok(output)) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+        }
+        _ => built_in(),
+    }
+}

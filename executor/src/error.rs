@@ -1,0 +1,79 @@
+//! The crate's one error type, and the refusal of a single run, which is an
+//! answer to the gateway rather than a failure of the executor.
+
+use std::{io, net::SocketAddr};
+
+use posh_proto::executor::{Rejected, RunOutput, rejected, run_output};
+
+/// What ends the executor, or keeps it from starting.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Every mistake of the configuration, one per line.
+    #[error("{0}")]
+    Config(String),
+    /// Plain text was asked for on an address that others can reach.
+    #[error(
+        "refusing to serve plain text on {0}, which is not a loopback address: listen on 127.0.0.1, or pass \
+         --allow-plaintext (allow_plaintext = true) in a closed network"
+    )]
+    Plaintext(SocketAddr),
+    /// A system call failed.
+    #[error("cannot {attempt}")]
+    Io {
+        /// What was attempted, with the object's name.
+        attempt: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The gRPC server ended with an error.
+    #[error("the gRPC server failed")]
+    Serve(#[source] tonic::transport::Error),
+    /// The reflection service would not take our descriptors.
+    #[error("cannot offer gRPC reflection")]
+    Reflection(#[source] tonic_reflection::server::Error),
+}
+
+/// Adds what was attempted to an [`io::Error`].
+pub(crate) trait Attempt<T> {
+    /// Turns the error into [`Error::Io`].
+    fn attempting(self, attempt: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T, E: Into<io::Error>> Attempt<T> for Result<T, E> {
+    fn attempting(self, attempt: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::Io { attempt: attempt(), source: source.into() })
+    }
+}
+
+/// Why a run is not done here; nothing of it has run.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Refusal {
+    pub kind: rejected::Kind,
+    pub message: String,
+    /// The stage at fault, or 0.
+    pub stage: u32,
+}
+
+impl Refusal {
+    pub fn new(kind: rejected::Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), stage: 0 }
+    }
+
+    pub fn at(mut self, stage: u32) -> Self {
+        self.stage = stage;
+        self
+    }
+
+    pub fn protocol(message: impl Into<String>) -> Self {
+        Self::new(rejected::Kind::Protocol, message)
+    }
+}
+
+impl From<Refusal> for RunOutput {
+    fn from(refusal: Refusal) -> Self {
+        let Refusal { kind, message, stage } = refusal;
+        Self { kind: Some(run_output::Kind::Rejected(Rejected { kind: kind.into(), message, stage })) }
+    }
+}

@@ -1,0 +1,93 @@
+//! The program `posh-executor`: reads its arguments and either serves, or is a
+//! runner that another `posh-executor` started. Exit codes live here: 0 after
+//! an orderly end, 1 when serving failed, 2 when the configuration is wrong.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use posh_executor::{Config, Error, config, run, runner};
+use tokio::{net::TcpListener, runtime, signal::unix};
+use tracing_subscriber::EnvFilter;
+
+/// Worker threads at most: streams are bounded by the network, and the cores
+/// belong to the commands.
+const MAX_WORKERS: usize = 4;
+
+/// Runs parts of shell pipelines next to the data
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(subcommand)]
+    role: Option<Role>,
+    /// Read everything from this file (see docs/executor.md)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "export", "read_only", "allow_plaintext"])]
+    config: Option<PathBuf>,
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDR", default_value_t = config::default_listen())]
+    listen: SocketAddr,
+    /// Serve directory DIR under NAME; may be repeated
+    #[arg(long, value_name = "NAME=DIR", value_parser = config::parse_export)]
+    export: Vec<(String, PathBuf)>,
+    /// Commands may read the exports, but not change them
+    #[arg(long)]
+    read_only: bool,
+    /// Serve plain text on addresses that others can reach: closed networks only
+    #[arg(long)]
+    allow_plaintext: bool,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Started by the executor itself: one private view of the file tree
+    #[command(hide = true)]
+    Runner,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(Role::Runner) = arguments.role {
+        return runner::main();
+    }
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_writer(std::io::stderr)
+        .init();
+    match serve(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("posh-executor: {error:#}");
+            let is_config = matches!(error.downcast_ref(), Some(Error::Config(_) | Error::Plaintext(_)));
+            ExitCode::from(if is_config { 2 } else { 1 })
+        }
+    }
+}
+
+fn serve(arguments: Arguments) -> anyhow::Result<()> {
+    let config = match &arguments.config {
+        Some(file) => Config::load(file)?,
+        None => {
+            Config::from_arguments(arguments.listen, arguments.export, arguments.read_only, arguments.allow_plaintext)?
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = runtime::Builder::new_multi_thread()
+        .worker_threads(cores.clamp(1, MAX_WORKERS))
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        config.check_address(config.listen)?;
+        let mut terminate = unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
+        let mut interrupt = unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
+        let listener =
+            TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        Ok(run(config, listener, shutdown).await?)
+    })
+}

@@ -1,0 +1,304 @@
+//! The runners: one per mount table, started when first needed, ended when idle.
+//!
+//! Making a namespace costs some milliseconds and a dozen mounts, forking inside
+//! one a fraction of that. The key of a runner is all that its view is made of,
+//! the identity of the exports' directories included: what was mounted anew on
+//! the server is seen by the next run.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs,
+    io::{self, ErrorKind},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::{ffi::OsStringExt as _, net::UnixStream as StdUnixStream},
+    },
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use nix::{sys::stat::fstat, unistd::mkdtemp};
+use posh_proto::{
+    executor::{ClientFile, MountPoint, rejected::Kind},
+    frame,
+};
+use prost::Message;
+use tokio::{io::AsyncReadExt as _, io::AsyncWriteExt as _, io::Interest, net::UnixStream, process::Command};
+
+use crate::{
+    Config, Export,
+    error::Refusal,
+    runner::{
+        open_export,
+        wire::{Isolation, ViewMount, ViewReply, ViewSpec, send_descriptors},
+    },
+};
+
+/// A runner without runs for this long is ended.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// How often idle runners are looked for.
+const RETIRE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Mount tables served at a time; each is two processes and some twenty mounts.
+const MAX_RUNNERS: usize = 64;
+
+/// Building a view takes milliseconds, unless a file system it touches hangs.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The owner of all runners.
+pub struct Pool {
+    program: PathBuf,
+    isolation: Isolation,
+    no_namespaces: Option<String>,
+    /// The soft limit of open files that commands start with.
+    open_files: u64,
+    slots: Mutex<HashMap<Vec<u8>, Arc<Slot>>>,
+}
+
+/// A place for one runner, also while it is being started.
+struct Slot {
+    runner: tokio::sync::Mutex<Option<Runner>>,
+    runs: AtomicUsize,
+    last_used: Mutex<Instant>,
+}
+
+/// A running runner; dropping it closes the control socket, which ends it.
+struct Runner {
+    control: UnixStream,
+}
+
+/// Keeps a runner from being retired while a run is on it.
+pub struct Lease(Arc<Slot>);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        *self.0.last_used.lock().expect("not poisoned") = Instant::now();
+        self.0.runs.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Pool {
+    /// Finds out, by trying, how far runs can be isolated here.
+    pub async fn new(config: &Config, open_files: u64) -> Self {
+        let program = config.runner_program.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
+        let mut pool =
+            Self { program, isolation: Isolation::Nothing, no_namespaces: None, open_files, slots: Mutex::default() };
+        for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts] {
+            pool.isolation = isolation;
+            match pool.start(&ViewSpec { isolation: isolation.into(), ..ViewSpec::default() }).await {
+                Ok(_) => {
+                    pool.no_namespaces = None;
+                    return pool;
+                }
+                // The first reason is the one that helps: it has asked for most.
+                Err(refusal) => pool.no_namespaces = pool.no_namespaces.take().or(Some(refusal.message)),
+            }
+        }
+        pool.isolation = Isolation::Nothing;
+        pool
+    }
+
+    /// Why runs can't see the workstation's paths, when they can't.
+    pub fn no_namespaces(&self) -> Option<&str> {
+        self.no_namespaces.as_deref()
+    }
+
+    /// Opens a supervisor for one run that sees `mounts`.
+    pub async fn open(
+        &self,
+        exports: &[Export],
+        mounts: &[MountPoint],
+        client_files: Vec<ClientFile>,
+    ) -> Result<(UnixStream, Lease), Refusal> {
+        let mounts = view_mounts(exports, mounts)?;
+        let spec = ViewSpec { isolation: self.isolation.into(), mounts, client_files, ..ViewSpec::default() };
+        let lease = self.slot(key_of(&spec)?)?;
+        let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
+        let mut runner = lease.0.runner.lock().await;
+        // A runner may have died since the last run; a fresh one has not.
+        for is_last in [false, true] {
+            let alive = match runner.as_ref() {
+                Some(alive) => alive,
+                None => runner.insert(self.start(&spec).await?),
+            };
+            match alive.hand_over(&theirs).await {
+                Ok(()) => break,
+                Err(error) if is_last => return Err(spawn_failed(&error)),
+                Err(_) => *runner = None,
+            }
+        }
+        drop(runner);
+        ours.set_nonblocking(true).map_err(|error| spawn_failed(&error))?;
+        Ok((UnixStream::from_std(ours).map_err(|error| spawn_failed(&error))?, lease))
+    }
+
+    /// Ends idle runners, for ever.
+    pub async fn retire_idle(&self) {
+        let mut interval = tokio::time::interval(RETIRE_INTERVAL);
+        loop {
+            interval.tick().await;
+            self.slots.lock().expect("not poisoned").retain(|_, slot| !slot.is_idle_for(IDLE));
+        }
+    }
+
+    fn slot(&self, key: Vec<u8>) -> Result<Lease, Refusal> {
+        let mut slots = self.slots.lock().expect("not poisoned");
+        if slots.len() >= MAX_RUNNERS && !slots.contains_key(&key) {
+            slots.retain(|_, slot| !slot.is_idle_for(Duration::ZERO));
+            if slots.len() >= MAX_RUNNERS {
+                return Err(Refusal::new(Kind::Overloaded, format!("{MAX_RUNNERS} mount tables are in use already")));
+            }
+        }
+        let slot = slots.entry(key).or_insert_with(|| {
+            Arc::new(Slot {
+                runner: tokio::sync::Mutex::new(None),
+                runs: AtomicUsize::new(0),
+                last_used: Mutex::new(Instant::now()),
+            })
+        });
+        slot.runs.fetch_add(1, Ordering::Relaxed);
+        Ok(Lease(slot.clone()))
+    }
+
+    async fn start(&self, spec: &ViewSpec) -> Result<Runner, Refusal> {
+        let scratch = Scratch::new().map_err(|error| spawn_failed(&error))?;
+        let spec = ViewSpec {
+            scratch: scratch.0.clone().into_os_string().into_vec(),
+            open_files: self.open_files,
+            ..spec.clone()
+        };
+        let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
+        ours.set_nonblocking(true).map_err(|error| spawn_failed(&error))?;
+        let mut control = UnixStream::from_std(ours).map_err(|error| spawn_failed(&error))?;
+        // The socket as standard input: nothing must be done between fork and exec,
+        // so that std uses posix_spawn, and no other child can inherit it.
+        let child = Command::new(&self.program)
+            .arg("runner")
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn();
+        let mut child = child.map_err(|error| spawn_failed(&error))?;
+        tokio::spawn(async move {
+            let _ = child.wait().await;
+            drop(scratch);
+        });
+        let reply = tokio::time::timeout(BUILD_TIMEOUT, introduce(&mut control, &spec)).await;
+        let reply = reply.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(|error| spawn_failed(&error))?;
+        if reply.error.is_empty() {
+            return Ok(Runner { control });
+        }
+        Err(Refusal::new(Kind::try_from(reply.kind).unwrap_or(Kind::NoNamespace), reply.error))
+    }
+}
+
+impl Slot {
+    fn is_idle_for(&self, time: Duration) -> bool {
+        self.runs.load(Ordering::Relaxed) == 0 && self.last_used.lock().expect("not poisoned").elapsed() >= time
+    }
+}
+
+impl Runner {
+    async fn hand_over(&self, socket: &StdUnixStream) -> io::Result<()> {
+        loop {
+            self.control.writable().await?;
+            let send = || send_descriptors(self.control.as_fd(), &[socket.as_raw_fd()]);
+            match self.control.try_io(Interest::WRITABLE, send) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+/// A runner's directory on disk; the runner's guard removes it, or else we do.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> io::Result<Self> {
+        let template = fs::canonicalize(std::env::temp_dir())?.join("posh-executor-XXXXXX");
+        Ok(Self(mkdtemp(&template)?))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn spawn_failed(error: &io::Error) -> Refusal {
+    Refusal::new(Kind::SpawnFailed, format!("cannot start a runner: {error}"))
+}
+
+async fn introduce(control: &mut UnixStream, spec: &ViewSpec) -> io::Result<ViewReply> {
+    let mut buffer = BytesMut::new();
+    frame::encode(spec, &mut buffer);
+    control.write_all(&buffer).await?;
+    buffer.clear();
+    loop {
+        if let Some(reply) = frame::decode(&mut buffer).map_err(io::Error::other)? {
+            return Ok(reply);
+        }
+        if control.read_buf(&mut buffer).await? == 0 {
+            return Err(io::Error::other("it ended while it was being set up"));
+        }
+    }
+}
+
+/// The mounts with the directories that they are of, shallow paths first.
+fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMount>, Refusal> {
+    let mut views = Vec::with_capacity(mounts.len());
+    for mount in mounts {
+        let path = PathBuf::from(OsString::from_vec(mount.path.to_vec()));
+        // Components drop `.`, double and trailing slashes; none may be left out.
+        if !path.is_absolute()
+            || path.components().collect::<PathBuf>().as_os_str() != path.as_os_str()
+            || has_parent(&path)
+        {
+            return Err(Refusal::protocol(format!("mount path {} is not absolute and plain", path.display())));
+        }
+        let Some(export) = exports.iter().find(|export| export.name == mount.export) else {
+            return Err(Refusal::new(Kind::UnknownExport, format!("this executor has no export `{}`", mount.export)));
+        };
+        views.push(ViewMount {
+            path: mount.path.to_vec(),
+            directory: export.path.clone().into_os_string().into_vec(),
+            sub_path: mount.sub_path.to_vec(),
+            read_only: export.read_only,
+        });
+    }
+    views.sort_by(|one, other| one.path.cmp(&other.path));
+    match views.windows(2).find(|pair| pair[0].path == pair[1].path) {
+        Some(pair) => {
+            let path = String::from_utf8_lossy(&pair[0].path);
+            Err(Refusal::protocol(format!("two mounts at {path}")))
+        }
+        None => Ok(views),
+    }
+}
+
+fn has_parent(path: &Path) -> bool {
+    path.components().any(|component| component == std::path::Component::ParentDir)
+}
+
+/// The view's description, and which directories its exports are just now.
+fn key_of(spec: &ViewSpec) -> Result<Vec<u8>, Refusal> {
+    let mut key = spec.encode_to_vec();
+    for mount in &spec.mounts {
+        let directory = open_export(mount)?;
+        let status = fstat(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
+        key.extend_from_slice(&status.st_dev.to_le_bytes());
+        key.extend_from_slice(&status.st_ino.to_le_bytes());
+    }
+    Ok(key)
+}

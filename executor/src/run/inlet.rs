@@ -1,0 +1,146 @@
+//! Inlets: what the client sends, on its way into a command's pipe.
+
+use std::{
+    io::ErrorKind,
+    sync::{Arc, Mutex, atomic::Ordering},
+};
+
+use bytes::{Buf as _, BytesMut};
+use posh_proto::executor::{Credit, run_output};
+use tokio::{io::Interest, net::unix::pipe, sync::Notify};
+
+use super::{Output, Traffic, output_of};
+
+/// What the client may send ahead of the command's reading: as much as the pipe
+/// holds, so that neither waits for a round trip while the other works.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// Credit is given back in steps of at least this, or when nothing is left: one
+/// small message per many bytes.
+const CREDIT_STEP_BYTES: usize = 128 << 10;
+
+/// What has arrived and is not written yet: at most [`WINDOW_BYTES`].
+#[derive(Default)]
+pub struct Inlet {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    arrived: BytesMut,
+    /// Sent by the client and not yet given back to it as credit.
+    outstanding_bytes: usize,
+    is_ended: bool,
+    is_closed: bool,
+}
+
+impl Inlet {
+    /// Keeps `data` for the command, which may have stopped reading; a sentence if
+    /// the client had no credit for it.
+    pub fn push(&self, data: &[u8]) -> Result<(), String> {
+        let mut state = self.state.lock().expect("not poisoned");
+        if state.is_closed {
+            return Ok(());
+        }
+        if state.is_ended {
+            return Err("bytes after the end of an inlet".to_owned());
+        }
+        state.outstanding_bytes += data.len();
+        if state.outstanding_bytes > WINDOW_BYTES {
+            return Err(format!("an inlet has credit for {WINDOW_BYTES} bytes, and more were sent"));
+        }
+        state.arrived.extend_from_slice(data);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// The client has no more for it.
+    pub fn end(&self) {
+        self.state.lock().expect("not poisoned").is_ended = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for bytes; `None` at the end.
+    async fn take(&self) -> Option<BytesMut> {
+        loop {
+            {
+                let mut state = self.state.lock().expect("not poisoned");
+                if !state.arrived.is_empty() {
+                    return Some(std::mem::take(&mut state.arrived));
+                }
+                if state.is_ended {
+                    return None;
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.state.lock().expect("not poisoned").outstanding_bytes -= bytes;
+    }
+
+    /// The command reads no more: what comes now is dropped.
+    fn close(&self) {
+        let mut state = self.state.lock().expect("not poisoned");
+        state.is_closed = true;
+        state.arrived = BytesMut::new();
+    }
+}
+
+/// Writes what arrives into `target` until the end, or until nobody reads it,
+/// which the client is told at once.
+pub async fn feed(stream: u32, inlet: Arc<Inlet>, target: pipe::Sender, output: Output, traffic: Arc<Traffic>) {
+    let credit = |bytes: usize| output_of(run_output::Kind::Credit(Credit { stream, bytes: bytes as u64 }));
+    if output.send(Ok(credit(WINDOW_BYTES))).await.is_err() {
+        return;
+    }
+    let mut written = 0;
+    loop {
+        let data = tokio::select! {
+            data = inlet.take() => data,
+            () = unread(&target) => break,
+        };
+        // At the end of the bytes the pipe closes, and the command sees it.
+        let Some(mut data) = data else { return };
+        while !data.is_empty() {
+            let Some(count) = write_some(&target, &data).await else {
+                inlet.close();
+                let _ = output.send(Ok(output_of(run_output::Kind::Closed(stream)))).await;
+                return;
+            };
+            data.advance(count);
+            written += count;
+            traffic.received.fetch_add(count as u64, Ordering::Relaxed);
+            if written >= CREDIT_STEP_BYTES || data.is_empty() {
+                inlet.give_back(written);
+                if output.send(Ok(credit(written))).await.is_err() {
+                    return;
+                }
+                written = 0;
+            }
+        }
+    }
+    inlet.close();
+    let _ = output.send(Ok(output_of(run_output::Kind::Closed(stream)))).await;
+}
+
+/// Completes when nobody has the read end any more.
+pub async fn unread(target: &pipe::Sender) {
+    // An error here would mean that the pipe can't be watched; writing will tell.
+    if target.ready(Interest::ERROR).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn write_some(target: &pipe::Sender, data: &[u8]) -> Option<usize> {
+    loop {
+        target.writable().await.ok()?;
+        match target.try_write(data) {
+            Ok(count) => return Some(count),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => return None,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Ordered joins inside the executor: the sources are moved into one pipe, one
+//! after the other. A source whose turn has not come fills its pipe and waits,
+//! so the memory is that of the pipes.
+
+use std::{
+    io::{self, ErrorKind},
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{SpliceFFlags, splice},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use tokio::net::unix::pipe;
+
+use super::inlet::unread;
+
+/// Per call; a pipe holds no more.
+const SPLICE_BYTES: usize = 1 << 20;
+
+/// Moves all of `sources`, in order, into `target`, which then closes. When
+/// nobody reads the target any more, all sources close.
+pub async fn join(sources: Vec<pipe::Receiver>, target: pipe::Sender) {
+    for source in sources {
+        let moved = tokio::select! {
+            moved = move_all(&source, &target) => moved,
+            () = unread(&target) => return,
+        };
+        if moved.is_err() {
+            return;
+        }
+    }
+}
+
+async fn move_all(source: &pipe::Receiver, target: &pipe::Sender) -> io::Result<()> {
+    loop {
+        source.readable().await?;
+        target.writable().await?;
+        let flags = SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE;
+        match splice(source, None, target, None, SPLICE_BYTES, flags) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {
+                // The other tasks of this thread want their turn, too.
+                tokio::task::consume_budget().await;
+            }
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => {
+                // One of the two is not ready, and only that one may be waited for:
+                // the other would not be reported again.
+                let _ = source.try_io(|| require(source.as_fd(), PollFlags::POLLIN));
+                let _ = target.try_io(|| require(target.as_fd(), PollFlags::POLLOUT));
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// `WouldBlock` when `fd` is not ready, which makes the runtime wait for it.
+fn require(fd: BorrowedFd<'_>, events: PollFlags) -> io::Result<()> {
+    match poll(&mut [PollFd::new(fd, events)], PollTimeout::ZERO)? {
+        0 => Err(ErrorKind::WouldBlock.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,352 @@
+//! One run in the daemon, from its first message to its line in the log.
+//!
+//! The commands belong to the run's supervisor process; here are the pipes'
+//! ends that face the network. Each stream has a task and credit of its own, so
+//! that none can hold up another; all tasks end with the run.
+
+mod inlet;
+mod link;
+mod merge;
+mod outlet;
+mod plumbing;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    os::fd::AsFd as _,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use nix::libc;
+use posh_proto::executor::{
+    Exited, Finished, RunInput, RunOutput, RunSpec, Signal, Stage, Started, WindowSize, descriptor::Source,
+    exited::How, rejected::Kind, run_input, run_output,
+};
+use tokio::{
+    net::unix::pipe,
+    sync::{OwnedSemaphorePermit, mpsc},
+    task::JoinSet,
+};
+use tonic::{Status, Streaming};
+
+use self::{inlet::Inlet, link::Link, outlet::Gate, plumbing::Plumbing};
+use crate::{
+    error::Refusal,
+    pool::Lease,
+    service::{Shared, peer_name},
+    sys,
+    wiring::Wiring,
+};
+
+/// The way to the client.
+type Output = mpsc::Sender<Result<RunOutput, Status>>;
+
+/// What passed through the daemon.
+#[derive(Default)]
+struct Traffic {
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+/// How a run ended, for the log and for the client.
+#[derive(Debug)]
+enum End {
+    Finished,
+    /// The client went away or reset the call.
+    Cancelled,
+    /// The executor is told to end.
+    Killed,
+    Rejected(Refusal),
+    /// The client broke the contract.
+    Violation(String),
+    /// The supervisor is gone.
+    Lost(String),
+}
+
+/// Serves one `Run` call to its end; nothing of the run is left afterwards.
+pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Streaming<RunInput>, output: Output) {
+    let began = Instant::now();
+    let spec = match input.message().await {
+        Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => spec,
+        Ok(_) => {
+            let refusal = Refusal::protocol("the first message must be the specification");
+            let _ = output.send(Ok(refusal.into())).await;
+            return;
+        }
+        Err(_) => return,
+    };
+    let run_id = spec.run_id.clone();
+    let programs = spec.stages.iter().map(|stage| stage.program.as_str()).collect::<Vec<_>>().join(" ");
+    let mut report = Report::default();
+    let end = attend(&shared, spec, input, &output, &mut report).await;
+    tracing::info!(
+        run_id,
+        peer = peer_name(peer),
+        programs,
+        end = end.word(),
+        statuses = report.statuses.join(" "),
+        bytes_in = report.traffic.received.load(Ordering::Relaxed),
+        bytes_out = report.traffic.sent.load(Ordering::Relaxed),
+        ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "run ended"
+    );
+    if let Some(last) = end.into_message() {
+        let _ = output.send(last).await;
+    }
+}
+
+/// What the log tells of a run.
+#[derive(Default)]
+struct Report {
+    statuses: Vec<String>,
+    traffic: Arc<Traffic>,
+}
+
+impl End {
+    fn word(&self) -> String {
+        match self {
+            Self::Finished => "finished".to_owned(),
+            Self::Cancelled => "cancelled".to_owned(),
+            Self::Killed => "killed".to_owned(),
+            Self::Rejected(refusal) => format!("rejected: {refusal}"),
+            Self::Violation(what) => format!("violation: {what}"),
+            Self::Lost(what) => format!("lost: {what}"),
+        }
+    }
+
+    fn into_message(self) -> Option<Result<RunOutput, Status>> {
+        Some(match self {
+            Self::Finished => Ok(output_of(run_output::Kind::Finished(Finished {}))),
+            Self::Cancelled => return None,
+            Self::Killed => Err(Status::unavailable("the executor was shut down and killed this run")),
+            Self::Rejected(refusal) => Ok(refusal.into()),
+            Self::Violation(what) => Err(Status::invalid_argument(what)),
+            Self::Lost(what) => Err(Status::internal(format!("the run's supervisor is gone: {what}"))),
+        })
+    }
+}
+
+fn output_of(kind: run_output::Kind) -> RunOutput {
+    RunOutput { kind: Some(kind) }
+}
+
+/// Starts the run and stays with it until its processes are gone.
+async fn attend(
+    shared: &Shared,
+    spec: RunSpec,
+    input: Streaming<RunInput>,
+    output: &Output,
+    report: &mut Report,
+) -> End {
+    let mut kill = shared.kill.subscribe();
+    let starting = tokio::select! {
+        () = output.closed() => return End::Cancelled,
+        starting = start(shared, spec) => starting,
+    };
+    let mut run = match starting {
+        Ok(run) => run,
+        Err(refusal) => return End::Rejected(refusal),
+    };
+    run.report = std::mem::take(report);
+    if output.send(Ok(output_of(run_output::Kind::Started(Started {})))).await.is_err() {
+        run.link.close().await;
+        return End::Cancelled;
+    }
+    run.start_streams(output);
+    let end = tokio::select! {
+        end = run.drive(input, output) => end,
+        _ = kill.wait_for(|kill| *kill) => End::Killed,
+    };
+    // Closes the pipes, then the supervisor's socket, and waits for its end: the
+    // run's permits count processes, not calls.
+    run.streams.shutdown().await;
+    run.link.close().await;
+    *report = run.report;
+    end
+}
+
+/// A run that has started, in the daemon.
+struct Run {
+    link: Link,
+    streams: JoinSet<()>,
+    inlets: HashMap<u32, Arc<Inlet>>,
+    gates: HashMap<u32, Arc<Gate>>,
+    ptys: Vec<Weak<pipe::Receiver>>,
+    terminal_stages: Vec<u32>,
+    /// The plumbing that the streams take over once the client knows.
+    plan: Option<(Wiring, Plumbing)>,
+    stages_left: usize,
+    report: Report,
+    _lease: Lease,
+    _permits: [OwnedSemaphorePermit; 2],
+}
+
+async fn start(shared: &Shared, spec: RunSpec) -> Result<Run, Refusal> {
+    let overloaded = |what: &str| Refusal::new(Kind::Overloaded, format!("the executor is at its limit of {what}"));
+    if shared.is_draining() {
+        return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
+    }
+    let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
+    let (mounts, client_files) = (spec.mounts.clone(), spec.client_files.clone());
+    let mut wiring = Wiring::check(spec)?;
+    let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
+    let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
+    let (socket, lease) = shared.pool.open(&shared.config.exports, &mounts, client_files).await?;
+    let mut plumbing = Plumbing::make(&wiring)?;
+    let mut link = Link::new(socket);
+    let stages = std::mem::take(&mut wiring.stages);
+    let (stages_left, terminal_stages) = (stages.len(), terminal_stages(&stages));
+    let ends = plumbing.take_stage_ends(&wiring.stage_ends)?;
+    let lost = |error: io::Error| Refusal::new(Kind::SpawnFailed, format!("the runner is gone: {error}"));
+    link.send_job(stages, wiring.stage_ends.clone(), ends).await.map_err(lost)?;
+    match link.next().await.map_err(lost)?.and_then(|output| output.kind) {
+        Some(run_output::Kind::Started(_)) => {}
+        Some(run_output::Kind::Rejected(rejected)) => {
+            link.close().await;
+            let refusal = Refusal::new(rejected.kind(), rejected.message);
+            return Err(refusal.at(rejected.stage));
+        }
+        _ => return Err(Refusal::new(Kind::SpawnFailed, "the run's supervisor ended before anything had started")),
+    }
+    Ok(Run {
+        link,
+        streams: JoinSet::new(),
+        inlets: HashMap::new(),
+        gates: HashMap::new(),
+        ptys: Vec::new(),
+        terminal_stages,
+        plan: Some((wiring, plumbing)),
+        stages_left,
+        report: Report::default(),
+        _lease: lease,
+        _permits: [run_permit, descriptors],
+    })
+}
+
+impl Run {
+    /// Starts one task per merge, inlet and outlet. What is left of the plumbing
+    /// is closed.
+    fn start_streams(&mut self, output: &Output) {
+        let Some((wiring, mut plumbing)) = self.plan.take() else { return };
+        for merge in &wiring.merges {
+            let sources = merge.sources.iter().filter_map(|id| plumbing.reader(*id)).collect();
+            if let Some(target) = plumbing.writer(merge.pipe) {
+                self.streams.spawn(merge::join(sources, target));
+            }
+        }
+        for spec in &wiring.inlets {
+            let inlet = Arc::new(Inlet::default());
+            self.inlets.insert(spec.stream, inlet.clone());
+            if let Some(target) = plumbing.writer(spec.pipe) {
+                let traffic = self.report.traffic.clone();
+                self.streams.spawn(inlet::feed(spec.stream, inlet, target, output.clone(), traffic));
+            }
+        }
+        for spec in &wiring.outlets {
+            let gate = Arc::new(Gate::new(spec.initial_credit_bytes));
+            self.gates.insert(spec.stream, gate.clone());
+            let sources: Vec<_> = spec.sources.iter().filter_map(|id| plumbing.reader(*id)).map(Arc::new).collect();
+            let ptys = spec.sources.iter().zip(&sources).filter(|(id, _)| wiring.ptys.iter().any(|pty| pty.id == **id));
+            self.ptys.extend(ptys.map(|(_, master)| Arc::downgrade(master)));
+            let traffic = self.report.traffic.clone();
+            self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
+        }
+    }
+
+    /// Carries messages until all stages have exited and all streams have ended.
+    async fn drive(&mut self, mut input: Streaming<RunInput>, output: &Output) -> End {
+        let mut is_input_open = true;
+        while self.stages_left > 0 || !self.streams.is_empty() {
+            tokio::select! {
+                () = output.closed() => return End::Cancelled,
+                message = input.message(), if is_input_open => match message {
+                    Ok(Some(message)) => if let Err(end) = self.take(message).await {
+                        return end;
+                    },
+                    // The client has no more to say: neither has any inlet.
+                    Ok(None) => {
+                        is_input_open = false;
+                        self.inlets.values().for_each(|inlet| inlet.end());
+                    }
+                    Err(_) => return End::Cancelled,
+                },
+                message = self.link.next(), if self.stages_left > 0 => match message {
+                    Ok(Some(RunOutput { kind: Some(run_output::Kind::Exited(exited)) })) => {
+                        self.stages_left -= 1;
+                        self.report.statuses.push(status_word(&exited));
+                        if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
+                            return End::Cancelled;
+                        }
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => return End::Lost("it closed its socket".to_owned()),
+                    Err(error) => return End::Lost(error.to_string()),
+                },
+                Some(_) = self.streams.join_next() => {}
+            }
+        }
+        End::Finished
+    }
+
+    async fn take(&mut self, message: RunInput) -> Result<(), End> {
+        match message.kind {
+            Some(run_input::Kind::Chunk(chunk)) => {
+                let inlet = self.inlets.get(&chunk.stream);
+                let inlet = inlet.ok_or_else(|| End::Violation(format!("{} is no inlet", chunk.stream)))?;
+                inlet.push(&chunk.data).map_err(End::Violation)?;
+            }
+            Some(run_input::Kind::End(stream)) => {
+                self.inlets.get(&stream).into_iter().for_each(|inlet| inlet.end());
+            }
+            Some(run_input::Kind::Credit(credit)) => {
+                self.gates.get(&credit.stream).into_iter().for_each(|gate| gate.add(credit.bytes));
+            }
+            Some(run_input::Kind::Closed(stream)) => {
+                self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
+            }
+            Some(run_input::Kind::Signal(signal)) => {
+                self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))?;
+            }
+            Some(run_input::Kind::WindowSize(size)) => {
+                self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;
+            }
+            Some(run_input::Kind::Spec(_)) => return Err(End::Violation("a second specification".to_owned())),
+            // A newer gateway may say what we do not know; it can't matter to us.
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Resizes all ptys. The kernel tells only a terminal's session of it, which no
+    /// stage is in: they get the signal from us.
+    async fn resize(&mut self, size: &WindowSize) -> io::Result<()> {
+        for master in self.ptys.iter().filter_map(Weak::upgrade) {
+            sys::resize(master.as_fd(), size)?;
+        }
+        for &stage in &self.terminal_stages {
+            let signal = libc::SIGWINCH.unsigned_abs();
+            self.link.signal(Signal { stage, signal, group: true }).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The stages that write to a terminal.
+fn terminal_stages(stages: &[Stage]) -> Vec<u32> {
+    let has_terminal = |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
+    stages.iter().filter(has_terminal).map(|stage| stage.id).collect()
+}
+
+/// `2/1`: stage 2 exited with 1; `2!13`: it died of signal 13.
+fn status_word(exited: &Exited) -> String {
+    match exited.how {
+        Some(How::Code(code)) => format!("{}/{code}", exited.stage),
+        Some(How::Signal(signal)) => format!("{}!{signal}", exited.stage),
+        None => format!("{}?", exited.stage),
+    }
+}

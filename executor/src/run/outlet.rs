@@ -1,0 +1,144 @@
+//! Outlets: what commands write, on its way to the client, under credit.
+
+use std::{
+    io::ErrorKind,
+    sync::{Arc, Mutex, atomic::Ordering},
+};
+
+use bytes::{Bytes, BytesMut};
+use nix::libc;
+use posh_proto::executor::{Chunk, run_output};
+use tokio::{net::unix::pipe, sync::Notify};
+
+use super::{Output, Traffic, output_of};
+
+/// The first chunks are small, so that a first byte is not kept waiting behind
+/// many; a busy stream grows to large ones, which cost less per byte.
+const FIRST_CHUNK_BYTES: usize = 16 << 10;
+const LARGEST_CHUNK_BYTES: usize = 256 << 10;
+
+/// How many bytes may still be sent, and whether anybody wants them.
+pub struct Gate {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+struct State {
+    credit_bytes: u64,
+    is_closed: bool,
+}
+
+impl Gate {
+    pub fn new(credit_bytes: u64) -> Self {
+        Self { state: Mutex::new(State { credit_bytes, is_closed: false }), changed: Notify::new() }
+    }
+
+    /// The client can take so many more.
+    pub fn add(&self, bytes: u64) {
+        let mut state = self.state.lock().expect("not poisoned");
+        state.credit_bytes = state.credit_bytes.saturating_add(bytes);
+        self.changed.notify_one();
+    }
+
+    /// The client wants no more.
+    pub fn close(&self) {
+        self.state.lock().expect("not poisoned").is_closed = true;
+        self.changed.notify_one();
+    }
+
+    fn spend(&self, bytes: usize) {
+        self.state.lock().expect("not poisoned").credit_bytes -= bytes as u64;
+    }
+
+    /// Waits for credit, and gives how much there is; `None` once closed.
+    async fn credit(&self) -> Option<usize> {
+        self.wait(|state| state.credit_bytes > 0).await
+    }
+
+    async fn closed(&self) {
+        self.wait(|_| false).await;
+    }
+
+    async fn wait(&self, is_enough: impl Fn(&State) -> bool) -> Option<usize> {
+        loop {
+            {
+                let state = self.state.lock().expect("not poisoned");
+                if state.is_closed {
+                    return None;
+                }
+                if is_enough(&state) {
+                    return Some(usize::try_from(state.credit_bytes).unwrap_or(usize::MAX));
+                }
+            }
+            // A notification between the look and this is kept for us.
+            self.changed.notified().await;
+        }
+    }
+}
+
+/// Sends the sources one after the other, then the stream's end. When the client
+/// closes the stream, all sources close at once, and writers get SIGPIPE.
+pub async fn drain(
+    stream: u32,
+    sources: Vec<Arc<pipe::Receiver>>,
+    gate: Arc<Gate>,
+    output: Output,
+    traffic: Arc<Traffic>,
+) {
+    let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES };
+    for source in sources {
+        loop {
+            let Some(credit) = gate.credit().await else { return };
+            let data = tokio::select! {
+                () = gate.closed() => return,
+                data = buffer.read(&source, credit) => data,
+            };
+            let Some(data) = data else { break };
+            gate.spend(data.len());
+            traffic.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+            if output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await.is_err() {
+                return;
+            }
+        }
+    }
+    let _ = output.send(Ok(output_of(run_output::Kind::End(stream)))).await;
+}
+
+/// Memory for chunks; small ones share an allocation.
+struct Buffer {
+    bytes: BytesMut,
+    chunk_bytes: usize,
+}
+
+impl Buffer {
+    /// What is there, once something is; `None` at the end.
+    async fn read(&mut self, source: &pipe::Receiver, limit: usize) -> Option<Bytes> {
+        loop {
+            source.readable().await.ok()?;
+            let wanted = self.chunk_bytes.min(limit);
+            if self.bytes.capacity() < wanted {
+                self.bytes.reserve(self.chunk_bytes);
+            }
+            let mut space = bytes::BufMut::limit(&mut self.bytes, wanted);
+            match source.try_read_buf(&mut space) {
+                Ok(0) => return None,
+                Ok(count) => {
+                    self.adapt(count);
+                    return Some(self.bytes.split().freeze());
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                // The other side of a pty is closed.
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => return None,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read a command's output");
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn adapt(&mut self, count: usize) {
+        let next = if count >= self.chunk_bytes { self.chunk_bytes * 2 } else { count.next_power_of_two() * 2 };
+        self.chunk_bytes = next.clamp(FIRST_CHUNK_BYTES, LARGEST_CHUNK_BYTES);
+    }
+}

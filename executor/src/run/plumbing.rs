@@ -1,0 +1,140 @@
+//! Makes a run's pipes and ptys and hands out their ends.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::ErrorKind,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl, open},
+    pty::{grantpt, posix_openpt, ptsname_r, unlockpt},
+    sys::{
+        stat::Mode,
+        termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr},
+    },
+    unistd::{geteuid, pipe2},
+};
+use posh_proto::executor::{Pty, rejected::Kind};
+use tokio::net::unix::pipe;
+
+use crate::{
+    error::Refusal,
+    runner::wire::{End, EndKind},
+    sys,
+    wiring::Wiring,
+};
+
+/// The kernel's usual maximum. Larger pipes mean fewer switches between stages.
+const PIPE_BYTES: i32 = 1 << 20;
+
+/// Pipes of full size that may be had at once. An ordinary user has a budget of
+/// pages for all pipes, past which every new one has 8 KiB: half of it is left
+/// to the user's other programs.
+static LARGE_PIPES_LEFT: LazyLock<AtomicUsize> = LazyLock::new(|| {
+    let budget = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").ok().and_then(|text| text.trim().parse().ok());
+    let pages_per_pipe = PIPE_BYTES as usize / 4096;
+    AtomicUsize::new(match budget {
+        _ if geteuid().is_root() => usize::MAX / 2,
+        Some(0) | None => usize::MAX / 2,
+        Some(pages) => pages / 2 / pages_per_pipe,
+    })
+});
+
+/// Ends by their numbers, until somebody takes them.
+pub struct Plumbing {
+    ends: HashMap<End, OwnedFd>,
+    large_pipes: usize,
+}
+
+impl Drop for Plumbing {
+    fn drop(&mut self) {
+        LARGE_PIPES_LEFT.fetch_add(self.large_pipes, Ordering::Relaxed);
+    }
+}
+
+impl Plumbing {
+    /// Makes all pipes and ptys.
+    pub fn make(wiring: &Wiring) -> Result<Self, Refusal> {
+        let mut plumbing = Self { ends: HashMap::new(), large_pipes: 0 };
+        for &id in &wiring.pipes {
+            let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| no_more("pipe", errno))?;
+            plumbing.enlarge(&write);
+            plumbing.insert(EndKind::PipeRead, id, read);
+            plumbing.insert(EndKind::PipeWrite, id, write);
+        }
+        for pty in &wiring.ptys {
+            let (master, terminal) = open_pty(pty).map_err(|errno| no_more("pty", errno))?;
+            // A master is read like a pipe; numbers are never shared by the two.
+            plumbing.insert(EndKind::PipeRead, pty.id, master);
+            plumbing.insert(EndKind::Pty, pty.id, terminal);
+        }
+        Ok(plumbing)
+    }
+
+    /// Takes the ends of the stages, in that order.
+    pub fn take_stage_ends(&mut self, ends: &[End]) -> Result<Vec<OwnedFd>, Refusal> {
+        let missing = |end: &End| Refusal::protocol(format!("no pipe or pty {}", end.id));
+        ends.iter().map(|end| self.ends.remove(end).ok_or_else(|| missing(end))).collect()
+    }
+
+    /// The read end of a pipe or the master of a pty, for the runtime.
+    pub fn reader(&mut self, id: u32) -> Option<pipe::Receiver> {
+        let end = self.take_own(EndKind::PipeRead, id)?;
+        pipe::Receiver::from_owned_fd_unchecked(end).ok()
+    }
+
+    /// The write end of a pipe, for the runtime.
+    pub fn writer(&mut self, id: u32) -> Option<pipe::Sender> {
+        let end = self.take_own(EndKind::PipeWrite, id)?;
+        pipe::Sender::from_owned_fd_unchecked(end).ok()
+    }
+
+    fn take_own(&mut self, kind: EndKind, id: u32) -> Option<OwnedFd> {
+        let end = self.ends.remove(&End { kind: kind.into(), id })?;
+        // Our end's description is ours alone: the command's stays blocking.
+        fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).ok()?;
+        Some(end)
+    }
+
+    fn insert(&mut self, kind: EndKind, id: u32, end: OwnedFd) {
+        self.ends.insert(End { kind: kind.into(), id }, end);
+    }
+
+    fn enlarge(&mut self, pipe: &OwnedFd) {
+        let taken = LARGE_PIPES_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if taken.is_ok() {
+            self.large_pipes += 1;
+            // Without it the pipe works all the same.
+            let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+        }
+    }
+}
+
+fn no_more(what: &str, errno: nix::Error) -> Refusal {
+    let is_limit = std::io::Error::from(errno).kind() == ErrorKind::Other || errno == nix::Error::EMFILE;
+    let kind = if is_limit { Kind::Overloaded } else { Kind::SpawnFailed };
+    Refusal::new(kind, format!("cannot make a {what}: {}", errno.desc()))
+}
+
+/// A pty in raw mode: what the command writes arrives unchanged, and the
+/// workstation's own terminal does the rest.
+fn open_pty(pty: &Pty) -> nix::Result<(OwnedFd, OwnedFd)> {
+    let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
+    grantpt(&master)?;
+    unlockpt(&master)?;
+    let name = ptsname_r(&master)?;
+    let terminal = open(name.as_str(), OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let mut attributes = tcgetattr(&terminal)?;
+    cfmakeraw(&mut attributes);
+    tcsetattr(&terminal, SetArg::TCSANOW, &attributes)?;
+    if let Some(size) = &pty.size {
+        sys::resize(master.as_fd(), size)?;
+    }
+    Ok((master.into(), terminal))
+}

@@ -1,0 +1,226 @@
+//! The runner: the second program of this binary, which the daemon starts once
+//! per mount table. It has three kinds of processes, all with one thread:
+//!
+//! * the **guard** waits for the daemon's end of the control socket to close and
+//!   then kills everything below it, even when that is stuck;
+//! * the **keeper** (process 1 of the process namespace, where there is one) built
+//!   the view, and forks one supervisor per run;
+//! * a **supervisor** owns one run: it checks paths, opens files, forks the stages,
+//!   reports how they ended, and kills what is left when its socket closes.
+//!
+//! Nothing of it outlives the daemon: the sockets close with it, by whatever
+//! it died.
+
+mod paths;
+mod processes;
+mod spawn;
+mod supervisor;
+mod view;
+pub mod wire;
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::{ffi::OsStrExt as _, net::UnixStream},
+    },
+    process::ExitCode,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sched::{CloneFlags, unshare},
+    sys::{
+        prctl,
+        signal::{SigSet, Signal, kill},
+        signalfd::{SfdFlags, SignalFd},
+        wait::waitpid,
+    },
+    unistd::{ForkResult, Pid, dup2_stdin, getegid, geteuid, setsid},
+};
+use posh_proto::executor::rejected;
+
+use self::{
+    view::View,
+    wire::{Isolation, ViewReply, ViewSpec, read_frame, write_frame},
+};
+use crate::{error::Refusal, sys};
+
+pub(crate) use view::{is_shown, open_export};
+
+/// The whole life of a guard: the control socket is its standard input.
+#[must_use]
+pub fn main() -> ExitCode {
+    match guard() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("posh-executor runner: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn guard() -> io::Result<()> {
+    let control = take_control()?;
+    let spec: ViewSpec = read_frame(&control)?;
+    // A session of its own: what a terminal sends to the daemon is not for us.
+    let _ = setsid();
+    prctl::set_child_subreaper(true)?;
+    let children = child_signals()?;
+    if let Err(errno) = leave_namespaces(spec.isolation()) {
+        let error = format!("cannot make a namespace: {}", errno.desc());
+        return write_frame(&control, &ViewReply { error, kind: rejected::Kind::NoNamespace.into() });
+    }
+    match sys::fork()? {
+        ForkResult::Child => {
+            let status = match keep(&control, &spec, &children) {
+                Ok(()) => 0,
+                Err(error) => {
+                    eprintln!("posh-executor runner: {error}");
+                    1
+                }
+            };
+            sys::exit_now(status)
+        }
+        ForkResult::Parent { child } => {
+            wait_for_either_end(&control, &children, child);
+            processes::kill_all_below();
+            if !spec.scratch.is_empty() {
+                let _ = std::fs::remove_dir_all(OsStr::from_bytes(&spec.scratch));
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Takes the control socket off standard input, where no child may find it.
+fn take_control() -> io::Result<UnixStream> {
+    let stdin = io::stdin();
+    let control = UnixStream::from(stdin.as_fd().try_clone_to_owned()?);
+    dup2_stdin(File::open("/dev/null")?)?;
+    Ok(control)
+}
+
+/// Enters new namespaces, all but the mount namespace, which is the keeper's:
+/// the guard must still see the machine's own /tmp to clean up there.
+fn leave_namespaces(isolation: Isolation) -> nix::Result<()> {
+    if isolation == Isolation::Nothing {
+        return Ok(());
+    }
+    let (uid, gid) = (geteuid(), getegid());
+    let mut flags = CloneFlags::empty();
+    if !uid.is_root() {
+        flags |= CloneFlags::CLONE_NEWUSER;
+    }
+    if isolation == Isolation::MountsAndProcesses {
+        flags |= CloneFlags::CLONE_NEWPID;
+    }
+    unshare(flags)?;
+    if !uid.is_root() {
+        let write = |file: &str, text: String| {
+            std::fs::write(file, text).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+        };
+        write("/proc/self/setgroups", "deny".to_owned())?;
+        write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+    }
+    Ok(())
+}
+
+/// Returns when the keeper has ended or the daemon is gone; then the keeper is
+/// killed, and with it its process namespace.
+fn wait_for_either_end(control: &UnixStream, children: &SignalFd, keeper: Pid) {
+    loop {
+        let mut ready =
+            [PollFd::new(control.as_fd(), PollFlags::empty()), PollFd::new(children.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) if is_ready(&ready[0]) => break,
+            Ok(_) => {
+                let _ = children.read_signal();
+                while let Ok(Some(ended)) = sys::reap() {
+                    if ended.pid == keeper {
+                        return;
+                    }
+                }
+            }
+            Err(Errno::EINTR) => {}
+            Err(_) => break,
+        }
+    }
+    let _ = kill(keeper, Signal::SIGKILL);
+    let _ = waitpid(keeper, None);
+}
+
+/// The keeper: builds the view, then forks a supervisor for each run.
+fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Result<()> {
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    prctl::set_child_subreaper(true)?;
+    let view = match View::build(spec) {
+        Ok(view) => view,
+        Err(Refusal { kind, message, .. }) => {
+            return write_frame(control, &ViewReply { error: message, kind: kind.into() });
+        }
+    };
+    write_frame(control, &ViewReply::default())?;
+    let mut supervisors = Vec::new();
+    loop {
+        let [asked, ended] = wait_for(control.as_fd(), children.as_fd())?;
+        if ended {
+            let _ = children.read_signal();
+            reap_supervisors(&mut supervisors);
+        }
+        if !asked {
+            continue;
+        }
+        let Some(socket) = sys::receive_descriptors(control.as_fd())?.into_iter().next() else {
+            return Ok(());
+        };
+        // A failed fork drops the socket: the daemon sees that nothing started.
+        match sys::fork() {
+            Ok(ForkResult::Child) => sys::exit_now(supervisor::main(UnixStream::from(socket), &view, children)),
+            Ok(ForkResult::Parent { child }) => supervisors.push(child),
+            Err(errno) => eprintln!("posh-executor runner: cannot fork: {}", errno.desc()),
+        }
+    }
+}
+
+/// Reaps, and kills the orphans of a supervisor that did not end by itself.
+fn reap_supervisors(supervisors: &mut Vec<Pid>) {
+    let mut is_lost = false;
+    while let Ok(Some(ended)) = sys::reap() {
+        if let Some(at) = supervisors.iter().position(|pid| *pid == ended.pid) {
+            supervisors.swap_remove(at);
+            is_lost |= ended.status != 0;
+        }
+    }
+    if is_lost {
+        processes::kill_children_except(supervisors);
+    }
+}
+
+/// SIGCHLD as a descriptor; it is blocked from now on.
+fn child_signals() -> nix::Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    mask.thread_block()?;
+    SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// Waits until one of the two can be read (or is at its end).
+fn wait_for(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> nix::Result<[bool; 2]> {
+    loop {
+        let mut ready = [PollFd::new(one, PollFlags::POLLIN), PollFd::new(other, PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) => return Ok([is_ready(&ready[0]), is_ready(&ready[1])]),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn is_ready(fd: &PollFd<'_>) -> bool {
+    fd.revents().is_some_and(|events| !events.is_empty())
+}

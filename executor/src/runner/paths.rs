@@ -1,0 +1,171 @@
+//! Where paths lead, as the kernel resolves them inside the view: working
+//! directories, the files that a command is known to use, and redirects.
+//!
+//! A path of a command must end up inside the workstation's mounts; anything
+//! else is another file there than here.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open, openat, readlinkat},
+    libc,
+    sys::stat::{FileStat, Mode, SFlag, fstat},
+    unistd::{Whence, lseek},
+};
+use posh_proto::executor::{File as Redirect, PathUse, Stage, rejected::Kind};
+
+use super::view::View;
+use crate::error::Refusal;
+
+/// As many symbolic links as the kernel follows.
+const MAX_LINKS: usize = 40;
+
+/// Devices that are the same on every machine.
+const SAME_DEVICES: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
+
+fn path_of(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// Opens a stage's working directory, and makes it (empty) when the workstation
+/// has it outside of all mounts.
+pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> {
+    let path = if bytes.is_empty() { Path::new("/") } else { path_of(bytes) };
+    let refuse = |why: &str| Refusal::new(Kind::Cwd, format!("working directory {}: {why}", path.display()));
+    if !path.is_absolute() {
+        return Err(refuse("not an absolute path"));
+    }
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let opened = match open(path, flags, Mode::empty()) {
+        Err(Errno::ENOENT) if view.mount_of(path).is_none() => {
+            view.make_directory(path).map_err(|why| refuse(&why))?;
+            open(path, flags, Mode::empty())
+        }
+        other => other,
+    };
+    let directory = opened.map_err(|errno| refuse(errno.desc()))?;
+    let actual = name_of(&directory).map_err(|errno| refuse(errno.desc()))?;
+    // What getcwd(3) will say must be what it says on the workstation.
+    if actual != path {
+        return Err(refuse(&format!("it is {} on the server", actual.display())));
+    }
+    Ok(directory)
+}
+
+/// Checks every path that the stage is known to use.
+pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage) -> Result<(), Refusal> {
+    stage.paths.iter().try_for_each(|used| check_one(view, cwd, stage, used))
+}
+
+fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Result<(), Refusal> {
+    // An empty path names nothing anywhere.
+    if used.path.is_empty() || SAME_DEVICES.contains(&&used.path[..]) || is_own_descriptor(stage, &used.path) {
+        return Ok(());
+    }
+    let outside = |why: String| Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()));
+    let (at, status) =
+        landing(cwd, path_of(&used.path), !used.no_follow).map_err(|errno| outside(errno.desc().to_owned()))?;
+    require_inside(view, &at).map_err(&outside)?;
+    require_plain(&status, used.no_follow).map_err(outside)
+}
+
+/// Opens a redirect's file, at the offset that the shell's descriptor has.
+pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<OwnedFd, Refusal> {
+    let path = path_of(&file.path);
+    let refuse = |why: &str| Refusal::new(Kind::OpenFailed, format!("cannot open {}: {why}", path.display()));
+    let flags = OFlag::from_bits_retain(i32::try_from(file.flags).unwrap_or(0));
+    if flags.intersects(OFlag::O_CREAT | OFlag::O_TRUNC) {
+        return Err(Refusal::protocol(format!("redirect of {} would create or truncate", path.display())));
+    }
+    let handle = openat(cwd, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|e| refuse(e.desc()))?;
+    let at = name_of(&handle).map_err(|errno| refuse(errno.desc()))?;
+    require_inside(view, &at).map_err(|why| Refusal::new(Kind::PathOutside, format!("{}: {why}", path.display())))?;
+    let status = fstat(&handle).map_err(|errno| refuse(errno.desc()))?;
+    require_plain(&status, false).map_err(|why| refuse(&why))?;
+    // The very object that was checked, not its name once more.
+    let kept = flags & (OFlag::O_ACCMODE | OFlag::O_APPEND | OFlag::O_NONBLOCK);
+    let own = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let opened = open(own.as_str(), kept | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| refuse(errno.desc()))?;
+    if file.offset > 0 {
+        let offset = i64::try_from(file.offset).map_err(|_| refuse("the offset is too large"))?;
+        lseek(&opened, offset, Whence::SeekSet).map_err(|errno| refuse(errno.desc()))?;
+    }
+    Ok(opened)
+}
+
+/// `/dev/stdin`, `/dev/fd/N` and their like mean what the stage has open.
+fn is_own_descriptor(stage: &Stage, path: &[u8]) -> bool {
+    let fd = match path {
+        b"/dev/stdin" => Some(0),
+        b"/dev/stdout" => Some(1),
+        b"/dev/stderr" => Some(2),
+        _ => path
+            .strip_prefix(b"/dev/fd/")
+            .or_else(|| path.strip_prefix(b"/proc/self/fd/"))
+            .and_then(|number| std::str::from_utf8(number).ok()?.parse().ok()),
+    };
+    fd.is_some_and(|fd: u32| stage.descriptors.iter().any(|descriptor| descriptor.fd == fd))
+}
+
+/// Where `path` leads; when it does not exist, the directory in which it would
+/// be made, or the deepest one that there is.
+fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, FileStat)> {
+    let (mut path, mut follow) = (path.to_owned(), follow);
+    // Bounds links and components alike; each step takes away one of either.
+    for _ in 0..MAX_LINKS + path.components().count() {
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
+        let errno = match openat(cwd, &path, flags, Mode::empty()) {
+            Ok(found) => return Ok((name_of(&found)?, fstat(&found)?)),
+            Err(errno) => errno,
+        };
+        if path == Path::new(".") || path == Path::new("/") {
+            return Err(errno);
+        }
+        let parent = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        // A link to nothing: a write would make the file that it names.
+        path = match readlinkat(cwd, &path) {
+            Ok(target) if follow && errno != Errno::ELOOP => parent.join(target),
+            _ => parent,
+        };
+        follow = true;
+    }
+    Err(Errno::ELOOP)
+}
+
+/// The path by which the view knows what `fd` refers to.
+fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+}
+
+fn require_inside(view: &View, at: &Path) -> Result<(), String> {
+    if view.mount_of(at).is_some() {
+        return Ok(());
+    }
+    let mounts = view.mounts().iter().map(|mount| mount.display().to_string()).collect::<Vec<_>>();
+    Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
+}
+
+/// FIFOs, sockets and devices join processes of one machine.
+fn require_plain(status: &FileStat, link_itself: bool) -> Result<(), String> {
+    match SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT) {
+        SFlag::S_IFREG | SFlag::S_IFDIR => Ok(()),
+        _ if link_itself => Ok(()),
+        SFlag::S_IFIFO => Err("is a FIFO".to_owned()),
+        SFlag::S_IFSOCK => Err("is a socket".to_owned()),
+        _ => Err("is a device".to_owned()),
+    }
+}

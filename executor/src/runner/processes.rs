@@ -1,0 +1,88 @@
+//! Finding and killing processes below this one.
+//!
+//! Every process here is a subreaper: an orphan comes to it, so that whatever a
+//! command leaves behind, also in another session, is found by its parents.
+
+use std::{collections::HashMap, fs, thread, time::Duration};
+
+use nix::{
+    errno::Errno,
+    sys::signal::{Signal, kill},
+    unistd::{Pid, getpid},
+};
+
+use crate::sys;
+
+/// Between two looks: killed processes end within this, unless their memory is
+/// large or the disk holds them, and then looking often does not help.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Kills every process below this one and waits for their ends. Looks again
+/// until none is left: one may fork, or be missed, while we look.
+pub fn kill_all_below() {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        loop {
+            match sys::reap() {
+                Ok(Some(_)) | Err(Errno::EINTR) => {}
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+        for pid in below(getpid()) {
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Kills this process's children that are not in `spared`, with all below them.
+pub fn kill_children_except(spared: &[Pid]) {
+    let parents = parents();
+    let own = getpid();
+    for (&pid, &parent) in &parents {
+        if parent == own && !spared.contains(&pid) {
+            for pid in below_in(&parents, pid) {
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+    }
+}
+
+fn below(root: Pid) -> Vec<Pid> {
+    below_in(&parents(), root)
+}
+
+fn below_in(parents: &HashMap<Pid, Pid>, root: Pid) -> Vec<Pid> {
+    let is_below = |mut pid: Pid| {
+        // A chain longer than there are processes would be a cycle, which
+        // reused numbers could make within one walk.
+        for _ in 0..parents.len() {
+            match parents.get(&pid) {
+                Some(&parent) if parent == root => return true,
+                Some(&parent) => pid = parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    parents.keys().copied().filter(|&pid| is_below(pid)).collect()
+}
+
+/// All processes that /proc shows, with their parents.
+fn parents() -> HashMap<Pid, Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid: i32| Some((Pid::from_raw(pid), parent_of(pid)?))).collect()
+}
+
+fn parent_of(pid: i32) -> Option<Pid> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything, also parentheses and spaces.
+    let after_name = stat.iter().rposition(|&byte| byte == b')')?;
+    let text = std::str::from_utf8(stat.get(after_name + 2..)?).ok()?;
+    text.split(' ').nth(1)?.parse().ok().map(Pid::from_raw)
+}

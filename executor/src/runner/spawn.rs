@@ -1,0 +1,198 @@
+//! One stage's process, from the contract's words to execve: what a shell's child
+//! does between fork and exec, and a barrier before the exec.
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    io::{Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+    rc::Rc,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open},
+    libc,
+    sys::stat::{Mode, umask},
+    unistd::{ForkResult, Pid, fchdir, setpgid},
+};
+use posh_proto::executor::{Descriptor, Stage, descriptor::Source, rejected::Kind};
+
+use super::{
+    paths,
+    view::View,
+    wire::{End, EndKind},
+};
+use crate::{error::Refusal, sys, tools};
+
+/// The pipe and pty ends that came with the job.
+pub type Ends = HashMap<End, Rc<OwnedFd>>;
+
+/// The two pipes that hold stages back: each says that it is set up (or not), and
+/// then waits for one byte.
+pub struct Barrier<'a> {
+    pub report: &'a OwnedFd,
+    pub go: &'a OwnedFd,
+}
+
+/// What a child says at the barrier: its stage, and an errno or 0.
+pub const REPORT_BYTES: usize = 8;
+
+/// A stage whose paths are checked and whose descriptors are open.
+pub struct Prepared {
+    stage: Stage,
+    program: CString,
+    argv: Vec<CString>,
+    env: Vec<CString>,
+    cwd: OwnedFd,
+    descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
+    /// Files whose final offsets are to be told.
+    reported: Vec<(u32, Rc<OwnedFd>)>,
+    open_files: u64,
+}
+
+impl Prepared {
+    /// Checks a stage and opens what it names; nothing runs.
+    pub fn new(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
+        let id = stage.id;
+        Self::prepare(view, ends, stage).map_err(|refusal| refusal.at(id))
+    }
+
+    fn prepare(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
+        let cwd = paths::working_directory(view, &stage.cwd)?;
+        paths::check(view, &cwd, &stage)?;
+        let program = tools::find(&stage.program).ok_or_else(|| {
+            Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
+        })?;
+        let mut prepared = Self {
+            program: c_string(program.as_os_str().as_bytes())?,
+            argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
+            env: environment(&stage)?,
+            cwd,
+            descriptors: Vec::new(),
+            reported: Vec::new(),
+            open_files: view.open_files,
+            stage,
+        };
+        for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
+            prepared.open_descriptor(view, ends, descriptor)?;
+        }
+        Ok(prepared)
+    }
+
+    fn open_descriptor(&mut self, view: &View, ends: &Ends, descriptor: Descriptor) -> Result<(), Refusal> {
+        let end = |kind: EndKind, id| {
+            let end = ends.get(&End { kind: kind.into(), id });
+            end.cloned().ok_or_else(|| Refusal::protocol(format!("no such pipe or pty: {id}")))
+        };
+        let source = match descriptor.source {
+            None | Some(Source::Closed(_)) => return Ok(()),
+            Some(Source::PipeRead(id)) => end(EndKind::PipeRead, id)?,
+            Some(Source::PipeWrite(id)) => end(EndKind::PipeWrite, id)?,
+            Some(Source::Pty(id)) => end(EndKind::Pty, id)?,
+            Some(Source::NullFlags(flags)) => Rc::new(open_null(flags)?),
+            Some(Source::DuplicateOf(fd)) => self.opened_as(fd)?,
+            Some(Source::File(file)) => {
+                let opened = Rc::new(paths::open_redirect(view, &self.cwd, &file)?);
+                if file.report_offset {
+                    self.reported.push((descriptor.fd, opened.clone()));
+                }
+                opened
+            }
+        };
+        let target = RawFd::try_from(descriptor.fd).map_err(|_| Refusal::protocol("descriptor number out of range"))?;
+        self.descriptors.push((source, target));
+        Ok(())
+    }
+
+    fn opened_as(&self, fd: u32) -> Result<Rc<OwnedFd>, Refusal> {
+        let earlier = self.descriptors.iter().find(|(_, target)| u32::try_from(*target) == Ok(fd));
+        let missing = || Refusal::protocol(format!("duplicate of descriptor {fd}, which is not open before it"));
+        earlier.map(|(source, _)| source.clone()).ok_or_else(missing)
+    }
+
+    /// Forks the stage; its child waits at the barrier.
+    pub fn fork(&self, barrier: &Barrier<'_>) -> nix::Result<Pid> {
+        match sys::fork()? {
+            ForkResult::Parent { child } => {
+                // Also from here: a signal to the group may come before the child ran.
+                let _ = setpgid(child, child);
+                Ok(child)
+            }
+            ForkResult::Child => self.become_stage(barrier),
+        }
+    }
+
+    /// What the supervisor needs of it from now on; closes its descriptors here.
+    pub fn into_reported(self) -> (u32, Vec<(u32, Rc<OwnedFd>)>) {
+        (self.stage.id, self.reported)
+    }
+
+    fn become_stage(&self, barrier: &Barrier<'_>) -> ! {
+        let wanted: Vec<_> = self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
+        let installed = sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()]);
+        let [report, go] = match installed {
+            Ok(kept) => kept,
+            Err(errno) => {
+                // Neither kept one may be there: say it on the original, if that still is.
+                let copy = barrier.report.try_clone();
+                let _ = copy.map(|copy| std::fs::File::from(copy).write_all(&self.report(errno)));
+                sys::exit_now(126);
+            }
+        };
+        let errno = self.set_up().err().unwrap_or(Errno::from_raw(0));
+        let said = std::fs::File::from(report).write_all(&self.report(errno));
+        let mut byte = [0];
+        if said.is_err() || !matches!(std::fs::File::from(go).read(&mut byte), Ok(1)) {
+            sys::exit_now(126);
+        }
+        let errno = sys::exec(&self.program, &self.argv, &self.env);
+        // Too late to refuse: others run already. As a shell says it.
+        let message = format!("posh-executor: {}: {}\n", self.stage.program, errno.desc());
+        let _ = std::io::stderr().write_all(message.as_bytes());
+        sys::exit_now(if errno == Errno::ENOENT { 127 } else { 126 })
+    }
+
+    fn report(&self, errno: Errno) -> [u8; REPORT_BYTES] {
+        let mut report = [0; REPORT_BYTES];
+        report[..4].copy_from_slice(&self.stage.id.to_le_bytes());
+        report[4..].copy_from_slice(&(errno as i32).to_le_bytes());
+        report
+    }
+
+    fn set_up(&self) -> nix::Result<()> {
+        setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+        fchdir(&self.cwd)?;
+        umask(Mode::from_bits_truncate(self.stage.umask));
+        let hard = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
+        sys::set_limit(libc::RLIMIT_NOFILE, self.open_files, hard)?;
+        for limit in &self.stage.limits {
+            sys::set_limit(limit.resource, limit.soft, limit.hard)?;
+        }
+        sys::set_nice(self.stage.nice);
+        sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
+        Ok(())
+    }
+}
+
+fn c_string(bytes: &[u8]) -> Result<CString, Refusal> {
+    CString::new(bytes).map_err(|_| Refusal::protocol("an argument holds a zero byte"))
+}
+
+/// The stage's variables, and our PATH in place of theirs.
+fn environment(stage: &Stage) -> Result<Vec<CString>, Refusal> {
+    let own = std::iter::once(c_string(format!("PATH={}", tools::PATH).as_bytes()));
+    let given = stage.env.iter().filter(|variable| variable.name != b"PATH"[..]);
+    own.chain(given.map(|variable| c_string(&[&variable.name[..], b"=", &variable.value[..]].concat()))).collect()
+}
+
+fn open_null(flags: u32) -> Result<OwnedFd, Refusal> {
+    let flags = OFlag::from_bits_retain(i32::try_from(flags).unwrap_or(0));
+    let kept = flags & (OFlag::O_ACCMODE | OFlag::O_APPEND | OFlag::O_NONBLOCK);
+    open(Path::new("/dev/null"), kept | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| Refusal::new(Kind::OpenFailed, format!("cannot open /dev/null: {}", errno.desc())))
+}

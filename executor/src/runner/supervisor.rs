@@ -1,0 +1,233 @@
+//! The supervisor: one process per run, the parent of its stages. A path that
+//! hangs or a run that goes wrong is its problem alone.
+//!
+//! It ends when its socket does, or when nobody needs it; either way it kills
+//! everything below it first.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
+    rc::Rc,
+};
+
+use bytes::BytesMut;
+use nix::{
+    errno::Errno,
+    fcntl::OFlag,
+    sys::{
+        prctl,
+        signal::{Signal, kill, killpg},
+        signalfd::SignalFd,
+        wait::WaitStatus,
+    },
+    unistd::{Pid, Whence, lseek, pipe2},
+};
+use posh_proto::{
+    executor::{Exited, Offset, RunInput, RunOutput, Started, exited::How, rejected::Kind, run_input, run_output},
+    frame,
+};
+
+use super::{
+    processes,
+    spawn::{Barrier, Ends, Prepared, REPORT_BYTES},
+    view::View,
+    wait_for,
+    wire::{Job, read_descriptors, read_frame, write_frame},
+};
+use crate::{error::Refusal, sys};
+
+/// The whole life of a supervisor; gives its exit status.
+pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
+    match supervise(&socket, view, children) {
+        Ok(()) => 0,
+        Err(error) => {
+            // The daemon is gone or broke the protocol; it sees the socket close.
+            if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::UnexpectedEof {
+                eprintln!("posh-executor runner: {error}");
+            }
+            processes::kill_all_below();
+            0
+        }
+    }
+}
+
+fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Result<()> {
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    prctl::set_child_subreaper(true)?;
+    let descriptors = read_descriptors(socket)?;
+    let job: Job = read_frame(socket)?;
+    match start(job, descriptors, view, children, socket) {
+        Ok(mut run) => {
+            let ended = run.watch(socket, children);
+            run.kill();
+            ended
+        }
+        Err(Failure::Refused(refusal)) => {
+            processes::kill_all_below();
+            write_frame(socket, &RunOutput::from(refusal))
+        }
+        Err(Failure::Broken(error)) => Err(error),
+    }
+}
+
+enum Failure {
+    Refused(Refusal),
+    Broken(io::Error),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+fn spawn_failed(errno: Errno) -> Refusal {
+    Refusal::new(Kind::SpawnFailed, format!("cannot start a process on the server: {}", errno.desc()))
+}
+
+/// Prepares all stages, forks all, and lets them go together.
+fn start(
+    job: Job,
+    descriptors: Vec<OwnedFd>,
+    view: &View,
+    children: &SignalFd,
+    socket: &UnixStream,
+) -> Result<Running, Failure> {
+    let ends: Ends = job.ends.into_iter().zip(descriptors.into_iter().map(Rc::new)).collect();
+    let stages =
+        job.stages.into_iter().map(|stage| Prepared::new(view, &ends, stage)).collect::<Result<Vec<_>, _>>()?;
+    drop(ends);
+    let (report, report_end) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
+    let (go_end, go) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
+    let barrier = Barrier { report: &report_end, go: &go_end };
+    let mut pids = Vec::new();
+    for stage in &stages {
+        pids.push(stage.fork(&barrier).map_err(spawn_failed)?);
+    }
+    drop((report_end, go_end));
+    await_all(report, children, pids.len())?;
+    let mut running = Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new() };
+    // From here on only the children hold the stages' descriptors.
+    for (pid, (id, reported)) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_reported)) {
+        running.by_id.insert(id, pid);
+        running.stages.insert(pid, Live { id, reported });
+    }
+    // The daemon must know first: once released, the run has happened.
+    let started = RunOutput { kind: Some(run_output::Kind::Started(Started {})) };
+    write_frame(socket, &started).map_err(Failure::Broken)?;
+    let bytes = vec![b'g'; running.stages.len()];
+    io::Write::write_all(&mut std::fs::File::from(go), &bytes).map_err(Failure::Broken)?;
+    Ok(running)
+}
+
+/// Reads what the children say at the barrier.
+fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), Failure> {
+    let mut report = std::fs::File::from(report);
+    for _ in 0..count {
+        let [said, died] = wait_for(report.as_fd(), children.as_fd()).map_err(spawn_failed)?;
+        if died && !said {
+            return Err(spawn_failed(Errno::ECHILD).into());
+        }
+        let mut bytes = [0; REPORT_BYTES];
+        report.read_exact(&mut bytes).map_err(|_| spawn_failed(Errno::ECHILD))?;
+        let [stage, errno] = [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")));
+        if errno != 0 {
+            return Err(spawn_failed(Errno::from_raw(errno.cast_signed())).at(stage).into());
+        }
+    }
+    Ok(())
+}
+
+/// A stage that has not ended.
+struct Live {
+    id: u32,
+    reported: Vec<(u32, Rc<OwnedFd>)>,
+}
+
+/// A run that was let go.
+struct Running {
+    stages: HashMap<Pid, Live>,
+    /// All stages, also those that have ended: their groups may live on.
+    by_id: HashMap<u32, Pid>,
+    frames: BytesMut,
+}
+
+impl Running {
+    /// Reports ends and passes signals on until the daemon closes the socket.
+    fn watch(&mut self, socket: &UnixStream, children: &SignalFd) -> io::Result<()> {
+        loop {
+            let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
+            if ended {
+                let _ = children.read_signal();
+                while let Ok(Some(ended)) = sys::reap() {
+                    if let Some(live) = self.stages.remove(&ended.pid) {
+                        write_frame(socket, &exited(&live, &ended))?;
+                    }
+                }
+            }
+            if said && !self.take_input(socket)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads what is there; false at the socket's end.
+    fn take_input(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
+        let mut buffer = [0; 4096];
+        let count = socket.read(&mut buffer)?;
+        self.frames.extend_from_slice(&buffer[..count]);
+        while let Some(input) = frame::decode::<RunInput>(&mut self.frames).map_err(io::Error::other)? {
+            if let Some(run_input::Kind::Signal(signal)) = input.kind {
+                self.send_signal(&signal);
+            }
+        }
+        Ok(count > 0)
+    }
+
+    fn send_signal(&self, signal: &posh_proto::executor::Signal) {
+        let number = i32::try_from(signal.signal).ok().and_then(|number| Signal::try_from(number).ok());
+        let (Some(&pid), Some(number)) = (self.by_id.get(&signal.stage), number) else { return };
+        // Once reaped, the number may be another's; a group lives as long as a member.
+        if signal.group {
+            let _ = killpg(pid, number);
+        } else if self.stages.contains_key(&pid) {
+            let _ = kill(pid, number);
+        }
+    }
+
+    /// Kills the stages' groups, and then whatever else there is.
+    fn kill(&self) {
+        for &pid in self.stages.keys() {
+            let _ = killpg(pid, Signal::SIGKILL);
+        }
+        processes::kill_all_below();
+    }
+}
+
+fn exited(live: &Live, ended: &sys::Ended) -> RunOutput {
+    let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
+        Ok(WaitStatus::Signaled(_, signal, core)) => (How::Signal((signal as i32).unsigned_abs()), core),
+        Ok(WaitStatus::Exited(_, code)) => (How::Code(code.unsigned_abs()), false),
+        // A real-time signal has no name in nix.
+        _ => (How::Signal((ended.status & 0x7f).unsigned_abs()), ended.status & 0x80 != 0),
+    };
+    let offset = |(fd, file): &(u32, Rc<OwnedFd>)| {
+        let offset = lseek(file.as_fd(), 0, Whence::SeekCur).ok()?;
+        Some(Offset { fd: *fd, offset: offset.unsigned_abs() })
+    };
+    let (user_us, system_us) = ended.cpu_us;
+    let exited = Exited {
+        stage: live.id,
+        how: Some(how),
+        core_dumped,
+        offsets: live.reported.iter().filter_map(offset).collect(),
+        user_us,
+        system_us,
+        max_rss_kib: ended.max_rss_kib,
+    };
+    RunOutput { kind: Some(run_output::Kind::Exited(exited)) }
+}

@@ -1,0 +1,170 @@
+//! What the daemon and its runners say to each other, over UNIX socket pairs:
+//! length-delimited protobuf (see `posh_proto::frame`), and descriptors.
+//!
+//! * The control socket, one per runner: a [`ViewSpec`], answered by a
+//!   [`ViewReply`]; from then on one byte with one descriptor per run.
+//! * That descriptor is the run's own socket: the count of descriptors, the
+//!   descriptors, a [`Job`]; then `RunInput` (signals) to the supervisor and
+//!   `RunOutput` (started, rejected, exited) from it, as in the contract.
+//!   Its end, on either side, is the end of the run and of all its processes.
+
+use std::{
+    io::{self, IoSlice, Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
+};
+
+use bytes::BytesMut;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use posh_proto::{
+    executor::{ClientFile, Stage},
+    frame,
+};
+use prost::Message;
+
+use crate::sys;
+
+/// The kernel's own limit (SCM_MAX_FD) is 253.
+pub const DESCRIPTORS_PER_MESSAGE: usize = 200;
+
+/// How much of the machine a runner hides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Isolation {
+    /// Nothing: runs see the server's own tree. Only for mounts that have the
+    /// same path on both sides.
+    Nothing = 0,
+    /// A mount namespace.
+    Mounts = 1,
+    /// A mount namespace and a process namespace.
+    MountsAndProcesses = 2,
+}
+
+/// The file tree that a runner's commands see.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ViewSpec {
+    /// [`Isolation`].
+    #[prost(enumeration = "Isolation", tag = "1")]
+    pub isolation: i32,
+    /// The mounts of the workstation, shallow ones first.
+    #[prost(message, repeated, tag = "2")]
+    pub mounts: Vec<ViewMount>,
+    /// The user's configuration files.
+    #[prost(message, repeated, tag = "3")]
+    pub client_files: Vec<ClientFile>,
+    /// A directory of the runner's own on disk, for the view's /tmp and more.
+    #[prost(bytes = "vec", tag = "4")]
+    pub scratch: Vec<u8>,
+    /// The soft limit of open files that commands start with; the daemon and
+    /// its runners have raised their own.
+    #[prost(uint64, tag = "5")]
+    pub open_files: u64,
+}
+
+/// One export at a path of the workstation.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct ViewMount {
+    /// Where the workstation has it.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    /// The export's directory here.
+    #[prost(bytes = "vec", tag = "2")]
+    pub directory: Vec<u8>,
+    /// Below the export's directory.
+    #[prost(bytes = "vec", tag = "3")]
+    pub sub_path: Vec<u8>,
+    /// Commands may not write.
+    #[prost(bool, tag = "4")]
+    pub read_only: bool,
+}
+
+/// Whether the view stands.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct ViewReply {
+    /// Empty when it does.
+    #[prost(string, tag = "1")]
+    pub error: String,
+    /// `Rejected.Kind` of the error.
+    #[prost(int32, tag = "2")]
+    pub kind: i32,
+}
+
+/// The work of one supervisor.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Job {
+    /// As in the contract; pipes and ptys are named by their numbers.
+    #[prost(message, repeated, tag = "1")]
+    pub stages: Vec<Stage>,
+    /// What the descriptors are that were sent before, in the same order.
+    #[prost(message, repeated, tag = "2")]
+    pub ends: Vec<End>,
+}
+
+/// One end of a pipe, or the terminal side of a pty.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Message)]
+pub struct End {
+    /// [`EndKind`].
+    #[prost(enumeration = "EndKind", tag = "1")]
+    pub kind: i32,
+    /// The pipe's or pty's number in the run.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+}
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum EndKind {
+    /// The end of a pipe that is read.
+    PipeRead = 0,
+    /// The end of a pipe that is written.
+    PipeWrite = 1,
+    /// The terminal side of a pty.
+    Pty = 2,
+}
+
+/// Writes one frame, blocking.
+pub fn write_frame(mut socket: &UnixStream, message: &impl Message) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    frame::encode(message, &mut buffer);
+    socket.write_all(&buffer)
+}
+
+/// Reads one frame, blocking. Reads nothing beyond it, because what follows may
+/// carry descriptors.
+pub fn read_frame<M: Message + Default>(mut socket: &UnixStream) -> io::Result<M> {
+    let mut buffer = BytesMut::zeroed(frame::HEADER_BYTES);
+    socket.read_exact(&mut buffer)?;
+    let length = u32::from_le_bytes(buffer[..].try_into().expect("four bytes")) as usize;
+    if length > frame::MAX_FRAME_BYTES {
+        return Err(io::Error::other(frame::FrameError::TooLong(length)));
+    }
+    buffer.resize(frame::HEADER_BYTES + length, 0);
+    socket.read_exact(&mut buffer[frame::HEADER_BYTES..])?;
+    frame::decode(&mut buffer).map_err(io::Error::other)?.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Reads the count of descriptors and then them, blocking.
+pub fn read_descriptors(mut socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut count = [0; 4];
+    socket.read_exact(&mut count)?;
+    let count = u32::from_le_bytes(count) as usize;
+    let mut received = Vec::new();
+    while received.len() < count {
+        let some = sys::receive_descriptors(socket.as_fd())?;
+        if some.is_empty() {
+            return Err(io::Error::other("fewer descriptors arrived than were announced"));
+        }
+        received.extend(some);
+    }
+    Ok(received)
+}
+
+/// Sends one byte with `descriptors` (at most [`DESCRIPTORS_PER_MESSAGE`]), once.
+pub fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) -> io::Result<()> {
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b"d")], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! From a bound listener to the last run's end: the only entry point.
+
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock, atomic::Ordering},
+    time::Duration,
+};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use posh_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, executor::executor_server::ExecutorServer};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, oneshot, watch},
+};
+use tonic::transport::{Server, server::TcpIncoming};
+
+use crate::{
+    Config, Error,
+    describe::Machine,
+    error::Attempt as _,
+    pool::Pool,
+    service::{Service, Shared},
+    tools::Tools,
+};
+
+/// What one stream may have in flight: 20 ms at 3 Gbit/s.
+const STREAM_WINDOW_BYTES: u32 = 8 << 20;
+
+/// For all streams of a connection together. Streams that nobody reads must not
+/// use it up, which credit sees to.
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
+
+/// Large frames cost less per byte; a chunk of 256 KiB fits in one.
+const MAX_FRAME_BYTES: u32 = 1 << 20;
+
+/// A frozen or vanished peer is noticed after the two together.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Calls on one connection at a time; above `max_runs`, so that a run too many is
+/// refused in words rather than left waiting.
+const MAX_CONCURRENT_CALLS: u32 = 4096;
+
+/// Streams that a peer may reset before we have seen them: a loop of cancelled
+/// pipelines is no attack.
+const MAX_RESETS: usize = 4096;
+
+/// After runs are told to die: until their processes are reaped.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Descriptors that are not for runs: the listener, connections, runners, files.
+const RESERVED_DESCRIPTORS: u64 = 512;
+
+/// Serves `config` on `listener` until `shutdown` completes, then lets running
+/// commands end within `config.drain`, and kills what is left.
+///
+/// Logs `listening on ADDR` once it does.
+///
+/// # Errors
+/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`;
+/// otherwise when the listener or the gRPC server fails.
+pub async fn run(
+    config: Config,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
+    let address = listener.local_addr().attempting(|| "read the listener's address".to_owned())?;
+    config.check_address(address)?;
+    let shared = Arc::new(share(config).await);
+    if let Some(reason) = shared.pool.no_namespaces() {
+        tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
+    }
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<ExecutorServer<Service>>().await;
+    let (drain, draining) = oneshot::channel();
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let router = builder().add_service(health_service).add_service(reflection()?).add_service(
+        ExecutorServer::new(Service(shared.clone()))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES),
+    );
+    let serving = router.serve_with_incoming_shutdown(incoming, async {
+        let _ = draining.await;
+    });
+    tokio::pin!(serving);
+    tracing::info!("listening on {address}");
+    tokio::select! {
+        ended = &mut serving => return ended.map_err(Error::Serve),
+        () = shared.pool.retire_idle() => {}
+        () = shutdown => {}
+    }
+    shared.draining.store(true, Ordering::Relaxed);
+    health.set_not_serving::<ExecutorServer<Service>>().await;
+    let _ = drain.send(());
+    tokio::select! {
+        ended = &mut serving => ended.map_err(Error::Serve)?,
+        () = end_runs(&shared) => {}
+    }
+    Ok(())
+}
+
+/// Waits for the runs, and kills those that take too long.
+async fn end_runs(shared: &Shared) {
+    let all = u32::try_from(shared.config.max_runs).unwrap_or(u32::MAX);
+    if tokio::time::timeout(shared.config.drain, shared.runs.acquire_many(all)).await.is_ok() {
+        return;
+    }
+    let left = shared.config.max_runs - shared.runs.available_permits();
+    tracing::warn!(left, "killing the runs that are left");
+    shared.kill.send_replace(true);
+    let _ = tokio::time::timeout(KILL_TIMEOUT, shared.runs.acquire_many(all)).await;
+}
+
+async fn share(config: Config) -> Shared {
+    let (soft, hard) = raise_open_files();
+    let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
+    Shared {
+        pool: Pool::new(&config, soft).await,
+        machine: Machine::default(),
+        tools: Tools::default(),
+        runs: Arc::new(Semaphore::new(config.max_runs)),
+        descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
+        draining: false.into(),
+        kill: watch::Sender::new(false),
+        config,
+    }
+}
+
+/// Raises this process's limit of open files as far as it goes; gives the soft
+/// limit from before, which commands get, and the hard one.
+fn raise_open_files() -> (u64, u64) {
+    static ORIGINAL: OnceLock<(u64, u64)> = OnceLock::new();
+    *ORIGINAL.get_or_init(|| {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+        (soft, hard)
+    })
+}
+
+fn builder() -> Server {
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(MAX_FRAME_BYTES)
+        .max_concurrent_streams(MAX_CONCURRENT_CALLS)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
+        .http2_max_local_error_reset_streams(Some(MAX_RESETS))
+}
+
+fn reflection() -> Result<
+    tonic_reflection::server::v1::ServerReflectionServer<impl tonic_reflection::server::v1::ServerReflection>,
+    Error,
+> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(Error::Reflection)
+}

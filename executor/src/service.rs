@@ -1,0 +1,94 @@
+//! The gRPC service: the contract's three calls.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{
+        DescribeReply, DescribeRequest, RunInput, RunOutput, ToolsReply, ToolsRequest, executor_server::Executor,
+    },
+};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{Config, describe::Machine, pool::Pool, run, tools::Tools};
+
+/// Messages of one run waiting for HTTP/2: enough that reading from a pipe and
+/// writing to the network overlap, at most 1 MiB with the largest chunks.
+const OUTPUT_QUEUE: usize = 4;
+
+/// Names in one `Tools` request; each may cost reading a file.
+const MAX_TOOL_NAMES: usize = 4096;
+
+/// What all calls share.
+pub struct Shared {
+    pub config: Config,
+    pub pool: Pool,
+    pub machine: Machine,
+    pub tools: Tools,
+    /// A permit per run.
+    pub runs: Arc<Semaphore>,
+    /// A permit per descriptor that runs may have open.
+    pub descriptors: Arc<Semaphore>,
+    /// No new runs from now on.
+    pub draining: AtomicBool,
+    /// Turns true when running commands are to be killed.
+    pub kill: watch::Sender<bool>,
+}
+
+/// The service, one for all connections.
+pub struct Service(pub Arc<Shared>);
+
+#[tonic::async_trait]
+impl Executor for Service {
+    type RunStream = ReceiverStream<Result<RunOutput, Status>>;
+
+    async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        let theirs = request.into_inner().protocol;
+        if theirs != PROTOCOL_VERSION {
+            tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
+        }
+        let shared = &self.0;
+        Ok(Response::new(shared.machine.describe(&shared.config, shared.pool.no_namespaces()).await))
+    }
+
+    async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        let ToolsRequest { names, versions } = request.into_inner();
+        if names.len() > MAX_TOOL_NAMES {
+            return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
+        }
+        let mut tools = Vec::with_capacity(names.len());
+        for name in names {
+            tools.push(self.0.tools.describe(name, versions).await);
+        }
+        Ok(Response::new(ToolsReply { tools }))
+    }
+
+    async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
+        let peer = request.remote_addr();
+        let (output, stream) = mpsc::channel(OUTPUT_QUEUE);
+        let shared = self.0.clone();
+        // Not tied to this call: a run must be cleaned up after its client has gone.
+        tokio::spawn(async move { run::serve(shared, peer, request.into_inner(), output).await });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+impl Shared {
+    /// Whether new runs are refused because the executor ends.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+}
+
+/// A peer's address for the log.
+pub fn peer_name(peer: Option<SocketAddr>) -> String {
+    peer.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
+}

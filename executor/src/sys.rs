@@ -1,0 +1,209 @@
+//! System calls that neither std nor nix offers safely: the crate's only
+//! `unsafe` code.
+//!
+//! Why it is needed: a runner must fork (posix_spawn can't hold a child back
+//! until all its siblings are set up, nor close, ignore and limit exactly what a
+//! shell's child has), receive descriptors, and set mounts read-only. Each
+//! function here is safe to call under the condition that its words state; the
+//! runner keeps them by having one thread.
+#![allow(unsafe_code, reason = "the one file for it, see above")]
+
+use std::{
+    ffi::CString,
+    io, mem,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    ptr,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, fcntl},
+    libc,
+    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
+    unistd::{ForkResult, Pid},
+};
+use posh_proto::executor::WindowSize;
+
+/// The number of signals on Linux.
+const SIGNALS: i32 = 64;
+
+/// Forks. Must be called by a process that has one thread, which both runner
+/// processes have for all their life: then the child may do anything.
+pub fn fork() -> nix::Result<ForkResult> {
+    // SAFETY: with one thread no lock can be held by a thread that the child lacks.
+    unsafe { nix::unistd::fork() }
+}
+
+/// Ends the process at once, running nothing that was registered for its end.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: _exit has no preconditions.
+    unsafe { libc::_exit(status) }
+}
+
+/// Gives this process exactly the descriptors in `wanted` (each a source and the
+/// number that it shall have), whatever numbers the sources have; all others are
+/// closed on exec. `kept` are two more to be used until then. Must be called in a
+/// child that is about to exec: what owned one of those numbers has lost it.
+pub fn install_descriptors(wanted: &[(BorrowedFd<'_>, RawFd)], kept: [BorrowedFd<'_>; 2]) -> nix::Result<[OwnedFd; 2]> {
+    // First out of the way of every wanted number, then to its place.
+    let highest = wanted.iter().map(|(_, target)| *target).max().unwrap_or(0).max(libc::STDERR_FILENO);
+    let lift = |fd: BorrowedFd<'_>| fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(highest + 1));
+    let lifted =
+        wanted.iter().map(|(source, target)| Ok((lift(*source)?, *target))).collect::<nix::Result<Vec<_>>>()?;
+    let kept = [lift(kept[0])?, lift(kept[1])?];
+    // SAFETY: no pointers. dup2 and close_range change the descriptor table only, and
+    // the two descriptors made just now are owned by nobody else.
+    unsafe {
+        close_on_exec(0, u32::MAX)?;
+        for (source, target) in lifted {
+            Errno::result(libc::dup2(source, target))?;
+        }
+        Ok(kept.map(|fd| OwnedFd::from_raw_fd(fd)))
+    }
+}
+
+fn close_on_exec(first: u32, last: u32) -> nix::Result<()> {
+    const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
+    // SAFETY: no pointers; nothing is closed now.
+    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_CLOEXEC) }).map(drop)
+}
+
+/// Sets all signals to ignored (bit n-1 of `ignored` is signal n) or to their
+/// defaults, and the mask of blocked ones to `blocked`.
+pub fn set_signals(ignored: u64, blocked: u64) {
+    // SAFETY: the structures are plain data for which zero is valid; SIG_IGN and
+    // SIG_DFL run no code. Signals that can't be set (KILL, STOP, libc's own) fail,
+    // and keep their defaults.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        let mut mask: libc::sigset_t = mem::zeroed();
+        for signal in 1..=SIGNALS {
+            let bit = 1_u64 << (signal - 1);
+            action.sa_sigaction = if ignored & bit != 0 { libc::SIG_IGN } else { libc::SIG_DFL };
+            libc::sigaction(signal, &raw const action, ptr::null_mut());
+            if blocked & bit != 0 {
+                libc::sigaddset(&raw mut mask, signal);
+            }
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const mask, ptr::null_mut());
+    }
+}
+
+/// Sets a resource limit, lowered to what this process may have at most.
+pub fn set_limit(resource: u32, soft: u64, hard: u64) -> nix::Result<()> {
+    let wanted = libc::rlimit { rlim_cur: soft.min(hard), rlim_max: hard };
+    // SAFETY: both structures live across the calls; unknown resources give EINVAL.
+    unsafe {
+        if libc::setrlimit(resource as _, &raw const wanted) == 0 {
+            return Ok(());
+        }
+        let mut present: libc::rlimit = mem::zeroed();
+        Errno::result(libc::getrlimit(resource as _, &raw mut present))?;
+        let hard = hard.min(present.rlim_max);
+        let lowered = libc::rlimit { rlim_cur: soft.min(hard), rlim_max: hard };
+        Errno::result(libc::setrlimit(resource as _, &raw const lowered)).map(drop)
+    }
+}
+
+/// Sets the niceness, as far as this process may.
+pub fn set_nice(nice: i32) {
+    // SAFETY: no pointers. Lowering needs a privilege; without it the command runs
+    // with ours, which changes its speed only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// A child that has ended.
+pub struct Ended {
+    /// Its process.
+    pub pid: Pid,
+    /// As wait(2) gives it.
+    pub status: i32,
+    /// User and system time.
+    pub cpu_us: (u64, u64),
+    /// The largest resident set.
+    pub max_rss_kib: u64,
+}
+
+/// Reaps one child that has ended; `None` when none has. ECHILD when there are
+/// no children.
+pub fn reap() -> nix::Result<Option<Ended>> {
+    let mut status = 0;
+    // SAFETY: both structures live across the call; zero is a valid rusage.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = mem::zeroed();
+        (libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage), usage)
+    };
+    let us = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+    Ok(match Errno::result(pid)? {
+        0 => None,
+        pid => Some(Ended {
+            pid: Pid::from_raw(pid),
+            status,
+            cpu_us: (us(usage.ru_utime), us(usage.ru_stime)),
+            max_rss_kib: usage.ru_maxrss.unsigned_abs(),
+        }),
+    })
+}
+
+/// Makes the mount that `at` refers to read-only; with `tree`, all below it too.
+pub fn set_read_only(at: BorrowedFd<'_>, tree: bool) -> nix::Result<()> {
+    const AT_RECURSIVE: libc::c_int = 0x8000;
+    let attributes = libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    let flags = libc::AT_EMPTY_PATH | if tree { AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is a C string, the structure lives across the call and its
+    // size is given.
+    Errno::result(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            at.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw const attributes,
+            mem::size_of_val(&attributes),
+        )
+    })
+    .map(drop)
+}
+
+/// Sets the size of the terminal whose master side `master` is.
+pub fn resize(master: BorrowedFd<'_>, size: &WindowSize) -> nix::Result<()> {
+    let short = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
+    let size = libc::winsize {
+        ws_row: short(size.rows),
+        ws_col: short(size.columns),
+        ws_xpixel: short(size.x_pixels),
+        ws_ypixel: short(size.y_pixels),
+    };
+    // SAFETY: TIOCSWINSZ reads one winsize.
+    Errno::result(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }).map(drop)
+}
+
+/// Receives one byte and the descriptors that came with it, all closed on exec.
+/// No descriptors and no error: the peer has closed.
+pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+    let mut byte = [0_u8];
+    let mut iov = [io::IoSliceMut::new(&mut byte)];
+    let mut space = nix::cmsg_space!([RawFd; super::runner::wire::DESCRIPTORS_PER_MESSAGE]);
+    let message = loop {
+        match recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Err(Errno::EINTR) => {}
+            other => break other?,
+        }
+    };
+    let mut received = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            // SAFETY: the kernel has just made them for us; nobody else has them.
+            received.extend(descriptors.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    Ok(received)
+}
+
+/// Replaces this process; returns only the error.
+pub fn exec(program: &CString, argv: &[CString], env: &[CString]) -> Errno {
+    match nix::unistd::execve(program, argv, env) {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,156 @@
+//! Which commands this executor has, and what identifies them: the place on a
+//! fixed PATH, the SHA-256 of the file, on request the first line of --version.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Mutex,
+    time::Duration,
+};
+
+use nix::unistd::{AccessFlags, access};
+use posh_proto::executor::Tool;
+use sha2::{Digest as _, Sha256};
+use tokio::process::Command;
+
+use crate::runner;
+
+/// Where commands are looked for; theirs is the workstation's own, which says
+/// nothing here.
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Some programs do not know --version, and wait for input instead.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// As much of a version's line as anybody needs.
+const MAX_VERSION_BYTES: usize = 256;
+
+/// Identities kept; a gateway asks for some hundred names.
+const MAX_CACHED: usize = 4096;
+
+/// The program that `name` is on the fixed PATH, which must be a plain name.
+pub fn find(name: &str) -> Option<PathBuf> {
+    if name.is_empty() || name.contains('/') || name.contains('\0') {
+        return None;
+    }
+    PATH.split(':').map(|directory| Path::new(directory).join(name)).find(|path| is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    path.is_file() && access(path, AccessFlags::X_OK).is_ok()
+}
+
+/// What makes a file the same as it was.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Stamp {
+    path: PathBuf,
+    size: u64,
+    modified: (i64, i64),
+    inode: u64,
+}
+
+/// Identities of programs, remembered as long as their files stay as they are.
+#[derive(Default)]
+pub struct Tools {
+    hashes: Mutex<HashMap<Stamp, Vec<u8>>>,
+    versions: Mutex<HashMap<Stamp, String>>,
+}
+
+impl Tools {
+    /// Describes the command `name`.
+    pub async fn describe(&self, name: String, with_version: bool) -> Tool {
+        let missing = Tool { name: name.clone(), ..Tool::default() };
+        let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else { return missing };
+        // Links such as /usr/local/bin/x -> /home/u/x lead out of what commands see.
+        if !runner::is_shown(&path) {
+            return missing;
+        }
+        let Ok(metadata) = fs::metadata(&path) else { return missing };
+        let stamp = Stamp {
+            path,
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            inode: metadata.ino(),
+        };
+        let Some(sha256) = self.hash(&stamp).await else { return missing };
+        let version = if with_version { self.version(&name, &stamp).await } else { String::new() };
+        Tool { name, found: true, sha256: sha256.into(), version }
+    }
+
+    async fn hash(&self, stamp: &Stamp) -> Option<Vec<u8>> {
+        if let Some(known) = self.hashes.lock().expect("not poisoned").get(stamp) {
+            return Some(known.clone());
+        }
+        let path = stamp.path.clone();
+        let hash = tokio::task::spawn_blocking(move || hash_file(&path)).await.ok()?.ok()?;
+        remember(&self.hashes, stamp, hash.clone());
+        Some(hash)
+    }
+
+    async fn version(&self, name: &str, stamp: &Stamp) -> String {
+        if let Some(known) = self.versions.lock().expect("not poisoned").get(stamp) {
+            return known.clone();
+        }
+        let line = run_version(name).await.unwrap_or_default();
+        remember(&self.versions, stamp, line.clone());
+        line
+    }
+}
+
+fn remember<T>(cache: &Mutex<HashMap<Stamp, T>>, stamp: &Stamp, value: T) {
+    let mut cache = cache.lock().expect("not poisoned");
+    if cache.len() >= MAX_CACHED {
+        cache.clear();
+    }
+    cache.insert(stamp.clone(), value);
+}
+
+/// The SHA-256 of a file's content.
+pub fn hash_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finalize().to_vec()),
+            count => hasher.update(&buffer[..count]),
+        }
+    }
+}
+
+/// The first line that `NAME --version` prints.
+async fn run_version(name: &str) -> Option<String> {
+    let mut command = Command::new(find(name)?);
+    command.arg("--version").env_clear().env("PATH", PATH).env("LC_ALL", "C");
+    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(VERSION_TIMEOUT, command.output()).await.ok()?.ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| !line.trim().is_empty())?;
+    Some(line.chars().take(MAX_VERSION_BYTES).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_are_found() {
+        assert!(find("cat").is_some());
+        for name in ["", "/bin/cat", "../bin/cat", "no-such-command-here", "cat\0"] {
+            assert_eq!(find(name), None, "{name:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tool_has_a_hash_and_a_version() {
+        let tools = Tools::default();
+        let cat = tools.describe("cat".into(), true).await;
+        assert!(cat.found && cat.version.contains("cat"), "{cat:?}");
+        assert_eq!(cat.sha256, hash_file(&find("cat").unwrap()).unwrap());
+        assert!(!tools.describe("no-such-command-here".into(), true).await.found);
+    }
+}

@@ -1,0 +1,247 @@
+//! Checks a `RunSpec` before anything is made for it: numbers that name nothing,
+//! ends that two would read, bounds. What passes is a [`Wiring`], in which every
+//! end of every pipe has its holder.
+
+use std::collections::{HashMap, HashSet};
+
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{Descriptor, Inlet, Merge, Outlet, Pty, RunSpec, Stage, descriptor::Source},
+};
+
+use crate::{
+    error::Refusal,
+    runner::wire::{End, EndKind},
+};
+
+/// Stages of one run; a pipeline split over the files of a large directory has
+/// some hundred.
+const MAX_STAGES: usize = 4096;
+
+/// Pipes and ptys of one run: two per stage, and some for streams.
+const MAX_PIPES: usize = 3 * MAX_STAGES;
+
+/// Descriptor numbers of a command; the kernel's default for fs.nr_open.
+const MAX_DESCRIPTOR: u32 = 1 << 20;
+
+/// A run's plumbing, checked.
+#[derive(Debug)]
+pub struct Wiring {
+    pub pipes: Vec<u32>,
+    pub ptys: Vec<Pty>,
+    pub merges: Vec<Merge>,
+    pub inlets: Vec<Inlet>,
+    pub outlets: Vec<Outlet>,
+    /// The ends that stages have, each once.
+    pub stage_ends: Vec<End>,
+    pub stages: Vec<Stage>,
+}
+
+impl Wiring {
+    /// Takes the spec apart, or says what is wrong with it.
+    pub fn check(spec: RunSpec) -> Result<Self, Refusal> {
+        if spec.protocol != PROTOCOL_VERSION {
+            let theirs = spec.protocol;
+            let message = format!("the gateway speaks protocol {theirs}, this executor {PROTOCOL_VERSION}");
+            return Err(Refusal::protocol(message));
+        }
+        require_bounds(&spec)?;
+        let mut checker = Checker::new(&spec)?;
+        let mut ids = HashSet::new();
+        for stage in &spec.stages {
+            if !ids.insert(stage.id) {
+                return Err(Refusal::protocol(format!("stage {} is named twice", stage.id)));
+            }
+            checker.stage(stage).map_err(|refusal| refusal.at(stage.id))?;
+        }
+        checker.streams(&spec)?;
+        let mut stage_ends: Vec<_> = checker.stage_ends.into_iter().collect();
+        stage_ends.sort_unstable();
+        Ok(Self {
+            pipes: spec.pipes,
+            ptys: spec.ptys,
+            merges: spec.merges,
+            inlets: spec.inlets,
+            outlets: spec.outlets,
+            stage_ends,
+            stages: spec.stages,
+        })
+    }
+
+    /// Descriptors that the run needs in the daemon while it is set up.
+    pub fn descriptor_count(&self) -> usize {
+        2 * (self.pipes.len() + self.ptys.len()) + 2
+    }
+}
+
+fn require_bounds(spec: &RunSpec) -> Result<(), Refusal> {
+    if spec.stages.is_empty() {
+        return Err(Refusal::protocol("a run without stages"));
+    }
+    if spec.stages.len() > MAX_STAGES {
+        return Err(Refusal::protocol(format!("{} stages, more than {MAX_STAGES}", spec.stages.len())));
+    }
+    if spec.pipes.len() + spec.ptys.len() > MAX_PIPES {
+        return Err(Refusal::protocol(format!("more than {MAX_PIPES} pipes")));
+    }
+    Ok(())
+}
+
+/// What a number names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Pipe,
+    Pty,
+    Stream,
+}
+
+struct Checker {
+    names: HashMap<u32, Named>,
+    stage_ends: HashSet<End>,
+    /// Ends that this daemon reads or writes itself.
+    own_ends: HashSet<End>,
+}
+
+impl Checker {
+    fn new(spec: &RunSpec) -> Result<Self, Refusal> {
+        let pipes = spec.pipes.iter().map(|&id| (id, Named::Pipe));
+        let ptys = spec.ptys.iter().map(|pty| (pty.id, Named::Pty));
+        let inlets = spec.inlets.iter().map(|inlet| (inlet.stream, Named::Stream));
+        let outlets = spec.outlets.iter().map(|outlet| (outlet.stream, Named::Stream));
+        let mut names = HashMap::new();
+        for (id, named) in pipes.chain(ptys).chain(inlets).chain(outlets) {
+            if names.insert(id, named).is_some() {
+                return Err(Refusal::protocol(format!("number {id} names two things")));
+            }
+        }
+        Ok(Self { names, stage_ends: HashSet::new(), own_ends: HashSet::new() })
+    }
+
+    fn stage(&mut self, stage: &Stage) -> Result<(), Refusal> {
+        if stage.program.is_empty() || stage.program.contains('/') {
+            return Err(Refusal::protocol(format!("`{}` is no name of a program", stage.program)));
+        }
+        if stage.argv.is_empty() {
+            return Err(Refusal::protocol(format!("no arguments for {}, not even its name", stage.program)));
+        }
+        let mut seen = HashSet::new();
+        for descriptor in &stage.descriptors {
+            if descriptor.fd >= MAX_DESCRIPTOR || !seen.insert(descriptor.fd) {
+                return Err(Refusal::protocol(format!("descriptor {} is out of range or given twice", descriptor.fd)));
+            }
+            self.descriptor(descriptor)?;
+        }
+        Ok(())
+    }
+
+    fn descriptor(&mut self, descriptor: &Descriptor) -> Result<(), Refusal> {
+        let (kind, id) = match descriptor.source {
+            Some(Source::PipeRead(id)) => (EndKind::PipeRead, id),
+            Some(Source::PipeWrite(id)) => (EndKind::PipeWrite, id),
+            Some(Source::Pty(id)) => (EndKind::Pty, id),
+            _ => return Ok(()),
+        };
+        self.require(id, if kind == EndKind::Pty { Named::Pty } else { Named::Pipe })?;
+        self.stage_ends.insert(End { kind: kind.into(), id });
+        Ok(())
+    }
+
+    fn streams(&mut self, spec: &RunSpec) -> Result<(), Refusal> {
+        for merge in &spec.merges {
+            for &source in &merge.sources {
+                self.require(source, Named::Pipe)?;
+                self.own(EndKind::PipeRead, source)?;
+            }
+            self.require(merge.pipe, Named::Pipe)?;
+            self.own(EndKind::PipeWrite, merge.pipe)?;
+        }
+        for inlet in &spec.inlets {
+            self.require(inlet.pipe, Named::Pipe)?;
+            self.own(EndKind::PipeWrite, inlet.pipe)?;
+        }
+        for &source in spec.outlets.iter().flat_map(|outlet| &outlet.sources) {
+            match self.names.get(&source) {
+                // The daemon has the other side of the pty, which no stage has.
+                Some(Named::Pty) => self.own(EndKind::PipeRead, source)?,
+                _ => {
+                    self.require(source, Named::Pipe)?;
+                    self.own(EndKind::PipeRead, source)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn require(&self, id: u32, named: Named) -> Result<(), Refusal> {
+        if self.names.get(&id) == Some(&named) {
+            return Ok(());
+        }
+        let what = if named == Named::Pipe { "pipe" } else { "pty" };
+        Err(Refusal::protocol(format!("{id} names no {what}")))
+    }
+
+    fn own(&mut self, kind: EndKind, id: u32) -> Result<(), Refusal> {
+        let end = End { kind: kind.into(), id };
+        if self.stage_ends.contains(&end) || !self.own_ends.insert(end) {
+            return Err(Refusal::protocol(format!("an end of pipe {id} has two holders")));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(id: u32, sources: &[Source]) -> Stage {
+        let descriptors = (0..).zip(sources).map(|(fd, source)| Descriptor { fd, source: Some(source.clone()) });
+        Stage {
+            id,
+            program: "cat".into(),
+            argv: vec!["cat".into()],
+            descriptors: descriptors.collect(),
+            ..Stage::default()
+        }
+    }
+
+    fn spec() -> RunSpec {
+        RunSpec {
+            protocol: PROTOCOL_VERSION,
+            stages: vec![
+                stage(1, &[Source::NullFlags(0), Source::PipeWrite(10)]),
+                stage(2, &[Source::PipeRead(10), Source::PipeWrite(11)]),
+            ],
+            pipes: vec![10, 11],
+            outlets: vec![Outlet { stream: 20, sources: vec![11], initial_credit_bytes: 1 }],
+            ..RunSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_sound_spec_passes() {
+        let wiring = Wiring::check(spec()).unwrap();
+        let ends: Vec<_> = wiring.stage_ends.iter().map(|end| (end.kind(), end.id)).collect();
+        assert_eq!(ends, [(EndKind::PipeRead, 10), (EndKind::PipeWrite, 10), (EndKind::PipeWrite, 11)]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let check = |expected: &str, change: fn(&mut RunSpec)| {
+            let mut spec = spec();
+            change(&mut spec);
+            let refusal = Wiring::check(spec).unwrap_err();
+            assert!(refusal.message.contains(expected), "{} lacks {expected:?}", refusal.message);
+        };
+        check("protocol 9", |spec| spec.protocol = 9);
+        check("without stages", |spec| spec.stages.clear());
+        check("stage 1 is named twice", |spec| spec.stages[1].id = 1);
+        check("names two things", |spec| spec.pipes.push(20));
+        check("99 names no pipe", |spec| spec.outlets[0].sources = vec![99]);
+        check("two holders", |spec| spec.outlets[0].sources = vec![10]);
+        check("two holders", |spec| spec.inlets.push(Inlet { stream: 21, pipe: 11 }));
+        check("is no name of a program", |spec| spec.stages[0].program = "/bin/cat".into());
+        check("not even its name", |spec| spec.stages[0].argv.clear());
+        check("given twice", |spec| spec.stages[0].descriptors[1].fd = 0);
+        check("more than 4096", |spec| spec.stages = vec![spec.stages[0].clone(); MAX_STAGES + 1]);
+    }
+}

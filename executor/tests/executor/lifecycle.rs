@@ -1,0 +1,278 @@
+//! Starting, ending, and what is left behind.
+
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use posh_proto::executor::{DescribeRequest, ToolsRequest, rejected, run_output};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+};
+
+use crate::harness::*;
+
+/// Takes a lock, which its processes inherit, and leaves some in other sessions.
+const CLINGING: &str = "exec 9>lock; flock 9; setsid sleep 1000 & (setsid sh -c 'trap \"\" TERM HUP; sleep 1000; :' &) ; echo ready; sleep 1000";
+
+/// Waits until no process has the lock of [`CLINGING`] any more.
+async fn lock_is_free(store: &Path) {
+    let path = store.join("lock");
+    let lock = tokio::task::spawn_blocking(move || {
+        Flock::lock(File::open(path).unwrap(), FlockArg::LockExclusive).map(drop).map_err(|(_, errno)| errno)
+    });
+    tokio::time::timeout(PATIENCE, lock).await.expect("all processes end").unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_cancelled_run_leaves_no_process() {
+    let lab = Lab::start().await;
+    let mut call = Call::open(&lab.client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    drop(call);
+    lock_is_free(lab.store.path()).await;
+}
+
+#[tokio::test]
+async fn a_finished_run_leaves_no_process() {
+    let lab = Lab::start().await;
+    let script = "exec 9>lock; flock 9; setsid sleep 1000 >/dev/null 2>&1 & echo bye";
+    assert_eq!(lab.run(command(&["sh", "-c", script])).await.text(), "bye\n");
+    lock_is_free(lab.store.path()).await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_leaves_no_process() {
+    let lab = Lab::start().await;
+    let client = connect(lab.address).await;
+    let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    drop((call, client));
+    lock_is_free(lab.store.path()).await;
+}
+
+/// `posh-executor` as a program.
+struct Program {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Program {
+    fn start(command: &mut Command, store: &Path) -> Self {
+        command.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("logs={}", store.display()));
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        Self { child, stderr }
+    }
+
+    fn address(&mut self) -> std::net::SocketAddr {
+        let mut line = String::new();
+        while self.stderr.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, address)) = line.split_once("listening on ") {
+                return address.split_whitespace().next().unwrap().parse().unwrap();
+            }
+        }
+        panic!("it did not listen: {line}");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_posh-executor"))
+}
+
+#[tokio::test]
+async fn a_killed_executor_leaves_no_process_and_no_directory() {
+    let (store, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut executor = Program::start(program().env("TMPDIR", temporary.path()), store.path());
+    let client = connect(executor.address()).await;
+    let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    kill(executor.pid(), Signal::SIGKILL).unwrap();
+    lock_is_free(store.path()).await;
+    // The runners hold the executor's standard error until they end.
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut executor.stderr, &mut rest).unwrap();
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn an_ordinary_user_serves_in_a_user_namespace() {
+    let store = tempfile::tempdir().unwrap();
+    let id = "23456";
+    std::os::unix::fs::chown(store.path(), Some(23456), Some(23456)).unwrap();
+    // Where the test's own build is may not be open to others.
+    let bin = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(bin.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let copy = bin.path().join("posh-executor");
+    std::fs::copy(env!("CARGO_BIN_EXE_posh-executor"), &copy).unwrap();
+    let mut command_line = Command::new("setpriv");
+    command_line.args(["--reuid", id, "--regid", id, "--clear-groups"]).arg(&copy);
+    let mut executor = Program::start(&mut command_line, store.path());
+    let mut client = connect(executor.address()).await;
+    let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
+    assert!(reply.namespaces, "{}", reply.namespaces_reason);
+    let script = "pwd -P; id -u; echo x > f; stat -c %u f; touch /usr/x || touch /x || echo read-only";
+    let outcome = run(&client, command(&["sh", "-c", script]), bytes::Bytes::new()).await;
+    assert_eq!(outcome.text(), format!("{MOUNT}\n{id}\n{id}\nread-only\n"));
+    let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    kill(executor.pid(), Signal::SIGKILL).unwrap();
+    lock_is_free(store.path()).await;
+}
+
+#[tokio::test]
+async fn a_terminated_executor_lets_runs_end() {
+    let store = tempfile::tempdir().unwrap();
+    let mut executor = Program::start(&mut program(), store.path());
+    let client = connect(executor.address()).await;
+    let script = "echo ready; while ! test -e go; do sleep 0.02; done; echo done";
+    let mut call = Call::open(&client, command(&["sh", "-c", script])).await;
+    call.until_output("ready").await;
+    kill(executor.pid(), Signal::SIGTERM).unwrap();
+    std::fs::write(store.path().join("go"), "").unwrap();
+    call.until_output("done").await;
+    call.until(|kind| matches!(kind, run_output::Kind::Finished(_)).then_some(())).await;
+    assert!(executor.child.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn runs_that_take_too_long_to_end_are_killed() {
+    let mut lab = Lab::with(|config| config.drain = std::time::Duration::from_millis(50)).await;
+    let mut call = Call::open(&lab.client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    lab.stop();
+    lock_is_free(lab.store.path()).await;
+    (&mut lab.served).await.unwrap().unwrap();
+}
+
+#[test]
+fn plain_text_is_refused_where_others_can_reach_it() {
+    let output = program().args(["--listen", "0.0.0.0:0", "--export", "a=/"]).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("refusing to serve plain text on 0.0.0.0:0"), "{message}");
+}
+
+#[test]
+fn a_wrong_configuration_is_reported_before_anything_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("executor.toml");
+    std::fs::write(&file, "lisen = 1\n[[export]]\nname = \"a\"\npath = \"/no/such/directory\"\n").unwrap();
+    let output = program().arg("--config").arg(&file).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("executor.toml:1:1: unknown key `lisen`"), "{message}");
+    assert!(message.contains("executor.toml:4:8: cannot open /no/such/directory of export `a`"), "{message}");
+}
+
+#[tokio::test]
+async fn two_hundred_runs_at_once_are_not_mixed_up() {
+    let lab = Lab::start().await;
+    let mut runs = tokio::task::JoinSet::new();
+    for number in 0..200 {
+        let client = lab.client.clone();
+        runs.spawn(async move {
+            let spec = pipeline(&[&format!("seq {number} 3000"), "cat", "sort -n"]);
+            (number, run(&client, spec, bytes::Bytes::new()).await)
+        });
+    }
+    while let Some(finished) = runs.join_next().await {
+        let (number, outcome) = finished.unwrap();
+        let expected: String = (number..=3000).map(|n| format!("{n}\n")).collect();
+        assert!(outcome.text() == expected, "run {number}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_too_many_is_refused() {
+    let lab = Lab::with(|config| config.max_runs = 1).await;
+    let mut call = Call::open(&lab.client, command(&["sh", "-c", "echo ready; sleep 1000"])).await;
+    call.until_output("ready").await;
+    assert_eq!(lab.run(pipeline(&["true"])).await.refusal().kind(), rejected::Kind::Overloaded);
+}
+
+#[tokio::test]
+async fn a_runner_that_died_is_replaced() {
+    let lab = Lab::start().await;
+    assert_eq!(lab.run(pipeline(&["echo one"])).await.text(), "one\n");
+    let scratch = std::env::temp_dir();
+    let runners: Vec<PathBuf> = children_of(std::process::id());
+    assert!(!runners.is_empty(), "no runner below this process; {}", scratch.display());
+    let store = lab.store.path().to_owned();
+    lab.write("lock", "");
+    // All of ours that other tests do not use: those that see this store.
+    for runner in runners.iter().filter(|process| sees(process, &store)) {
+        let pid: i32 = runner.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    }
+    assert_eq!(lab.run(pipeline(&["echo two"])).await.text(), "two\n");
+}
+
+#[tokio::test]
+async fn describe_and_tools_say_what_is_here() {
+    let lab = Lab::start().await;
+    let mut client = lab.client.clone();
+    let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
+    assert!(reply.namespaces, "{}", reply.namespaces_reason);
+    assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (1, "logs"));
+    assert!(reply.locales.iter().any(|locale| locale == "C"), "{:?}", reply.locales);
+    assert!(!reply.machine.is_empty() && !reply.hostname.is_empty());
+    let request = ToolsRequest { names: vec!["sort".into(), "no-such-command-here".into()], versions: true };
+    let tools = client.tools(request).await.unwrap().into_inner().tools;
+    assert!(tools[0].found && tools[0].sha256.len() == 32 && tools[0].version.starts_with("sort ("), "{tools:?}");
+    assert!(!tools[1].found);
+}
+
+#[tokio::test]
+async fn health_and_reflection_answer() {
+    let lab = Lab::start().await;
+    let channel = tonic::transport::Channel::from_shared(format!("http://{}", lab.address)).unwrap().connect().await.unwrap();
+    let request = HealthCheckRequest { service: "posh.executor.v1.Executor".into() };
+    let reply = HealthClient::new(channel.clone()).check(request).await.unwrap().into_inner();
+    assert_eq!(reply.status, 1);
+    let request = ServerReflectionRequest { message_request: Some(MessageRequest::ListServices("*".into())), ..Default::default() };
+    let replies = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::once(request)).await;
+    let reply = replies.unwrap().into_inner().message().await.unwrap().unwrap().message_response;
+    let Some(MessageResponse::ListServicesResponse(list)) = reply else { panic!("{reply:?}") };
+    assert!(list.service.iter().any(|service| service.name == "posh.executor.v1.Executor"), "{list:?}");
+}
+
+/// The /proc directories of a process's children.
+fn children_of(parent: u32) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let parent = parent.to_string();
+    let is_child = |process: &PathBuf| {
+        let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(2)) == Some(&parent)
+    };
+    entries.filter(is_child).collect()
+}
+
+/// Whether a process below `guard` sees `store` mounted.
+fn sees(guard: &Path, store: &Path) -> bool {
+    let pid: u32 = guard.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    let name = store.file_name().unwrap().to_str().unwrap();
+    children_of(pid).iter().any(|keeper| {
+        std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(name))
+    })
+}
