@@ -274,13 +274,6 @@ fn children_of(parent: u32) -> Vec<PathBuf> {
     entries.filter(is_child).collect()
 }
 
-/// Whether a process below `guard` sees `store` mounted.
-fn sees(guard: &Path, store: &Path) -> bool {
-    let pid: u32 = guard.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    let name = store.file_name().unwrap().to_str().unwrap();
-    children_of(pid)
-        .iter()
-        .any(|keeper| std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(name)))
 fn pid_of(process: &Path) -> u32 {
     process.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
