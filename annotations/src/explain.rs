@@ -9,6 +9,7 @@ use crate::invocation::{
     Aggregator, CurrentDir, FileKind, FileUse, Invocation, StatusRule, StdinUse, TerminalUse, ToolVersion,
 };
 use crate::library::Library;
+use crate::model::{ValueRule, ValueType};
 use crate::words::Piece;
 
 impl Library {
@@ -45,18 +46,24 @@ fn line(text: &mut String, label: &str, width: usize, value: &str) {
 }
 
 fn note_words(facts: &Facts<'_>, invocation: &Invocation, notes: &mut [Vec<String>]) {
-    let use_of = |piece: Piece| {
+    let use_of = |piece: Piece, rule: &ValueRule| {
         let uses = invocation.files.iter().filter(|file| file.argument == piece.argument);
         let kinds: Vec<&str> =
             uses.filter(|file| file.start >= piece.start && file.end <= piece.end).map(kind).collect();
-        if kinds.is_empty() { "no file".to_owned() } else { kinds.join(", ") }
+        let may_be_file = rule.types.iter().any(|types| matches!(facts.case(types), Some(ValueType::File(_))));
+        match (kinds.is_empty(), may_be_file, facts.bytes(piece)) {
+            (false, ..) => kinds.join(", "),
+            (true, true, b"-") => "standard input or output".to_owned(),
+            (true, true, _) => "below the directory that it changes to".to_owned(),
+            (true, false, _) => "no file".to_owned(),
+        }
     };
     for given in &facts.reading.given {
         let option = &facts.annotation.options[given.option];
         let sort = if given.values.is_empty() { "flag" } else { "option" };
         notes[given.name.argument].push(format!("{sort} {}", option.display()));
         for value in &given.values {
-            notes[value.argument].push(format!("value of {}: {}", option.display(), use_of(*value)));
+            notes[value.argument].push(format!("value of {}: {}", option.display(), use_of(*value, &option.value)));
         }
     }
     if let Some(dashes) = facts.reading.dashes {
@@ -68,8 +75,9 @@ fn note_words(facts: &Facts<'_>, invocation: &Invocation, notes: &mut [Vec<Strin
         notes[operand.argument].push("subcommand".to_owned());
     }
     for (operand, param) in facts.reading.operands.iter().zip(&facts.dealt) {
-        let name = facts.annotation.params[*param].name.as_deref().unwrap_or("operand");
-        notes[operand.argument].push(format!("{name}: {}", use_of(facts.whole(operand.argument))));
+        let param = &facts.annotation.params[*param];
+        let name = param.name.as_deref().unwrap_or("operand");
+        notes[operand.argument].push(format!("{name}: {}", use_of(facts.whole(operand.argument), &param.value)));
     }
 }
 

@@ -163,12 +163,15 @@ pub struct Split {
     pub aggregator: Option<Aggregator>,
 }
 
-/// What makes one output out of the outputs of the parts.
+/// What makes one output out of the outputs of the parts. It runs once every part has
+/// begun to write or has ended; if one ended with a status above 0 and had written nothing, it does not run at
+/// all, and nothing is written (as `sort a missing` writes nothing).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Aggregator {
     /// A command that takes the parts as file operands after these words: `sort -m -k2`.
     Command(Vec<OsString>),
-    /// One of posh's own, by its name in the language (`wc_total`, `uniq_count`, `sum`).
+    /// One of posh's own, by its name in the language (`wc_total`, `uniq_count`, `sum`);
+    /// `docs/annotations.md` says what each does.
     Builtin(String),
 }
 

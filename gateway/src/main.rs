@@ -100,10 +100,12 @@ async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The descriptor is opened anew through /proc: the number alone is no owner of it.
+/// Writes to the starter's pipe and closes it: the starter reads to the end.
 fn tell_starter(descriptor: Option<u32>, text: &str) {
-    let Some(number) = descriptor else { return };
+    let Some(number) = descriptor.map(u32::cast_signed) else { return };
+    // Opened anew through /proc, since the number alone is no owner of it.
     if let Ok(mut pipe) = File::options().write(true).open(format!("/proc/self/fd/{number}")) {
         let _ = pipe.write_all(text.as_bytes());
     }
+    let _ = nix::unistd::close(number);
 }
