@@ -44,8 +44,15 @@ impl Library {
             unexplained: Vec::new(),
             beyond_help: listed.difference(&named).cloned().collect(),
         };
-        for flag in named {
-            let omission = found.omissions.iter().find(|omission| omission.flags.contains(&flag));
+        let omission_of = |flag: &String| found.omissions.iter().find(|omission| omission.flags.contains(flag));
+        let is_known = |flag: &String| listed.contains(flag) || omission_of(flag).is_some();
+        for mut flag in named {
+            // `-Olevel` is -O with its value, where no flag of the whole name is known.
+            let short = flag.get(..2).filter(|short| !short.ends_with('-')).map(str::to_owned);
+            if let Some(short) = short.filter(|short| !is_known(&flag) && is_known(short)) {
+                flag = short;
+            }
+            let omission = omission_of(&flag);
             match omission {
                 _ if listed.contains(&flag) => coverage.listed.push(flag),
                 Some(omission) => coverage.explained.push((flag, omission.reason.clone())),
@@ -100,20 +107,29 @@ fn listed_flags(annotation: &Annotation) -> impl Iterator<Item = String> {
 }
 
 /// The flags that a help text names. In the usual form they open a line and end at
-/// two spaces; in the help of `find` (`anywhere`) they stand all over the line.
+/// two spaces; in a usage line, and all over the help of `find` (`anywhere`), they stand between other words.
 fn flags_of_help(help: &str, single_dash: bool, anywhere: bool) -> BTreeSet<String> {
     let mut flags = BTreeSet::new();
     for line in help.lines() {
         let line = line.trim();
-        if !anywhere && !line.starts_with('-') {
+        let names = if anywhere || is_usage(line) {
+            line
+        } else if line.starts_with('-') {
+            line.split("  ").next().unwrap_or(line)
+        } else {
             continue;
-        }
-        let names = if anywhere { line } else { line.split("  ").next().unwrap_or(line) };
+        };
         for word in names.split([' ', ',', '|', '\t']) {
-            flags.extend(flags_of_word(word, single_dash));
+            flags.extend(flags_of_word(word.trim_start_matches(['[', '(']), single_dash));
         }
     }
     flags
+}
+
+/// `usage: git [-C <path>]`, or a further line of it.
+fn is_usage(line: &str) -> bool {
+    let start = line.get(..6).unwrap_or(line);
+    start.eq_ignore_ascii_case("usage:") || line.starts_with("[-")
 }
 
 /// The flags of one word: `--[no-]quiet` is two.
@@ -154,15 +170,23 @@ Usage: tool [OPTION]... -x FILE
   -NUM                       same as --context=NUM
       --[no-]quiet           say nothing
   -z, --gzip, --gunzip   filter";
-        let expected = ["--all", "--color", "--colour", "--gunzip", "--gzip", "--no-quiet", "--quiet", "-a", "-z"];
+        let expected =
+            ["--all", "--color", "--colour", "--gunzip", "--gzip", "--no-quiet", "--quiet", "-a", "-x", "-z"];
         assert_eq!(flags(help), expected);
+    }
+
+    #[test]
+    fn the_form_of_git() {
+        let help =
+            "usage: git [-v | --version] [-C <path>]\n           [--exec-path[=<path>]] [-p | --paginate]\nstart -a";
+        assert_eq!(flags(help), ["--exec-path", "--paginate", "--version", "-C", "-p", "-v"]);
     }
 
     #[test]
     fn the_form_of_find() {
         let help = "tests (N can be +N or -N or N): -amin N -anewer FILE\n  [-exec COMMAND ;]";
         let found: Vec<String> = flags_of_help(help, true, true).into_iter().collect();
-        assert_eq!(found, ["-N", "-amin", "-anewer"]);
+        assert_eq!(found, ["-N", "-amin", "-anewer", "-exec"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::LazyLock;
 
 use posh_annotations::{
-    Aggregator, CurrentDir, FileKind, Invocation, Library, StatusRule, StdinUse, TerminalUse, Unknown,
+    Aggregator, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule, StdinUse, TerminalUse, Unknown,
 };
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(Library::builtin);
@@ -367,4 +367,30 @@ fn wc() {
         wc --files0-from=list a => ! wc: there are more operands than it takes
         ",
     );
+}
+
+#[test]
+fn how_the_last_line_ends() {
+    let table = [
+        ("cat a", LineEnds::AsInput),
+        ("cat -E a", LineEnds::Unknown),
+        ("grep x", LineEnds::Always),
+        ("grep -lZ x a", LineEnds::Unknown),
+        ("cut -f1", LineEnds::Always),
+        ("cut -zf1", LineEnds::Unknown),
+        ("sort", LineEnds::Always),
+        ("uniq -c", LineEnds::Always),
+        ("wc -l", LineEnds::Always),
+        ("head a", LineEnds::Unknown),
+        ("tr a-z A-Z", LineEnds::AsInput),
+        ("tr '[:lower:]' '[:upper:]'", LineEnds::AsInput),
+        ("tr -d 0-9", LineEnds::AsInput),
+        ("tr ' ' '\\n'", LineEnds::AsInput),
+        ("tr -c a-z ' '", LineEnds::Unknown),
+        ("tr '\\n' ' '", LineEnds::Unknown),
+        ("tr '[:space:]' ' '", LineEnds::Unknown),
+    ];
+    for (line, expected) in table {
+        assert_eq!(classify(line).map(|invocation| invocation.line_ends), Ok(expected), "{line}");
+    }
 }

@@ -29,7 +29,7 @@ const VERSIONS: [&str; 16] = [
 #[test]
 fn no_flag_of_an_installed_tool_is_passed_over() {
     let library = Library::builtin();
-    let mut checked = 0;
+    let (mut checked, mut listed) = (0, 0);
     let mut unexplained = Vec::new();
     for command in library.full_names() {
         let help = library.help_command(command).unwrap();
@@ -37,8 +37,8 @@ fn no_flag_of_an_installed_tool_is_passed_over() {
             continue;
         }
         let coverage = library.coverage(command, &output(&help)).unwrap();
-        assert!(!coverage.listed.is_empty(), "the help of {command} names no flag that is annotated: {help:?}");
         checked += 1;
+        listed += coverage.listed.len();
         if !coverage.unexplained.is_empty() {
             unexplained.push(format!("{command}: {}", coverage.unexplained.join(" ")));
         }
@@ -47,6 +47,7 @@ fn no_flag_of_an_installed_tool_is_passed_over() {
     // On a machine with none of these versions nothing could be compared.
     let some_known = ["grep", "tar", "cat"].into_iter().any(is_of_known_version);
     assert_eq!(checked > 0, some_known);
+    assert!(listed > 3 * checked, "{listed} flags found for {checked} commands: is their help read as it should be?");
 }
 
 fn is_of_known_version(tool: &str) -> bool {

@@ -36,3 +36,28 @@ fn examples(text: &str) -> Vec<(usize, String)> {
     }
     examples
 }
+
+/// One name for one thing, in the checker and in the reference.
+#[test]
+fn every_keyword_that_the_checker_takes_is_in_the_reference() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let reference = std::fs::read_to_string(package.join("../docs/annotations.md")).unwrap();
+    let mut files = vec![package.join("src/compile.rs")];
+    files.extend(std::fs::read_dir(package.join("src/compile")).unwrap().map(|entry| entry.unwrap().path()));
+    let mut keywords = std::collections::BTreeSet::new();
+    for file in files {
+        let source = std::fs::read_to_string(file).unwrap();
+        for call in ["take(\"", "condition(\""] {
+            let uses = source.split(call).skip(1).filter_map(|rest| rest.split_once('"'));
+            keywords.extend(uses.map(|(keyword, _)| keyword.to_owned()));
+        }
+    }
+    assert!(keywords.len() > 50, "{keywords:?}");
+    let quoted = |keyword: &str| {
+        [format!("`{keyword}"), format!("{{{keyword}:"), format!(", {keyword}:")]
+            .iter()
+            .any(|text| reference.contains(text))
+    };
+    let missing: Vec<&String> = keywords.iter().filter(|keyword| !quoted(keyword)).collect();
+    assert!(missing.is_empty(), "not in docs/annotations.md: {missing:?}");
+}

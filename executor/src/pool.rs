@@ -53,6 +53,9 @@ const MAX_RUNNERS: usize = 64;
 /// Building a view takes milliseconds, unless a file system it touches hangs.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Until a runner's guard has noticed its keeper's death.
+const DEATH_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// The owner of all runners.
 pub struct Pool {
     program: PathBuf,
@@ -70,13 +73,27 @@ struct Slot {
     last_used: Mutex<Instant>,
 }
 
-/// A running runner; dropping it closes the control socket, which ends it.
+/// A running runner; dropping it closes the control socket, which ends it. It says
+/// nothing more on it: when there is something to read, that is the end.
 struct Runner {
     control: UnixStream,
 }
 
 /// Keeps a runner from being retired while a run is on it.
 pub struct Lease(Arc<Slot>);
+
+impl Lease {
+    /// After a run was lost before it had started: forgets the runner if it is
+    /// dead, which its guard tells within moments.
+    pub async fn forget_if_dead(&self) {
+        let mut runner = self.0.runner.lock().await;
+        if let Some(suspect) = runner.as_ref()
+            && tokio::time::timeout(DEATH_TIMEOUT, suspect.control.readable()).await.is_ok()
+        {
+            *runner = None;
+        }
+    }
+}
 
 impl Drop for Lease {
     fn drop(&mut self) {
@@ -116,10 +133,15 @@ impl Pool {
         &self,
         exports: &[Export],
         mounts: &[MountPoint],
-        client_files: Vec<ClientFile>,
+        client_files: &[ClientFile],
     ) -> Result<(UnixStream, Lease), Refusal> {
         let mounts = view_mounts(exports, mounts)?;
-        let spec = ViewSpec { isolation: self.isolation.into(), mounts, client_files, ..ViewSpec::default() };
+        let spec = ViewSpec {
+            isolation: self.isolation.into(),
+            mounts,
+            client_files: client_files.to_vec(),
+            ..ViewSpec::default()
+        };
         let lease = self.slot(key_of(&spec)?)?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
         let mut runner = lease.0.runner.lock().await;

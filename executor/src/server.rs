@@ -48,6 +48,10 @@ const MAX_RESETS: usize = 4096;
 /// After runs are told to die: until their processes are reaped.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// After the last run: until its last messages are with the client and the
+/// connections, told to go away, are closed.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Descriptors that are not for runs: the listener, connections, runners, files.
 const RESERVED_DESCRIPTORS: u64 = 512;
 
@@ -93,10 +97,14 @@ pub async fn run(
     health.set_not_serving::<ExecutorServer<Service>>().await;
     let _ = drain.send(());
     tokio::select! {
-        ended = &mut serving => ended.map_err(Error::Serve)?,
+        ended = &mut serving => return ended.map_err(Error::Serve),
         () = end_runs(&shared) => {}
     }
-    Ok(())
+    // The last messages are still on their way out.
+    match tokio::time::timeout(FLUSH_TIMEOUT, serving).await {
+        Ok(ended) => ended.map_err(Error::Serve),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Waits for the runs, and kills those that take too long.

@@ -103,12 +103,6 @@ impl Adapter {
     }
 }
 
-/// The adapter of a mount: what the configuration says, else what its file
-/// system type needs.
-pub fn for_mount(fs_type: &str, configured: Option<Adapter>) -> &'static dyn Coherence {
-    configured.unwrap_or_else(|| Adapter::of(fs_type)).coherence()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -166,6 +166,10 @@ fn local_reasons() {
     check("a\0b", "\"a\\0b\" is not a path");
     check("file/..", "file/.. is not on a mount with an executor");
     assert_eq!(lab.show("x", "nowhere"), "\"x\" is not a path");
+    // A file is no way to its directory.
+    fs::write(lab.real("B/home/u/plain"), "").expect("a file");
+    check("plain/../logs/f", "plain/../logs/f is not on a mount with an executor");
+    check("./../u/logs/f", "s1 logs:/f @ B/mnt/logs/f link");
 }
 
 #[test]

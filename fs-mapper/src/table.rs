@@ -2,7 +2,7 @@
 
 mod build;
 
-use crate::coherence::{self, Adapter, Coherence};
+use crate::coherence::{Adapter, Coherence};
 use crate::config::{Config, MountConfig};
 use crate::kind;
 use crate::mountinfo::{MountInfo, MountInfoError};
@@ -67,9 +67,15 @@ impl Mount {
         matches!(self.state, MountState::Mounted | MountState::PlainDirectory)
     }
 
+    /// Which adapter keeps this mount's caches true.
+    pub fn adapter(&self) -> Adapter {
+        let configured = self.owner.as_ref().and_then(|owner| owner.coherence);
+        configured.unwrap_or_else(|| Adapter::of(&self.fs_type))
+    }
+
     /// What keeps this mount's caches true. Its calls block.
     pub fn coherence(&self) -> &'static dyn Coherence {
-        coherence::for_mount(&self.fs_type, self.owner.as_ref().and_then(|owner| owner.coherence))
+        self.adapter().coherence()
     }
 
     fn terrain(&self) -> Terrain {

@@ -9,8 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::{ClientPath, ExecutorName, LastLink, MountTable, Owned, Resolution, Resolver, coherence::WriteBehind};
-use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, Library, StdinUse, TerminalUse, Unknown};
+use fs_mapper::{
+    ClientPath, ExecutorName, LastLink, Mount, MountTable, Owned, Resolution, Resolver,
+    coherence::{Adapter, WriteBehind},
+};
+use posh_annotations::{
+    CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, StdinUse, TerminalUse, Unknown,
+};
 
 use crate::{
     assembly::Edge,
@@ -87,7 +92,88 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
             Some(place(world, &mut resolver, &stage.cwd, LastLink::Follow, Tree::Whole)?)
         }
     };
-    Ok(Reading { invocation, places, cwd })
+    let reading = Reading { invocation, places, cwd };
+    check_attributes(world, &reading)?;
+    check_writes(world, &reading)?;
+    check_search(world, stage, &reading)?;
+    Ok(reading)
+}
+
+/// What a command shows of files must look there as it looks here.
+fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+    for place in reading.places.iter().flatten().chain(&reading.cwd) {
+        let Place::At(_, path) = place else { continue };
+        let Resolution::Owned(owned) = world.table.resolve(path.as_path(), Path::new("/")) else { continue };
+        let mount = world.table.mount(owned.mount);
+        if let Some(differs) = reading.invocation.shows.iter().find(|a| !shown_alike(mount, **a)) {
+            return Err(format!(
+                "{} shows {}, which a {} mount does not show as the server does",
+                reading.invocation.command,
+                attribute(*differs),
+                mount.fs_type
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A command must not itself write behind a mount that would upload its own old copy later.
+fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+    for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
+        let Some(Place::At(_, path)) = place else { continue };
+        let Resolution::Owned(owned) = world.table.resolve(path.as_path(), Path::new("/")) else { continue };
+        let mount = world.table.mount(owned.mount);
+        if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
+            return Err(format!("files on a {} mount must be written through it", mount.fs_type));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a mount shows an attribute as the server has it. The same kernel's
+/// file system does. sshfs passes on permissions, sizes of directories and the
+/// order of their entries (seen up to 3,000 entries; above 10,000 find(1) sorts
+/// by inode number on local disks). Of others only permissions are certain.
+fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
+    match (mount.adapter(), attribute) {
+        (Adapter::Bind, _) | (_, FileAttribute::Mode) => true,
+        (Adapter::Sshfs, FileAttribute::Order | FileAttribute::DirSize) => true,
+        _ => false,
+    }
+}
+
+fn attribute(attribute: FileAttribute) -> &'static str {
+    match attribute {
+        FileAttribute::Owner => "owners",
+        FileAttribute::Inode => "inode numbers",
+        FileAttribute::Links => "link counts",
+        FileAttribute::Blocks => "disk usage",
+        FileAttribute::Device => "device numbers",
+        FileAttribute::Times => "exact times",
+        FileAttribute::Mode => "permissions",
+        FileAttribute::DirSize => "sizes of directories",
+        FileAttribute::Order => "the order of directory entries",
+        FileAttribute::AccessTime => "times of access",
+    }
+}
+
+/// What a command looks for upwards (`.git`) must not lie above the mount, where
+/// only this machine could find it.
+fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    if reading.invocation.searches_up.is_empty() {
+        return Ok(());
+    }
+    let start = reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
+    let Resolution::Owned(owned) = world.table.resolve(&start, &stage.cwd) else { return Ok(()) };
+    let top = world.table.mount(owned.mount).path.as_path();
+    let found = top.ancestors().skip(1).find_map(|directory| {
+        let names = reading.invocation.searches_up.iter().map(|name| directory.join(name));
+        names.into_iter().find(|file| file.symlink_metadata().is_ok())
+    });
+    match found {
+        None => Ok(()),
+        Some(file) => Err(format!("{} may find {} on this machine", reading.invocation.command, file.display())),
+    }
 }
 
 /// Whether what lies below a path counts too.

@@ -108,7 +108,9 @@ impl<'a> Builder<'a> {
     pub fn build(mut self, id: &str) -> Lowered {
         for placement in &self.plan.placements {
             if let Placement::Remote(parts) = placement {
-                parts.iter().for_each(|p| drop(self.run_on(p.executor, id)));
+                for part in parts {
+                    self.run_on(part.executor, id);
+                }
             }
         }
         self.lay_pipes();
@@ -122,9 +124,9 @@ impl<'a> Builder<'a> {
         self.lowered
     }
 
-    fn run_on(&mut self, executor: ExecutorId, id: &str) -> usize {
-        if let Some(index) = self.lowered.runs.iter().position(|r| r.executor == executor) {
-            return index;
+    fn run_on(&mut self, executor: ExecutorId, id: &str) {
+        if self.lowered.runs.iter().any(|r| r.executor == executor) {
+            return;
         }
         let mounts = self.world.table.mounts().filter_map(|m| {
             let owner = m.owner.as_ref()?;
@@ -141,7 +143,6 @@ impl<'a> Builder<'a> {
             ..RunSpec::default()
         };
         self.lowered.runs.push(Run { executor, spec, next: 0 });
-        self.lowered.runs.len() - 1
     }
 
     fn run_of(&self, part: &Part) -> usize {

@@ -53,7 +53,8 @@ fn main() -> ExitCode {
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let file = arguments.config.clone().or_else(Config::find_default);
     let file = file.ok_or_else(|| anyhow::anyhow!("no configuration found; give --config FILE"))?;
-    let file = std::path::absolute(file)?;
+    let file = std::fs::canonicalize(&file)
+        .map_err(|e| anyhow::anyhow!("cannot find the configuration {}: {e}", file.display()))?;
     let config = Config::load(&file)?;
     // Results of commands pass through one loop each; two threads keep one busy pipeline from delaying others.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -100,10 +101,12 @@ async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The descriptor is opened anew through /proc: the number alone is no owner of it.
+/// Writes to the starter's pipe and closes it: the starter reads to the end.
 fn tell_starter(descriptor: Option<u32>, text: &str) {
-    let Some(number) = descriptor else { return };
+    let Some(number) = descriptor.map(u32::cast_signed) else { return };
+    // Opened anew through /proc, since the number alone is no owner of it.
     if let Ok(mut pipe) = File::options().write(true).open(format!("/proc/self/fd/{number}")) {
         let _ = pipe.write_all(text.as_bytes());
     }
+    let _ = nix::unistd::close(number);
 }

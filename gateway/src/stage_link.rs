@@ -60,15 +60,29 @@ pub enum ForStage {
     /// Run the command yourself.
     RunHere(String),
     /// Stand in for it: descriptors to read when credit comes, and to write.
-    Remote { reads: Vec<u32>, writes: Vec<u32> },
+    Remote {
+        /// Descriptors that may be read.
+        reads: Vec<u32>,
+        /// Descriptors that may be written.
+        writes: Vec<u32>,
+    },
     /// Write this to a descriptor.
     Data(u32, Bytes),
     /// Read and send so many bytes more.
     Credit(u32, u64),
     /// Nobody reads that input any more.
     StopReading(u32),
-    /// End like this; set these files to these offsets first; say this on stderr.
-    Exit { status: Status, core_dumped: bool, seeks: Vec<(u32, u64)>, message: String },
+    /// End as the command ended.
+    Exit {
+        /// How.
+        status: Status,
+        /// It left a core file where it ran.
+        core_dumped: bool,
+        /// Where it left shared files: descriptor, offset.
+        seeks: Vec<(u32, u64)>,
+        /// An error of posh, for descriptor 2.
+        message: String,
+    },
 }
 
 /// One stage that waits, or stands in for a remote command.

@@ -3,6 +3,7 @@
 //! namespace has a name and no file is made outside of private tmpfs mounts, so
 //! nothing is left behind. What runs on a host is `services`' and `lab`'s matter.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -44,6 +45,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Host {
     name: String,
     programs: PathBuf,
+    variables: Vec<(String, OsString)>,
     place: Place,
 }
 
@@ -76,12 +78,20 @@ impl Host {
         let mut init = made.recv().map_err(|_| gone())??;
         let lifeline = init.stdin.take();
         let place = Place::Namespaces { jobs: Some(jobs), door: Some(door), init, lifeline };
-        Ok(Host { name: name.to_owned(), programs: PROGRAMS.into(), place })
+        Ok(Host { name: name.to_owned(), programs: PROGRAMS.into(), variables: namespace_variables(), place })
     }
 
     /// This machine itself: no namespaces, for a demonstration without root.
     pub fn plain(name: &str, programs: &Programs) -> Host {
-        Host { name: name.to_owned(), programs: programs.directory().to_owned(), place: Place::Plain }
+        let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
+        let programs = programs.directory().to_owned();
+        Host { name: name.to_owned(), programs, variables: vec![("HOME".into(), home)], place: Place::Plain }
+    }
+
+    /// The same with more variables for every command.
+    pub fn with_variables(mut self, variables: &[(&str, &Path)]) -> Host {
+        self.variables.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), value.as_os_str().to_owned())));
+        self
     }
 
     /// The host's name.
@@ -108,10 +118,9 @@ impl Host {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").stdin(Stdio::null());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         if let Place::Namespaces { .. } = self.place {
-            command.env("HOME", HOME).env("XDG_RUNTIME_DIR", RUNTIME).env("POSH_CONFIG", CONFIG).current_dir(HOME);
-        } else {
-            command.env("HOME", std::env::var_os("HOME").unwrap_or_else(|| "/".into()));
+            command.current_dir(HOME);
         }
         command
     }
@@ -165,6 +174,11 @@ impl Host {
         }
         Ok(found)
     }
+}
+
+fn namespace_variables() -> Vec<(String, OsString)> {
+    let pairs = [("HOME", HOME), ("XDG_RUNTIME_DIR", RUNTIME), ("POSH_CONFIG", CONFIG)];
+    pairs.map(|(name, value)| (name.to_owned(), value.into())).to_vec()
 }
 
 impl Drop for Host {

@@ -15,6 +15,7 @@ pub mod network;
 pub mod oracle;
 pub mod process;
 pub mod programs;
+pub mod quiet;
 pub mod services;
 pub mod tree;
 pub mod workload;

@@ -116,16 +116,16 @@ impl Journal {
         self.0.1.notify_all();
     }
 
-    /// Waits until a line holds `needle`; what was said instead is in the error.
-    pub fn wait_for(&self, needle: &str, limit: Duration) -> Result<()> {
-        let found = |lines: &Lines| lines.last.iter().any(|l| l.contains(needle));
+    /// Waits until a line holds `needle` and answers with it; what was said instead is in the error.
+    pub fn wait_for(&self, needle: &str, limit: Duration) -> Result<String> {
+        let found = |lines: &Lines| lines.last.iter().find(|l| l.contains(needle)).cloned();
         let (lines, _) = self
             .0
             .1
-            .wait_timeout_while(self.lock(), limit, |l| !l.ended && !found(l))
+            .wait_timeout_while(self.lock(), limit, |l| !l.ended && found(l).is_none())
             .unwrap_or_else(PoisonError::into_inner);
-        if found(&lines) {
-            return Ok(());
+        if let Some(line) = found(&lines) {
+            return Ok(line);
         }
         let detail = lines.last.iter().cloned().collect::<Vec<_>>().join("\n");
         Err(LabError::Timeout { what: format!("a line with {needle:?}"), after: limit, detail })

@@ -109,6 +109,19 @@ pub fn start_executor(server: &Host, address: &str, exports: &[(String, String)]
     Ok(service)
 }
 
+/// Starts an executor for one export on a free port of the loopback interface; also its
+/// `address:port`. It ends with the thread that calls this, however that ends.
+pub fn start_local_executor(host: &Host, export: &str, directory: &Path) -> Result<(Service, String)> {
+    let mut command = host.command("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(host.programs().join("posh-executor"));
+    command.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("{export}={}", directory.display()));
+    let service = Service::start(host, command)?;
+    let line = service.journal.wait_for("listening on ", START_LIMIT)?;
+    let address = line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let address = address.ok_or_else(|| LabError::Report(format!("no address in {line:?}")))?.to_owned();
+    Ok((service, address))
+}
+
 /// Mounts `address:directory` at `path` on the workstation. The connection may still be
 /// in the making; [`wait_answering`] waits for it.
 pub fn mount_sshfs(workstation: &Host, address: &str, directory: &str, path: &str) -> Result<Service> {

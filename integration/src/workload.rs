@@ -126,7 +126,7 @@ impl Workload {
                 generate::images(&first.join("images"), count, width, height)
             }
             Workload::PortScan => std::fs::create_dir_all(&first)
-                .and_then(|()| generate::port_scan(&first.join("scan.json"), size.pick(5_000, 250_000))),
+                .and_then(|()| generate::port_scan(&first.join("scan.json"), size.pick(25_000, 250_000))),
             Workload::AccessLogs => {
                 let (files, lines) = size.pick((4, 15_000), (10, 70_000));
                 (1..).zip(stores).try_for_each(|(i, s)| generate::access_logs(&s.data().join("logs"), i, files, lines))

@@ -6,7 +6,10 @@
 
 mod apps;
 mod arena;
+mod bad_input;
+mod failure;
 mod lab_selftest;
+mod load;
 mod shells;
 mod traps;
 

@@ -52,9 +52,13 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
             Question::Status { json } => print(tables::status(&target, json)),
             Question::Explain { pipeline, json, split } => print(plan_only::explain(&target, &pipeline, json, split)),
             Question::Doctor => print_checked(Ok(doctor::examine(&target))),
-            Question::Annotations(Annotations::Check { dir }) => print_checked(annotations::check(&target, dir.as_deref())),
+            Question::Annotations(Annotations::Check { dir }) => {
+                print_checked(annotations::check(&target, dir.as_deref()))
+            }
             Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(&target, &command)),
-            Question::Annotations(Annotations::Coverage { commands }) => print(annotations::coverage(&target, &commands)),
+            Question::Annotations(Annotations::Coverage { commands }) => {
+                print(annotations::coverage(&target, &commands))
+            }
             Question::Gateway(Service::Start) => {
                 print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
             }

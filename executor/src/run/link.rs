@@ -8,7 +8,7 @@ use std::{
 
 use bytes::BytesMut;
 use posh_proto::{
-    executor::{RunInput, RunOutput, Signal, Stage, run_input},
+    executor::{RunInput, RunOutput, Signal, run_input},
     frame,
 };
 use prost::Message;
@@ -17,7 +17,7 @@ use tokio::{
     net::UnixStream,
 };
 
-use crate::runner::wire::{DESCRIPTORS_PER_MESSAGE, End, Job, send_descriptors};
+use crate::runner::wire::{DESCRIPTORS_PER_MESSAGE, Job, send_descriptors};
 
 /// Killing and reaping takes milliseconds; a process that a dead disk holds can
 /// take for ever, and must not hold us.
@@ -35,7 +35,7 @@ impl Link {
     }
 
     /// Sends the whole job; the descriptors are closed here.
-    pub async fn send_job(&mut self, stages: Vec<Stage>, ends: Vec<End>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    pub async fn send_job(&mut self, job: &Job, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let count = u32::try_from(descriptors.len()).map_err(io::Error::other)?;
         self.socket.write_all(&count.to_le_bytes()).await?;
         for batch in descriptors.chunks(DESCRIPTORS_PER_MESSAGE) {
@@ -48,7 +48,8 @@ impl Link {
                 }
             }
         }
-        self.send(&Job { stages, ends }).await
+        drop(descriptors);
+        self.send(job).await
     }
 
     /// Passes a signal on.
@@ -63,8 +64,13 @@ impl Link {
             if let Some(output) = frame::decode(&mut self.received).map_err(io::Error::other)? {
                 return Ok(Some(output));
             }
-            if self.socket.read_buf(&mut self.received).await? == 0 {
-                return Ok(None);
+            match self.socket.read_buf(&mut self.received).await {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                // It died before it had read everything. What it had said is still
+                // there, and whether that was `Started` matters; told only once.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+                Err(error) => return Err(error),
             }
         }
     }

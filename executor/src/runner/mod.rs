@@ -22,6 +22,7 @@ use std::{
     ffi::OsStr,
     fs::File,
     io,
+    net::Shutdown,
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::{ffi::OsStrExt as _, net::UnixStream},
@@ -41,7 +42,7 @@ use nix::{
     },
     unistd::{ForkResult, Pid, dup2_stdin, getegid, geteuid, setsid},
 };
-use posh_proto::executor::rejected;
+use posh_proto::executor::{RunOutput, rejected};
 
 use self::{
     view::View,
@@ -87,6 +88,8 @@ fn guard() -> io::Result<()> {
         }
         ForkResult::Parent { child } => {
             wait_for_either_end(&control, &children, child);
+            // Tells the daemon at once that this runner takes no more runs.
+            let _ = control.shutdown(Shutdown::Both);
             processes::kill_all_below();
             if !spec.scratch.is_empty() {
                 let _ = std::fs::remove_dir_all(OsStr::from_bytes(&spec.scratch));
@@ -178,11 +181,14 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
         let Some(socket) = sys::receive_descriptors(control.as_fd())?.into_iter().next() else {
             return Ok(());
         };
-        // A failed fork drops the socket: the daemon sees that nothing started.
+        let socket = UnixStream::from(socket);
         match sys::fork() {
-            Ok(ForkResult::Child) => sys::exit_now(supervisor::main(UnixStream::from(socket), &view, children)),
+            Ok(ForkResult::Child) => sys::exit_now(supervisor::main(socket, &view, children)),
             Ok(ForkResult::Parent { child }) => supervisors.push(child),
-            Err(errno) => eprintln!("posh-executor runner: cannot fork: {}", errno.desc()),
+            Err(errno) => {
+                let message = format!("cannot start a process on the server: {}", errno.desc());
+                let _ = write_frame(&socket, &RunOutput::from(Refusal::new(rejected::Kind::SpawnFailed, message)));
+            }
         }
     }
 }

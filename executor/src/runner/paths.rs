@@ -16,7 +16,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{OFlag, open, openat, readlinkat},
+    fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat},
     libc,
     sys::stat::{FileStat, Mode, SFlag, fstat},
     unistd::{Whence, lseek},
@@ -86,7 +86,7 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     if flags.intersects(OFlag::O_CREAT | OFlag::O_TRUNC) {
         return Err(Refusal::protocol(format!("redirect of {} would create or truncate", path.display())));
     }
-    let handle = openat(cwd, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|e| refuse(e.desc()))?;
+    let handle = find(cwd, path, true).map_err(|errno| refuse(errno.desc()))?;
     let at = name_of(&handle).map_err(|errno| refuse(errno.desc()))?;
     require_inside(view, &at).map_err(|why| Refusal::new(Kind::PathOutside, format!("{}: {why}", path.display())))?;
     let status = fstat(&handle).map_err(|errno| refuse(errno.desc()))?;
@@ -121,10 +121,9 @@ fn is_own_descriptor(stage: &Stage, path: &[u8]) -> bool {
 /// be made, or the deepest one that there is.
 fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, FileStat)> {
     let (mut path, mut follow) = (path.to_owned(), follow);
-    // Bounds links and components alike; each step takes away one of either.
+    // Each step takes away a link or a component.
     for _ in 0..MAX_LINKS + path.components().count() {
-        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
-        let errno = match openat(cwd, &path, flags, Mode::empty()) {
+        let errno = match find(cwd, &path, follow) {
             Ok(found) => return Ok((name_of(&found)?, fstat(&found)?)),
             Err(errno) => errno,
         };
@@ -143,6 +142,13 @@ fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, Fi
         follow = true;
     }
     Err(Errno::ELOOP)
+}
+
+/// A handle on what is at `path`. Links like those of /proc/PID/fd are not
+/// followed: they would lead through what this process has open.
+fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
+    openat2(cwd, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS))
 }
 
 /// The path by which the view knows what `fd` refers to.

@@ -221,6 +221,38 @@ impl Call {
     }
 }
 
+impl Call {
+    /// Carries the call to its end, with credit as it is used.
+    pub async fn collect(mut self, mut input: Bytes) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut is_input_ended = false;
+        while let Some(kind) = self.next().await {
+            match kind {
+                run_output::Kind::Started(_) => outcome.is_started = true,
+                run_output::Kind::Rejected(rejected) => outcome.rejected = Some(rejected),
+                run_output::Kind::Chunk(Chunk { stream, data }) => {
+                    self.send(Kind::Credit(Credit { stream, bytes: data.len() as u64 })).await;
+                    if stream == OUT { &mut outcome.out } else { &mut outcome.err }.extend_from_slice(&data);
+                }
+                run_output::Kind::Credit(Credit { stream, bytes }) if !is_input_ended => {
+                    let data = input.split_to(input.len().min(usize::try_from(bytes).unwrap()));
+                    self.send(Kind::Chunk(Chunk { stream, data })).await;
+                    if input.is_empty() {
+                        is_input_ended = true;
+                        self.send(Kind::End(stream)).await;
+                    }
+                }
+                run_output::Kind::Exited(exited) => {
+                    outcome.exits.insert(exited.stage, exited);
+                }
+                run_output::Kind::Finished(_) => outcome.is_finished = true,
+                _ => {}
+            }
+        }
+        outcome
+    }
+}
+
 /// All that came of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -252,33 +284,7 @@ impl Outcome {
     }
 }
 
-/// Runs `spec` to its end, with `input` for [`IN`] and credit as it is used.
-pub async fn run(client: &Client, spec: RunSpec, mut input: Bytes) -> Outcome {
-    let mut call = Call::open(client, spec).await;
-    let mut outcome = Outcome::default();
-    let mut is_input_ended = false;
-    while let Some(kind) = call.next().await {
-        match kind {
-            run_output::Kind::Started(_) => outcome.is_started = true,
-            run_output::Kind::Rejected(rejected) => outcome.rejected = Some(rejected),
-            run_output::Kind::Chunk(Chunk { stream, data }) => {
-                call.send(Kind::Credit(Credit { stream, bytes: data.len() as u64 })).await;
-                if stream == OUT { &mut outcome.out } else { &mut outcome.err }.extend_from_slice(&data);
-            }
-            run_output::Kind::Credit(Credit { stream, bytes }) if !is_input_ended => {
-                let data = input.split_to(input.len().min(usize::try_from(bytes).unwrap()));
-                call.send(Kind::Chunk(Chunk { stream, data })).await;
-                if input.is_empty() {
-                    is_input_ended = true;
-                    call.send(Kind::End(stream)).await;
-                }
-            }
-            run_output::Kind::Exited(exited) => {
-                outcome.exits.insert(exited.stage, exited);
-            }
-            run_output::Kind::Finished(_) => outcome.is_finished = true,
-            _ => {}
-        }
-    }
-    outcome
+/// Runs `spec` to its end, with `input` for [`IN`].
+pub async fn run(client: &Client, spec: RunSpec, input: Bytes) -> Outcome {
+    Call::open(client, spec).await.collect(input).await
 }

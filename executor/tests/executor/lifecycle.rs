@@ -215,15 +215,17 @@ async fn a_run_too_many_is_refused() {
 async fn a_runner_that_died_is_replaced() {
     let lab = Lab::start().await;
     assert_eq!(lab.run(pipeline(&["echo one"])).await.text(), "one\n");
-    let scratch = std::env::temp_dir();
-    let runners: Vec<PathBuf> = children_of(std::process::id());
-    assert!(!runners.is_empty(), "no runner below this process; {}", scratch.display());
-    let store = lab.store.path().to_owned();
-    lab.write("lock", "");
-    // All of ours that other tests do not use: those that see this store.
-    for runner in runners.iter().filter(|process| sees(process, &store)) {
-        let pid: i32 = runner.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    // Of all below this process, those that see this store: others are other tests'.
+    let guards = children_of(std::process::id());
+    let name = lab.store.path().file_name().unwrap().to_str().unwrap().to_owned();
+    let keepers = guards.iter().flat_map(|guard| children_of(pid_of(guard)));
+    let sees_store =
+        |keeper: &PathBuf| std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
+    let keepers: Vec<_> = keepers.filter(sees_store).collect();
+    assert_eq!(keepers.len(), 1);
+    kill(Pid::from_raw(pid_of(&keepers[0]).cast_signed()), Signal::SIGKILL).unwrap();
+    while keepers[0].join("exe").read_link().is_ok() {
+        tokio::task::yield_now().await;
     }
     assert_eq!(lab.run(pipeline(&["echo two"])).await.text(), "two\n");
 }
@@ -246,11 +248,15 @@ async fn describe_and_tools_say_what_is_here() {
 #[tokio::test]
 async fn health_and_reflection_answer() {
     let lab = Lab::start().await;
-    let channel = tonic::transport::Channel::from_shared(format!("http://{}", lab.address)).unwrap().connect().await.unwrap();
+    let channel =
+        tonic::transport::Channel::from_shared(format!("http://{}", lab.address)).unwrap().connect().await.unwrap();
     let request = HealthCheckRequest { service: "posh.executor.v1.Executor".into() };
     let reply = HealthClient::new(channel.clone()).check(request).await.unwrap().into_inner();
     assert_eq!(reply.status, 1);
-    let request = ServerReflectionRequest { message_request: Some(MessageRequest::ListServices("*".into())), ..Default::default() };
+    let request = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices("*".into())),
+        ..Default::default()
+    };
     let replies = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::once(request)).await;
     let reply = replies.unwrap().into_inner().message().await.unwrap().unwrap().message_response;
     let Some(MessageResponse::ListServicesResponse(list)) = reply else { panic!("{reply:?}") };
@@ -268,11 +274,6 @@ fn children_of(parent: u32) -> Vec<PathBuf> {
     entries.filter(is_child).collect()
 }
 
-/// Whether a process below `guard` sees `store` mounted.
-fn sees(guard: &Path, store: &Path) -> bool {
-    let pid: u32 = guard.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    let name = store.file_name().unwrap().to_str().unwrap();
-    children_of(pid).iter().any(|keeper| {
-        std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(name))
-    })
+fn pid_of(process: &Path) -> u32 {
+    process.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }

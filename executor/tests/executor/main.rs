@@ -1,6 +1,8 @@
 //! The executor from outside: an executor in this process (or as a program),
 //! asked through gRPC as a gateway would.
 
+#![allow(clippy::unwrap_used, reason = "the whole program is tests, its harness included")]
+
 mod harness;
 mod lifecycle;
 mod paths;

@@ -57,7 +57,22 @@ async fn paths_inside_the_mount_pass_however_they_are_written() {
     symlink("d/new", lab.store.path().join("dangling")).unwrap();
     let absolute = format!("{MOUNT}/f");
     let around = format!("../../posh-test-workstation/logs/{}", "f");
-    for path in ["f", "./f", "d/../f", &absolute, &around, "relative", "absolute", "missing", "d/a/b/c", "f/x", "dangling", "", "/dev/null", "/dev/stdin"] {
+    for path in [
+        "f",
+        "./f",
+        "d/../f",
+        &absolute,
+        &around,
+        "relative",
+        "absolute",
+        "missing",
+        "d/a/b/c",
+        "f/x",
+        "dangling",
+        "",
+        "/dev/null",
+        "/dev/stdin",
+    ] {
         let outcome = lab.run(using(&["echo ok"], &[path])).await;
         assert!(outcome.is_finished, "{path}: {outcome:?}");
     }
@@ -111,7 +126,8 @@ async fn exports_must_exist_and_sub_paths_stay_below() {
     std::fs::create_dir_all(lab.store.path().join("a/b")).unwrap();
     lab.write("a/b/f", "deep\n");
     symlink("/etc", lab.store.path().join("out")).unwrap();
-    for (export, sub_path) in [("other", ""), ("logs", "missing"), ("logs", "../.."), ("logs", "/etc"), ("logs", "out")] {
+    for (export, sub_path) in [("other", ""), ("logs", "missing"), ("logs", "../.."), ("logs", "/etc"), ("logs", "out")]
+    {
         let mut spec = pipeline(&["cat f"]);
         spec.mounts = vec![mount(MOUNT, export, sub_path)];
         assert_eq!(lab.run(spec).await.refusal().kind(), Kind::UnknownExport, "{export} {sub_path}");
@@ -161,7 +177,9 @@ async fn mounts_can_be_nearly_anywhere() {
     let lab = Lab::start().await;
     lab.write("f", "content\n");
     std::fs::create_dir(lab.store.path().join("inner")).unwrap();
-    for path in ["/usr/local/posh-test/data", "/tmp/a/b", "/var/x", "/home/u/data", "/etc/posh-test", "/usr/share/zoneinfo"] {
+    for path in
+        ["/usr/local/posh-test/data", "/tmp/a/b", "/var/x", "/home/u/data", "/etc/posh-test", "/usr/share/zoneinfo"]
+    {
         let mut spec = in_directory(pipeline(&["cat f"]), path);
         spec.mounts = vec![mount(path, "logs", "")];
         assert_eq!(lab.run(spec).await.text(), "content\n", "{path}");
@@ -170,7 +188,10 @@ async fn mounts_can_be_nearly_anywhere() {
     let mut spec = in_directory(pipeline(&["ls /usr/local"]), "/usr/local/posh-test");
     spec.mounts = vec![mount("/usr/local/posh-test", "logs", "")];
     let text = lab.run(spec).await.text();
-    let mut expected: Vec<_> = std::fs::read_dir("/usr/local").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut expected: Vec<_> = std::fs::read_dir("/usr/local")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     expected.push("posh-test".into());
     let mut listed: Vec<_> = text.lines().map(str::to_owned).collect();
     expected.sort();
@@ -239,8 +260,7 @@ async fn nothing_of_a_refused_run_has_run() {
     assert_eq!(lab.run(spec).await.refusal().stage, 2);
     // A stage that can't be set up holds back the others.
     let mut spec = pipeline(&["touch new", "cat"]);
-    spec.stages[1].limits =
-        vec![posh_proto::executor::ResourceLimit { resource: 9999, soft: 1, hard: 1 }];
+    spec.stages[1].limits = vec![posh_proto::executor::ResourceLimit { resource: 9999, soft: 1, hard: 1 }];
     assert_eq!(lab.run(spec).await.refusal().kind(), Kind::SpawnFailed);
     assert!(!lab.store.path().join("new").exists());
 }

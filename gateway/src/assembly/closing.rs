@@ -164,7 +164,7 @@ impl Pipe<'_> {
     }
 }
 
-/// Groups of stages that edges join, each in ascending order of index.
+/// Groups of stages that edges join, each from its sources to its sink.
 #[must_use]
 pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
     let mut leader: Vec<usize> = (0..count).collect();
@@ -182,7 +182,21 @@ pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
     for stage in 0..count {
         groups.entry(find(&leader, stage)).or_default().push(stage);
     }
-    let mut groups: Vec<_> = groups.into_values().collect();
+    let mut groups: Vec<_> = groups.into_values().map(|group| downstream(group, edges)).collect();
     groups.sort();
     groups
+}
+
+/// The stages of one group with every writer before its reader; the shell may
+/// have started them in any order.
+fn downstream(group: Vec<usize>, edges: &[Edge]) -> Vec<usize> {
+    let mut left = group;
+    let mut ordered = Vec::with_capacity(left.len());
+    while !left.is_empty() {
+        let ready = |s: &usize| !edges.iter().any(|e| e.to.0 == *s && left.contains(&e.from.0));
+        // A ring of pipes has no first stage; any will do.
+        let next = left.iter().position(ready).unwrap_or(0);
+        ordered.push(left.remove(next));
+    }
+    ordered
 }

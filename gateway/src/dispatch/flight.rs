@@ -159,9 +159,9 @@ impl<'a> Relay<'a> {
         while !self.stages.values().all(|s| s.finished) {
             let Some(event) = incoming.recv().await else { break };
             match event {
-                Event::Stage(stage, Some(said)) => self.from_stage(stage, said).await,
+                Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
                 Event::Stage(stage, None) => self.stage_gone(stage).await,
-                Event::Run(run, Ok(Some(message))) => self.from_run(run, message).await,
+                Event::Run(run, Ok(Some(message))) => self.received(run, message).await,
                 Event::Run(run, end) => self.run_over(run, end.err()).await,
             }
             self.finish_stages();
@@ -170,7 +170,7 @@ impl<'a> Relay<'a> {
         self.outcome
     }
 
-    async fn from_stage(&mut self, stage: usize, said: FromStage) {
+    async fn heard(&mut self, stage: usize, said: FromStage) {
         match said {
             FromStage::Ack => {}
             FromStage::Data(fd, data) => {
@@ -202,7 +202,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn from_run(&mut self, run: usize, message: RunOutput) {
+    async fn received(&mut self, run: usize, message: RunOutput) {
         match message.kind {
             Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
                 self.outcome.bytes += data.len() as u64;

@@ -4,6 +4,7 @@
 mod flight;
 mod output;
 mod refresh;
+mod settle;
 mod start;
 
 use std::{
@@ -148,7 +149,8 @@ impl Planned {
         shape: &Shape,
         split: Option<u32>,
     ) -> Self {
-        let readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
+        let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
+        settle::settle(&gateway.view().table, &mut readings).await;
         let stages = commands.iter().enumerate().map(|(index, command)| {
             let around = Surroundings {
                 edges: &shape.edges,

@@ -2,11 +2,12 @@
 //! around in, and the demonstration.
 
 use std::io::{Read, Write};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use posh_integration::programs::Programs;
-use posh_integration::{Lab, LabSpec, init};
+use posh_integration::{Lab, LabSpec, demo, init};
 
 /// Runs laboratories for posh.
 #[derive(Debug, Parser)]
@@ -25,13 +26,20 @@ enum Task {
         /// How many servers.
         servers: usize,
     },
+    /// Runs the paper's applications under bash and under posh, and compares.
+    Demo(demo::Options),
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     match Arguments::parse().task {
-        Task::Init => Ok(init::run()?),
-        Task::Hold { servers } => hold(servers),
+        Task::Init => init::run()?,
+        Task::Hold { servers } => hold(servers)?,
+        Task::Demo(options) => {
+            let same = demo::run(options)?;
+            return Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn hold(servers: usize) -> Result<()> {

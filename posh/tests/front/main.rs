@@ -142,7 +142,7 @@ fn an_interrupt_from_the_terminal_is_the_shells_alone_under_explain() {
 /// Lines of /proc/PID/status, without signals 32 and 33: glibc keeps those two for
 /// itself, and ignores them in a child of posix_spawn(3).
 fn signal_sets(output: &Output) -> Vec<u64> {
-    let set = |line: &str| u64::from_str_radix(line.trim(), 16).unwrap() & !(0b11 << 31);
+    let set = |line: &str| u64::from_str_radix(line.trim(), 16).expect("a set") & !(0b11 << 31);
     stdout(output).lines().map(set).collect()
 }
 
