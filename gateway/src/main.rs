@@ -53,7 +53,8 @@ fn main() -> ExitCode {
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let file = arguments.config.clone().or_else(Config::find_default);
     let file = file.ok_or_else(|| anyhow::anyhow!("no configuration found; give --config FILE"))?;
-    let file = std::path::absolute(file)?;
+    let file = std::fs::canonicalize(&file)
+        .map_err(|e| anyhow::anyhow!("cannot find the configuration {}: {e}", file.display()))?;
     let config = Config::load(&file)?;
     // Results of commands pass through one loop each; two threads keep one busy pipeline from delaying others.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -277,6 +277,9 @@ impl Image {
         // From here on Ctrl-C is for us: a report may wait for pipelines in the background.
         drop(held);
         match session.client.report(session.id, format == Format::Json) {
+            Ok(text) if text.trim().is_empty() => {
+                let _ = writeln!(notes, "posh: nothing to explain: no command that posh knows was run");
+            }
             Ok(text) => {
                 let _ = writeln!(notes, "{}", text.trim_end());
             }

@@ -37,7 +37,11 @@ pub fn resolve(target: &Target, path: &Path, as_json: bool) -> Result<String, Er
         path: path.as_os_str().as_bytes().to_vec().into(),
         cwd: cwd.as_os_str().as_bytes().to_vec().into(),
     };
-    let reply = gateway::reach(&gateway::require(target)?)?.resolve(request)?;
+    let mut reply = gateway::reach(&gateway::require(target)?)?.resolve(request)?;
+    if reply.client_path.is_empty() {
+        // Not looked into, so as it was asked for.
+        reply.client_path = path.as_os_str().as_bytes().to_vec().into();
+    }
     Ok(if as_json { pretty(&resolved_json(&reply)) } else { resolved_text(&reply) })
 }
 

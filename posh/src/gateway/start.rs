@@ -46,7 +46,7 @@ const READY_TEXT_BYTES: u64 = 64 << 10;
 const LOG_BYTES: u64 = 1 << 20;
 
 /// What the gateway writes when it listens; any other text is its error.
-const READY: &str = "ready";
+const READY: &[u8] = b"ready\n";
 
 /// Starts the gateway of `config` from a process of its own, which prints on our
 /// stderr why it could not.
@@ -194,7 +194,8 @@ fn wait_until_ready(mut ready: PipeReader, log: &Path) -> Result<(), Error> {
     let not_ready = |what| Error::NotReady { what, log: log.to_owned() };
     let deadline = Instant::now() + READY_TIMEOUT;
     let mut text = Vec::new();
-    loop {
+    // Its one good word is enough; an error has as many lines as it likes.
+    while text != READY {
         if !readable(&ready, deadline).map_err(failed("wait for the gateway"))? {
             return Err(not_ready("did not say within 10 s that it is ready"));
         }
@@ -205,8 +206,10 @@ fn wait_until_ready(mut ready: PipeReader, log: &Path) -> Result<(), Error> {
             _ => {}
         }
     }
+    if text == READY {
+        return Ok(());
+    }
     match String::from_utf8_lossy(&text).trim() {
-        READY => Ok(()),
         "" => Err(not_ready("ended before it was ready")),
         error => Err(Error::Refused(error.to_owned())),
     }
