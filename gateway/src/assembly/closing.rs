@@ -200,3 +200,6 @@ fn downstream(group: Vec<usize>, edges: &[Edge]) -> Vec<usize> {
     }
     ordered
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,6 +78,12 @@ impl Snapshot {
         Self { processes }
     }
 
+    /// A snapshot of made-up processes.
+    #[cfg(test)]
+    pub fn of(processes: impl Iterator<Item = Process>) -> Self {
+        Self { processes: processes.map(|p| (p.pid, p)).collect() }
+    }
+
     /// All of them.
     pub fn processes(&self) -> impl Iterator<Item = &Process> {
         self.processes.values()

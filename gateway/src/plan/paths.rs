@@ -91,7 +91,12 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
         .iter()
         .zip(&candidates[last])
         .map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, heads));
-    let mut at = cheapest_index(ends, |index| stays_remote(candidates[last][index]));
+    // Among equals the last cut: the stage is not where its output goes.
+    let elsewhere = |spot: Spot| match sink {
+        Flow::Nothing => spot != Spot::Site(Site::Here),
+        Flow::At(site) => spot != Spot::Site(site),
+    };
+    let mut at = cheapest_index(ends, |index| elsewhere(candidates[last][index]));
     let mut spots = vec![candidates[last][at]];
     for position in (1..path.len()).rev() {
         at = costs[position][at].1;
@@ -115,10 +120,6 @@ fn cheapest_index(costs: impl Iterator<Item = f64>, preferred: impl Fn(usize) ->
     let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
     let cheapest = || costs.iter().enumerate().filter(|(_, c)| **c <= least + SAME).map(|(i, _)| i);
     cheapest().find(|&i| preferred(i)).or_else(|| cheapest().next()).unwrap_or(0)
-}
-
-fn stays_remote(spot: Spot) -> bool {
-    spot != Spot::Site(Site::Here)
 }
 
 /// The spots that each stage of a path may take: its pin, or every spot that the path knows.
@@ -161,7 +162,8 @@ fn free_spots(facts: &StageFacts, known: &BTreeSet<Spot>, parts: Option<usize>) 
         Spot::Site(Site::Executor(executor)) => !facts.refusals.contains_key(executor),
         Spot::Parts(_) => false,
     });
-    spots.chain(parts.map(Spot::Parts)).collect()
+    // First, since several processes are quicker than one where the data moved is the same.
+    parts.map(Spot::Parts).into_iter().chain(spots).collect()
 }
 
 fn ends_lines(facts: &StageFacts) -> bool {

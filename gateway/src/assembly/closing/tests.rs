@@ -1,0 +1,160 @@
+//! Who may be joined to whom: each case is a handful of processes and pipe ends.
+
+use super::*;
+use crate::assembly::procfs::PipeEnd;
+
+const SHELL: Pid = 10;
+const WAIT4: i64 = nix::libc::SYS_wait4;
+const STAGE_PROGRAM: &str = "/opt/posh-stage";
+
+/// A stage with these (descriptor, pipe, writes) and queued bytes in what it writes.
+fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u64, words: &[&str]) -> Enlisted {
+    let descriptors = ends.iter().map(|&(fd, inode, writes)| Descriptor {
+        fd,
+        kind: Kind::Pipe,
+        path: format!("pipe:[{inode}]").into(),
+        identity: (0, inode),
+        flags: u32::from(writes),
+        offset: 0,
+        queued_bytes: queued,
+        same_as: None,
+    });
+    Enlisted {
+        session: String::new(),
+        pid,
+        name: "cat".to_owned(),
+        program: "/bin/cat".into(),
+        argv: std::iter::once("cat").chain(words.iter().copied()).map(Into::into).collect(),
+        env: Vec::new(),
+        cwd: "/".into(),
+        umask: 0o022,
+        descriptors: descriptors.collect(),
+        ignored_signals: 0,
+        blocked_signals: 0,
+        limits: Vec::new(),
+        nice: 0,
+        mount_namespace: 0,
+        touches_mount: true,
+        window: None,
+    }
+}
+
+fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], call: Option<i64>) -> Process {
+    let pipe_ends = ends.iter().map(|&(fd, inode, writes)| PipeEnd { inode, fd, reads: !writes, writes });
+    Process {
+        pid,
+        parent: if pid == SHELL { 1 } else { SHELL },
+        state,
+        executable: executable.into(),
+        pipe_ends: pipe_ends.collect(),
+        files: Vec::new(),
+        system_call: call.map(|number| (number, 0)),
+    }
+}
+
+/// The process in which an enlisted stage waits.
+fn process_of(stage: &Enlisted) -> Process {
+    let ends: Vec<_> = stage.descriptors.iter().map(|d| (d.fd, d.identity.1, d.writes())).collect();
+    process(stage.pid, 'S', STAGE_PROGRAM, &ends, None)
+}
+
+fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
+    let snapshot = Snapshot::of(stages.iter().map(process_of).chain(others));
+    let stages: Vec<&Enlisted> = stages.iter().collect();
+    let waiting: HashMap<Pid, usize> = stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
+    examine(
+        &stages,
+        &snapshot,
+        &Actors {
+            stage_programs: &[PathBuf::from(STAGE_PROGRAM)].into(),
+            waiting: &waiting,
+            directed: &|pid| pid == 99,
+            settled: &|_| false,
+        },
+    )
+}
+
+fn edge(from: (usize, u32), to: (usize, u32)) -> Edge {
+    Edge { from, to }
+}
+
+fn pair() -> [Enlisted; 2] {
+    [stage(20, &[(1, 7, true)], 0, &[]), stage(21, &[(0, 7, false)], 0, &[])]
+}
+
+#[test]
+fn one_writer_and_one_reader_are_joined() {
+    let found = look(&pair(), vec![process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4))]);
+    assert_eq!((found.edges, found.pending), (vec![edge((0, 1), (1, 0))], Vec::<usize>::new()));
+}
+
+#[test]
+fn a_subshell_that_keeps_the_read_end_is_a_boundary() {
+    // cat f | { head -1; wc -l; }
+    let found = look(&pair(), vec![process(SHELL, 'S', "/bin/bash", &[(0, 7, false)], Some(WAIT4))]);
+    assert_eq!((found.edges, found.pending), (vec![], Vec::<usize>::new()));
+}
+
+#[test]
+fn queued_bytes_are_a_boundary() {
+    // (echo h; exec cat f) | sort
+    let [writer, reader] = pair();
+    let writer = stage(writer.pid, &[(1, 7, true)], 2, &[]);
+    assert_eq!(look(&[writer, reader], vec![]).edges, []);
+}
+
+#[test]
+fn a_second_writer_is_a_boundary() {
+    let other = process(30, 'S', "/usr/bin/yes", &[(1, 7, true)], Some(WAIT4));
+    assert_eq!(look(&pair(), vec![other]).edges, []);
+}
+
+#[test]
+fn a_running_shell_may_still_let_go() {
+    let found = look(&pair(), vec![process(SHELL, 'R', "/bin/bash", &[(3, 7, true)], None)]);
+    assert_eq!((found.edges, found.pending), (vec![], vec![0, 1]));
+}
+
+#[test]
+fn a_stage_program_that_has_not_enlisted_is_waited_for() {
+    let writer = [stage(20, &[(1, 7, true)], 0, &[])];
+    let reader = |pid| process(pid, 'S', STAGE_PROGRAM, &[(0, 7, false)], None);
+    assert_eq!(look(&writer, vec![reader(31)]).pending, [0]);
+    // One that stands in for a remote command already will not enlist again.
+    assert!(look(&writer, vec![reader(99)]).pending.is_empty());
+}
+
+#[test]
+fn a_foreign_reader_is_no_reason_to_wait_once_it_sleeps() {
+    let writer = [stage(20, &[(1, 7, true)], 0, &[])];
+    let mut less = process(30, 'S', "/usr/bin/less", &[(0, 7, false)], Some(nix::libc::SYS_read));
+    less.system_call = Some((nix::libc::SYS_read, 0));
+    let found = look(&writer, vec![less]);
+    assert_eq!((found.edges, found.pending), (vec![], Vec::<usize>::new()));
+}
+
+#[test]
+fn process_substitution_is_joined_though_the_shell_lends_its_end() {
+    // comm <(sort a) <(sort b): the shell keeps 63 and 62 and waits; the second sort inherits 63.
+    let stages = [
+        stage(20, &[(1, 7, true)], 0, &[]),
+        stage(21, &[(1, 8, true), (63, 7, false)], 0, &[]),
+        stage(22, &[(63, 7, false), (62, 8, false)], 0, &["/dev/fd/63", "/dev/fd/62"]),
+    ];
+    let shell = process(SHELL, 'S', "/bin/bash", &[(63, 7, false), (62, 8, false)], Some(WAIT4));
+    let found = look(&stages, vec![shell]);
+    assert_eq!(found.edges, [edge((0, 1), (2, 63)), edge((1, 1), (2, 62))]);
+}
+
+#[test]
+fn output_and_errors_into_one_pipe_are_one_edge() {
+    let stages = [stage(20, &[(1, 7, true), (2, 7, true)], 0, &[]), stage(21, &[(0, 7, false)], 0, &[])];
+    assert_eq!(look(&stages, vec![]).edges, [edge((0, 1), (1, 0))]);
+}
+
+#[test]
+fn groups_run_from_source_to_sink() {
+    // The shell started the reader (0) before its writers (2 and 1).
+    let edges = [edge((2, 1), (1, 0)), edge((1, 1), (0, 0))];
+    assert_eq!(groups(4, &edges), [vec![2, 1, 0], vec![3]]);
+}
