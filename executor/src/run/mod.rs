@@ -43,6 +43,9 @@ use crate::{
     wiring::Wiring,
 };
 
+/// Programs and statuses named in a run's line of the log.
+const LOGGED_PROGRAMS: usize = 16;
+
 /// The way to the client.
 type Output = mpsc::Sender<Result<RunOutput, Status>>;
 
@@ -81,7 +84,8 @@ pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Str
         Err(_) => return,
     };
     let run_id = spec.run_id.clone();
-    let programs = spec.stages.iter().map(|stage| stage.program.as_str()).collect::<Vec<_>>().join(" ");
+    let programs = spec.stages.iter().take(LOGGED_PROGRAMS).map(|stage| stage.program.as_str());
+    let programs = programs.collect::<Vec<_>>().join(" ");
     let mut report = Report::default();
     let end = attend(&shared, spec, input, &output, &mut report).await;
     tracing::info!(
@@ -248,7 +252,9 @@ impl Run {
                 message = self.link.next(), if self.stages_left > 0 => match message {
                     Ok(Some(RunOutput { kind: Some(run_output::Kind::Exited(exited)) })) => {
                         self.stages_left -= 1;
-                        self.report.statuses.push(status_word(&exited));
+                        if self.report.statuses.len() < LOGGED_PROGRAMS {
+                            self.report.statuses.push(status_word(&exited));
+                        }
                         if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
                             return End::Cancelled;
                         }

@@ -39,7 +39,7 @@ pub const SHOWN: [&str; 6] = ["/usr", "/etc", "/opt", "/nix", "/gnu", "/snap"];
 
 /// Symbolic links at the top of the tree that distributions use for merged /usr.
 pub fn is_program_link(name: &str) -> bool {
-    name == "bin" || name == "sbin" || name.starts_with("lib") && !name.contains("lost")
+    name == "bin" || name == "sbin" || name.starts_with("lib")
 }
 
 /// Whether commands see `path` of the server, which has no symbolic links in it.
