@@ -9,6 +9,7 @@ mod launch;
 mod link;
 mod merge;
 mod outlet;
+mod pace;
 mod plumbing;
 
 use std::{
