@@ -22,6 +22,8 @@ pub struct Invocation {
     pub split: Option<Split>,
     /// How exit statuses of the parts make the status of the whole.
     pub status_rule: StatusRule,
+    /// How the last line of its output ends: decides whether a split of it may go on in the next stage.
+    pub line_ends: LineEnds,
     /// Environment variables that can change what it does: names, or prefixes ending in `*`.
     pub environment: Vec<String>,
     /// Configuration files of the user it reads: absolute, or starting with `~/`.
@@ -40,6 +42,39 @@ pub struct Invocation {
     pub tool_version: ToolVersion,
     /// Other commands that it starts, whose versions matter too (`tar -z` starts gzip).
     pub runs: Vec<String>,
+    /// File attributes that its result depends on, and that a mount may not show as the
+    /// server has them. Sorted, once each.
+    pub shows: Vec<FileAttribute>,
+    /// Names that it looks for in its directory and in every directory above (`.git`).
+    pub searches_up: Vec<String>,
+    /// The directory that it changes to before all else (`git -C DIR`), as written and also in
+    /// [`Invocation::files`]; `None`: the current directory.
+    pub working_dir: Option<OsString>,
+}
+
+/// See [`Invocation::shows`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FileAttribute {
+    /// Owner and group.
+    Owner,
+    /// Inode numbers.
+    Inode,
+    /// Numbers of hard links.
+    Links,
+    /// Blocks used on the disk.
+    Blocks,
+    /// Device numbers, and with them the borders of file systems.
+    Device,
+    /// Times of change, to the fraction of a second that is stored.
+    Times,
+    /// Permissions.
+    Mode,
+    /// Sizes of directories.
+    DirSize,
+    /// The order in which a directory lists its entries.
+    Order,
+    /// Times of access.
+    AccessTime,
 }
 
 /// How a command uses a file that an argument names.
@@ -128,12 +163,15 @@ pub struct Split {
     pub aggregator: Option<Aggregator>,
 }
 
-/// What makes one output out of the outputs of the parts.
+/// What makes one output out of the outputs of the parts. It runs once every part has
+/// begun to write or has ended; if one ended with a status above 0 and had written nothing, it does not run at
+/// all, and nothing is written (as `sort a missing` writes nothing).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Aggregator {
     /// A command that takes the parts as file operands after these words: `sort -m -k2`.
     Command(Vec<OsString>),
-    /// One of posh's own, by its name in the language (`wc_total`, `uniq_count`, `sum`).
+    /// One of posh's own, by its name in the language (`wc_total`, `uniq_count`, `sum`);
+    /// `docs/annotations.md` says what each does.
     Builtin(String),
 }
 
@@ -144,6 +182,17 @@ pub enum StatusRule {
     Maximum,
     /// 0 if any is 0 and none is above 1; else 2 or more if any was; else 1.
     Grep,
+}
+
+/// See [`Invocation::line_ends`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LineEnds {
+    /// Nothing is known: parts of a split are joined before the next stage.
+    Unknown,
+    /// As the last of its files ends (`cat`).
+    AsInput,
+    /// In a newline, whatever the input (`grep`, `sort`), or it is empty.
+    Always,
 }
 
 /// What a terminal on stdout or stdin changes.

@@ -1,46 +1,31 @@
 //! What posh knows of commands: the annotation language, the files that ship
 //! with it, and the reading of one invocation by it. A leaf: nothing here looks
 //! at the file system beyond reading annotation files.
+//!
+//! The language's reference is `docs/annotations.md`. The way of an invocation:
+//! [`Library::classify`] finds the command (`library`, which has it parsed by
+//! `document` and checked by `compile` into `model`), reads the words (`words`),
+//! deals out operands and answers conditions (`facts`), finds the files (`files`)
+//! and evaluates the keywords (`classify`).
 #![forbid(unsafe_code)]
 
+mod classify;
+mod compile;
+mod coverage;
+mod diagnostic;
+mod document;
+mod explain;
+mod facts;
+mod files;
 mod invocation;
+mod library;
+mod model;
+mod words;
 
+pub use coverage::Coverage;
+pub use diagnostic::Diagnostic;
 pub use invocation::{
-    Aggregator, CurrentDir, FileKind, FileUse, Invocation, Split, StatusRule, StdinUse, TerminalUse, ToolVersion,
-    Unknown,
+    Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, LineEnds, Split, StatusRule, StdinUse,
+    TerminalUse, ToolVersion, Unknown,
 };
-
-use std::ffi::{OsStr, OsString};
-
-/// A checked set of annotations.
-#[derive(Debug, Clone, Default)]
-pub struct Library {}
-
-impl Library {
-    /// The files that ship with posh.
-    #[must_use]
-    pub fn builtin() -> Self {
-        Self::default()
-    }
-
-    /// Every annotated command's name (first word), sorted, once each.
-    pub fn commands(&self) -> impl Iterator<Item = &str> {
-        std::iter::empty()
-    }
-
-    /// Reads one invocation. `name` is the command's name as the shell found it;
-    /// `argv[0]` is not used. `environment` looks up a variable of the command
-    /// (`POSIXLY_CORRECT`, `GREP_OPTIONS`, `GIT_DIR`, ... can change the reading).
-    ///
-    /// # Errors
-    /// [`Unknown`] says why the invocation stays here.
-    pub fn classify(
-        &self,
-        name: &str,
-        argv: &[OsString],
-        environment: &dyn Fn(&str) -> Option<OsString>,
-    ) -> Result<Invocation, Unknown> {
-        let _ = (argv, environment, OsStr::new(""));
-        Err(Unknown::Command(name.to_owned()))
-    }
-}
+pub use library::{Library, check, check_text};

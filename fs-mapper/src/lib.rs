@@ -2,3 +2,20 @@
 //! made from both, and one adapter per file system type that keeps a mount's
 //! caches true. A leaf: it knows nothing of commands or of the network.
 #![forbid(unsafe_code)]
+
+pub mod coherence;
+pub mod config;
+mod kind;
+pub mod mountinfo;
+mod path;
+mod places;
+mod prefixes;
+mod resolve;
+mod table;
+mod walk;
+
+pub use path::{ClientPath, ExecutorName, ExportPath, MountId};
+pub use prefixes::Prefixes;
+pub use resolve::{LocalReason, Owned, Resolution, Resolver};
+pub use table::{Mount, MountState, MountTable, Owner, SamePlace};
+pub use walk::LastLink;

@@ -1,1 +1,26 @@
-//! Under construction.
+//! The gateway: one per user and configuration on a workstation. It holds the
+//! mount table, takes in the commands that shells start, assembles pipelines from
+//! them, decides where each stage runs, and relays what runs elsewhere.
+//!
+//! The walk of one pipeline: [`stage_link`] (a stage enlists) → [`assembly`] →
+//! [`facts`] (annotations, mount table) → [`plan`] → [`lower`] → [`dispatch`].
+#![forbid(unsafe_code)]
+
+pub mod assembly;
+pub mod dispatch;
+pub mod enlisted;
+pub mod executors;
+pub mod explain;
+pub mod facts;
+pub mod lower;
+pub mod plan;
+pub mod report;
+pub mod service;
+pub mod session;
+pub mod stage_link;
+pub mod state;
+pub mod tools;
+
+mod serve;
+
+pub use serve::{Error, Listeners, run};

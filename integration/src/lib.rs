@@ -1,1 +1,27 @@
-//! Under construction.
+//! The laboratory in which posh is tested and shown: a workstation and storage
+//! servers as network, mount and process namespaces of this machine, the paper's
+//! five applications with generators for their data, and bash as the oracle.
+//!
+//! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
+
+pub mod demo;
+pub mod error;
+pub mod explain;
+pub mod generate;
+pub mod host;
+pub mod init;
+pub mod lab;
+pub mod network;
+pub mod oracle;
+pub mod process;
+pub mod programs;
+pub mod quiet;
+pub mod services;
+pub mod tree;
+pub mod workload;
+
+pub use error::{LabError, Result};
+pub use host::Host;
+pub use lab::{Lab, LabSpec, ServerSpec};
+pub use oracle::{Outcome, Script, Shell};
+pub use process::Process;

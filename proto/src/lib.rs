@@ -1,5 +1,6 @@
 //! The wire contract of posh: generated messages and services, and the framing
-//! of the stage socket. No logic lives here.
+//! of the stage socket. No logic lives here beyond where the two ends meet
+//! ([`runtime`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -9,6 +10,7 @@
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
 pub mod frame;
+pub mod runtime;
 
 pub mod executor {
     //! `posh.executor.v1`, see `proto/executor.proto`.
@@ -20,6 +22,7 @@ pub mod gateway {
     tonic::include_proto!("posh.gateway.v1");
 }
 
+#[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
 pub mod stage {
     //! `posh.stage.v1`, see `proto/stage.proto`.
     include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));

@@ -1,2 +1,78 @@
-//! x
-fn main() {}
+//! The repository's chores: `cargo xtask setup | test | demo | bench`. Each does
+//! whatever set-up it needs first. What is tested, shown or measured lives in
+//! `integration` and `bench`; this program only builds and starts it.
+
+mod cargo;
+mod setup;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Chores of this repository.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Debug, Subcommand)]
+enum Chore {
+    /// Installs the system packages that tests and demonstration need.
+    Setup,
+    /// Sets up, then runs every check: format, lints, tests, documentation.
+    Test {
+        /// Give the integration tests more and larger data.
+        #[arg(long)]
+        full: bool,
+        /// Run only the tests whose name holds this, and no other check.
+        filter: Option<String>,
+    },
+    /// Sets up, builds, and shows the paper's pipelines under bash and under posh.
+    Demo {
+        /// Arguments of the demonstration itself, such as --help.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Runs a benchmark, such as `bench overhead`.
+    Bench {
+        /// Which benchmark, and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().chore) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(chore: Chore) -> Result<ExitCode> {
+    match chore {
+        Chore::Setup => {
+            setup::toolchain()?;
+            setup::packages(setup::Need::Everything)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Chore::Test { full, filter } => test::run(full, filter.as_deref()),
+        Chore::Demo { arguments } => {
+            setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
+            cargo::build(&["--release"])?;
+            cargo::become_program("posh-integration", "posh-lab", "demo", &arguments)
+        }
+        Chore::Bench { arguments } => {
+            setup::packages(setup::Need::Everything)?;
+            cargo::build(&["--release"])?;
+            let (first, rest) = arguments.split_first().expect("clap requires one argument");
+            cargo::become_program("posh-bench", "posh-bench", first, rest)
+        }
+    }
+}

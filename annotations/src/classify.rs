@@ -1,0 +1,327 @@
+//! From the words of one invocation to what they mean: finds the annotation
+//! that fits, and evaluates its keywords.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use crate::facts::{Environment, Facts};
+use crate::files::{self, Fault, Gathered};
+use crate::invocation::{
+    Aggregator, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion,
+    Unknown,
+};
+use crate::library::Library;
+use crate::model::{Annotation, Body, Command, Joiner, Keep, Size, ValueType};
+use crate::words::{self, Given, Manner, Misfit, Why};
+
+/// Variables that count for every command: the language of messages, the order
+/// of characters, and how getopt reads words.
+const ENVIRONMENT_OF_ALL: [&str; 4] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT"];
+
+/// An invocation and how its words were read: first those before the
+/// subcommand's name (if there is one), then those of the annotation that fits.
+pub struct Understood<'a> {
+    pub invocation: Invocation,
+    pub levels: Vec<Facts<'a>>,
+}
+
+/// Reads one invocation. `name` is the last component of the command's path.
+pub fn understand<'a>(
+    library: &'a Library,
+    name: &str,
+    argv: &'a [OsString],
+    environment: Environment<'a>,
+) -> Result<Understood<'a>, Unknown> {
+    let command = library.command(name).ok_or_else(|| Unknown::Command(name.to_owned()))?;
+    let mut walk = Walk { library, argv, environment, outer: Vec::new() };
+    walk.command(name, command, 1)
+}
+
+struct Walk<'a> {
+    library: &'a Library,
+    argv: &'a [OsString],
+    environment: Environment<'a>,
+    /// What was read before the subcommand's name.
+    outer: Vec<(Facts<'a>, Gathered)>,
+}
+
+/// Why an annotation does not take an invocation.
+enum Refusal {
+    /// The next one may.
+    Misfit(Misfit),
+    /// None may.
+    Final(Unknown),
+}
+
+impl<'a> Walk<'a> {
+    /// Reads `argv[from..]`, the words after the command's name.
+    fn command(&mut self, name: &str, command: &'a Command, from: usize) -> Result<Understood<'a>, Unknown> {
+        let annotations = match &command.body {
+            Body::Annotations(annotations) => annotations,
+            Body::Subcommands(before) => return self.subcommand(name, before, from),
+        };
+        let mut best: Option<Misfit> = None;
+        for annotation in annotations {
+            match self.annotation(name, annotation, from, false) {
+                Ok((facts, gathered)) => return Ok(self.finish(name, facts, gathered)),
+                Err(Refusal::Final(unknown)) => return Err(unknown),
+                Err(Refusal::Misfit(misfit)) => {
+                    if best.as_ref().is_none_or(|best| best.at < misfit.at) {
+                        best = Some(misfit);
+                    }
+                }
+            }
+        }
+        Err(best.map_or_else(|| Unknown::Command(name.to_owned()), |misfit| misfit.into_unknown(name)))
+    }
+
+    fn subcommand(&mut self, name: &str, before: &'a Annotation, from: usize) -> Result<Understood<'a>, Unknown> {
+        let (facts, gathered) = self.annotation(name, before, from, true).map_err(|refusal| match refusal {
+            Refusal::Misfit(misfit) => misfit.into_unknown(name),
+            Refusal::Final(unknown) => unknown,
+        })?;
+        let Some(operand) = facts.reading.operands.first().map(|operand| operand.argument) else {
+            return Err(Unknown::Shape { command: name.to_owned(), reason: "a subcommand is missing".to_owned() });
+        };
+        let subcommand = self.argv[operand].to_string_lossy().into_owned();
+        let full = format!("{name} {subcommand}");
+        let Some(command) = self.library.command(&full) else {
+            return Err(Unknown::Subcommand { command: name.to_owned(), subcommand });
+        };
+        self.outer.push((facts, gathered));
+        self.command(&full, command, operand + 1)
+    }
+
+    fn annotation(
+        &self,
+        name: &str,
+        annotation: &'a Annotation,
+        from: usize,
+        until_operand: bool,
+    ) -> Result<(Facts<'a>, Gathered), Refusal> {
+        let posix = !annotation.style.ignores_posixly_correct && (self.environment)("POSIXLY_CORRECT").is_some();
+        let manner = Manner { from, options_first: annotation.style.options_first || posix, until_operand };
+        let misfit =
+            |reason: &str, at: usize| Refusal::Misfit(Misfit { at: (at, 0), why: Why::Shape(reason.to_owned()) });
+        let reading = words::read(annotation, self.argv, manner).map_err(Refusal::Misfit)?;
+        let facts = if until_operand {
+            Facts { annotation, argv: self.argv, reading, environment: self.environment, dealt: Vec::new() }
+        } else {
+            Facts::new(annotation, self.argv, reading, self.environment)
+                .map_err(|reason| misfit(&reason, self.argv.len()))?
+        };
+        if !facts.holds(&annotation.when) {
+            return Err(misfit("this use of it is not annotated", 0));
+        }
+        let stays =
+            |reason: &str| Refusal::Final(Unknown::StaysHere { command: name.to_owned(), reason: reason.to_owned() });
+        if let Some(reason) = stays_here(&facts) {
+            return Err(stays(reason));
+        }
+        let inside = self.outer.iter().any(|(_, gathered)| gathered.working_dir.is_some());
+        match files::gather(&facts, inside) {
+            Ok(gathered) => Ok((facts, gathered)),
+            Err(Fault::Shape(reason)) => Err(misfit(&reason, self.argv.len())),
+            Err(Fault::Stays(reason)) => Err(stays(&reason)),
+        }
+    }
+
+    fn finish(&mut self, name: &str, facts: Facts<'a>, gathered: Gathered) -> Understood<'a> {
+        let mut invocation = invocation(name, &facts, &gathered);
+        let mut levels = Vec::new();
+        for (outer, before) in self.outer.drain(..).rev() {
+            add_outer(&mut invocation, &outer, before, gathered.writes_below_working_dir);
+            levels.insert(0, outer);
+        }
+        settle(&mut invocation);
+        levels.push(facts);
+        Understood { invocation, levels }
+    }
+}
+
+impl Misfit {
+    fn into_unknown(self, name: &str) -> Unknown {
+        let command = name.to_owned();
+        match self.why {
+            Why::Flag(flag) => Unknown::Flag { command, flag },
+            Why::Shape(reason) => Unknown::Shape { command, reason },
+        }
+    }
+}
+
+/// The annotation's own reason to stay, if one holds.
+fn stays_here<'a>(facts: &Facts<'a>) -> Option<&'a str> {
+    let of_flag =
+        facts.reading.given.iter().find_map(|given| facts.annotation.options[given.option].stays_here.as_deref());
+    of_flag.or_else(|| facts.holding(&facts.annotation.stays_here).next().map(String::as_str))
+}
+
+/// Evaluates the keywords.
+fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation {
+    let annotation = facts.annotation;
+    let mut current_dir = facts.case(&annotation.needs_current_dir).copied().unwrap_or(CurrentDir::Unused);
+    if let Some(by_default) = default_dir(facts) {
+        current_dir = if current_dir == CurrentDir::Writes { current_dir } else { by_default };
+    }
+    let stdin = stdin(facts, gathered);
+    let writes = current_dir == CurrentDir::Writes
+        || gathered.writes_below_working_dir
+        || gathered.uses.iter().any(|file| file.kind.writes());
+    let side_effects = annotation.side_effects.as_ref().map_or(writes, |condition| facts.holds(condition));
+    Invocation {
+        command: name.to_owned(),
+        files: gathered.uses.clone(),
+        current_dir,
+        stdin,
+        output_weight: facts.case(&annotation.output_weight).copied().unwrap_or(1.0),
+        split: split(facts, gathered, stdin),
+        status_rule: facts.case(&annotation.status).copied().unwrap_or(StatusRule::Maximum),
+        line_ends: facts.case(&annotation.line_ends).copied().unwrap_or(LineEnds::Unknown),
+        environment: annotation.environment.clone(),
+        client_files: annotation.client_files.clone(),
+        deterministic: annotation.deterministic.as_ref().is_none_or(|condition| facts.holds(condition)),
+        idempotent: annotation.idempotent.as_ref().map_or(!side_effects, |condition| facts.holds(condition)),
+        side_effects,
+        needs_network: facts.holds(&annotation.needs_network),
+        terminal: facts.case(&annotation.terminal).copied().unwrap_or(TerminalUse::Plain),
+        tool_version: facts.case(&annotation.tool_version).copied().unwrap_or(ToolVersion::Same),
+        runs: facts.holding(&annotation.runs).cloned().collect(),
+        shows: facts.holding(&annotation.shows).copied().collect(),
+        searches_up: annotation.searches_up.clone(),
+        working_dir: gathered.working_dir.clone(),
+    }
+}
+
+/// The use of the current directory by an operand that is not given.
+fn default_dir(facts: &Facts<'_>) -> Option<CurrentDir> {
+    absent_params(facts).find(|(_, param)| facts.holds(&param.or_current_dir)).map(|(_, param)| {
+        let writes = |types| matches!(facts.case(types), Some(ValueType::File(kind)) if kind.writes());
+        if param.value.types.iter().any(writes) { CurrentDir::Writes } else { CurrentDir::Reads }
+    })
+}
+
+/// PARAMS entries that exist and got no operand.
+fn absent_params<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (usize, &'f crate::model::Param)> {
+    let params = facts.annotation.params.iter().enumerate();
+    params.filter(|(number, param)| facts.holds(&param.exists) && facts.arguments(*number).next().is_none())
+}
+
+fn stdin(facts: &Facts<'_>, gathered: &Gathered) -> StdinUse {
+    let by_default = || absent_params(facts).any(|(_, param)| facts.holds(&param.or_stdin));
+    let reads = gathered.names_stdin || facts.holds(&facts.annotation.reads_stdin) || by_default();
+    match (reads, reads && facts.holds(&facts.annotation.stops_early)) {
+        (false, _) => StdinUse::Unused,
+        (true, false) => StdinUse::ReadsAll,
+        (true, true) => StdinUse::MayStopEarly,
+    }
+}
+
+fn split(facts: &Facts<'_>, gathered: &Gathered, stdin: StdinUse) -> Option<Split> {
+    let annotation = facts.annotation;
+    let operands = splittable_operands(facts, gathered);
+    let across_input = operands.is_empty()
+        && stdin == StdinUse::ReadsAll
+        && !gathered.stdin_in_option
+        && gathered.file_operands == gathered.stdin_operands.len()
+        && gathered.file_operands <= 1
+        && facts.holds(&annotation.splittable_across_input);
+    if operands.is_empty() && !across_input {
+        return None;
+    }
+    let words = facts.holding(&annotation.when_split).flatten().filter(|_| !across_input);
+    let add_arguments = words.map(OsString::from).collect();
+    let aggregator = facts.case(&annotation.aggregator).and_then(|joiner| aggregator(facts, joiner));
+    Some(Split { operands, across_input, add_arguments, aggregator })
+}
+
+/// The arguments of the splittable entry: at least two, all of them plain files.
+fn splittable_operands(facts: &Facts<'_>, gathered: &Gathered) -> Vec<usize> {
+    let mut params = facts.annotation.params.iter().enumerate();
+    let Some((number, _)) = params.find(|(_, param)| facts.holds(&param.splittable)) else { return Vec::new() };
+    let operands: Vec<usize> = facts.arguments(number).collect();
+    let listed = |argument: &usize| {
+        let mut uses = gathered.uses.iter().filter(|file| file.argument == *argument);
+        uses.next().is_some() && uses.next().is_none() && !gathered.stdin_operands.contains(argument)
+    };
+    if operands.len() > 1 && operands.iter().all(listed) { operands } else { Vec::new() }
+}
+
+fn aggregator(facts: &Facts<'_>, joiner: &Joiner) -> Option<Aggregator> {
+    let (words, keep) = match joiner {
+        Joiner::Concatenation => return None,
+        Joiner::Builtin(name) => return Some(Aggregator::Builtin(name.clone())),
+        Joiner::Command { words, keep } => (words, keep),
+    };
+    let mut words: Vec<OsString> = words.iter().map(OsString::from).collect();
+    for given in &facts.reading.given {
+        let kept = match keep {
+            Keep::Nothing => false,
+            Keep::Options => true,
+            Keep::Only(options) => options.contains(&given.option),
+        };
+        if kept {
+            words.extend(written(facts, given));
+        }
+    }
+    Some(Aggregator::Command(words))
+}
+
+/// One option as words of its own, whatever bundle it stood in.
+fn written(facts: &Facts<'_>, given: &Given) -> Vec<OsString> {
+    let mut name = facts.bytes(given.name).to_vec();
+    let in_bundle = given.name.end - given.name.start == 1 && name != b"-";
+    if in_bundle {
+        name.insert(0, b'-');
+    }
+    let mut values: Vec<OsString> =
+        given.values.iter().map(|value| OsStr::from_bytes(facts.bytes(*value)).to_owned()).collect();
+    let option = &facts.annotation.options[given.option];
+    // An optional value must be attached; the number of `-5` has only its dash for a name.
+    if (option.size == Size::Optional || name == b"-") && !values.is_empty() {
+        if name.starts_with(b"--") {
+            name.push(b'=');
+        }
+        name.extend_from_slice(values.remove(0).as_bytes());
+    }
+    values.insert(0, OsStr::from_bytes(&name).to_owned());
+    values
+}
+
+/// Adds what the words before the subcommand say.
+fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, writes_below: bool) {
+    let changed = before.working_dir.is_some();
+    let writes = writes_below || invocation.current_dir == CurrentDir::Writes;
+    let mut files = before.uses;
+    for file in &mut files {
+        if changed && writes && file.kind == FileKind::InputDir {
+            file.kind = FileKind::OutputDir;
+        }
+    }
+    files.append(&mut invocation.files);
+    invocation.files = files;
+    if changed {
+        invocation.working_dir = before.working_dir;
+    }
+    let annotation = outer.annotation;
+    invocation.environment.extend(annotation.environment.iter().cloned());
+    invocation.client_files.extend(annotation.client_files.iter().cloned());
+    invocation.searches_up.extend(annotation.searches_up.iter().cloned());
+    invocation.runs.extend(outer.holding(&annotation.runs).cloned());
+    invocation.shows.extend(outer.holding(&annotation.shows).copied());
+}
+
+/// The last touches: what holds for all commands, each thing once.
+fn settle(invocation: &mut Invocation) {
+    if invocation.working_dir.is_some() {
+        invocation.current_dir = CurrentDir::Unused;
+    }
+    invocation.environment.extend(ENVIRONMENT_OF_ALL.map(str::to_owned));
+    for list in
+        [&mut invocation.environment, &mut invocation.client_files, &mut invocation.searches_up, &mut invocation.runs]
+    {
+        list.sort();
+        list.dedup();
+    }
+    invocation.shows.sort();
+    invocation.shows.dedup();
+}

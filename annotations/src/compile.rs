@@ -1,0 +1,225 @@
+//! From YAML to checked annotations: every fault is reported with its place, and
+//! checking goes on after each, so that one reading finds them all.
+//!
+//! The reference of what is accepted is `docs/annotations.md`.
+
+mod argument;
+mod condition;
+mod fields;
+mod scope;
+mod shared;
+mod values;
+
+use crate::diagnostic::Faults;
+use crate::document::{Content, Node, Place};
+use crate::model::{Annotation, Body, Command, Condition, Conditional, Omission, Style};
+use fields::{Entry, Fields};
+use scope::Scope;
+pub(crate) use shared::Lookup;
+
+/// Whether regular expressions are tried out, which takes longer than all the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Files that ship with posh: a test has tried them.
+    Trusted,
+    /// Everything.
+    Full,
+}
+
+/// Reads one command. `None` if it has no usable form at all; else the result
+/// may be used only if `faults` stayed empty.
+pub(crate) fn command(node: &Node, lookup: Lookup<'_>, depth: Depth, faults: &mut Faults) -> Option<Command> {
+    let written = shared::written(node, lookup, faults)?;
+    let omissions = written.not_annotated.as_ref().map(|node| omissions(node, faults)).unwrap_or_default();
+    let help = written.help.as_ref().and_then(|node| help(node, faults));
+    let mut annotations = Vec::new();
+    for (place, entries) in &written.annotations {
+        let mut annotation = annotation(*place, entries, depth, faults);
+        annotation.known_long = long_names(&omissions);
+        if written.subcommands && !annotation.params.is_empty() {
+            faults.add(*place, "a command with subcommands has no PARAMS of its own");
+        }
+        annotations.push(annotation);
+    }
+    if annotations.is_empty() {
+        faults.add(node.place, "a command needs at least one annotation");
+    }
+    let body = match (written.subcommands, annotations.pop()) {
+        (true, Some(global)) => Body::Subcommands(Box::new(global)),
+        (_, last) => {
+            annotations.extend(last);
+            Body::Annotations(annotations)
+        }
+    };
+    Some(Command { body, omissions, help })
+}
+
+fn help(node: &Node, faults: &mut Faults) -> Option<Vec<String>> {
+    match &node.content {
+        Content::List(items) => Some(items.iter().filter_map(|item| item.text().map(str::to_owned)).collect()),
+        _ => {
+            faults.add(node.place, "help is a list of words");
+            None
+        }
+    }
+}
+
+fn omissions(node: &Node, faults: &mut Faults) -> Vec<Omission> {
+    let Content::List(items) = &node.content else {
+        faults.add(node.place, format!("not_annotated is a list, not {}", node.kind()));
+        return Vec::new();
+    };
+    items.iter().filter_map(|item| omission(item, faults)).collect()
+}
+
+fn omission(node: &Node, faults: &mut Faults) -> Option<Omission> {
+    let mut fields = Fields::of(node, "an item of not_annotated", faults)?;
+    let flags: Vec<String> =
+        scope::names(fields.take("flags")).filter_map(|name| name.text()).map(str::to_owned).collect();
+    let reason = fields.take("reason").and_then(Node::text).unwrap_or_default().to_owned();
+    if flags.is_empty() || reason.is_empty() {
+        faults.add(node.place, "an item of not_annotated has flags and a reason");
+    }
+    fields.finish(faults);
+    Some(Omission { flags, reason })
+}
+
+fn long_names(omissions: &[Omission]) -> Vec<String> {
+    let flags = omissions.iter().flat_map(|omission| &omission.flags);
+    flags.filter_map(|flag| flag.strip_prefix("--")).map(str::to_owned).collect()
+}
+
+/// What reading the parts of one annotation needs.
+struct Compiler<'f> {
+    faults: &'f mut Faults,
+    scope: Scope,
+    thorough: bool,
+    /// While it is read whether an operand exists, operands cannot be named.
+    options_only: bool,
+}
+
+fn annotation(place: Place, entries: &[Entry], depth: Depth, faults: &mut Faults) -> Annotation {
+    let scope = Scope::of(entries, faults);
+    let mut compiler = Compiler { faults, scope, thorough: depth == Depth::Full, options_only: false };
+    let mut fields = Fields::new(place, entries, compiler.faults);
+    let mut annotation = Annotation {
+        when: Condition::Always,
+        options: compiler.options(entries),
+        params: compiler.params(entries),
+        style: compiler.style(&mut fields),
+        ..Annotation::default()
+    };
+    for list in scope::OPTION_LISTS {
+        fields.take(list);
+    }
+    fields.take("PARAMS");
+    annotation.style.expression = fields.has("EXPRESSION");
+    compiler.keywords(&mut fields, &mut annotation);
+    compiler.lists(&mut fields, &mut annotation);
+    compiler.splitting(&mut fields, &mut annotation);
+    fields.finish(compiler.faults);
+    annotation
+}
+
+impl Compiler<'_> {
+    fn style(&mut self, fields: &mut Fields<'_>) -> Style {
+        Style {
+            long_arg_single_dash: self.flag(fields.take("long_arg_single_dash")),
+            no_abbreviations: fields.take("abbreviations").is_some_and(|node| !self.flag(Some(node))),
+            options_first: self.flag(fields.take("options_first")),
+            ignores_posixly_correct: self.flag(fields.take("ignores_posixly_correct")),
+            old_style: self.flag(fields.take("old_style")),
+            expression: false,
+        }
+    }
+
+    /// The keywords with one value.
+    fn keywords(&mut self, fields: &mut Fields<'_>, annotation: &mut Annotation) {
+        let mut condition = |key| fields.take(key).map(|node| self.condition(node));
+        annotation.when = condition("when").unwrap_or(Condition::Always);
+        annotation.reads_stdin = condition("reads_stdin").unwrap_or_default();
+        annotation.stops_early = condition("stops_early").unwrap_or_default();
+        annotation.needs_network = condition("needs_network").unwrap_or_default();
+        annotation.deterministic = condition("deterministic");
+        annotation.side_effects = condition("side_effects");
+        annotation.idempotent = condition("idempotent");
+        if let Some(node) = fields.take("needs_current_dir") {
+            annotation.needs_current_dir = self.current_dir(node);
+        }
+        if let Some(node) = fields.take("filters_input") {
+            annotation.output_weight = self.weight(node);
+        }
+        if let Some(node) = fields.take("status") {
+            annotation.status = self.status(node);
+        }
+        if let Some(node) = fields.take("ends_lines") {
+            annotation.line_ends = self.line_ends(node);
+        }
+        if let Some(node) = fields.take("terminal") {
+            annotation.terminal = self.terminal(node);
+        }
+        if let Some(node) = fields.take("tool_version") {
+            annotation.tool_version = self.tool_version(node);
+        }
+    }
+
+    /// The keywords that are lists.
+    fn lists(&mut self, fields: &mut Fields<'_>, annotation: &mut Annotation) {
+        if let Some(node) = fields.take("environment") {
+            annotation.environment = self.word_list(node, "a variable's name");
+        }
+        if let Some(node) = fields.take("client_files") {
+            annotation.client_files = self.word_list(node, "a path");
+            if annotation.client_files.iter().any(|path| !path.starts_with('/') && !path.starts_with("~/")) {
+                self.faults.add(node.place, "a client file is absolute or starts with ~/");
+            }
+        }
+        if let Some(node) = fields.take("searches_up") {
+            annotation.searches_up = self.word_list(node, "a file name");
+        }
+        if let Some(node) = fields.take("runs") {
+            annotation.runs = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a command"));
+        }
+        if let Some(node) = fields.take("shows") {
+            annotation.shows = self.mixed_list(node, &mut Self::attribute);
+        }
+        if let Some(node) = fields.take("stays_here") {
+            let parse = &mut |compiler: &mut Self, node: &Node| compiler.word(node, "a reason");
+            annotation.stays_here = self.conditionals(node, "reason", parse);
+        }
+    }
+
+    fn splitting(&mut self, fields: &mut Fields<'_>, annotation: &mut Annotation) {
+        if let Some(node) = fields.take("splittable_across_input") {
+            annotation.splittable_across_input = self.condition(node);
+        }
+        let operands = annotation.params.iter().any(|param| !matches!(param.splittable, Condition::Never));
+        let input = !matches!(annotation.splittable_across_input, Condition::Never);
+        if let Some(node) = fields.take("when_split") {
+            let parse = &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
+            annotation.when_split = self.conditionals(node, "add", parse);
+            if !operands {
+                self.faults.add(fields.place_of("when_split"), "when_split without a splittable operand");
+            }
+        }
+        if let Some(node) = fields.take("aggregator") {
+            annotation.aggregator = self.aggregator(node);
+            if !operands && !input {
+                self.faults.add(fields.place_of("aggregator"), "an aggregator without anything splittable");
+            }
+        }
+    }
+
+    fn conditionals<T>(
+        &mut self,
+        node: &Node,
+        key: &'static str,
+        parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>,
+    ) -> Vec<Conditional<T>> {
+        let Content::List(items) = &node.content else {
+            self.faults.add(node.place, format!("a list is needed here, not {}", node.kind()));
+            return Vec::new();
+        };
+        items.iter().filter_map(|item| self.conditional(item, key, parse)).collect()
+    }
+}

@@ -1,0 +1,141 @@
+//! Nothing stale, nothing overwritten: what has to happen on a mount before a
+//! command runs behind its back on the server, and after. One adapter per file
+//! system type. Every call may block for as long as the mount does: the caller
+//! brings the thread and the deadline.
+
+mod bind;
+mod generic;
+mod look;
+mod nfs;
+mod rclone;
+mod sshfs;
+
+use crate::kind;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a run has changed on the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A file's content or attributes, or that it is there at all: for a file
+    /// that was removed, this makes the mount forget it.
+    FileWritten(PathBuf),
+    /// Names in a directory were made, removed or renamed.
+    NamesChanged(PathBuf),
+}
+
+/// Whether a file that the shell has opened for writing may be written on the
+/// server instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteBehind {
+    /// Yes: an open descriptor holds nothing back that would come later.
+    Allowed,
+    /// No: the file system uploads its own copy on close and would overwrite
+    /// the server's. The bytes come back through the local descriptor, and a
+    /// command that itself writes files on such a mount runs here.
+    ThroughLocalDescriptor,
+}
+
+/// Keeps the caches of one kind of mount true. Paths are the workstation's.
+pub trait Coherence: Send + Sync {
+    /// Brings what this machine has written to a file through the mount to the
+    /// server, before a command reads it there. A file that is not there is
+    /// settled. An error means that the server may not have it: run here.
+    fn settle(&self, path: &Path) -> io::Result<()>;
+    /// Makes the mount forget what it remembers of something that a command has
+    /// changed on the server. It changes no content and no name there. An error means that this
+    /// machine may see the old state for as long as the mount's caches live.
+    fn refresh(&self, change: &Change) -> io::Result<()>;
+    /// Whether redirects may be written on the server.
+    fn write_behind(&self) -> WriteBehind;
+}
+
+/// The adapters, by the names that `coherence` in `mounts.toml` knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Adapter {
+    /// `fuse.sshfs`
+    Sshfs,
+    /// `fuse.rclone`
+    Rclone,
+    /// `nfs`, `nfs4`
+    Nfs,
+    /// The same files by the local kernel: a bind mount or a plain directory.
+    Bind,
+    /// Everything else.
+    Generic,
+}
+
+impl Adapter {
+    /// Every adapter, in the order that messages list them.
+    pub const ALL: [Adapter; 5] = [Adapter::Sshfs, Adapter::Rclone, Adapter::Nfs, Adapter::Bind, Adapter::Generic];
+
+    /// Its name in `mounts.toml`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Adapter::Sshfs => "sshfs",
+            Adapter::Rclone => "rclone",
+            Adapter::Nfs => "nfs",
+            Adapter::Bind => "bind",
+            Adapter::Generic => "generic",
+        }
+    }
+
+    /// The adapter that a file system type needs.
+    pub fn of(fs_type: &str) -> Adapter {
+        match fs_type {
+            "fuse.sshfs" => Adapter::Sshfs,
+            "fuse.rclone" => Adapter::Rclone,
+            "nfs" | "nfs4" => Adapter::Nfs,
+            other if kind::is_remote(other) => Adapter::Generic,
+            _ => Adapter::Bind,
+        }
+    }
+
+    /// What it does.
+    pub fn coherence(self) -> &'static dyn Coherence {
+        match self {
+            Adapter::Sshfs => &sshfs::Sshfs,
+            Adapter::Rclone => &rclone::Rclone,
+            Adapter::Nfs => &nfs::Nfs,
+            Adapter::Bind => &bind::Bind,
+            Adapter::Generic => &generic::Generic,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_adapter() {
+        let check = |fs_type: &str, expect: Adapter| assert_eq!(Adapter::of(fs_type), expect, "{fs_type}");
+        check("fuse.sshfs", Adapter::Sshfs);
+        check("fuse.rclone", Adapter::Rclone);
+        check("nfs4", Adapter::Nfs);
+        check("fuse", Adapter::Generic);
+        check("fuse.s3fs", Adapter::Generic);
+        check("cifs", Adapter::Generic);
+        check("ext4", Adapter::Bind);
+        check("", Adapter::Bind);
+    }
+
+    #[test]
+    fn the_configuration_is_asked_first() {
+        assert_eq!(for_mount("fuse.rclone", None).write_behind(), WriteBehind::ThroughLocalDescriptor);
+        assert_eq!(for_mount("fuse.rclone", Some(Adapter::Bind)).write_behind(), WriteBehind::Allowed);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_settled_and_refreshed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for adapter in Adapter::ALL {
+            let coherence = adapter.coherence();
+            coherence.settle(&dir.path().join("absent")).expect("nothing to settle");
+            if adapter != Adapter::Rclone {
+                coherence.refresh(&Change::FileWritten(dir.path().join("absent"))).expect("nothing to forget");
+            }
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
+    }
+}

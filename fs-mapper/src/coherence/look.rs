@@ -1,0 +1,33 @@
+//! The two system calls that adapters are made of: an open that disturbs
+//! nothing, and attributes that come from the server.
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Opens a file or directory without waiting, creating or changing anything.
+/// `None` if it is not there, or is nothing that has cached content (a socket).
+pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags | OFlags::RDONLY, Mode::empty());
+    let opened = match opened {
+        // A file that may be written but not read.
+        Err(Errno::ACCESS) => rustix::fs::open(path, flags | OFlags::WRONLY, Mode::empty()),
+        other => other,
+    };
+    match opened {
+        Ok(fd) => Ok(Some(File::from(fd))),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Has the kernel ask the file system for the attributes now, whatever it
+/// remembers (statx(2), AT_STATX_FORCE_SYNC); its caches follow the answer.
+pub(super) fn attributes(file: &File) -> io::Result<()> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    rustix::fs::statx(file, "", flags, StatxFlags::BASIC_STATS)?;
+    Ok(())
+}

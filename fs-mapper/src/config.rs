@@ -1,0 +1,119 @@
+//! `mounts.toml`: what the user says about executors, mounts and the gateway.
+//! Reading validates everything and reports every mistake at once; nothing here
+//! looks at a mount or at the network. docs/configuration.md has every key.
+
+mod address;
+mod find;
+mod mistake;
+mod near;
+mod read;
+
+pub use address::{Address, AddressFault};
+pub use mistake::{ConfigErrors, Mistake, Position};
+
+use crate::coherence::Adapter;
+use crate::path::ExecutorName;
+use std::path::{Path, PathBuf};
+
+/// A configuration without mistakes. `Config::default()` is "none": no
+/// executor, so that everything runs here.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Config {
+    /// The file it was read from; empty for the default.
+    pub file: PathBuf,
+    /// In the file's order.
+    pub executors: Vec<ExecutorConfig>,
+    /// In the file's order.
+    pub mounts: Vec<MountConfig>,
+    /// The `[gateway]` table.
+    pub gateway: GatewayConfig,
+}
+
+/// One `[[executor]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecutorConfig {
+    /// What `[[mount]]` calls it.
+    pub name: ExecutorName,
+    /// Where it listens.
+    pub address: Address,
+}
+
+/// One `[[mount]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountConfig {
+    /// As the workstation sees it: absolute and normalised by text.
+    pub path: PathBuf,
+    /// One of [`Config::executors`].
+    pub executor: ExecutorName,
+    /// As the executor names it.
+    pub export: String,
+    /// The directory below the export that is mounted; empty for its root.
+    pub sub_path: PathBuf,
+    /// The adapter to use whatever the file system type says.
+    pub coherence: Option<Adapter>,
+    /// Where the entry begins in the file.
+    pub position: Position,
+}
+
+/// The `[gateway]` table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayConfig {
+    /// Into how many parts one machine's share of a splittable stage is cut.
+    pub split: u32,
+    /// What places the stages.
+    pub scheduler: Scheduler,
+    /// A gateway that was started by itself ends after so long without work, in seconds.
+    pub idle_timeout_s: u64,
+    /// Further directories of annotation files, absolute.
+    pub annotations: Vec<PathBuf>,
+}
+
+/// Values of `scheduler`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scheduler {
+    /// Algorithms 1 and 2 of the POSH paper (§5).
+    #[default]
+    Greedy,
+}
+
+/// A gateway that nobody has used for ten minutes is one that nobody misses: it
+/// starts again within milliseconds.
+const DEFAULT_IDLE_TIMEOUT_S: u64 = 600;
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        GatewayConfig {
+            split: 1,
+            scheduler: Scheduler::Greedy,
+            idle_timeout_s: DEFAULT_IDLE_TIMEOUT_S,
+            annotations: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and validates a file.
+    pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
+        Config::parse(&text, path)
+    }
+
+    /// Validates a text. `file` is what the messages call it, and relative
+    /// `annotations` are taken from its directory.
+    pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigErrors> {
+        read::read(text, file)
+    }
+
+    /// The file that applies when none is named: $POSH_CONFIG, ./mounts.toml,
+    /// ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME),
+    /// /etc/posh/mounts.toml. The first is taken as it is when set, so that a
+    /// wrong name is an error and not silently passed over.
+    pub fn find_default() -> Option<PathBuf> {
+        find::find(|name| std::env::var_os(name), Path::new("/etc"))
+    }
+
+    /// An executor by name.
+    pub fn executor(&self, name: &ExecutorName) -> Option<&ExecutorConfig> {
+        self.executors.iter().find(|executor| executor.name == *name)
+    }
+}

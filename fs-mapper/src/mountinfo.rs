@@ -1,0 +1,289 @@
+//! /proc/self/mountinfo (proc_pid_mountinfo(5)): what is mounted where in this
+//! mount namespace, and which of it a path lookup can reach. Who owns a mount
+//! is not known here.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Why the list of mounts is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum MountInfoError {
+    /// The file could not be read.
+    #[error("cannot read /proc/self/mountinfo; is /proc mounted?")]
+    Read(#[source] io::Error),
+    /// A line is not in the kernel's format.
+    #[error("/proc/self/mountinfo line {line}: {what}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is missing or malformed.
+        what: &'static str,
+    },
+}
+
+/// A line of mountinfo, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Column 1; also `mnt_id` in /proc/PID/fdinfo.
+    pub mount_id: u32,
+    /// Column 2: the mount that this one is mounted on.
+    pub parent_id: u32,
+    /// Major and minor number of the file system.
+    pub device: (u32, u32),
+    /// The directory of the file system that is mounted; `/` unless it is a bind mount.
+    pub root: PathBuf,
+    /// Where, as this process sees it.
+    pub mount_point: PathBuf,
+    /// Such as `ext4` or `fuse.sshfs`.
+    pub fs_type: String,
+    /// Such as `host:/export`; bytes, of whatever encoding.
+    pub source: OsString,
+    /// Options of the mount and of the file system, joined by a comma.
+    pub options: String,
+}
+
+/// All mounts of this namespace, in the kernel's order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MountInfo {
+    entries: Vec<MountEntry>,
+}
+
+impl MountInfo {
+    /// Reads the calling process's own list.
+    pub fn read() -> Result<MountInfo, MountInfoError> {
+        MountInfo::parse(&std::fs::read("/proc/self/mountinfo").map_err(MountInfoError::Read)?)
+    }
+
+    /// Parses the text of a mountinfo file.
+    pub fn parse(text: &[u8]) -> Result<MountInfo, MountInfoError> {
+        let lines = text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
+        let entries = lines
+            .map(|(index, line)| entry(line).map_err(|what| MountInfoError::Line { line: index + 1, what }))
+            .collect::<Result<_, _>>()?;
+        Ok(MountInfo { entries })
+    }
+
+    /// Every mount, hidden ones too, in the kernel's order.
+    pub fn entries(&self) -> &[MountEntry] {
+        &self.entries
+    }
+
+    /// The mounts that a path lookup can reach, at most one per mount point, in
+    /// the kernel's order: not those under or below a later mount.
+    pub fn visible(&self) -> Vec<&MountEntry> {
+        let tree = Tree::new(&self.entries);
+        let reached = |index: &usize| tree.lookup(&self.entries[*index].mount_point) == Some(*index);
+        (0..self.entries.len()).filter(reached).map(|index| &self.entries[index]).collect()
+    }
+}
+
+/// The mounts as the kernel links them: by (parent mount, mount point).
+struct Tree<'m> {
+    entries: &'m [MountEntry],
+    /// A parent that is not in the list (that of the root, in a chroot of others too) is `None`.
+    children: HashMap<(Option<usize>, &'m Path), usize>,
+}
+
+impl<'m> Tree<'m> {
+    fn new(entries: &'m [MountEntry]) -> Self {
+        let by_id: HashMap<u32, usize> =
+            entries.iter().enumerate().map(|(index, entry)| (entry.mount_id, index)).collect();
+        let mut children = HashMap::new();
+        for (index, entry) in entries.iter().enumerate() {
+            let parent = by_id.get(&entry.parent_id).copied().filter(|parent| *parent != index);
+            // Two on one parent and path are rare (propagation); the later one is on top.
+            children.insert((parent, entry.mount_point.as_path()), index);
+        }
+        Tree { entries, children }
+    }
+
+    /// The mount that holds a path of real directories, as path lookup crosses mounts.
+    fn lookup(&self, path: &Path) -> Option<usize> {
+        let mut ancestors: Vec<&Path> = path.ancestors().collect();
+        ancestors.reverse();
+        let mut mount = None;
+        for path in ancestors {
+            // A mount stacked on another has it as its parent, at the same path. Each
+            // step goes to another mount; the bound is for a list that loops.
+            for _ in 0..=self.entries.len() {
+                match self.children.get(&(mount, path)) {
+                    Some(upper) => mount = Some(*upper),
+                    None => break,
+                }
+            }
+        }
+        mount
+    }
+}
+
+/// One line: `id parent major:minor root mount_point options optional... - type source super_options`.
+/// Any number of optional fields may stand before the lone dash.
+fn entry(line: &[u8]) -> Result<MountEntry, &'static str> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mut next = |what| fields.next().ok_or(what);
+    let mount_id = number(next("no mount id")?).ok_or("the mount id is not a number")?;
+    let parent_id = number(next("no parent id")?).ok_or("the parent id is not a number")?;
+    let device = device(next("no device")?).ok_or("the device is not major:minor")?;
+    let root = path(next("no root")?);
+    let mount_point = path(next("no mount point")?);
+    let mut options = text(next("no options")?);
+    while next("no dash before the file system type")? != b"-" {}
+    let fs_type = text(next("no file system type")?);
+    let source = OsString::from_vec(decode(next("no source")?));
+    if let Ok(of_the_file_system) = next("") {
+        options = format!("{options},{}", text(of_the_file_system));
+    }
+    Ok(MountEntry { mount_id, parent_id, device, root, mount_point, fs_type, source, options })
+}
+
+fn number(field: &[u8]) -> Option<u32> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+fn device(field: &[u8]) -> Option<(u32, u32)> {
+    let colon = field.iter().position(|byte| *byte == b':')?;
+    Some((number(&field[..colon])?, number(&field[colon + 1..])?))
+}
+
+fn path(field: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(decode(field)))
+}
+
+/// Types and options are ASCII but for what a FUSE daemon chooses to say.
+fn text(field: &[u8]) -> String {
+    String::from_utf8_lossy(&decode(field)).into_owned()
+}
+
+/// Undoes the kernel's escapes: a backslash and three octal digits stand for a
+/// byte (blank, tab, newline, backslash, in some fields `#`). Never before splitting.
+fn decode(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        match after {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] if *first == b'\\' => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = after;
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+/// The directory below `host:` in the source of an NFS mount: there the root
+/// field is always `/`, and a bind mount's directory is in the source.
+pub(crate) fn nfs_directory(source: &OsStr) -> Option<PathBuf> {
+    let bytes = source.as_bytes();
+    let host = if bytes.starts_with(b"[") { bytes.iter().position(|byte| *byte == b']')? } else { 0 };
+    let colon = host + bytes[host..].iter().position(|byte| *byte == b':')?;
+    Some(path_of(&bytes[colon + 1..]))
+}
+
+fn path_of(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> MountInfo {
+        MountInfo::parse(text.as_bytes()).expect("well formed")
+    }
+
+    fn visible(text: &str) -> Vec<u32> {
+        parse(text).visible().iter().map(|entry| entry.mount_id).collect()
+    }
+
+    #[test]
+    fn a_line_of_each_kind() {
+        let info = parse(
+            "36 35 98:0 / / rw,noatime shared:1 master:2 unbindable - ext4 /dev/sda1 rw,errors=remount-ro\n\
+             40 36 0:51 /sub /mnt/a\\040b\\134c rw - fuse.sshfs me@host:da\\040ta rw,user_id=0\n\
+             41 36 0:52 / /tmp rw -  tmpfs\n",
+        );
+        let [root, sshfs, bare] = info.entries() else { panic!("three entries") };
+        assert_eq!((root.mount_id, root.parent_id, root.device), (36, 35, (98, 0)));
+        assert_eq!(root.options, "rw,noatime,rw,errors=remount-ro");
+        assert_eq!(sshfs.mount_point, Path::new("/mnt/a b\\c"));
+        assert_eq!(sshfs.root, Path::new("/sub"));
+        assert_eq!((sshfs.fs_type.as_str(), sshfs.source.as_os_str()), ("fuse.sshfs", OsStr::new("me@host:da ta")));
+        assert_eq!((bare.fs_type.as_str(), bare.source.as_os_str()), ("", OsStr::new("tmpfs")));
+    }
+
+    #[test]
+    fn a_dash_that_is_a_mount_point_is_not_the_separator() {
+        assert_eq!(parse("36 35 0:5 / - rw - tmpfs none rw\n").entries()[0].fs_type, "tmpfs");
+    }
+
+    #[test]
+    fn escapes() {
+        let check = |text: &str, expect: &[u8]| assert_eq!(decode(text.as_bytes()), expect, "{text}");
+        check("\\040\\011\\012\\134\\043", b" \t\n\\#");
+        check("\\134040", b"\\040");
+        check("\\377", b"\xff");
+        check("\\4", b"\\4");
+        check("\\08x", b"\\08x");
+        check("\\400", b"\\400");
+        check("end\\", b"end\\");
+    }
+
+    #[test]
+    fn a_malformed_line_is_named() {
+        let check = |text: &str, expect: &str| {
+            let error = MountInfo::parse(text.as_bytes()).expect_err("malformed");
+            assert_eq!(error.to_string(), expect);
+        };
+        let good = "36 35 98:0 / / rw - ext4 /dev/sda1 rw";
+        check(&format!("{good}\nx"), "/proc/self/mountinfo line 2: the mount id is not a number");
+        check("1 2 3 / / rw - ext4 x rw", "/proc/self/mountinfo line 1: the device is not major:minor");
+        check("1 2 0:3 / / rw shared:1", "/proc/self/mountinfo line 1: no dash before the file system type");
+        check("1 2 0:3 / / rw - ext4", "/proc/self/mountinfo line 1: no source");
+    }
+
+    #[test]
+    fn what_a_later_mount_hides() {
+        let root = "1 0 8:1 / / rw - ext4 d rw\n";
+        let check = |mounts: &str, expect: &[u32]| assert_eq!(visible(&format!("{root}{mounts}")), expect, "{mounts}");
+        check("2 1 0:2 / /mnt/logs rw - fuse.sshfs a rw\n", &[1, 2]);
+        // On the same mount point.
+        check("2 1 0:2 / /mnt rw - fuse.sshfs a rw\n3 2 0:3 / /mnt rw - tmpfs b rw\n", &[1, 3]);
+        // Over the directory that has the mount point.
+        check("2 1 0:2 / /mnt/logs rw - fuse.sshfs a rw\n3 1 0:3 / /mnt rw - tmpfs b rw\n", &[1, 3]);
+        // And again inside of what hides it.
+        let again = "2 1 0:2 / /mnt/l rw - nfs a rw\n3 1 0:3 / /mnt rw - tmpfs b rw\n4 3 0:4 / /mnt/l rw - nfs c rw\n";
+        check(again, &[1, 3, 4]);
+        // Moved: the list is not in the order of mounting.
+        check("3 2 0:3 / /mnt/a/b rw - nfs b rw\n2 1 0:2 / /mnt/a rw - nfs a rw\n", &[1, 3, 2]);
+    }
+
+    #[test]
+    fn roots() {
+        // initramfs below the root; a chroot whose root is no mount point; a root that is its own parent.
+        assert_eq!(visible("1 1 0:1 / / rw - rootfs rootfs rw\n2 1 8:1 / / rw - ext4 d rw\n"), [2]);
+        assert_eq!(visible("9 7 0:4 / /proc rw - proc proc rw\n"), [9]);
+    }
+
+    #[test]
+    fn this_process_has_mounts() {
+        let info = MountInfo::read().expect("mountinfo");
+        assert!(info.visible().iter().any(|entry| entry.fs_type == "proc"));
+    }
+
+    #[test]
+    fn nfs_sources() {
+        let check = |source: &str, expect: Option<&str>| {
+            assert_eq!(nfs_directory(OsStr::new(source)), expect.map(PathBuf::from), "{source}");
+        };
+        check("host:/export/sub", Some("/export/sub"));
+        check("[fe80::1]:/export", Some("/export"));
+        check("nothing", None);
+    }
+}

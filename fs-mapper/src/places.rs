@@ -1,0 +1,151 @@
+//! The mount points that matter, as a sorted list of paths: who is exactly
+//! here, what lies below, what is the longest prefix. Pure; shared by the whole
+//! table and by the stage program's short list.
+//!
+//! Paths are bytes with a slash at the end (`/mnt/logs/`), which makes "below"
+//! the same as "begins with", and all places below a directory neighbours in
+//! the sorted list: one binary search answers each question.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What a lookup may do below a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Terrain {
+    /// A local disk: look.
+    Local,
+    /// An executor's: touch nothing, the executor resolves the rest.
+    Owned,
+    /// A network or FUSE mount without owner, an automounter, /proc: touch nothing.
+    Closed,
+}
+
+/// A mount point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// With a slash at the end.
+    pub(crate) dir: Vec<u8>,
+    pub(crate) terrain: Terrain,
+    /// What the maker of the list calls it.
+    pub(crate) index: usize,
+}
+
+/// What is known of a directory.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found<'p> {
+    /// It is a place.
+    Here(&'p Place),
+    /// There are places below it, so it is a real directory and no symlink.
+    Above,
+    /// Nothing.
+    Unknown,
+}
+
+/// Places, each directory at most once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Places {
+    sorted: Vec<Place>,
+}
+
+impl Places {
+    /// Sorts the places; of several in one directory the first stays.
+    pub(crate) fn new(mut places: Vec<Place>) -> Self {
+        places.sort_by(|a, b| a.dir.cmp(&b.dir));
+        places.dedup_by(|later, first| later.dir == first.dir);
+        Places { sorted: places }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Place> {
+        self.sorted.iter()
+    }
+
+    /// `dir` with a slash at the end, as in all of these.
+    pub(crate) fn at(&self, dir: &[u8]) -> Found<'_> {
+        let next = self.sorted.partition_point(|place| place.dir.as_slice() < dir);
+        match self.sorted.get(next) {
+            Some(place) if place.dir == dir => Found::Here(place),
+            Some(place) if place.dir.starts_with(dir) => Found::Above,
+            _ => Found::Unknown,
+        }
+    }
+
+    /// The place with the longest path that holds `dir`.
+    pub(crate) fn around(&self, dir: &[u8]) -> Option<&Place> {
+        let mut prefix = dir;
+        loop {
+            if let Found::Here(place) = self.at(prefix) {
+                return Some(place);
+            }
+            prefix = parent(prefix)?;
+        }
+    }
+
+    /// The places strictly below `dir`.
+    pub(crate) fn below(&self, dir: &[u8]) -> &[Place] {
+        let start = self.sorted.partition_point(|place| place.dir.as_slice() <= dir);
+        let count = self.sorted[start..].partition_point(|place| place.dir.starts_with(dir));
+        &self.sorted[start..start + count]
+    }
+}
+
+/// The directory around one, both with a slash at the end; `None` for the root.
+pub(crate) fn parent(dir: &[u8]) -> Option<&[u8]> {
+    let name_end = dir.len().checked_sub(1)?;
+    let slash = dir[..name_end].iter().rposition(|byte| *byte == b'/')?;
+    Some(&dir[..=slash])
+}
+
+/// The bytes of an absolute path with one slash at the end.
+pub(crate) fn dir_of(path: &Path) -> Vec<u8> {
+    let mut dir = path.as_os_str().as_bytes().to_vec();
+    if dir.last() != Some(&b'/') {
+        dir.push(b'/');
+    }
+    dir
+}
+
+/// The reverse of [`dir_of`].
+pub(crate) fn path_of(dir: &[u8]) -> PathBuf {
+    let end = if dir.len() > 1 && dir.ends_with(b"/") { dir.len() - 1 } else { dir.len() };
+    PathBuf::from(std::ffi::OsStr::from_bytes(&dir[..end]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(dirs: &[&str]) -> Places {
+        let place =
+            |(index, dir): (usize, &&str)| Place { dir: dir.as_bytes().to_vec(), terrain: Terrain::Local, index };
+        Places::new(dirs.iter().enumerate().map(place).collect())
+    }
+
+    #[test]
+    fn names_that_share_a_prefix_are_not_below_each_other() {
+        let places = places(&["/mnt/logs/", "/mnt/logs-old/", "/mnt/logs/a/", "/mnt/logs.d/x/", "/"]);
+        let around = |dir: &str| places.around(dir.as_bytes()).map(|place| place.index);
+        assert_eq!(around("/mnt/logs/"), Some(0));
+        assert_eq!(around("/mnt/logs/b/"), Some(0));
+        assert_eq!(around("/mnt/logs/a/b/"), Some(2));
+        assert_eq!(around("/mnt/logs-old/b/"), Some(1));
+        assert_eq!(around("/mnt/logs-ol/"), Some(4));
+        assert_eq!(places.at(b"/mnt/logs.d/"), Found::Above);
+        assert_eq!(places.at(b"/mnt/log/"), Found::Unknown);
+        let below: Vec<usize> = places.below(b"/mnt/logs/").iter().map(|place| place.index).collect();
+        assert_eq!(below, [2]);
+        assert_eq!(places.below(b"/").len(), 4);
+    }
+
+    #[test]
+    fn without_a_root_nothing_is_around() {
+        assert_eq!(places(&["/mnt/"]).around(b"/home/u/"), None);
+    }
+
+    #[test]
+    fn parents() {
+        let check = |dir: &str, expect: Option<&str>| assert_eq!(parent(dir.as_bytes()), expect.map(str::as_bytes));
+        check("/a/b/", Some("/a/"));
+        check("/a/", Some("/"));
+        check("/", None);
+    }
+}

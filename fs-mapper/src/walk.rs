@@ -1,0 +1,182 @@
+//! Path lookup as the kernel does it (path_resolution(7)), but only as far down
+//! as local disks go: readlink(2) above mount points, nothing but text below them.
+//!
+//! What is known without asking: a directory that holds a mount point, or that
+//! getcwd(3) named, is a real one. Everything else on a local disk costs one
+//! readlink, which also tells whether it exists.
+
+use crate::places::{Found, Place, Places, Terrain, dir_of, parent, path_of};
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// As many as Linux follows in one lookup (MAXSYMLINKS).
+const MAX_LINKS: u8 = 40;
+
+/// Whether a symlink that is the last component of a path is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastLink {
+    /// As open(2) does.
+    Follow,
+    /// As lstat(2), unlink(2) and rename(2) do.
+    Keep,
+}
+
+/// How a lookup ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// As far as can be told without touching a mount, it is there.
+    Open,
+    /// A component does not exist, is no directory, or may not be searched.
+    Missing,
+    /// More than [`MAX_LINKS`].
+    TooManyLinks,
+}
+
+/// Where a lookup has come to.
+#[derive(Debug, Clone)]
+pub(crate) struct Position {
+    /// Real directories, as far as they are known, with a slash at the end. On
+    /// a local disk the last one may be a file.
+    dir: Vec<u8>,
+    /// What follows below a mount point, as text: no slash at either end.
+    tail: Vec<u8>,
+    pub(crate) terrain: Terrain,
+    /// The index of the place around `dir`.
+    pub(crate) index: Option<usize>,
+    pub(crate) end: End,
+    /// A symlink on a local disk was followed.
+    pub(crate) through_symlink: bool,
+    /// A `..` is in the tail.
+    pub(crate) uncertain: bool,
+    /// `dir` is known to be a directory.
+    is_dir: bool,
+    links: u8,
+}
+
+impl Position {
+    /// A directory as from getcwd(3).
+    pub(crate) fn at(places: &Places, dir: &Path) -> Position {
+        let mut position = Position {
+            dir: dir_of(dir),
+            tail: Vec::new(),
+            terrain: Terrain::Local,
+            index: None,
+            end: End::Open,
+            through_symlink: false,
+            uncertain: false,
+            is_dir: true,
+            links: 0,
+        };
+        position.enter(places.around(&position.dir));
+        position
+    }
+
+    /// The whole path that it stands for.
+    pub(crate) fn path(&self) -> PathBuf {
+        let mut path = path_of(&self.dir);
+        if !self.tail.is_empty() {
+            path.push(OsStr::from_bytes(&self.tail));
+        }
+        path
+    }
+
+    /// Continues the lookup with a path: from the root if it is absolute.
+    pub(crate) fn walk(&mut self, places: &Places, path: &[u8], last: LastLink) {
+        if path.starts_with(b"/") {
+            self.dir.clear();
+            self.dir.push(b'/');
+            self.tail.clear();
+            self.uncertain = false;
+            self.is_dir = true;
+            self.enter(places.around(b"/"));
+        }
+        let mut rest = path;
+        while let Some(start) = rest.iter().position(|byte| *byte != b'/') {
+            let end = rest[start..].iter().position(|byte| *byte == b'/').map_or(rest.len(), |slash| start + slash);
+            let follow = end < rest.len() || last == LastLink::Follow;
+            match &rest[start..end] {
+                b"." => {}
+                b".." => self.up(places),
+                name => self.down(places, name, follow),
+            }
+            rest = &rest[end..];
+        }
+    }
+
+    fn enter(&mut self, place: Option<&Place>) {
+        self.terrain = place.map_or(Terrain::Local, |place| place.terrain);
+        self.index = place.map(|place| place.index);
+    }
+
+    fn up(&mut self, places: &Places) {
+        if !self.tail.is_empty() {
+            self.tail.extend_from_slice(b"/..");
+            self.uncertain = true;
+            return;
+        }
+        if self.end != End::Open {
+            return;
+        }
+        if !self.is_dir && !std::fs::metadata(OsStr::from_bytes(&self.dir)).is_ok_and(|found| found.is_dir()) {
+            self.end = End::Missing;
+            return;
+        }
+        self.is_dir = true;
+        if let Some(parent) = parent(&self.dir) {
+            self.dir.truncate(parent.len());
+            self.enter(places.around(&self.dir));
+        }
+    }
+
+    fn down(&mut self, places: &Places, name: &[u8], follow: bool) {
+        if !self.tail.is_empty() {
+            self.tail.push(b'/');
+            self.tail.extend_from_slice(name);
+            return;
+        }
+        let above = self.dir.len();
+        self.dir.extend_from_slice(name);
+        self.dir.push(b'/');
+        if self.end != End::Open {
+            return;
+        }
+        match places.at(&self.dir) {
+            Found::Here(place) => {
+                self.is_dir = true;
+                self.enter(Some(place));
+            }
+            Found::Above => self.is_dir = true,
+            Found::Unknown if self.terrain == Terrain::Local => {
+                self.is_dir = false;
+                if follow {
+                    self.follow(places, above);
+                }
+            }
+            Found::Unknown => {
+                self.dir.truncate(above);
+                self.tail.extend_from_slice(name);
+            }
+        }
+    }
+
+    /// Follows the last component of `dir` if it is a symlink; `above` is the
+    /// length of the directory that has it.
+    fn follow(&mut self, places: &Places, above: usize) {
+        let name_end = self.dir.len() - 1;
+        match std::fs::read_link(OsStr::from_bytes(&self.dir[..name_end])) {
+            Ok(_) if self.links == MAX_LINKS => self.end = End::TooManyLinks,
+            Ok(target) => {
+                self.links += 1;
+                self.through_symlink = true;
+                self.is_dir = true;
+                self.dir.truncate(above);
+                self.walk(places, target.as_os_str().as_bytes(), LastLink::Follow);
+            }
+            // EINVAL: it is there and is no symlink.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+            Err(_) => self.end = End::Missing,
+        }
+    }
+}

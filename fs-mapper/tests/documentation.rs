@@ -1,0 +1,54 @@
+//! docs/configuration.md says what the parser does.
+
+use fs_mapper::config::{Config, GatewayConfig};
+use std::path::Path;
+
+const TEXT: &str = include_str!("../../docs/configuration.md");
+
+/// The fenced blocks of one language between two headings.
+fn blocks(language: &str, from: &str, to: &str) -> Vec<String> {
+    let start = TEXT.find(&format!("\n## {from}\n")).expect("the heading");
+    let end = TEXT.find(&format!("\n## {to}\n")).expect("the next heading");
+    let fence = format!("\n```{language}\n");
+    TEXT[start..end]
+        .split(&fence)
+        .skip(1)
+        .map(|rest| rest.split("\n```\n").next().expect("an end").to_owned())
+        .collect()
+}
+
+#[test]
+fn the_example_is_valid() {
+    let examples = blocks("toml", "mounts.toml", "Which paths a mount owns");
+    assert_eq!(examples.len(), 1);
+    let config = Config::parse(&examples[0], Path::new("/etc/posh/mounts.toml")).expect("no mistake");
+    assert_eq!(config.mounts.len(), 2);
+    assert_eq!(config.gateway.annotations, [Path::new("/etc/posh/commands")]);
+}
+
+#[test]
+fn the_mistakes_are_reported_as_shown() {
+    let blocks = blocks("text", "Mistakes", "executor.toml");
+    let [file, messages] = blocks.as_slice() else { panic!("a file and its messages") };
+    let errors = Config::parse(file, Path::new("mounts.toml")).expect_err("mistakes");
+    assert_eq!(errors.to_string(), *messages);
+}
+
+#[test]
+fn the_defaults_are_those_shown() {
+    let defaults = GatewayConfig::default();
+    for (key, value) in [("split", u64::from(defaults.split)), ("idle_timeout_s", defaults.idle_timeout_s)] {
+        assert!(TEXT.contains(&format!("| `{key}` | `{value}` |")), "{key} = {value}");
+    }
+}
+
+#[test]
+fn the_file_in_the_repository_is_valid() {
+    let text = include_str!("../../mounts.toml");
+    Config::parse(text, Path::new("mounts.toml")).expect("no mistake");
+    // With its comment signs taken away, too.
+    let whole = text.replace("# [", "[").replace("# name", "name").replace("# address", "address");
+    let whole = whole.replace("# path", "path").replace("# executor", "executor").replace("# export", "export");
+    let config = Config::parse(&whole, Path::new("mounts.toml")).expect("no mistake");
+    assert_eq!((config.executors.len(), config.mounts.len()), (1, 1));
+}

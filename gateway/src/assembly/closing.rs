@@ -1,0 +1,202 @@
+//! Which waiting stages form a pipeline, and whether it is complete: a pure
+//! function of what enlisted and of a snapshot of the processes. A wrong guess
+//! here costs speed and never an answer, with one exception that is exact: two
+//! stages are joined only when each end of their pipe has exactly one holder
+//! that could use it, and nothing is queued in it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+};
+
+use super::procfs::{Process, Snapshot};
+use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
+
+/// A pipe between two stages that both wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    /// Index of the stage that writes, and its descriptor.
+    pub from: (usize, u32),
+    /// Index of the stage that reads, and its descriptor.
+    pub to: (usize, u32),
+}
+
+/// What is known of the waiting stages' pipes.
+#[derive(Debug, Default)]
+pub struct Closing {
+    /// Pipes that join two waiting stages and that nobody else uses.
+    pub edges: Vec<Edge>,
+    /// Stages (by index) with a pipe end about which more can be learned by waiting.
+    pub pending: Vec<usize>,
+}
+
+/// Who is what among the processes.
+pub struct Actors<'a> {
+    /// Files that shims lead to.
+    pub stage_programs: &'a HashSet<PathBuf>,
+    /// Stages that wait for a directive, by process.
+    pub waiting: &'a HashMap<Pid, usize>,
+    /// Stages that have got theirs and stand in for a remote command.
+    pub directed: &'a dyn Fn(Pid) -> bool,
+    /// Processes that were seen asleep, and unchanged, long enough.
+    pub settled: &'a dyn Fn(&Process) -> bool,
+}
+
+/// A pipe end of a stage that counts: what it reads or writes by convention, or
+/// what its words name.
+pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
+    let standard = [(0, true), (1, false), (2, false)].into_iter();
+    let standard =
+        standard.filter_map(|(fd, reads)| stage.descriptor(fd).filter(|d| if reads { d.reads() } else { d.writes() }));
+    standard.chain(stage.named_descriptors()).filter(|d| d.kind == Kind::Pipe)
+}
+
+/// Looks at every pipe of the waiting stages.
+#[must_use]
+pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -> Closing {
+    let mut closing = Closing::default();
+    let holders = Holders::of(snapshot);
+    for (index, stage) in stages.iter().enumerate() {
+        for end in used_ends(stage) {
+            let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
+            if pipe.may_change() {
+                closing.pending.push(index);
+            } else if end.writes() {
+                closing.edges.extend(pipe.edge_from(index, end));
+            }
+        }
+    }
+    // A writer with both descriptors 1 and 2 on one pipe is one edge: the lower number stands for it.
+    closing.edges.sort_by_key(|e| (e.from, e.to));
+    closing.edges.dedup_by_key(|e| (e.from.0, e.to));
+    closing.pending.dedup();
+    closing
+}
+
+struct Holders<'a>(HashMap<u64, Vec<(&'a Process, super::procfs::PipeEnd)>>);
+
+impl<'a> Holders<'a> {
+    fn of(snapshot: &'a Snapshot) -> Self {
+        let mut by_pipe: HashMap<u64, Vec<_>> = HashMap::new();
+        for process in snapshot.processes().filter(|p| !p.is_dead()) {
+            for end in &process.pipe_ends {
+                by_pipe.entry(end.inode).or_default().push((process, *end));
+            }
+        }
+        Self(by_pipe)
+    }
+}
+
+struct Pipe<'a> {
+    inode: u64,
+    holders: &'a Holders<'a>,
+    stages: &'a [&'a Enlisted],
+    snapshot: &'a Snapshot,
+    actors: &'a Actors<'a>,
+}
+
+impl Pipe<'_> {
+    fn holders(&self) -> impl Iterator<Item = &(&Process, super::procfs::PipeEnd)> {
+        self.holders.0.get(&self.inode).into_iter().flatten()
+    }
+
+    /// Some holder is about to become a stage, or to let go.
+    fn may_change(&self) -> bool {
+        self.holders().any(|(process, _)| {
+            if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
+                return false;
+            }
+            if self.actors.stage_programs.contains(&process.executable) {
+                return true;
+            }
+            !(process.waits_for_children() || process.reads_from(self.inode) || (self.actors.settled)(process))
+        })
+    }
+
+    /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.
+    fn edge_from(&self, writer: usize, end: &Descriptor) -> Option<Edge> {
+        if end.queued_bytes > 0 {
+            return None;
+        }
+        let mut reader: Option<(usize, u32)> = None;
+        for (process, held) in self.holders() {
+            let stage = self.actors.waiting.get(&process.pid).copied();
+            if held.reads && held.writes {
+                return None;
+            }
+            if held.writes {
+                if stage != Some(writer) && !self.is_bystander(stage, held.fd) {
+                    return None;
+                }
+                continue;
+            }
+            match stage {
+                Some(index) if self.uses(index, held.fd) => match reader {
+                    None => reader = Some((index, held.fd)),
+                    // The same pipe twice in one stage (0 and /dev/fd/63): leave it alone.
+                    Some(_) => return None,
+                },
+                _ if self.is_bystander(stage, held.fd) => {}
+                // The shell keeps its end of a process substitution until the command has ended.
+                _ if process.waits_for_children() && self.only_lends(process) => {}
+                _ => return None,
+            }
+        }
+        let (reader, fd) = reader?;
+        (reader != writer).then_some(Edge { from: (writer, end.fd), to: (reader, fd) })
+    }
+
+    fn uses(&self, stage: usize, fd: u32) -> bool {
+        used_ends(self.stages[stage]).any(|d| d.fd == fd)
+    }
+
+    /// A stage that inherited this end without a word of its command naming it.
+    fn is_bystander(&self, stage: Option<usize>, fd: u32) -> bool {
+        fd > 2 && stage.is_some_and(|index| !self.uses(index, fd))
+    }
+
+    /// A shell that waits, above the stage whose words name the end that it holds.
+    fn only_lends(&self, shell: &Process) -> bool {
+        let lent = |fd: u32, stage: &Enlisted| fd > 2 && stage.named_descriptors().any(|d| d.identity.1 == self.inode);
+        shell.pipe_ends.iter().filter(|e| e.inode == self.inode).all(|end| {
+            self.stages.iter().any(|stage| lent(end.fd, stage) && self.snapshot.is_ancestor(shell.pid, stage.pid))
+        })
+    }
+}
+
+/// Groups of stages that edges join, each from its sources to its sink.
+#[must_use]
+pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
+    let mut leader: Vec<usize> = (0..count).collect();
+    fn find(leader: &[usize], mut at: usize) -> usize {
+        while leader[at] != at {
+            at = leader[at];
+        }
+        at
+    }
+    for edge in edges {
+        let (a, b) = (find(&leader, edge.from.0), find(&leader, edge.to.0));
+        leader[a.max(b)] = a.min(b);
+    }
+    let mut groups: HashMap<usize, Vec<usize>> = HashMap::new();
+    for stage in 0..count {
+        groups.entry(find(&leader, stage)).or_default().push(stage);
+    }
+    let mut groups: Vec<_> = groups.into_values().map(|group| downstream(group, edges)).collect();
+    groups.sort();
+    groups
+}
+
+/// The stages of one group with every writer before its reader; the shell may
+/// have started them in any order.
+fn downstream(group: Vec<usize>, edges: &[Edge]) -> Vec<usize> {
+    let mut left = group;
+    let mut ordered = Vec::with_capacity(left.len());
+    while !left.is_empty() {
+        let ready = |s: &usize| !edges.iter().any(|e| e.to.0 == *s && left.contains(&e.from.0));
+        // A ring of pipes has no first stage; any will do.
+        let next = left.iter().position(ready).unwrap_or(0);
+        ordered.push(left.remove(next));
+    }
+    ordered
+}

@@ -1,0 +1,277 @@
+//! Assembles pipelines from live processes (design: a pipe has an inode; the
+//! stage that writes it and the stage that reads it are neighbours). Stages wait
+//! here from the moment they enlist until their pipeline is complete, or a
+//! deadline has passed; then the whole group goes on to be planned.
+
+mod closing;
+mod procfs;
+
+pub use closing::Edge;
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc;
+
+use crate::{
+    enlisted::{Enlisted, Kind, Pid},
+    session::Sessions,
+    stage_link::StageLink,
+};
+use closing::{Actors, Closing};
+use procfs::{Orphans, Process, Snapshot, Wanted};
+
+/// A stage never waits longer than this for its neighbours. Generous, because on
+/// a loaded machine the shell may need that long to fork; a pipeline that
+/// completes is let go at once.
+const DEADLINE: Duration = Duration::from_millis(150);
+/// How often the processes are looked at again while something is pending.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// A sleeping process whose system call we can't read is taken as settled when it
+/// has been asleep at two looks this far apart.
+const SETTLED_AFTER: Duration = Duration::from_millis(3);
+/// Stages that may be on their way to the assembler at once.
+const QUEUE: usize = 1024;
+
+/// A complete pipeline: stages that wait for a directive, in the order in which
+/// the shell started them.
+pub struct Pipeline {
+    /// The stages.
+    pub stages: Vec<StageLink>,
+    /// What joins them.
+    pub shape: Shape,
+}
+
+/// What joins the stages of a pipeline, and what they share with others.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Pipes, by index of the stages.
+    pub edges: Vec<Edge>,
+    /// For each stage: regular files on its descriptors 1 and 2 that some other live process may write too.
+    pub shared_outputs: Vec<HashSet<PathBuf>>,
+    /// For each stage: descriptors whose pipe some other process may read too.
+    pub shared_inputs: Vec<HashSet<u32>>,
+}
+
+/// What the assembler is told.
+#[derive(Debug)]
+enum Event {
+    Enlisted(Box<StageLink>),
+    Directed(Pid),
+    Ended(Pid),
+}
+
+/// The sending side of the assembler.
+#[derive(Debug, Clone)]
+pub struct Assembler {
+    events: mpsc::Sender<Event>,
+}
+
+impl Assembler {
+    /// Starts the assembler; complete pipelines come out of the receiver.
+    #[must_use]
+    pub fn start(sessions: Arc<Sessions>) -> (Self, mpsc::Receiver<Pipeline>) {
+        let (events, incoming) = mpsc::channel(QUEUE);
+        let (complete, pipelines) = mpsc::channel(QUEUE);
+        tokio::spawn(Assembly::new(sessions, complete).run(incoming));
+        (Self { events }, pipelines)
+    }
+
+    /// A stage waits for its directive.
+    pub async fn enlisted(&self, stage: StageLink) {
+        let _ = self.events.send(Event::Enlisted(Box::new(stage))).await;
+    }
+
+    /// A stage stands in for a remote command from now on.
+    pub async fn directed(&self, pid: Pid) {
+        let _ = self.events.send(Event::Directed(pid)).await;
+    }
+
+    /// That is over.
+    pub async fn ended(&self, pid: Pid) {
+        let _ = self.events.send(Event::Ended(pid)).await;
+    }
+}
+
+struct Waiting {
+    stage: StageLink,
+    since: Instant,
+}
+
+struct Assembly {
+    sessions: Arc<Sessions>,
+    complete: mpsc::Sender<Pipeline>,
+    waiting: Vec<Waiting>,
+    directed: HashSet<Pid>,
+    asleep_since: HashMap<Pid, Instant>,
+    orphans: Orphans,
+}
+
+impl Assembly {
+    fn new(sessions: Arc<Sessions>, complete: mpsc::Sender<Pipeline>) -> Self {
+        let (waiting, directed) = (Vec::new(), HashSet::new());
+        Self { sessions, complete, waiting, directed, asleep_since: HashMap::new(), orphans: Orphans::default() }
+    }
+
+    async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
+        loop {
+            let event = if self.waiting.is_empty() {
+                incoming.recv().await
+            } else {
+                match tokio::time::timeout(LOOK_AGAIN, incoming.recv()).await {
+                    Ok(event) => event,
+                    Err(_) => {
+                        self.look().await;
+                        continue;
+                    }
+                }
+            };
+            let Some(event) = event else { return };
+            self.take(event);
+            // What has already come is taken together: one look for all of it.
+            while let Ok(event) = incoming.try_recv() {
+                self.take(event);
+            }
+            self.look().await;
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Enlisted(stage) => self.waiting.push(Waiting { stage: *stage, since: Instant::now() }),
+            Event::Directed(pid) => drop(self.directed.insert(pid)),
+            Event::Ended(pid) => drop(self.directed.remove(&pid)),
+        }
+    }
+
+    /// Lets go of every pipeline that is complete now.
+    async fn look(&mut self) {
+        self.waiting.retain(|w| !w.stage.is_gone());
+        if self.waiting.is_empty() {
+            self.asleep_since.clear();
+            return;
+        }
+        let wanted = self.wanted();
+        let snapshot = if wanted.pipes.is_empty() && wanted.files.is_empty() {
+            Snapshot::default()
+        } else {
+            Snapshot::take(&self.sessions.roots(), &wanted, &mut self.orphans)
+        };
+        self.note_sleepers(&snapshot);
+        let closing = self.examine(&snapshot);
+        let ready = self.ready_groups(&closing);
+        self.release(&ready, &closing, &snapshot).await;
+    }
+
+    fn wanted(&self) -> Wanted {
+        let mut wanted = Wanted::default();
+        for waiting in &self.waiting {
+            let stage = &waiting.stage.enlisted;
+            wanted.pipes.extend(closing::used_ends(stage).map(|d| d.identity.1));
+            wanted.files.extend(output_files(stage));
+        }
+        wanted
+    }
+
+    fn note_sleepers(&mut self, snapshot: &Snapshot) {
+        let now = Instant::now();
+        let asleep: HashSet<Pid> = snapshot.processes().filter(|p| !p.is_running()).map(|p| p.pid).collect();
+        self.asleep_since.retain(|pid, _| asleep.contains(pid));
+        for pid in asleep {
+            self.asleep_since.entry(pid).or_insert(now);
+        }
+    }
+
+    fn examine(&self, snapshot: &Snapshot) -> Closing {
+        let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
+        let waiting: HashMap<Pid, usize> = stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
+        let settled = |p: &Process| {
+            !p.is_running() && self.asleep_since.get(&p.pid).is_some_and(|since| since.elapsed() >= SETTLED_AFTER)
+        };
+        closing::examine(
+            &stages,
+            snapshot,
+            &Actors {
+                stage_programs: &self.sessions.stage_programs(),
+                waiting: &waiting,
+                directed: &|pid| self.directed.contains(&pid),
+                settled: &settled,
+            },
+        )
+    }
+
+    /// Groups with nothing pending, or with a stage whose time is up.
+    fn ready_groups(&self, closing: &Closing) -> Vec<Vec<usize>> {
+        let mut groups = closing::groups(self.waiting.len(), &closing.edges);
+        groups.retain(|group| {
+            group.iter().all(|i| !closing.pending.contains(i))
+                || group.iter().any(|&i| self.waiting[i].since.elapsed() >= DEADLINE)
+        });
+        groups
+    }
+
+    async fn release(&mut self, ready: &[Vec<usize>], closing: &Closing, snapshot: &Snapshot) {
+        if ready.is_empty() {
+            return;
+        }
+        let mut waiting: Vec<Option<Waiting>> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
+        let mut pipelines = Vec::new();
+        for group in ready {
+            let place: HashMap<usize, usize> = group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
+            let edges = closing.edges.iter().filter(|e| place.contains_key(&e.from.0));
+            let edges: Vec<Edge> =
+                edges.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) }).collect();
+            let stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
+            let members: HashSet<Pid> = stages.iter().map(|s| s.enlisted.pid).collect();
+            let shared_outputs: Vec<_> =
+                stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
+            let shared_inputs = stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
+            pipelines.push(Pipeline { stages, shape: Shape { edges, shared_outputs, shared_inputs } });
+        }
+        self.waiting = waiting.into_iter().flatten().collect();
+        for pipeline in pipelines {
+            let _ = self.complete.send(pipeline).await;
+        }
+    }
+}
+
+/// Regular files that a stage writes through descriptors 1 and 2.
+fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
+    [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).filter(|d| d.kind == Kind::File).map(|d| d.path.clone())
+}
+
+/// Output files that another live process has open: it may write through the
+/// same offset. A shell that waits for its only child, our stage, will not.
+fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
+    let files: HashSet<PathBuf> = output_files(stage).collect();
+    let shared = |file: &PathBuf| {
+        snapshot.processes().any(|p| {
+            let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);
+            holds && !waits_only_for(p, stage.pid, members, snapshot)
+        })
+    };
+    files.into_iter().filter(shared).collect()
+}
+
+fn waits_only_for(shell: &Process, pid: Pid, members: &HashSet<Pid>, snapshot: &Snapshot) -> bool {
+    let is_above = snapshot.is_ancestor(shell.pid, pid);
+    let mut children = snapshot.processes().filter(|p| p.parent == shell.pid && !p.is_dead());
+    is_above
+        && shell.waits_for_children()
+        && children.all(|c| c.pid == pid || members.contains(&c.pid) || snapshot.is_ancestor(c.pid, pid))
+}
+
+/// Pipes that a stage reads and that somebody else might read too.
+fn shared_inputs(stage: &Enlisted, snapshot: &Snapshot) -> HashSet<u32> {
+    let ends = closing::used_ends(stage).filter(|d| d.reads());
+    let shared = ends.filter(|end| {
+        snapshot.processes().any(|p| {
+            p.pid != stage.pid && !p.is_dead() && p.pipe_ends.iter().any(|e| e.inode == end.identity.1 && e.reads)
+        })
+    });
+    shared.map(|d| d.fd).collect()
+}

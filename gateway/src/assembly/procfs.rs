@@ -1,0 +1,260 @@
+//! A look at the live processes of the sessions: who holds which end of which
+//! pipe, and who is still about to do something. Reads /proc only (proc(5)), as
+//! the user that owns the processes.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use crate::enlisted::Pid;
+
+/// Processes whose descriptors were read at about the same time.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    processes: HashMap<Pid, Process>,
+}
+
+/// One process.
+#[derive(Debug)]
+pub struct Process {
+    /// Its id.
+    pub pid: Pid,
+    /// Its parent's id.
+    pub parent: Pid,
+    /// The letter of proc_pid_stat(5): R, S, D, Z, T, ...
+    pub state: char,
+    /// The program it runs.
+    pub executable: PathBuf,
+    /// The pipe ends it holds, of those that were asked for.
+    pub pipe_ends: Vec<PipeEnd>,
+    /// The regular files it has open, of those that were asked for.
+    pub files: Vec<PathBuf>,
+    /// The system call it sleeps in, with its first argument, where the kernel tells.
+    pub system_call: Option<(i64, u64)>,
+}
+
+/// One end of one pipe in one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PipeEnd {
+    /// The pipe.
+    pub inode: u64,
+    /// The process's number for it.
+    pub fd: u32,
+    /// Can read from it.
+    pub reads: bool,
+    /// Can write to it.
+    pub writes: bool,
+}
+
+/// What to look for.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// Pipes, by inode.
+    pub pipes: HashSet<u64>,
+    /// Files, by path.
+    pub files: HashSet<PathBuf>,
+}
+
+impl Snapshot {
+    /// Reads the processes below `roots`, and orphans: processes that were cut off
+    /// from those trees (their parent ended) but may hold what they inherited.
+    #[must_use]
+    pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
+        let mut processes = HashMap::new();
+        let mut queue: Vec<Pid> = roots.to_vec();
+        queue.extend(orphans.find(roots));
+        while let Some(pid) = queue.pop() {
+            if processes.contains_key(&pid) {
+                continue;
+            }
+            if let Some(process) = read_process(pid, wanted) {
+                queue.extend(children(pid));
+                processes.insert(pid, process);
+            }
+        }
+        Self { processes }
+    }
+
+    /// All of them.
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.processes.values()
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, pid: Pid) -> Option<&Process> {
+        self.processes.get(&pid)
+    }
+
+    /// Whether `ancestor` is above `pid` in the tree.
+    #[must_use]
+    pub fn is_ancestor(&self, ancestor: Pid, pid: Pid) -> bool {
+        std::iter::successors(self.get(pid), |p| self.get(p.parent)).skip(1).any(|p| p.pid == ancestor)
+    }
+}
+
+impl Process {
+    /// It runs, or is about to: what it holds now may change at once.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, 'R' | 'D')
+    }
+
+    /// It is dead but not reaped, and holds nothing.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// It waits for its children to end, so it will not fork, read or write before.
+    #[must_use]
+    pub fn waits_for_children(&self) -> bool {
+        use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
+        !self.is_running()
+            && self.system_call.is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
+    }
+
+    /// It sleeps in a read(2) from this pipe.
+    #[must_use]
+    pub fn reads_from(&self, pipe: u64) -> bool {
+        self.system_call.is_some_and(|(number, fd)| {
+            number == nix::libc::SYS_read
+                && self.pipe_ends.iter().any(|e| e.inode == pipe && u64::from(e.fd) == fd && e.reads)
+        })
+    }
+}
+
+/// The number in `pipe:[12345]`.
+#[must_use]
+pub fn pipe_inode(link: &Path) -> Option<u64> {
+    link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
+    let (parent, state, _) = read_stat(pid)?;
+    let mut process = Process {
+        pid,
+        parent,
+        state,
+        executable: fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default(),
+        pipe_ends: Vec::new(),
+        files: Vec::new(),
+        system_call: None,
+    };
+    let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Some(process) };
+    for entry in directory.flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        if let Some(inode) = pipe_inode(&target).filter(|inode| wanted.pipes.contains(inode)) {
+            process.pipe_ends.extend(read_end(&entry.path(), inode));
+        } else if wanted.files.contains(&target) {
+            process.files.push(target);
+        }
+    }
+    if !process.pipe_ends.is_empty() || !process.files.is_empty() {
+        process.system_call = read_system_call(pid);
+    }
+    Some(process)
+}
+
+/// The permissions of a link in /proc/PID/fd tell the access mode (proc_pid_fd(5)).
+fn read_end(link: &Path, inode: u64) -> Option<PipeEnd> {
+    let mode = fs::symlink_metadata(link).ok()?.permissions().mode();
+    let fd = link.file_name()?.to_str()?.parse().ok()?;
+    Some(PipeEnd { inode, fd, reads: mode & 0o400 != 0, writes: mode & 0o200 != 0 })
+}
+
+/// Parent, state and start time (clock ticks after boot) from proc_pid_stat(5).
+fn read_stat(pid: Pid) -> Option<(Pid, char, u64)> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    // The name is in parentheses and may contain anything, also ") ".
+    let rest = &text[text.rfind(')')? + 1..];
+    let mut words = rest.split_ascii_whitespace();
+    let state = words.next()?.chars().next()?;
+    let parent = words.next()?.parse().ok()?;
+    // Field 22 of the line is the start time; two words after the name are taken.
+    let started = words.nth(17)?.parse().ok()?;
+    Some((parent, state, started))
+}
+
+fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
+    let mut words = text.split_ascii_whitespace();
+    let number = words.next()?.parse().ok()?;
+    let first = words.next().and_then(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok()).unwrap_or(0);
+    Some((number, first))
+}
+
+fn children(pid: Pid) -> Vec<Pid> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads.flatten().filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
+    lists.flat_map(|l| l.split_ascii_whitespace().filter_map(|w| w.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// Finds processes that left their session's tree, without reading all of /proc
+/// each time: what is older than every session can't have inherited from one.
+#[derive(Debug, Default)]
+pub struct Orphans {
+    /// Processes known to be older than the sessions, by id.
+    old: HashSet<Pid>,
+    /// The roots and their start, when `old` was made.
+    oldest_start: u64,
+}
+
+impl Orphans {
+    /// Processes younger than the oldest root whose parent is no part of a
+    /// session: init, or a subreaper, took them over.
+    fn find(&mut self, roots: &[Pid]) -> Vec<Pid> {
+        let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.2)).min() else { return Vec::new() };
+        if oldest != self.oldest_start {
+            (self.oldest_start, self.old) = (oldest, HashSet::new());
+        }
+        let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
+        let pids = directory.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
+        let mut orphans = Vec::new();
+        let mut seen = HashSet::new();
+        for pid in pids {
+            if self.old.contains(&pid) {
+                seen.insert(pid);
+                continue;
+            }
+            let Some((parent, _, started)) = read_stat(pid) else { continue };
+            if started < oldest {
+                seen.insert(pid);
+            } else if parent <= 1 || self.old.contains(&parent) {
+                orphans.push(pid);
+            }
+        }
+        // A number that went away may come back as a younger process.
+        self.old = seen;
+        orphans
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pipes_are_known_by_their_links() {
+        assert_eq!(pipe_inode(Path::new("pipe:[4711]")), Some(4711));
+        assert_eq!(pipe_inode(Path::new("/tmp/pipe:[4711]")), None);
+        assert_eq!(pipe_inode(Path::new("socket:[4711]")), None);
+    }
+
+    #[test]
+    fn a_snapshot_sees_our_own_pipe() {
+        let (read, write) = nix::unistd::pipe().unwrap();
+        let inode =
+            pipe_inode(&fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read))).unwrap());
+        let wanted = Wanted { pipes: inode.into_iter().collect(), ..Wanted::default() };
+        let me = std::process::id();
+        let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
+        let ends = &snapshot.get(me).unwrap().pipe_ends;
+        assert_eq!((ends.iter().filter(|e| e.reads).count(), ends.iter().filter(|e| e.writes).count()), (1, 1));
+        drop((read, write));
+    }
+}

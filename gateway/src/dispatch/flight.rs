@@ -1,0 +1,444 @@
+//! Relays between the stage programs and the runs of one pipeline until every
+//! remote stage has ended: one loop over one queue of events, in which nothing
+//! waits for anything but the next event.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use posh_annotations::StatusRule;
+use posh_proto::executor::{
+    Chunk, Credit, Exited, RunInput, RunOutput, Signal, WindowSize, exited, run_input, run_output,
+};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use super::{
+    output::Output,
+    refresh::{self, Written},
+    start::{Flights, Outcome},
+};
+use crate::{
+    assembly::Pipeline,
+    executors::Connection,
+    facts::Reading,
+    lower::{Lowered, Stream},
+    plan::{ExecutorId, Placement, Plan},
+    stage_link::{ForStage, FromStage, StageLink, Status},
+    state::Gateway,
+};
+
+/// Events on their way to the loop. Small: what waits here is data that has left
+/// its sender's credit but not reached a queue that counts it.
+const QUEUE: usize = 64;
+/// The shell's own number for a command that posh lost (see the stage program).
+const EXIT_POSH_FAILED: u32 = 125;
+
+enum Event {
+    Stage(usize, Option<FromStage>),
+    Run(usize, Result<Option<RunOutput>, String>),
+}
+
+struct RunState {
+    executor: ExecutorId,
+    connection: Arc<Connection>,
+    input: Option<mpsc::Sender<RunInput>>,
+}
+
+/// How one part of a stage ended.
+enum PartEnd {
+    Exited(Exited),
+    Lost(String),
+}
+
+struct StageState {
+    name: String,
+    tell: mpsc::Sender<ForStage>,
+    parts: Vec<Option<PartEnd>>,
+    write_error: Option<u32>,
+    gone: bool,
+    finished: bool,
+}
+
+struct Relay<'a> {
+    gateway: &'a Arc<Gateway>,
+    pipeline: &'a Pipeline,
+    readings: &'a [Result<Reading, String>],
+    runs: Vec<RunState>,
+    stages: BTreeMap<usize, StageState>,
+    outputs: BTreeMap<(usize, u32), Output>,
+    feeds: HashMap<Stream, (usize, u32)>,
+    inputs: BTreeMap<(usize, u32), Stream>,
+    commands: HashMap<(usize, u32), (usize, usize)>,
+    farewells: JoinSet<()>,
+    outcome: Outcome,
+}
+
+/// Relays until every remote stage has ended and has been told so.
+pub async fn fly(
+    gateway: &Arc<Gateway>,
+    pipeline: &mut Pipeline,
+    flights: Flights,
+    plan: &Plan,
+    readings: &[Result<Reading, String>],
+) -> Outcome {
+    let (events, incoming) = mpsc::channel(QUEUE);
+    let mut pumps = JoinSet::new();
+    for (index, stage) in pipeline.stages.iter_mut().enumerate() {
+        if matches!(plan.placements[index], Placement::Remote(_)) {
+            let pid = stage.enlisted.pid;
+            gateway.assembler.directed(pid).await;
+            pumps.spawn(pump_stage(index, stage.take_incoming(), events.clone()));
+        }
+    }
+    let Flights { flights, lowered } = flights;
+    let mut runs = Vec::new();
+    for (index, flight) in flights.into_iter().enumerate() {
+        pumps.spawn(pump_run(index, flight.output, events.clone()));
+        runs.push(RunState { executor: flight.executor, connection: flight.connection, input: Some(flight.input) });
+    }
+    let relay = Relay::new(gateway, pipeline, plan, readings, runs, lowered);
+    let outcome = relay.run(incoming).await;
+    for stage in &pipeline.stages {
+        gateway.assembler.ended(stage.enlisted.pid).await;
+    }
+    outcome
+}
+
+async fn pump_stage(index: usize, mut stage: mpsc::Receiver<FromStage>, events: mpsc::Sender<Event>) {
+    loop {
+        let said = stage.recv().await;
+        let over = said.is_none();
+        if events.send(Event::Stage(index, said)).await.is_err() || over {
+            return;
+        }
+    }
+}
+
+async fn pump_run(index: usize, mut run: tonic::Streaming<RunOutput>, events: mpsc::Sender<Event>) {
+    loop {
+        let message = run.message().await.map_err(|status| status.message().to_owned());
+        let over = !matches!(message, Ok(Some(_)));
+        if events.send(Event::Run(index, message)).await.is_err() || over {
+            return;
+        }
+    }
+}
+
+impl<'a> Relay<'a> {
+    fn new(
+        gateway: &'a Arc<Gateway>,
+        pipeline: &'a Pipeline,
+        plan: &Plan,
+        readings: &'a [Result<Reading, String>],
+        runs: Vec<RunState>,
+        lowered: Lowered,
+    ) -> Self {
+        let remote = plan.placements.iter().enumerate().filter_map(|(index, placement)| match placement {
+            Placement::Remote(parts) => Some((index, parts.len())),
+            Placement::Here(_) => None,
+        });
+        let stages = remote.map(|(index, parts)| (index, StageState::new(&pipeline.stages[index], parts)));
+        let feeds = lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
+        Self {
+            gateway,
+            pipeline,
+            readings,
+            runs,
+            stages: stages.collect(),
+            feeds: feeds.collect(),
+            outputs: lowered.outputs.iter().map(|(key, streams)| (*key, Output::new(streams))).collect(),
+            inputs: lowered.inputs,
+            commands: lowered.commands,
+            farewells: JoinSet::new(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    async fn run(mut self, mut incoming: mpsc::Receiver<Event>) -> Outcome {
+        while !self.stages.values().all(|s| s.finished) {
+            let Some(event) = incoming.recv().await else { break };
+            match event {
+                Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
+                Event::Stage(stage, None) => self.stage_gone(stage).await,
+                Event::Run(run, Ok(Some(message))) => self.received(run, message).await,
+                Event::Run(run, end) => self.run_over(run, end.err()).await,
+            }
+            self.finish_stages();
+        }
+        while self.farewells.join_next().await.is_some() {}
+        self.outcome
+    }
+
+    async fn heard(&mut self, stage: usize, said: FromStage) {
+        match said {
+            FromStage::Ack => {}
+            FromStage::Data(fd, data) => {
+                if let Some(&(run, stream)) = self.inputs.get(&(stage, fd)) {
+                    self.outcome.bytes += data.len() as u64;
+                    self.to_run(run, run_input::Kind::Chunk(Chunk { stream, data })).await;
+                }
+            }
+            FromStage::End(fd) => self.end_input(stage, fd).await,
+            FromStage::Credit(fd, bytes) => {
+                let credits = self.outputs.get_mut(&(stage, fd)).map(|o| o.credit(bytes)).unwrap_or_default();
+                for ((run, stream), bytes) in credits {
+                    self.to_run(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
+                }
+            }
+            FromStage::WriteFailed(fd, errno) => {
+                if errno != nix::libc::EPIPE.cast_unsigned() {
+                    self.stages.entry(stage).and_modify(|s| s.write_error = Some(errno));
+                }
+                self.fail_output(stage, fd).await;
+            }
+            FromStage::Signal(signal, group) => self.signal(stage, signal, group).await,
+            FromStage::Window(size) => {
+                let size = WindowSize { rows: size.rows, columns: size.columns, x_pixels: 0, y_pixels: 0 };
+                for run in 0..self.runs.len() {
+                    self.to_run(run, run_input::Kind::WindowSize(size)).await;
+                }
+            }
+        }
+    }
+
+    async fn received(&mut self, run: usize, message: RunOutput) {
+        match message.kind {
+            Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
+                self.outcome.bytes += data.len() as u64;
+                let Some(&(stage, fd)) = self.feeds.get(&(run, stream)) else { return };
+                let output = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`");
+                if let Some(data) = output.push((run, stream), data) {
+                    self.tell(stage, ForStage::Data(fd, data)).await;
+                }
+            }
+            Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
+            Some(run_output::Kind::Credit(Credit { stream, bytes })) => {
+                if let Some((stage, fd)) = self.input_of((run, stream)) {
+                    self.tell(stage, ForStage::Credit(fd, bytes)).await;
+                }
+            }
+            Some(run_output::Kind::Closed(stream)) => {
+                if let Some((stage, fd)) = self.input_of((run, stream)) {
+                    self.tell(stage, ForStage::StopReading(fd)).await;
+                }
+            }
+            Some(run_output::Kind::Exited(exited)) => self.part_ended((run, exited.stage), PartEnd::Exited(exited)),
+            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Finished(_))
+            | None => {}
+        }
+    }
+
+    /// A run's stream is at its end: well, if all its commands have exited.
+    async fn run_over(&mut self, run: usize, error: Option<String>) {
+        let state = &mut self.runs[run];
+        state.input = None;
+        let executor = self.gateway.executors.get(state.executor);
+        let why = error.unwrap_or_else(|| "the connection was closed".to_owned());
+        let lost: Vec<(usize, u32)> = self.commands.keys().filter(|k| k.0 == run).copied().collect();
+        let mut broken = false;
+        for command in lost {
+            let (stage, part) = self.commands[&command];
+            if self.stages[&stage].parts[part].is_none() {
+                broken = true;
+                let name = &self.stages[&stage].name;
+                let message = format!(
+                    "posh: {name}: executor {} at {} was lost while the command ran there ({why}); its output is incomplete",
+                    executor.name, executor.address
+                );
+                self.part_ended(command, PartEnd::Lost(message));
+            }
+        }
+        if broken {
+            executor.lost(&self.runs[run].connection, &why);
+        }
+        let streams: Vec<Stream> = self.feeds.keys().filter(|s| s.0 == run).copied().collect();
+        for stream in streams {
+            self.end_stream(stream).await;
+        }
+    }
+
+    async fn end_stream(&mut self, stream: Stream) {
+        let Some(&(stage, fd)) = self.feeds.get(&stream) else { return };
+        let released = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`").end(stream);
+        for data in released {
+            self.tell(stage, ForStage::Data(fd, data)).await;
+        }
+    }
+
+    /// The stage program is gone (killed, for it never ends by itself): its command goes too.
+    async fn stage_gone(&mut self, stage: usize) {
+        let Some(state) = self.stages.get_mut(&stage) else { return };
+        state.gone = true;
+        if state.finished {
+            return;
+        }
+        self.signal(stage, nix::libc::SIGKILL.cast_unsigned(), true).await;
+        let inputs: Vec<u32> = self.inputs.keys().filter(|k| k.0 == stage).map(|k| k.1).collect();
+        for fd in inputs {
+            self.end_input(stage, fd).await;
+        }
+        let outputs: Vec<u32> = self.outputs.keys().filter(|k| k.0 == stage).map(|k| k.1).collect();
+        for fd in outputs {
+            self.fail_output(stage, fd).await;
+        }
+    }
+
+    async fn end_input(&mut self, stage: usize, fd: u32) {
+        if let Some((run, stream)) = self.inputs.remove(&(stage, fd)) {
+            self.to_run(run, run_input::Kind::End(stream)).await;
+        }
+    }
+
+    async fn fail_output(&mut self, stage: usize, fd: u32) {
+        let closed = self.outputs.get_mut(&(stage, fd)).map(Output::fail).unwrap_or_default();
+        for (run, stream) in closed {
+            self.to_run(run, run_input::Kind::Closed(stream)).await;
+        }
+    }
+
+    async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
+        let commands: Vec<(usize, u32)> =
+            self.commands.iter().filter(|(_, (s, _))| *s == stage).map(|(key, _)| *key).collect();
+        for (run, id) in commands {
+            let (_, part) = self.commands[&(run, id)];
+            if self.stages[&stage].parts[part].is_none() {
+                self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group })).await;
+            }
+        }
+    }
+
+    fn input_of(&self, stream: Stream) -> Option<(usize, u32)> {
+        self.inputs.iter().find(|(_, s)| **s == stream).map(|(key, _)| *key)
+    }
+
+    fn part_ended(&mut self, command: (usize, u32), end: PartEnd) {
+        if let Some((stage, part)) = self.commands.get(&command) {
+            self.stages.entry(*stage).and_modify(|s| s.parts[*part] = Some(end));
+        }
+    }
+
+    async fn to_run(&self, run: usize, kind: run_input::Kind) {
+        if let Some(input) = &self.runs[run].input {
+            let _ = input.send(RunInput { kind: Some(kind) }).await;
+        }
+    }
+
+    async fn tell(&self, stage: usize, message: ForStage) {
+        if let Some(state) = self.stages.get(&stage).filter(|s| !s.gone) {
+            let _ = state.tell.send(message).await;
+        }
+    }
+
+    /// Says farewell to every stage whose parts have all exited and whose outputs
+    /// are all delivered, once the mounts know what it changed.
+    fn finish_stages(&mut self) {
+        for (&index, state) in &mut self.stages {
+            let delivered = self.outputs.range((index, 0)..=(index, u32::MAX)).all(|(_, o)| o.is_done());
+            if state.finished || !delivered || state.parts.iter().any(Option::is_none) {
+                continue;
+            }
+            state.finished = true;
+            let farewell = state.farewell(self.readings[index].as_ref().ok());
+            if let ForStage::Exit { status, .. } = &farewell {
+                self.outcome.statuses.insert(index, as_shell(*status));
+            }
+            let written =
+                Written::by(self.gateway, &self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
+            let tell = state.tell.clone();
+            self.farewells.spawn(async move {
+                refresh::refresh(written).await;
+                let _ = tell.send(farewell).await;
+            });
+        }
+    }
+}
+
+/// `$?` for a status.
+fn as_shell(status: Status) -> u32 {
+    match status {
+        Status::Code(code) => code,
+        Status::Signal(signal) => 128 + signal,
+    }
+}
+
+impl StageState {
+    fn new(link: &StageLink, parts: usize) -> Self {
+        Self {
+            name: link.enlisted.name.clone(),
+            tell: link.sender(),
+            parts: (0..parts).map(|_| None).collect(),
+            write_error: None,
+            gone: false,
+            finished: false,
+        }
+    }
+
+    fn farewell(&self, reading: Option<&Reading>) -> ForStage {
+        let exit = |status, message| ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message };
+        if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
+            return exit(Status::Code(EXIT_POSH_FAILED), message.clone());
+        }
+        if let Some(errno) = self.write_error {
+            let error = std::io::Error::from_raw_os_error(errno.cast_signed());
+            let text = error.to_string();
+            let text = text.split(" (os error").next().unwrap_or_default();
+            return exit(Status::Code(1), format!("{}: write error: {text}", self.name));
+        }
+        let exits: Vec<&Exited> = self
+            .parts
+            .iter()
+            .flatten()
+            .filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
+            .collect();
+        let rule = reading.map_or(StatusRule::Maximum, |r| r.invocation.status_rule);
+        ForStage::Exit {
+            status: combined(&exits, rule),
+            core_dumped: exits.iter().any(|e| e.core_dumped),
+            seeks: exits.iter().flat_map(|e| e.offsets.iter().map(|o| (o.fd, o.offset))).collect(),
+            message: String::new(),
+        }
+    }
+}
+
+/// One status from those of the parts, by the annotation's rule.
+fn combined(exits: &[&Exited], rule: StatusRule) -> Status {
+    let signal = exits.iter().find_map(|e| match e.how {
+        Some(exited::How::Signal(signal)) => Some(signal),
+        _ => None,
+    });
+    if let Some(signal) = signal {
+        return Status::Signal(signal);
+    }
+    let codes: Vec<u32> =
+        exits.iter().map(|e| if let Some(exited::How::Code(c)) = e.how { c } else { EXIT_POSH_FAILED }).collect();
+    let largest = codes.iter().copied().max().unwrap_or(0);
+    Status::Code(match rule {
+        StatusRule::Maximum => largest,
+        StatusRule::Grep if largest > 1 => largest,
+        StatusRule::Grep => codes.iter().copied().min().unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exited(how: exited::How) -> Exited {
+        Exited { how: Some(how), ..Exited::default() }
+    }
+
+    #[test]
+    fn statuses_of_parts_combine_as_the_whole_would_have_ended() {
+        let code = exited::How::Code;
+        let check = |codes: &[exited::How], rule, expect| {
+            let exits: Vec<Exited> = codes.iter().map(|h| exited(*h)).collect();
+            assert_eq!(combined(&exits.iter().collect::<Vec<_>>(), rule), expect, "{codes:?}");
+        };
+        check(&[code(0), code(1)], StatusRule::Maximum, Status::Code(1));
+        check(&[code(0), code(1)], StatusRule::Grep, Status::Code(0));
+        check(&[code(1), code(1)], StatusRule::Grep, Status::Code(1));
+        check(&[code(0), code(2)], StatusRule::Grep, Status::Code(2));
+        check(&[code(0), exited::How::Signal(13)], StatusRule::Grep, Status::Signal(13));
+    }
+}

@@ -1,0 +1,346 @@
+//! Carries out one pipeline: read its commands, plan, tell each stage program,
+//! start the runs once all have acknowledged, relay until everything has ended.
+
+mod flight;
+mod output;
+mod refresh;
+mod settle;
+mod start;
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use posh_annotations::ToolVersion;
+
+use crate::{
+    assembly::{Edge, Pipeline, Shape},
+    enlisted::Enlisted,
+    executors::Connection,
+    explain,
+    facts::{self, Reading, Surroundings, World},
+    lower::{Builder, program_on_path},
+    plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
+    report::{PipelineReport, StageReport},
+    session::Session,
+    stage_link::ForStage,
+    state::{Gateway, View},
+};
+
+/// How often a plan is made anew after an executor has refused it (a file without
+/// a newline at a seam, a path that leaves the export): without the split, then without the executor.
+const ATTEMPTS: usize = 3;
+
+/// Executors' connections that a pipeline may use.
+type Connections = BTreeMap<ExecutorId, Arc<Connection>>;
+
+/// Carries out a pipeline from the moment it is complete until all its stages have ended.
+pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
+    let number = gateway.next_pipeline();
+    let session = pipeline.stages.iter().find_map(|s| gateway.sessions.get(&s.enlisted.session));
+    if let Some(session) = &session {
+        session.reports.begin();
+    }
+    let id = format!("{}-{number}", std::process::id());
+    let report = carry_out_as(&gateway, pipeline, session.as_deref(), &id).await;
+    if let Some(session) = &session {
+        session.reports.end(PipelineReport { pipeline: number, ..report });
+    }
+}
+
+#[tracing::instrument(name = "pipeline", skip_all, fields(id))]
+async fn carry_out_as(
+    gateway: &Arc<Gateway>,
+    pipeline: Pipeline,
+    session: Option<&Session>,
+    id: &str,
+) -> PipelineReport {
+    let began = Instant::now();
+    let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
+    let split = session.and_then(|s| s.split);
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    let mut planned = Planned::make(gateway, &world, &commands, &pipeline.shape, split).await;
+    tracing::debug!(plan = %planned.plan, "planned");
+    let setup = began.elapsed();
+    let mut pipeline = start::tell(pipeline, &mut planned.plan).await;
+    let mut outcome = start::Outcome::default();
+    let mut run_id = id.to_owned();
+    for attempt in 1..=ATTEMPTS {
+        if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
+            break;
+        }
+        let builder = Builder::new(&world, &commands, &pipeline.shape, &planned.readings, &planned.plan);
+        match start::start(&planned.connections, builder.build(&run_id)).await {
+            Ok(flights) => {
+                outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
+                break;
+            }
+            Err(refusal) => {
+                tracing::info!(%refusal, attempt, "an executor refused a run, nothing was started");
+                planned.again(gateway, attempt, &refusal);
+                run_id = format!("{id}.{attempt}");
+            }
+        }
+    }
+    release_the_rest(&pipeline, &planned.plan).await;
+    let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
+    report(gateway, &commands, &pipeline.shape, &planned, &costs)
+}
+
+/// Plans stages that no process stands for (`posh explain`). `unknowable` says of
+/// which stages the words are not known, and why.
+pub async fn plan_only(
+    gateway: &Arc<Gateway>,
+    commands: &[Arc<Enlisted>],
+    edges: &[Edge],
+    unknowable: &[Option<String>],
+    split: Option<u32>,
+) -> PipelineReport {
+    let began = Instant::now();
+    let count = commands.len();
+    let shape =
+        Shape { edges: edges.to_vec(), shared_outputs: explain::nobody(count), shared_inputs: explain::nobody(count) };
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    let mut planned = Planned::make(gateway, &world, commands, &shape, split).await;
+    for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
+        if let Some(reason) = reason {
+            *placement = Placement::Here(reason.clone());
+        }
+    }
+    let outcome = start::Outcome::default();
+    let costs = Costs { setup: began.elapsed(), wall: Duration::ZERO, outcome: &outcome };
+    let mut report = report(gateway, commands, &shape, &planned, &costs);
+    for ((stage, reason), command) in report.stages.iter_mut().zip(unknowable).zip(commands) {
+        if let Some(reason) = reason {
+            *stage = explain::unknowable(command, reason);
+        }
+    }
+    report
+}
+
+fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
+    World {
+        table: &view.table,
+        library: &view.library,
+        executors: &gateway.executors,
+        mount_namespace: gateway.mount_namespace,
+    }
+}
+
+/// A plan with all that it was made from.
+struct Planned {
+    readings: Vec<Result<Reading, String>>,
+    facts: PipelineFacts,
+    connections: Connections,
+    options: Options,
+    plan: Plan,
+}
+
+impl Planned {
+    async fn make(
+        gateway: &Gateway,
+        world: &World<'_>,
+        commands: &[Arc<Enlisted>],
+        shape: &Shape,
+        split: Option<u32>,
+    ) -> Self {
+        let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
+        settle::settle(&gateway.view().table, &mut readings).await;
+        let stages = commands.iter().enumerate().map(|(index, command)| {
+            let around = Surroundings {
+                edges: &shape.edges,
+                index,
+                shared_outputs: &shape.shared_outputs[index],
+                shared_inputs: &shape.shared_inputs[index],
+            };
+            facts::stage_facts(world, command, &readings[index], &around)
+        });
+        let mut facts = PipelineFacts { stages: stages.collect(), edges: shape.edges.clone() };
+        let connections = refusals(gateway, commands, &readings, &mut facts).await;
+        let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
+        let options = Options { split_factor, ..Options::default() };
+        let plan = plan::greedy(&facts, options);
+        Self { readings, facts, connections, options, plan }
+    }
+
+    /// Another plan after a refusal; stages that already became their commands stay what they are.
+    fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::Refusal) {
+        refusal.apply(gateway, &mut self.facts);
+        let plan = plan::greedy(&self.facts, self.options);
+        let keeps = plan
+            .placements
+            .iter()
+            .zip(&self.plan.placements)
+            .all(|(new, old)| matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_)));
+        self.plan = if keeps && attempt < ATTEMPTS { plan } else { everything_here(&self.plan, refusal) };
+    }
+}
+
+/// Fills in which executors can't run which stage; gives the connections of those that can.
+async fn refusals(
+    gateway: &Gateway,
+    commands: &[Arc<Enlisted>],
+    readings: &[Result<Reading, String>],
+    facts: &mut PipelineFacts,
+) -> Connections {
+    let mut connections = Connections::new();
+    let mut unreachable = BTreeMap::new();
+    for id in concerned(facts) {
+        match gateway.executors.get(id).connection().await {
+            Ok(connection) => drop(connections.insert(id, connection)),
+            Err(reason) => drop(unreachable.insert(id, reason)),
+        }
+    }
+    for (index, facts) in facts.stages.iter_mut().enumerate() {
+        facts.refusals.extend(unreachable.clone());
+        let (Ok(reading), false) = (&readings[index], matches!(facts.need, Need::Here(_))) else { continue };
+        for (id, connection) in &connections {
+            if let Err(reason) = can_run(gateway, *id, connection, &commands[index], reading).await {
+                facts.refusals.insert(*id, reason);
+            }
+        }
+    }
+    connections
+}
+
+/// Executors that some path of the pipeline leads to.
+fn concerned(facts: &PipelineFacts) -> Vec<ExecutorId> {
+    let mut ids: Vec<ExecutorId> = facts.stages.iter().flat_map(of_stage).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+fn of_stage(facts: &StageFacts) -> Vec<ExecutorId> {
+    let mut ids: Vec<ExecutorId> = facts.operands.iter().map(|(_, id)| *id).collect();
+    if let Need::At(id) = facts.need {
+        ids.push(id);
+    }
+    for flow in [facts.input, facts.output] {
+        if let plan::Flow::At(Site::Executor(id)) = flow {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+async fn can_run(
+    gateway: &Gateway,
+    id: ExecutorId,
+    connection: &Connection,
+    stage: &Enlisted,
+    reading: &Reading,
+) -> Result<(), String> {
+    let name = gateway.executors.get(id).name.as_str();
+    let about = &connection.about;
+    if about.machine != gateway.machine {
+        return Err(format!("{name} is a {} machine, this one a {}", about.machine, gateway.machine));
+    }
+    if let Some(locale) = needed_locale(stage).filter(|l| !has_locale(&about.locales, l)) {
+        return Err(format!("{name} does not have the locale {locale}"));
+    }
+    let uses_zone = reading.invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none();
+    if uses_zone && about.localtime_sha256 != gateway.localtime {
+        return Err(format!("{name} is in another time zone; set TZ"));
+    }
+    let policy = reading.invocation.tool_version;
+    gateway.tools.same(name, connection, &stage.name, &stage.program, policy).await?;
+    for other in &reading.invocation.runs {
+        let program = program_on_path(stage.variable("PATH"), other, Path::new(""));
+        let program = program.ok_or_else(|| format!("{other}, which it starts, is not on this machine"))?;
+        gateway.tools.same(name, connection, other, &program, ToolVersion::Same).await?;
+    }
+    Ok(())
+}
+
+/// The locale of messages and characters, unless it is one that every machine has.
+fn needed_locale(stage: &Enlisted) -> Option<String> {
+    let set =
+        ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| stage.variable(name).filter(|v| !v.is_empty()));
+    let name = set?.to_string_lossy().into_owned();
+    (!matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8")).then_some(name)
+}
+
+/// Codeset names are compared as glibc does: letters and digits only, in lower case.
+fn has_locale(locales: &[String], wanted: &str) -> bool {
+    let normal = |name: &str| -> String {
+        name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+    };
+    locales.iter().any(|l| normal(l) == normal(wanted))
+}
+
+fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
+    let here = |p: &Placement| match p {
+        Placement::Here(reason) => Placement::Here(reason.clone()),
+        Placement::Remote(_) => Placement::Here(refusal.to_string()),
+    };
+    Plan { placements: before.placements.iter().map(here).collect(), fused: vec![false; before.fused.len()] }
+}
+
+/// Stages that acknowledged but whose run was never started run here after all.
+async fn release_the_rest(pipeline: &Pipeline, plan: &Plan) {
+    for (stage, placement) in pipeline.stages.iter().zip(&plan.placements) {
+        if let Placement::Here(reason) = placement {
+            stage.tell(ForStage::RunHere(reason.clone())).await;
+        }
+    }
+}
+
+struct Costs<'a> {
+    setup: Duration,
+    wall: Duration,
+    outcome: &'a start::Outcome,
+}
+
+fn report(
+    gateway: &Gateway,
+    commands: &[Arc<Enlisted>],
+    shape: &Shape,
+    planned: &Planned,
+    costs: &Costs<'_>,
+) -> PipelineReport {
+    let milliseconds = |d: Duration| (d.as_secs_f64() * 1e5).round() / 100.0;
+    let stages = commands.iter().enumerate().map(|(index, command)| {
+        let (placement, reason) = described(gateway, shape, &planned.plan, index);
+        let reading = planned.readings[index].as_ref();
+        StageReport {
+            command: reading.map_or_else(|_| command.name.clone(), |r| r.invocation.command.clone()),
+            argv: command.argv.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+            placement,
+            reason,
+            status: costs.outcome.statuses.get(&index).copied(),
+        }
+    });
+    let remote = !costs.outcome.statuses.is_empty();
+    PipelineReport {
+        pipeline: 0,
+        stages: stages.collect(),
+        bytes: costs.outcome.bytes,
+        setup_ms: milliseconds(costs.setup),
+        wall_ms: if remote { milliseconds(costs.wall) } else { 0.0 },
+    }
+}
+
+/// Where a stage ran and why, in words.
+fn described(gateway: &Gateway, shape: &Shape, plan: &Plan, stage: usize) -> (String, String) {
+    let parts = match &plan.placements[stage] {
+        Placement::Here(reason) => return ("local".to_owned(), reason.clone()),
+        Placement::Remote(parts) => parts,
+    };
+    let mut names: Vec<&str> = parts.iter().map(|p| gateway.executors.get(p.executor).name.as_str()).collect();
+    names.dedup();
+    let joined = shape.edges.iter().zip(&plan.fused).any(|(e, fused)| *fused && e.from.0 == stage);
+    let mut reason = match parts.len() {
+        1 => "runs where its data is".to_owned(),
+        n => format!("split in {n} parts, joined in order"),
+    };
+    if joined {
+        reason += ", its output stays there";
+    }
+    (names.join("+"), reason)
+}

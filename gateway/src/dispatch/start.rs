@@ -1,0 +1,184 @@
+//! Directive, acknowledgement, start. The acknowledgement of every stage comes
+//! before any run is asked for; a run that an executor refuses was never started,
+//! and then its stages may still run here.
+
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+
+use posh_proto::executor::{RunInput, RunOutput, rejected::Kind as Rejection, run_input, run_output};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::Connections;
+use crate::{
+    assembly::Pipeline,
+    executors::Connection,
+    lower::Lowered,
+    plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
+    stage_link::{ForStage, FromStage},
+    state::Gateway,
+};
+
+/// Messages on their way to an executor; inputs are bounded by credit, this bounds the rest.
+const QUEUE: usize = 256;
+/// A stage program answers a directive in microseconds, unless it was stopped.
+const ACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// An executor answers a specification within a round trip and a few forks.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What became of a pipeline's remote stages.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Exit status as the shell sees it, by stage.
+    pub statuses: BTreeMap<usize, u32>,
+    /// Bytes of streams, both ways.
+    pub bytes: u64,
+}
+
+/// A started run.
+pub struct Flight {
+    /// Whose.
+    pub executor: ExecutorId,
+    /// By which connection.
+    pub connection: Arc<Connection>,
+    /// To it.
+    pub input: mpsc::Sender<RunInput>,
+    /// From it.
+    pub output: Streaming<RunOutput>,
+}
+
+/// All runs of a pipeline, started, and how their streams are joined.
+pub struct Flights {
+    /// In the order of `lowered.runs`.
+    pub flights: Vec<Flight>,
+    /// See [`Lowered`].
+    pub lowered: Lowered,
+}
+
+/// Why nothing was started.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Who refused.
+    pub executor: ExecutorId,
+    /// A seam of a split is not at a line's end: the split is wrong, the executor is not.
+    pub is_seam: bool,
+    reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl Refusal {
+    /// Changes the facts, so that the next plan does not meet the same refusal.
+    pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
+        if self.is_seam {
+            facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown);
+            return;
+        }
+        let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
+        for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
+            stage.refusals.insert(self.executor, reason.clone());
+        }
+    }
+}
+
+/// Sends every stage its directive and waits for the acknowledgements. If one
+/// does not come, nothing runs elsewhere.
+pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan) -> Pipeline {
+    for (stage, placement) in pipeline.stages.iter().zip(&plan.placements) {
+        if let Placement::Here(reason) = placement {
+            stage.tell(ForStage::RunHere(reason.clone())).await;
+        }
+    }
+    for (index, placement) in plan.placements.iter().enumerate() {
+        if matches!(placement, Placement::Remote(_)) {
+            let stage = &pipeline.stages[index];
+            // Which of these are really forwarded is decided by credit and data: none comes for what is opened there.
+            let named = stage.enlisted.named_descriptors().map(|d| (d.fd, d.writes()));
+            let (writes, reads): (Vec<_>, Vec<_>) = [(0, false), (1, true), (2, true)]
+                .into_iter()
+                .chain(named)
+                .filter(|(fd, _)| stage.enlisted.descriptor(*fd).is_some())
+                .partition(|(_, writes)| *writes);
+            let numbers = |list: Vec<(u32, bool)>| list.into_iter().map(|(fd, _)| fd).collect();
+            stage.tell(ForStage::Remote { reads: numbers(reads), writes: numbers(writes) }).await;
+        }
+    }
+    if !all_acknowledge(&mut pipeline, plan).await {
+        for placement in &mut plan.placements {
+            if matches!(placement, Placement::Remote(_)) {
+                *placement = Placement::Here("a stage of its pipeline ended before it was started".to_owned());
+            }
+        }
+        plan.fused.iter_mut().for_each(|f| *f = false);
+    }
+    pipeline
+}
+
+async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan) -> bool {
+    for (stage, placement) in pipeline.stages.iter_mut().zip(&plan.placements) {
+        if matches!(placement, Placement::Remote(_)) {
+            let said = tokio::time::timeout(ACK_TIMEOUT, stage.hear()).await;
+            if !matches!(said, Ok(Some(FromStage::Ack))) {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// Starts all runs of a pipeline, or none.
+///
+/// # Errors
+/// [`Refusal`] when an executor refused or could not be reached: runs that others
+/// had started by then are cancelled. Such runs are parts of one split, so they
+/// only read; what they printed is dropped.
+pub async fn start(connections: &Connections, lowered: Lowered) -> Result<Flights, Refusal> {
+    let mut opening = Vec::new();
+    for run in &lowered.runs {
+        let connection = connections.get(&run.executor).cloned();
+        let spec = run.spec.clone();
+        let executor = run.executor;
+        opening.push(tokio::spawn(async move {
+            let connection = connection.ok_or_else(|| refusal(executor, "it is not connected"))?;
+            match tokio::time::timeout(START_TIMEOUT, open(executor, connection, spec)).await {
+                Ok(result) => result,
+                Err(_) => Err(refusal(executor, "it did not start the run in time")),
+            }
+        }));
+    }
+    let mut flights = Vec::new();
+    for handle in opening {
+        flights.push(handle.await.expect("opening a run does not panic")?);
+    }
+    Ok(Flights { flights, lowered })
+}
+
+fn refusal(executor: ExecutorId, reason: impl Into<String>) -> Refusal {
+    Refusal { executor, is_seam: false, reason: reason.into() }
+}
+
+async fn open(
+    executor: ExecutorId,
+    connection: Arc<Connection>,
+    spec: posh_proto::executor::RunSpec,
+) -> Result<Flight, Refusal> {
+    let (input, requests) = mpsc::channel(QUEUE);
+    let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
+    let _ = input.send(first).await;
+    let response = connection.client.clone().run(ReceiverStream::new(requests)).await;
+    let mut output = response.map_err(|e| refusal(executor, e.message()))?.into_inner();
+    match output.message().await {
+        Ok(Some(RunOutput { kind: Some(run_output::Kind::Started(_)) })) => {
+            Ok(Flight { executor, connection, input, output })
+        }
+        Ok(Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) })) => {
+            Err(Refusal { executor, is_seam: rejected.kind() == Rejection::Seam, reason: rejected.message })
+        }
+        Ok(_) => Err(refusal(executor, "it answered a run with something else than a start")),
+        Err(status) => Err(refusal(executor, status.message())),
+    }
+}

@@ -1,0 +1,116 @@
+//! Planning without running (`posh explain`): the words come from a parsed
+//! command line, the descriptors are imagined, the rest is as for live stages.
+
+use std::{
+    collections::HashSet,
+    ffi::OsString,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    assembly::Edge,
+    dispatch,
+    enlisted::{Descriptor, Enlisted, Kind},
+    report::{PipelineReport, StageReport},
+    state::Gateway,
+};
+
+/// One stage of a command line.
+#[derive(Debug, Clone)]
+pub struct PlannedStage {
+    /// Its words.
+    pub argv: Vec<OsString>,
+    /// `< FILE`
+    pub stdin: Option<PathBuf>,
+    /// `> FILE`
+    pub stdout: Option<PathBuf>,
+    /// Why its words can't be known without running.
+    pub unknowable: Option<String>,
+}
+
+/// What would run where.
+pub async fn plan_only(
+    gateway: &Arc<Gateway>,
+    cwd: &Path,
+    stages: Vec<PlannedStage>,
+    split: Option<u32>,
+) -> PipelineReport {
+    let edges: Vec<Edge> = (1..stages.len()).map(|i| Edge { from: (i - 1, 1), to: (i, 0) }).collect();
+    let last = stages.len().saturating_sub(1);
+    let imagined: Vec<Arc<Enlisted>> = stages
+        .iter()
+        .enumerate()
+        .map(|(index, stage)| Arc::new(imagine(gateway, cwd, stage, (index > 0, index < last))))
+        .collect();
+    let reasons: Vec<Option<String>> = stages.into_iter().map(|s| s.unknowable).collect();
+    dispatch::plan_only(gateway, &imagined, &edges, &reasons, split).await
+}
+
+/// A stage as its process would describe it.
+fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage, piped: (bool, bool)) -> Enlisted {
+    let name = stage.argv.first().map(|w| w.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = name.rsplit('/').next().unwrap_or_default().to_owned();
+    let input = descriptor(0, cwd, stage.stdin.as_deref(), piped.0, nix::libc::O_RDONLY);
+    let output = descriptor(1, cwd, stage.stdout.as_deref(), piped.1, nix::libc::O_WRONLY);
+    let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+    let path = env.iter().find(|(n, _)| n == "PATH").map(|(_, v)| v.clone());
+    let program = crate::lower::program_on_path(path.as_deref(), &name, Path::new("")).unwrap_or_default();
+    Enlisted {
+        session: String::new(),
+        pid: 0,
+        name,
+        program,
+        argv: stage.argv.clone(),
+        env,
+        cwd: cwd.to_owned(),
+        umask: 0o022,
+        descriptors: vec![input, output],
+        ignored_signals: 0,
+        blocked_signals: 0,
+        limits: Vec::new(),
+        nice: 0,
+        mount_namespace: gateway.mount_namespace,
+        touches_mount: true,
+        window: None,
+    }
+}
+
+fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, piped: bool, access: i32) -> Descriptor {
+    let (kind, path) = match file {
+        Some(path) if path == Path::new("/dev/null") => (Kind::Null, path.to_owned()),
+        Some(path) => (Kind::File, cwd.join(path)),
+        None if piped => (Kind::Pipe, PathBuf::from("pipe:[0]")),
+        // A pipe nobody else is at: like a terminal that the command does not ask.
+        None => (Kind::Pipe, PathBuf::from("pipe:[0]")),
+    };
+    Descriptor {
+        fd,
+        kind,
+        path,
+        identity: (0, u64::from(fd)),
+        flags: access.cast_unsigned(),
+        offset: 0,
+        queued_bytes: 0,
+        same_as: None,
+    }
+}
+
+/// The report of a stage whose words are not known.
+#[must_use]
+pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
+    StageReport {
+        command: stage.name.clone(),
+        argv: stage.argv.iter().map(|w| String::from_utf8_lossy(w.as_bytes()).into_owned()).collect(),
+        placement: "unknown".to_owned(),
+        reason: reason.to_owned(),
+        status: None,
+    }
+}
+
+/// No other process shares what is only imagined.
+#[must_use]
+pub fn nobody<T>(count: usize) -> Vec<HashSet<T>> {
+    (0..count).map(|_| HashSet::new()).collect()
+}

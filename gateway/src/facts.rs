@@ -1,0 +1,453 @@
+//! From live stages to what the planner needs: each command is read by its
+//! annotation, each path resolved, each descriptor looked at, and every rule of
+//! exactness that can't be kept becomes a sentence for staying here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use fs_mapper::{
+    ClientPath, ExecutorName, LastLink, Mount, MountTable, Owned, Resolution, Resolver,
+    coherence::{Adapter, WriteBehind},
+};
+use posh_annotations::{
+    CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, StdinUse, TerminalUse, Unknown,
+};
+
+use crate::{
+    assembly::Edge,
+    enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
+    executors::Executors,
+    plan::{ExecutorId, Flow, LineEnds, Need, Site, StageFacts},
+};
+
+/// Everything that a classification looks at.
+pub struct World<'a> {
+    /// Path → owner.
+    pub table: &'a MountTable,
+    /// What is known of commands.
+    pub library: &'a Library,
+    /// Executors of the configuration.
+    pub executors: &'a Executors,
+    /// Inode of the mount namespace in which `table` is true.
+    pub mount_namespace: u64,
+}
+
+impl World<'_> {
+    /// An executor's place in the configuration, by its name.
+    #[must_use]
+    pub fn executor_id(&self, name: &ExecutorName) -> Option<ExecutorId> {
+        self.executors.named(name).map(|e| e.id)
+    }
+}
+
+/// A command as its annotation and the mount table read it.
+#[derive(Debug)]
+pub struct Reading {
+    /// By the annotation.
+    pub invocation: Invocation,
+    /// Owner of each of `invocation.files`; `None` where the word names no place
+    /// of its own (a descriptor, /dev/null).
+    pub places: Vec<Option<Place>>,
+    /// Owner of the current directory, where the command uses it.
+    pub cwd: Option<Place>,
+}
+
+/// Whose a path is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// An executor's.
+    At(ExecutorId, ClientPath),
+    /// This machine's, and why.
+    Here(String),
+}
+
+/// Reads a command.
+///
+/// # Errors
+/// Why it stays here.
+pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
+    if stage.mount_namespace != world.mount_namespace {
+        return Err("it runs in another mount namespace than the gateway".to_owned());
+    }
+    if !stage.cwd.is_absolute() {
+        return Err("its current directory was deleted".to_owned());
+    }
+    let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
+    let invocation = world.library.classify(&stage.name, &stage.argv, &lookup).map_err(|e: Unknown| e.to_string())?;
+    if invocation.needs_network {
+        return Err(format!("{} needs the network", invocation.command));
+    }
+    let mut resolver = Resolver::new(world.table, &stage.cwd);
+    let mut places = Vec::new();
+    for file in &invocation.files {
+        places.push(place_of(world, &mut resolver, file)?);
+    }
+    let cwd = match invocation.current_dir {
+        CurrentDir::Unused => None,
+        CurrentDir::Reads | CurrentDir::Writes => {
+            Some(place(world, &mut resolver, &stage.cwd, LastLink::Follow, Tree::Whole)?)
+        }
+    };
+    let reading = Reading { invocation, places, cwd };
+    check_attributes(world, &reading)?;
+    check_writes(world, &reading)?;
+    check_search(world, stage, &reading)?;
+    Ok(reading)
+}
+
+/// What a command shows of files must look there as it looks here.
+fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+    for place in reading.places.iter().flatten().chain(&reading.cwd) {
+        let Place::At(_, path) = place else { continue };
+        let Resolution::Owned(owned) = world.table.resolve(path.as_path(), Path::new("/")) else { continue };
+        let mount = world.table.mount(owned.mount);
+        if let Some(differs) = reading.invocation.shows.iter().find(|a| !shown_alike(mount, **a)) {
+            return Err(format!(
+                "{} shows {}, which a {} mount does not show as the server does",
+                reading.invocation.command,
+                attribute(*differs),
+                mount.fs_type
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A command must not itself write behind a mount that would upload its own old copy later.
+fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+    for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
+        let Some(Place::At(_, path)) = place else { continue };
+        let Resolution::Owned(owned) = world.table.resolve(path.as_path(), Path::new("/")) else { continue };
+        let mount = world.table.mount(owned.mount);
+        if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
+            return Err(format!("files on a {} mount must be written through it", mount.fs_type));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a mount shows an attribute as the server has it. The same kernel's
+/// file system does. sshfs passes on permissions, sizes of directories and the
+/// order of their entries (seen up to 3,000 entries; above 10,000 find(1) sorts
+/// by inode number on local disks). Of others only permissions are certain.
+fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
+    match (mount.adapter(), attribute) {
+        (Adapter::Bind, _) | (_, FileAttribute::Mode) => true,
+        (Adapter::Sshfs, FileAttribute::Order | FileAttribute::DirSize) => true,
+        _ => false,
+    }
+}
+
+fn attribute(attribute: FileAttribute) -> &'static str {
+    match attribute {
+        FileAttribute::Owner => "owners",
+        FileAttribute::Inode => "inode numbers",
+        FileAttribute::Links => "link counts",
+        FileAttribute::Blocks => "disk usage",
+        FileAttribute::Device => "device numbers",
+        FileAttribute::Times => "exact times",
+        FileAttribute::Mode => "permissions",
+        FileAttribute::DirSize => "sizes of directories",
+        FileAttribute::Order => "the order of directory entries",
+        FileAttribute::AccessTime => "times of access",
+    }
+}
+
+/// What a command looks for upwards (`.git`) must not lie above the mount, where
+/// only this machine could find it.
+fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    if reading.invocation.searches_up.is_empty() {
+        return Ok(());
+    }
+    let start = reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
+    let Resolution::Owned(owned) = world.table.resolve(&start, &stage.cwd) else { return Ok(()) };
+    let top = world.table.mount(owned.mount).path.as_path();
+    let found = top.ancestors().skip(1).find_map(|directory| {
+        let names = reading.invocation.searches_up.iter().map(|name| directory.join(name));
+        names.into_iter().find(|file| file.symlink_metadata().is_ok())
+    });
+    match found {
+        None => Ok(()),
+        Some(file) => Err(format!("{} may find {} on this machine", reading.invocation.command, file.display())),
+    }
+}
+
+/// Whether what lies below a path counts too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tree {
+    Whole,
+    Node,
+}
+
+fn place_of(world: &World<'_>, resolver: &mut Resolver<'_>, file: &FileUse) -> Result<Option<Place>, String> {
+    let path = Path::new(&file.path);
+    if path == Path::new("/dev/null") || path == Path::new("-") || descriptor_named_by(&file.path).is_some() {
+        return Ok(None);
+    }
+    if file.kind == FileKind::ListFile {
+        return Err(format!("the files named in {} can't be seen before it runs", path.display()));
+    }
+    let last = if file.no_follow { LastLink::Keep } else { LastLink::Follow };
+    let tree = if file.kind.recursive() { Tree::Whole } else { Tree::Node };
+    place(world, resolver, path, last, tree).map(Some)
+}
+
+fn place(
+    world: &World<'_>,
+    resolver: &mut Resolver<'_>,
+    path: &Path,
+    last: LastLink,
+    tree: Tree,
+) -> Result<Place, String> {
+    let owned = match resolver.resolve_with(path, last) {
+        Resolution::Local { reason } => return Ok(Place::Here(reason.to_string())),
+        Resolution::Owned(owned) => owned,
+    };
+    if owned.through_symlink {
+        return Err(format!("{} passes a symbolic link that only this machine has", path.display()));
+    }
+    if tree == Tree::Whole {
+        no_other_mounts_below(world.table, &owned)?;
+    }
+    let id =
+        world.executor_id(&owned.executor).ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
+    Ok(Place::At(id, owned.client_path))
+}
+
+fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String> {
+    let foreign = table
+        .nested(&owned.client_path)
+        .into_iter()
+        .find(|m| m.owner.as_ref().is_none_or(|o| o.executor != owned.executor));
+    match foreign {
+        None => Ok(()),
+        Some(mount) => Err(format!(
+            "{} is mounted below {}",
+            mount.path.as_path().display(),
+            owned.client_path.as_path().display()
+        )),
+    }
+}
+
+/// What the pipeline around a stage looks like from its place.
+pub struct Surroundings<'a> {
+    /// Pipes between waiting stages.
+    pub edges: &'a [Edge],
+    /// This stage's index in them.
+    pub index: usize,
+    /// Output files that another process may write at the same time.
+    pub shared_outputs: &'a std::collections::HashSet<PathBuf>,
+    /// Input pipes that another process may read.
+    pub shared_inputs: &'a std::collections::HashSet<u32>,
+}
+
+impl Surroundings<'_> {
+    fn feeds(&self, fd: u32) -> bool {
+        self.edges.iter().any(|e| e.to == (self.index, fd))
+    }
+
+    fn drains(&self, fd: u32) -> bool {
+        self.edges.iter().any(|e| e.from == (self.index, fd))
+    }
+}
+
+/// The planner's view of one stage; refusals of executors are filled in by the caller.
+#[must_use]
+pub fn stage_facts(
+    world: &World<'_>,
+    stage: &Enlisted,
+    reading: &Result<Reading, String>,
+    around: &Surroundings<'_>,
+) -> StageFacts {
+    let output = flow_out(world, stage, around);
+    let here = |reason: String| StageFacts {
+        need: Need::Here(reason),
+        input: Flow::Nothing,
+        output,
+        weight: 1.0,
+        operands: Vec::new(),
+        across_input: false,
+        line_ends: LineEnds::Unknown,
+        refusals: BTreeMap::new(),
+    };
+    let reading = match reading {
+        Ok(reading) => reading,
+        Err(reason) => return here(reason.clone()),
+    };
+    let checked = check_terminal(stage, &reading.invocation)
+        .and_then(|()| check_output_is_not_input(world, stage, reading, around))
+        .and_then(|()| flow_in(world, stage, &reading.invocation, around));
+    let input = match checked {
+        Ok(input) => input,
+        Err(reason) => return here(reason),
+    };
+    let (need, operands) = match need_of(stage, reading) {
+        Ok(found) => found,
+        Err(reason) => return here(reason),
+    };
+    StageFacts {
+        need,
+        input,
+        output,
+        weight: reading.invocation.output_weight,
+        operands,
+        across_input: reading.invocation.split.as_ref().is_some_and(|s| s.across_input && s.aggregator.is_none()),
+        line_ends: line_ends(&reading.invocation),
+        refusals: BTreeMap::new(),
+    }
+}
+
+fn line_ends(invocation: &Invocation) -> LineEnds {
+    match invocation.line_ends {
+        posh_annotations::LineEnds::Always => LineEnds::Always,
+        posh_annotations::LineEnds::AsInput => LineEnds::AsInput,
+        posh_annotations::LineEnds::Unknown => LineEnds::Unknown,
+    }
+}
+
+fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), String> {
+    let on_terminal = (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == Kind::Tty));
+    match invocation.terminal {
+        TerminalUse::Interactive if on_terminal => {
+            Err(format!("{} may ask or draw on the terminal", invocation.command))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `cat a all >> all`: the command itself notices only if its output is opened
+/// where its input is.
+fn check_output_is_not_input(
+    world: &World<'_>,
+    stage: &Enlisted,
+    reading: &Reading,
+    around: &Surroundings<'_>,
+) -> Result<(), String> {
+    let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
+    let inputs_there =
+        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, _) if *e == id));
+    match file_site(world, output) {
+        Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
+            Err("its output file is beside its input and must be written through the mount".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where standard input, and descriptors that the words name, come from.
+fn flow_in(
+    world: &World<'_>,
+    stage: &Enlisted,
+    invocation: &Invocation,
+    around: &Surroundings<'_>,
+) -> Result<Flow, String> {
+    for named in stage.named_descriptors() {
+        match named.kind {
+            Kind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
+            _ => return Err(format!("{} is not a pipe from a stage that posh runs", named.path.display())),
+        }
+    }
+    let early = match invocation.stdin {
+        StdinUse::Unused => return Ok(Flow::Nothing),
+        StdinUse::ReadsAll => false,
+        StdinUse::MayStopEarly => true,
+    };
+    let Some(input) = stage.descriptor(0) else { return Ok(Flow::Nothing) };
+    match input.kind {
+        Kind::Null => Ok(Flow::Nothing),
+        Kind::Pipe if around.feeds(0) => Ok(Flow::Nothing),
+        Kind::Pipe | Kind::Socket if early && around.shared_inputs.contains(&0) => {
+            Err("it may stop reading an input that others read on".to_owned())
+        }
+        Kind::Pipe => Ok(Flow::At(Site::Here)),
+        Kind::Socket if !early => Ok(Flow::At(Site::Here)),
+        Kind::File => match file_site(world, input) {
+            Some(id) => Ok(Flow::At(Site::Executor(id))),
+            None if early => Err("it may stop reading in the middle of a file on this machine".to_owned()),
+            None => Ok(Flow::At(Site::Here)),
+        },
+        Kind::Tty => Err("it reads the terminal".to_owned()),
+        Kind::Socket | Kind::Directory | Kind::Other => Err("its standard input is no file and no pipe".to_owned()),
+    }
+}
+
+fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> Flow {
+    let Some(output) = stage.descriptor(1) else { return Flow::Nothing };
+    match output.kind {
+        Kind::Null => Flow::Nothing,
+        Kind::Pipe if around.drains(1) => Flow::Nothing,
+        Kind::File => match file_site(world, output).filter(|_| opens_there(world, output, around)) {
+            Some(id) => Flow::At(Site::Executor(id)),
+            None => Flow::At(Site::Here),
+        },
+        _ => Flow::At(Site::Here),
+    }
+}
+
+/// The executor that owns the file behind a descriptor. The kernel gives the
+/// path, so it has no symlinks; a deleted file has no path there any more.
+#[must_use]
+pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
+    if descriptor.kind != Kind::File || descriptor.path.as_os_str().as_bytes().ends_with(b" (deleted)") {
+        return None;
+    }
+    match world.table.resolve(&descriptor.path, Path::new("/")) {
+        Resolution::Owned(owned) => world.executor_id(&owned.executor),
+        Resolution::Local { .. } => None,
+    }
+}
+
+/// Whether an output file on a mount may be opened on the server instead.
+#[must_use]
+pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surroundings<'_>) -> bool {
+    let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else { return false };
+    !around.shared_outputs.contains(&descriptor.path)
+        && world.table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
+}
+
+/// What the files demand, and the splittable operands with their owners.
+fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, ExecutorId)>), String> {
+    let split = reading.invocation.split.as_ref().filter(|s| s.aggregator.is_none() && can_be_split(stage));
+    let splittable: BTreeSet<usize> = split.into_iter().flat_map(|s| s.operands.iter().copied()).collect();
+    let mut sites = BTreeSet::new();
+    let mut fixed = BTreeSet::new();
+    let mut local = None;
+    let mut operands = Vec::new();
+    let files = reading.invocation.files.iter().zip(&reading.places);
+    let arguments = files.map(|(f, p)| (Some(f.argument), p.as_ref()));
+    for (argument, place) in arguments.chain([(None, reading.cwd.as_ref())]) {
+        match place {
+            None => {}
+            Some(Place::Here(reason)) => local = Some(reason.clone()),
+            Some(Place::At(id, _)) => {
+                sites.insert(*id);
+                match argument.filter(|a| splittable.contains(a)) {
+                    Some(argument) => operands.push((argument, *id)),
+                    None => drop(fixed.insert(*id)),
+                }
+            }
+        }
+    }
+    if let Some(reason) = local {
+        return Err(reason);
+    }
+    let need = match (sites.len(), fixed.len()) {
+        (0, _) => Need::Anywhere,
+        (1, _) => Need::At(*sites.first().expect("there is one")),
+        (_, 0) => Need::Split,
+        (n, _) => return Err(format!("{n} mounts, not splittable")),
+    };
+    Ok((need, operands))
+}
+
+/// Parts write one after the other: where a reader could tell (one description
+/// for output and errors), or each would open the file itself, nothing is split.
+fn can_be_split(stage: &Enlisted) -> bool {
+    let (Some(out), Some(err)) = (stage.descriptor(1), stage.descriptor(2)) else { return true };
+    let one = out.identity == err.identity && matches!(out.kind, Kind::Pipe | Kind::File | Kind::Socket);
+    !one
+}

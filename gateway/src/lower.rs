@@ -1,0 +1,404 @@
+//! From a plan to what goes on the wire: one run per executor, with kernel pipes
+//! between the stages that are joined there, and a table that says which stream
+//! belongs to which descriptor of which stage program.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ffi::{OsStr, OsString},
+    fs,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use posh_annotations::{FileUse, Invocation, StdinUse};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
+        ResourceLimit, RunSpec, Stage, WindowSize, descriptor::Source,
+    },
+};
+
+use crate::{
+    assembly::Shape,
+    enlisted::{Descriptor, Enlisted, Kind},
+    facts::{self, Place, Reading, Surroundings, World},
+    plan::{ExecutorId, Part, Placement, Plan},
+};
+
+/// Bytes of an output that may be under way unread: a link of 20 ms and
+/// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
+/// below the gateway's memory budget.
+pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
+/// The user's configuration files above this size are not sent along.
+const CLIENT_FILE_BYTES: u64 = 256 << 10;
+/// Variables that count for every command: messages, collation, argument order, and `~`.
+const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
+
+/// A stream of a run.
+pub type Stream = (usize, u32);
+
+/// What to start, and how its streams join the stage programs.
+#[derive(Debug, Default)]
+pub struct Lowered {
+    /// One per executor.
+    pub runs: Vec<Run>,
+    /// What each descriptor of a stage program gets, in order: (stage, fd) → streams.
+    pub outputs: BTreeMap<(usize, u32), Vec<Stream>>,
+    /// What each descriptor of a stage program feeds.
+    pub inputs: BTreeMap<(usize, u32), Stream>,
+    /// Which stage, and which of its parts, a remote command is: (run, wire id) → (stage, part).
+    pub commands: HashMap<(usize, u32), (usize, usize)>,
+}
+
+/// One executor's share.
+#[derive(Debug)]
+pub struct Run {
+    /// Whose.
+    pub executor: ExecutorId,
+    /// What.
+    pub spec: RunSpec,
+    next: u32,
+}
+
+impl Run {
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    fn pipe(&mut self) -> u32 {
+        let pipe = self.number();
+        self.spec.pipes.push(pipe);
+        pipe
+    }
+}
+
+/// Builds the runs of a plan.
+pub struct Builder<'a> {
+    world: &'a World<'a>,
+    commands: &'a [Arc<Enlisted>],
+    shape: &'a Shape,
+    readings: &'a [Result<Reading, String>],
+    plan: &'a Plan,
+    lowered: Lowered,
+    /// (edge, part of the writer) → pipe to write; (edge, part of the reader) → pipe to read.
+    writes: HashMap<(usize, usize), u32>,
+    reads: HashMap<(usize, usize), u32>,
+}
+
+impl<'a> Builder<'a> {
+    /// Everything that the lowering looks at.
+    #[must_use]
+    pub fn new(
+        world: &'a World<'a>,
+        commands: &'a [Arc<Enlisted>],
+        shape: &'a Shape,
+        readings: &'a [Result<Reading, String>],
+        plan: &'a Plan,
+    ) -> Self {
+        let (writes, reads) = (HashMap::new(), HashMap::new());
+        Self { world, commands, shape, readings, plan, lowered: Lowered::default(), writes, reads }
+    }
+
+    /// The runs. `id` names them in all programs' logs.
+    #[must_use]
+    pub fn build(mut self, id: &str) -> Lowered {
+        for placement in &self.plan.placements {
+            if let Placement::Remote(parts) = placement {
+                for part in parts {
+                    self.run_on(part.executor, id);
+                }
+            }
+        }
+        self.lay_pipes();
+        for stage in 0..self.plan.placements.len() {
+            if let Placement::Remote(parts) = &self.plan.placements[stage] {
+                for (number, part) in parts.iter().enumerate() {
+                    self.add_command(stage, number, part);
+                }
+            }
+        }
+        self.lowered
+    }
+
+    fn run_on(&mut self, executor: ExecutorId, id: &str) {
+        if self.lowered.runs.iter().any(|r| r.executor == executor) {
+            return;
+        }
+        let mounts = self.world.table.mounts().filter_map(|m| {
+            let owner = m.owner.as_ref()?;
+            (self.world.executor_id(&owner.executor) == Some(executor) && m.mounted()).then(|| MountPoint {
+                path: bytes(m.path.as_path().as_os_str()),
+                export: owner.export.clone(),
+                sub_path: bytes(owner.sub_path.as_os_str()),
+            })
+        });
+        let spec = RunSpec {
+            run_id: id.to_owned(),
+            protocol: PROTOCOL_VERSION,
+            mounts: mounts.collect(),
+            ..RunSpec::default()
+        };
+        self.lowered.runs.push(Run { executor, spec, next: 0 });
+    }
+
+    fn run_of(&self, part: &Part) -> usize {
+        self.lowered.runs.iter().position(|r| r.executor == part.executor).expect("made for every part")
+    }
+
+    /// Pipes on the servers for every fused edge: part by part, or all parts into one.
+    fn lay_pipes(&mut self) {
+        for (index, edge) in self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
+            let (Placement::Remote(from), Placement::Remote(to)) =
+                (&self.plan.placements[edge.from.0], &self.plan.placements[edge.to.0])
+            else {
+                continue;
+            };
+            for (number, part) in from.iter().enumerate() {
+                let run = self.run_of(part);
+                let pipe = self.lowered.runs[run].pipe();
+                self.writes.insert((index, number), pipe);
+                if from.len() == to.len() {
+                    self.reads.insert((index, number), pipe);
+                }
+            }
+            if from.len() != to.len() {
+                let run = self.run_of(&to[0]);
+                let pipe = self.lowered.runs[run].pipe();
+                let sources = (0..from.len()).map(|n| self.writes[&(index, n)]).collect();
+                self.lowered.runs[run].spec.merges.push(Merge { sources, pipe });
+                self.reads.insert((index, 0), pipe);
+            }
+        }
+    }
+
+    fn add_command(&mut self, stage: usize, number: usize, part: &Part) {
+        let enlisted = &self.commands[stage];
+        let reading = self.readings[stage].as_ref().expect("only read commands are placed");
+        let run = self.run_of(part);
+        let id = self.lowered.runs[run].number();
+        self.lowered.commands.insert((run, id), (stage, number));
+        let mut fds: Vec<u32> = vec![0, 1, 2];
+        fds.extend(enlisted.named_descriptors().map(|d| d.fd));
+        fds.dedup();
+        let place = CommandPlace { stage, number, run, executor: part.executor };
+        let descriptors =
+            fds.iter().filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd)).collect();
+        let command = Stage {
+            id,
+            program: enlisted.name.clone(),
+            argv: argv_of(enlisted, &reading.invocation, part),
+            env: environment_of(enlisted, &reading.invocation),
+            cwd: bytes(enlisted.cwd.as_os_str()),
+            umask: enlisted.umask,
+            descriptors,
+            ignored_signals: enlisted.ignored_signals,
+            blocked_signals: enlisted.blocked_signals,
+            limits: enlisted
+                .limits
+                .iter()
+                .map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard })
+                .collect(),
+            nice: enlisted.nice,
+            paths: paths_of(reading, part),
+        };
+        let spec = &mut self.lowered.runs[run].spec;
+        spec.stages.push(command);
+        for file in client_files_of(enlisted, &reading.invocation) {
+            if !spec.client_files.iter().any(|f| f.path == file.path) {
+                spec.client_files.push(file);
+            }
+        }
+    }
+
+    fn descriptor(
+        &mut self,
+        place: &CommandPlace,
+        enlisted: &Enlisted,
+        invocation: &Invocation,
+        fd: u32,
+    ) -> Option<WireDescriptor> {
+        let Some(local) = enlisted.descriptor(fd) else {
+            return Some(WireDescriptor { fd, source: Some(Source::Closed(true)) });
+        };
+        let unread = fd == 0 && invocation.stdin == StdinUse::Unused;
+        let source = if let Some(source) = self.joined(place, fd) {
+            source
+        } else if local.kind == Kind::Null || unread {
+            Source::NullFlags(local.flags & ACCESS_AND_STATUS)
+        } else if let Some(earlier) = same_output(enlisted, local) {
+            Source::DuplicateOf(earlier)
+        } else if let Some(file) = self.file_there(place, local) {
+            Source::File(file)
+        } else if fd == 0 || (fd > 2 && !local.writes()) {
+            self.inlet(place, fd)
+        } else {
+            self.outlet(place, local, enlisted)
+        };
+        Some(WireDescriptor { fd, source: Some(source) })
+    }
+
+    /// The end of a pipe on the server.
+    fn joined(&self, place: &CommandPlace, fd: u32) -> Option<Source> {
+        for (index, edge) in self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
+            if edge.from == (place.stage, fd) {
+                return self.writes.get(&(index, place.number)).map(|p| Source::PipeWrite(*p));
+            }
+            if edge.to == (place.stage, fd) {
+                return self.reads.get(&(index, place.number)).map(|p| Source::PipeRead(*p));
+            }
+        }
+        None
+    }
+
+    /// A redirect that the server opens itself, at the offset where the shell's is.
+    fn file_there(&self, place: &CommandPlace, local: &Descriptor) -> Option<File> {
+        let one_part = matches!(&self.plan.placements[place.stage], Placement::Remote(parts) if parts.len() == 1);
+        if !one_part || facts::file_site(self.world, local) != Some(place.executor) {
+            return None;
+        }
+        let around = Surroundings {
+            edges: &self.shape.edges,
+            index: place.stage,
+            shared_outputs: &self.shape.shared_outputs[place.stage],
+            shared_inputs: &self.shape.shared_inputs[place.stage],
+        };
+        if local.writes() && !facts::opens_there(self.world, local, &around) {
+            return None;
+        }
+        Some(File {
+            path: bytes(local.path.as_os_str()),
+            flags: local.flags & ACCESS_AND_STATUS,
+            offset: local.offset,
+            report_offset: true,
+        })
+    }
+
+    fn inlet(&mut self, place: &CommandPlace, fd: u32) -> Source {
+        let run = &mut self.lowered.runs[place.run];
+        let (stream, pipe) = (run.number(), run.pipe());
+        run.spec.inlets.push(Inlet { stream, pipe });
+        self.lowered.inputs.insert((place.stage, fd), (place.run, stream));
+        Source::PipeRead(pipe)
+    }
+
+    fn outlet(&mut self, place: &CommandPlace, local: &Descriptor, enlisted: &Enlisted) -> Source {
+        let run = &mut self.lowered.runs[place.run];
+        let stream = run.number();
+        let (source, descriptor) = if local.kind == Kind::Tty {
+            let id = run.number();
+            let size =
+                enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
+            run.spec.ptys.push(Pty { id, size });
+            (id, Source::Pty(id))
+        } else {
+            let pipe = run.pipe();
+            (pipe, Source::PipeWrite(pipe))
+        };
+        run.spec.outlets.push(Outlet { stream, sources: vec![source], initial_credit_bytes: OUTPUT_CREDIT_BYTES });
+        self.lowered.outputs.entry((place.stage, local.fd)).or_default().push((place.run, stream));
+        descriptor
+    }
+}
+
+/// What of F_GETFL another open(2) can repeat: access mode, O_APPEND, O_NONBLOCK.
+const ACCESS_AND_STATUS: u32 = (nix::libc::O_ACCMODE | nix::libc::O_APPEND | nix::libc::O_NONBLOCK).cast_unsigned();
+
+struct CommandPlace {
+    stage: usize,
+    number: usize,
+    run: usize,
+    executor: ExecutorId,
+}
+
+/// An earlier standard descriptor that this output shares its description with.
+fn same_output(enlisted: &Enlisted, local: &Descriptor) -> Option<u32> {
+    let one = enlisted.descriptor(1).filter(|_| local.fd == 2)?;
+    let same = match local.kind {
+        Kind::Pipe | Kind::Tty | Kind::Socket => one.identity == local.identity && one.writes(),
+        _ => local.same_as == Some(1),
+    };
+    same.then_some(1)
+}
+
+fn bytes(text: &OsStr) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// The words of one part: its own operands, and what `when_split` adds.
+fn argv_of(enlisted: &Enlisted, invocation: &Invocation, part: &Part) -> Vec<Bytes> {
+    let mut words: Vec<Bytes> = enlisted.argv.iter().map(|w| bytes(w)).collect();
+    let (Some(split), Some(kept)) = (&invocation.split, &part.operands) else { return words };
+    for operand in split.operands.iter().rev().filter(|o| !kept.contains(o)) {
+        words.remove(*operand);
+    }
+    let after = invocation.command.split(' ').count().min(words.len());
+    words.splice(after..after, split.add_arguments.iter().map(|w| bytes(w)));
+    words
+}
+
+fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
+    let terminal = enlisted.descriptor(1).is_some_and(|d| d.kind == Kind::Tty);
+    let wanted = |name: &OsStr| {
+        let listed = COMMON_ENVIRONMENT.into_iter().chain(invocation.environment.iter().map(String::as_str));
+        listed.into_iter().any(|pattern| matches(pattern, name)) || (terminal && name == "TERM")
+    };
+    let forwarded = enlisted.env.iter().filter(|(name, _)| wanted(name));
+    forwarded.map(|(name, value)| EnvVar { name: bytes(name), value: bytes(value) }).collect()
+}
+
+/// A name, or a prefix with `*` at its end.
+fn matches(pattern: &str, name: &OsStr) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),
+        None => name == pattern,
+    }
+}
+
+fn paths_of(reading: &Reading, part: &Part) -> Vec<PathUse> {
+    let last = part.operands.as_ref().and_then(|o| o.last()).filter(|_| part.needs_newline);
+    let splittable = reading.invocation.split.as_ref().map_or(&[][..], |s| &s.operands);
+    let kept = |file: &FileUse| match &part.operands {
+        Some(operands) => operands.contains(&file.argument) || !splittable.contains(&file.argument),
+        None => true,
+    };
+    let files = reading.invocation.files.iter().zip(&reading.places);
+    let files = files.filter(|(file, place)| matches!(place, Some(Place::At(..))) && kept(file));
+    let mut paths: Vec<PathUse> = files
+        .map(|(file, _)| PathUse {
+            path: bytes(&file.path),
+            recursive: file.kind.recursive(),
+            no_follow: file.no_follow,
+            ends_in_newline: last == Some(&file.argument),
+        })
+        .collect();
+    if reading.cwd.is_some() {
+        paths.push(PathUse { path: Bytes::from_static(b"."), recursive: true, ..PathUse::default() });
+    }
+    paths
+}
+
+fn client_files_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<ClientFile> {
+    invocation.client_files.iter().filter_map(|name| client_file(enlisted, name)).collect()
+}
+
+fn client_file(enlisted: &Enlisted, name: &str) -> Option<ClientFile> {
+    let path = match name.strip_prefix("~/") {
+        Some(rest) => PathBuf::from(enlisted.variable("HOME")?).join(rest),
+        None => PathBuf::from(name),
+    };
+    let meta = fs::metadata(&path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
+    let content = fs::read(&path).ok()?.into();
+    Some(ClientFile { path: bytes(path.as_os_str()), content, mode: meta.mode() & 0o777 })
+}
+
+/// The real program of a name on a PATH that begins with shims.
+#[must_use]
+pub fn program_on_path(path: Option<&OsStr>, name: &str, shims: &Path) -> Option<PathBuf> {
+    let path: OsString = path.map_or_else(|| "/usr/local/bin:/usr/bin:/bin".into(), OsStr::to_owned);
+    let found = std::env::split_paths(&path).filter(|d| d != shims).map(|d| d.join(name));
+    found.into_iter().find(|file| fs::metadata(file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0))
+}

@@ -1,0 +1,112 @@
+//! `posh-gateway`: reads its configuration, binds its sockets, serves.
+#![forbid(unsafe_code)]
+
+use std::{
+    fs::File,
+    io::Write,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Parser;
+use fs_mapper::config::Config;
+use posh_gateway::Listeners;
+use posh_proto::runtime::RuntimeDir;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    signal::unix::{SignalKind, signal},
+};
+
+/// The posh gateway: decides where the commands of a posh shell run.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The mount table (default: $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml, /etc/posh/mounts.toml)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The gRPC socket to listen on (default: in the user's runtime directory, named after the configuration)
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Write "ready" and a newline, or what went wrong, to this descriptor
+    #[arg(long, value_name = "N", hide = true)]
+    ready_fd: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("POSH_LOG").unwrap_or_else(|_| "info".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    let ready = arguments.ready_fd;
+    match serve(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell_starter(ready, &format!("{error:#}\n"));
+            eprintln!("posh-gateway: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(arguments: &Arguments) -> anyhow::Result<()> {
+    let file = arguments.config.clone().or_else(Config::find_default);
+    let file = file.ok_or_else(|| anyhow::anyhow!("no configuration found; give --config FILE"))?;
+    let file = std::fs::canonicalize(&file)
+        .map_err(|e| anyhow::anyhow!("cannot find the configuration {}: {e}", file.display()))?;
+    let config = Config::load(&file)?;
+    // Results of commands pass through one loop each; two threads keep one busy pipeline from delaying others.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let directory = RuntimeDir::open()?;
+        let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&file));
+        let stage_socket = socket.with_extension("stage");
+        let listeners = Listeners {
+            grpc: bind(&socket).await?,
+            stages: bind(&stage_socket).await?,
+            stage_socket: stage_socket.clone(),
+            directory: directory.path().to_owned(),
+        };
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        tracing::info!(socket = %socket.display(), config = %file.display(), "listening");
+        tell_starter(arguments.ready_fd, "ready\n");
+        let served = posh_gateway::run(config, listeners, shutdown).await;
+        let _ = std::fs::remove_file(&socket);
+        let _ = std::fs::remove_file(&stage_socket);
+        served.map_err(anyhow::Error::from)
+    })
+}
+
+/// Listens on a socket that only this user may use, replacing one that nobody serves any more.
+async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+    if UnixStream::connect(path).await.is_ok() {
+        anyhow::bail!("another gateway listens on {}", path.display());
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            anyhow::bail!("cannot replace the old socket {}: {e}", path.display());
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(|e| anyhow::anyhow!("cannot listen on {}: {e}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Writes to the starter's pipe and closes it: the starter reads to the end.
+fn tell_starter(descriptor: Option<u32>, text: &str) {
+    let Some(number) = descriptor.map(u32::cast_signed) else { return };
+    // Opened anew through /proc, since the number alone is no owner of it.
+    if let Ok(mut pipe) = File::options().write(true).open(format!("/proc/self/fd/{number}")) {
+        let _ = pipe.write_all(text.as_bytes());
+    }
+    let _ = nix::unistd::close(number);
+}

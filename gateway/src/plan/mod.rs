@@ -1,0 +1,254 @@
+//! Where each stage of a pipeline runs: a pure function from what is known of
+//! the pipeline to a [`Plan`], which is a value that prints. The `greedy`
+//! scheduler is the paper's (§5.2, Algorithms 1 and 2, and §5.3), by its prose
+//! where the printed algorithm slips.
+//!
+//! 1. Constraints: a stage is bound to the machine of its files; files on several
+//!    machines, or here, bind it here unless it can be split.
+//! 2. Splitting: a splittable stage with operands on several machines becomes one
+//!    part for each run of operands on one machine, and so do the stages behind it
+//!    that may be split across their input.
+//! 3. For each path from a source to a sink, the cheapest cuts: an edge between
+//!    machines costs what is estimated to flow over it. Among equals the latest cut is taken.
+//! 4. A stage that two paths place differently runs here.
+
+mod paths;
+mod print;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use crate::assembly::Edge;
+
+/// An executor, by its place in the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExecutorId(pub usize);
+
+/// A place where a stage can run, or where data is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Site {
+    /// This workstation.
+    Here,
+    /// A server.
+    Executor(ExecutorId),
+}
+
+/// What a stage's files and nature demand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Need {
+    /// It must run here, and why.
+    Here(String),
+    /// It names no files: it runs wherever its data flows.
+    Anywhere,
+    /// Its files are on one machine.
+    At(ExecutorId),
+    /// Its files are on several machines, but it can be split: the owner of each splittable operand.
+    Split,
+}
+
+/// Where a stage's standard input comes from, or its output goes to, when no
+/// other waiting stage is at that end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// Nothing flows: not read, /dev/null, closed, or joined to another stage.
+    Nothing,
+    /// A file or terminal or foreign program at that site.
+    At(Site),
+}
+
+/// What is known of the end of a splittable stage's output lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineEnds {
+    /// Output always ends in a newline (or is empty).
+    Always,
+    /// Output ends as the last operand's file ends: that must be looked at.
+    AsInput,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// What the planner knows of one stage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageFacts {
+    /// See [`Need`].
+    pub need: Need,
+    /// See [`Flow`].
+    pub input: Flow,
+    /// See [`Flow`].
+    pub output: Flow,
+    /// Bytes out for each byte in.
+    pub weight: f64,
+    /// Splittable operands in order: index into argv, owner. Empty: not splittable.
+    pub operands: Vec<(usize, ExecutorId)>,
+    /// May be split across its standard input.
+    pub across_input: bool,
+    /// See [`LineEnds`].
+    pub line_ends: LineEnds,
+    /// Executors that can't run it, and why (tool, locale, version, not in reach).
+    pub refusals: BTreeMap<ExecutorId, String>,
+}
+
+/// A pipeline as the planner sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PipelineFacts {
+    /// In the order in which the shell started them.
+    pub stages: Vec<StageFacts>,
+    /// Pipes between them.
+    pub edges: Vec<Edge>,
+}
+
+/// The planner's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Parts that one machine's share of a split is cut into (paper §5.3; 1: none).
+    pub split_factor: usize,
+    /// More parts than this, and the stage runs here: interleaved operands make one part each.
+    pub most_parts: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { split_factor: 1, most_parts: 64 }
+    }
+}
+
+/// What is to be done with one stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Placement {
+    /// The shell's own process becomes the command, and why.
+    Here(String),
+    /// It runs in parts (one, if it is not split), whose outputs are joined in order.
+    Remote(Vec<Part>),
+}
+
+/// One part of a stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Where it runs.
+    pub executor: ExecutorId,
+    /// Which splittable operands it keeps (indices into argv); `None`: all words as they are.
+    pub operands: Option<Vec<usize>>,
+    /// The last operand's file must end in a newline.
+    pub needs_newline: bool,
+}
+
+/// A plan; `Display` prints it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// One for each stage.
+    pub placements: Vec<Placement>,
+    /// For each edge of the pipeline: a pipe on the server that joins the stages part by part
+    /// (or all parts into one), with nothing passing through the workstation.
+    pub fused: Vec<bool>,
+}
+
+/// Plans a pipeline.
+#[must_use]
+pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
+    let heads = split_heads(pipeline, options);
+    let sites = paths::assign(pipeline, &heads);
+    let mut placements: Vec<Placement> =
+        (0..pipeline.stages.len()).map(|stage| place(pipeline, &heads, &sites, stage)).collect();
+    mark_seams(pipeline, &mut placements);
+    let fused = pipeline.edges.iter().map(|e| is_fused(&placements, e)).collect();
+    Plan { placements, fused }
+}
+
+/// The parts of every stage that is split across its operands.
+type Heads = BTreeMap<usize, Vec<Part>>;
+
+/// Where the paths put a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Spot {
+    Site(Site),
+    /// With the parts of that split stage.
+    Parts(usize),
+}
+
+fn split_heads(pipeline: &PipelineFacts, options: Options) -> Heads {
+    let mut heads = Heads::new();
+    for (index, stage) in pipeline.stages.iter().enumerate() {
+        let wanted = match stage.need {
+            Need::Split => true,
+            Need::At(_) => options.split_factor > 1 && stage.operands.len() > 1,
+            Need::Here(_) | Need::Anywhere => false,
+        };
+        if !wanted || stage.operands.iter().any(|(_, e)| stage.refusals.contains_key(e)) {
+            continue;
+        }
+        let parts = parts_of(&stage.operands, options.split_factor);
+        if parts.len() > 1 && parts.len() <= options.most_parts {
+            heads.insert(index, parts);
+        }
+    }
+    heads
+}
+
+/// Runs of neighbouring operands with one owner, each cut into at most `factor` pieces.
+fn parts_of(operands: &[(usize, ExecutorId)], factor: usize) -> Vec<Part> {
+    operands
+        .chunk_by(|a, b| a.1 == b.1)
+        .flat_map(|run| run.chunks(run.len().div_ceil(factor.max(1))))
+        .map(|piece| Part {
+            executor: piece[0].1,
+            operands: Some(piece.iter().map(|(index, _)| *index).collect()),
+            needs_newline: false,
+        })
+        .collect()
+}
+
+fn place(pipeline: &PipelineFacts, heads: &Heads, sites: &[Result<Spot, String>], stage: usize) -> Placement {
+    let facts = &pipeline.stages[stage];
+    match &sites[stage] {
+        Err(reason) => Placement::Here(reason.clone()),
+        Ok(Spot::Site(Site::Here)) => Placement::Here(paths::reason_for_here(pipeline, stage)),
+        Ok(Spot::Site(Site::Executor(executor))) => match facts.refusals.get(executor) {
+            Some(reason) => Placement::Here(reason.clone()),
+            None => Placement::Remote(vec![Part { executor: *executor, operands: None, needs_newline: false }]),
+        },
+        Ok(Spot::Parts(head)) if *head == stage => Placement::Remote(heads[head].clone()),
+        Ok(Spot::Parts(head)) => Placement::Remote(
+            heads[head].iter().map(|p| Part { executor: p.executor, operands: None, needs_newline: false }).collect(),
+        ),
+    }
+}
+
+/// A split stage that is followed by one split across its input is cut between
+/// lines only if each part but the last ends in a newline.
+fn mark_seams(pipeline: &PipelineFacts, placements: &mut [Placement]) {
+    for edge in &pipeline.edges {
+        let follows = matches!(&placements[edge.to.0], Placement::Remote(parts) if parts.len() > 1);
+        let as_input = pipeline.stages[edge.from.0].line_ends == LineEnds::AsInput;
+        if let (true, true, Placement::Remote(parts)) = (follows, as_input, &mut placements[edge.from.0]) {
+            let last = parts.len() - 1;
+            parts[..last].iter_mut().filter(|p| p.operands.is_some()).for_each(|p| p.needs_newline = true);
+        }
+    }
+}
+
+fn is_fused(placements: &[Placement], edge: &Edge) -> bool {
+    let (Placement::Remote(from), Placement::Remote(to)) = (&placements[edge.from.0], &placements[edge.to.0]) else {
+        return false;
+    };
+    let machines = |parts: &[Part]| parts.iter().map(|p| p.executor).collect::<Vec<_>>();
+    let one = |parts: &[Part]| parts.iter().map(|p| p.executor).collect::<BTreeSet<_>>().len() == 1;
+    if from.len() == to.len() {
+        machines(from) == machines(to)
+    } else {
+        to.len() == 1 && one(from) && from[0].executor == to[0].executor
+    }
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Here => f.write_str("here"),
+            Self::Executor(ExecutorId(index)) => write!(f, "executor {index}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! The cheapest places along each path from a source to a sink (paper §5.2,
+//! step 2), and the agreement of paths that meet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts};
+
+/// Where the paths put each stage, or why it must be here.
+pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot, String>> {
+    let mut wishes: Vec<BTreeSet<Spot>> = vec![BTreeSet::new(); pipeline.stages.len()];
+    for path in source_to_sink(pipeline) {
+        for (stage, spot) in path.iter().zip(cheapest(pipeline, heads, &path)) {
+            wishes[*stage].insert(spot);
+        }
+    }
+    let pinned = |stage: usize| pin(pipeline, heads, stage);
+    wishes.into_iter().enumerate().map(|(stage, wishes)| agree(pinned(stage), &wishes)).collect()
+}
+
+fn agree(pin: Option<Result<Spot, String>>, wishes: &BTreeSet<Spot>) -> Result<Spot, String> {
+    match (pin, wishes.len()) {
+        (Some(pin), _) => pin,
+        (None, 1) => Ok(*wishes.first().expect("there is one")),
+        (None, _) => Err("its inputs come from several machines".to_owned()),
+    }
+}
+
+/// Where a stage must be, or why it must be here; `None` when it is free.
+fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<Spot, String>> {
+    if heads.contains_key(&stage) {
+        return Some(Ok(Spot::Parts(stage)));
+    }
+    let facts = &pipeline.stages[stage];
+    match &facts.need {
+        Need::Anywhere => None,
+        Need::Here(reason) => Some(Err(reason.clone())),
+        Need::At(executor) => Some(match facts.refusals.get(executor) {
+            Some(reason) => Err(reason.clone()),
+            None => Ok(Spot::Site(Site::Executor(*executor))),
+        }),
+        Need::Split => Some(Err(facts
+            .refusals
+            .values()
+            .next()
+            .cloned()
+            .unwrap_or_else(|| "its files are on several machines, in too many pieces to be split".to_owned()))),
+    }
+}
+
+/// Every path along standard output, from each stage without an incoming pipe.
+fn source_to_sink(pipeline: &PipelineFacts) -> Vec<Vec<usize>> {
+    let next: BTreeMap<usize, usize> = pipeline.edges.iter().map(|e| (e.from.0, e.to.0)).collect();
+    let has_source: BTreeSet<usize> = pipeline.edges.iter().map(|e| e.to.0).collect();
+    let sources = (0..pipeline.stages.len()).filter(|s| !has_source.contains(s));
+    let walk = |source: usize| {
+        let mut path = vec![source];
+        while let Some(stage) = next.get(path.last().expect("starts with its source")) {
+            if path.contains(stage) {
+                break;
+            }
+            path.push(*stage);
+        }
+        path
+    };
+    let mut paths: Vec<Vec<usize>> = sources.map(walk).collect();
+    let reached: BTreeSet<usize> = paths.iter().flatten().copied().collect();
+    // A ring of FIFOs has no source: each of its stages stands alone.
+    paths.extend((0..pipeline.stages.len()).filter(|s| !reached.contains(s)).map(|s| vec![s]));
+    paths
+}
+
+/// The cheapest spots for the stages of one path, by dynamic programming over
+/// its edges: crossing between machines costs what flows.
+fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot> {
+    let candidates = candidates(pipeline, heads, path);
+    let source = pipeline.stages[path[0]].input;
+    let sink = pipeline.stages[path[path.len() - 1]].output;
+    // What flows into the first stage is the unit; after each stage it is multiplied by its weight.
+    let mut flowing = 1.0;
+    let mut costs: Vec<Vec<(f64, usize)>> = Vec::new();
+    for (position, &stage) in path.iter().enumerate() {
+        let column = candidates[position].iter().map(|&spot| match position {
+            0 => (entry_cost(source, spot, heads), 0),
+            _ => best_before(&costs[position - 1], &candidates[position - 1], spot, flowing, heads),
+        });
+        costs.push(column.collect());
+        flowing *= pipeline.stages[stage].weight;
+    }
+    let last = path.len() - 1;
+    let ends = costs[last]
+        .iter()
+        .zip(&candidates[last])
+        .map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, heads));
+    let mut at = cheapest_index(ends, |index| stays_remote(candidates[last][index]));
+    let mut spots = vec![candidates[last][at]];
+    for position in (1..path.len()).rev() {
+        at = costs[position][at].1;
+        spots.push(candidates[position - 1][at]);
+    }
+    spots.reverse();
+    spots
+}
+
+/// Among equally cheap predecessors the one elsewhere is taken: the cut is as late as can be.
+fn best_before(before: &[(f64, usize)], spots: &[Spot], spot: Spot, flowing: f64, heads: &Heads) -> (f64, usize) {
+    let costs = before.iter().zip(spots).map(|((cost, _), &from)| cost + crossing(from, spot, heads) * flowing);
+    let costs: Vec<f64> = costs.collect();
+    let index = cheapest_index(costs.iter().copied(), |index| spots[index] != spot);
+    (costs[index], index)
+}
+
+fn cheapest_index(costs: impl Iterator<Item = f64>, preferred: impl Fn(usize) -> bool) -> usize {
+    const SAME: f64 = 1e-9;
+    let costs: Vec<f64> = costs.collect();
+    let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+    let cheapest = || costs.iter().enumerate().filter(|(_, c)| **c <= least + SAME).map(|(i, _)| i);
+    cheapest().find(|&i| preferred(i)).or_else(|| cheapest().next()).unwrap_or(0)
+}
+
+fn stays_remote(spot: Spot) -> bool {
+    spot != Spot::Site(Site::Here)
+}
+
+/// The spots that each stage of a path may take: its pin, or every spot that the path knows.
+fn candidates(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Vec<Spot>> {
+    let mut known: BTreeSet<Spot> = [Spot::Site(Site::Here)].into();
+    for flow in [pipeline.stages[path[0]].input, pipeline.stages[path[path.len() - 1]].output] {
+        if let Flow::At(site) = flow {
+            known.insert(Spot::Site(site));
+        }
+    }
+    let mut columns = Vec::new();
+    // Parts go on only as long as every stage since the split may be split across its input.
+    let mut parts: Option<usize> = None;
+    for &stage in path {
+        if let Some(pinned) = pin(pipeline, heads, stage) {
+            let spot = pinned.unwrap_or(Spot::Site(Site::Here));
+            known.insert(spot);
+            known.extend(single_site(spot, heads).map(Spot::Site));
+        }
+    }
+    for (position, &stage) in path.iter().enumerate() {
+        let facts = &pipeline.stages[stage];
+        let after_split = position > 0 && ends_lines(&pipeline.stages[path[position - 1]]);
+        parts = match pin(pipeline, heads, stage) {
+            Some(Ok(Spot::Parts(head))) => Some(head),
+            Some(_) => None,
+            None => parts.filter(|head| after_split && facts.across_input && runs_at_all(facts, &heads[head])),
+        };
+        columns.push(match pin(pipeline, heads, stage) {
+            Some(pinned) => vec![pinned.unwrap_or(Spot::Site(Site::Here))],
+            None => free_spots(facts, &known, parts),
+        });
+    }
+    columns
+}
+
+fn free_spots(facts: &StageFacts, known: &BTreeSet<Spot>, parts: Option<usize>) -> Vec<Spot> {
+    let spots = known.iter().copied().filter(|spot| match spot {
+        Spot::Site(Site::Here) => true,
+        Spot::Site(Site::Executor(executor)) => !facts.refusals.contains_key(executor),
+        Spot::Parts(_) => false,
+    });
+    spots.chain(parts.map(Spot::Parts)).collect()
+}
+
+fn ends_lines(facts: &StageFacts) -> bool {
+    facts.line_ends != LineEnds::Unknown
+}
+
+fn runs_at_all(facts: &StageFacts, parts: &[super::Part]) -> bool {
+    parts.iter().all(|p| !facts.refusals.contains_key(&p.executor))
+}
+
+/// The one machine of all parts, if it is one.
+fn single_site(spot: Spot, heads: &Heads) -> Option<Site> {
+    let Spot::Parts(head) = spot else { return None };
+    let machines: BTreeSet<ExecutorId> = heads[&head].iter().map(|p| p.executor).collect();
+    (machines.len() == 1).then(|| Site::Executor(*machines.first().expect("there is one")))
+}
+
+/// 0 when nothing has to cross the network between the two spots.
+fn crossing(from: Spot, to: Spot, heads: &Heads) -> f64 {
+    let same = from == to || single_site(from, heads).is_some_and(|site| Spot::Site(site) == to);
+    if same { 0.0 } else { 1.0 }
+}
+
+fn entry_cost(source: Flow, spot: Spot, heads: &Heads) -> f64 {
+    match source {
+        Flow::Nothing => 0.0,
+        Flow::At(site) => crossing(Spot::Site(site), spot, heads),
+    }
+}
+
+fn exit_cost(sink: Flow, spot: Spot, flowing: f64, heads: &Heads) -> f64 {
+    match sink {
+        Flow::Nothing => 0.0,
+        Flow::At(site) => crossing(spot, Spot::Site(site), heads) * flowing,
+    }
+}
+
+/// The sentence for a stage that the paths left here.
+pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> String {
+    let facts = &pipeline.stages[stage];
+    let feeds: Vec<usize> = pipeline.edges.iter().filter(|e| e.to.0 == stage).map(|e| e.from.0).collect();
+    let anything_remote = pipeline.stages.iter().any(|s| !matches!(s.need, Need::Here(_) | Need::Anywhere));
+    if let Some(reason) = facts.refusals.values().next().filter(|_| anything_remote) {
+        return reason.clone();
+    }
+    match (feeds.is_empty(), anything_remote) {
+        (_, false) => "nothing that it uses is on a mount with an executor".to_owned(),
+        (true, true) => "its input is on this machine".to_owned(),
+        (false, true) => "less data moves when it runs here".to_owned(),
+    }
+}

@@ -1,0 +1,207 @@
+//! The gateway's life: from a checked configuration and two listening sockets to
+//! the moment when it is told to end, or nobody has needed it for a while.
+
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use fs_mapper::{
+    MountTable,
+    config::Config,
+    mountinfo::{MountInfo, MountInfoError},
+};
+use posh_annotations::Library;
+use posh_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, gateway::gateway_server::GatewayServer};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    net::UnixListener,
+    sync::{Notify, mpsc},
+};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::{
+    assembly::{Assembler, Pipeline},
+    dispatch,
+    executors::Executors,
+    service::Service,
+    session::Sessions,
+    stage_link,
+    state::{Gateway, View, annotation_directories},
+};
+
+/// How long pipelines at work may go on after the gateway was told to end.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Where the gateway listens. The stage socket's path is published to stages.
+pub struct Listeners {
+    /// gRPC.
+    pub grpc: UnixListener,
+    /// The stage protocol.
+    pub stages: UnixListener,
+    /// The stage socket's path.
+    pub stage_socket: PathBuf,
+    /// Where session directories go; only this user may write there.
+    pub directory: PathBuf,
+}
+
+/// Why the gateway could not start, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// /proc/self/mountinfo could not be read.
+    #[error("cannot read the mount table of this machine")]
+    Mounts(#[from] MountInfoError),
+    /// The gRPC server failed.
+    #[error("gRPC server")]
+    Grpc(#[from] tonic::transport::Error),
+    /// The reflection service refused our own descriptors.
+    #[error("reflection service")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// Serves until `shutdown` completes, a client asks for the end, or the gateway
+/// was idle (no session) for as long as the configuration says.
+///
+/// # Errors
+/// [`Error`].
+pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    let library = load_annotations(&config);
+    let table = MountTable::new(&config, &MountInfo::read()?);
+    let commands = Arc::new(library.commands().map(str::to_owned).collect::<Vec<_>>());
+    let executors = Executors::start(&config.executors, &commands);
+    let sessions = Sessions::new(listeners.directory.clone(), listeners.stage_socket.clone());
+    let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions));
+    let idle = Duration::from_secs(config.gateway.idle_timeout_s);
+    let view = View { table: Arc::new(table), library: Arc::new(library) };
+    let gateway = Arc::new(Gateway::new(config, view, executors, Arc::clone(&sessions), assembler));
+    let asked_to_end = Arc::new(Notify::new());
+
+    let tasks = [
+        tokio::spawn(accept_stages(Arc::clone(&gateway), listeners.stages)),
+        tokio::spawn(carry_out_all(Arc::clone(&gateway), pipelines)),
+        tokio::spawn(watch_mounts(Arc::clone(&gateway))),
+    ];
+    let service = Service::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));
+    let end = async {
+        tokio::select! {
+            () = shutdown => tracing::info!("told to end"),
+            () = asked_to_end.notified() => tracing::info!("asked to end"),
+            () = idle_for(&sessions, idle) => tracing::info!(?idle, "nobody needs this gateway"),
+        }
+    };
+    let served = serve_grpc(service, listeners.grpc, end).await;
+    drain(&gateway).await;
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    sessions.close_all();
+    served
+}
+
+fn load_annotations(config: &Config) -> Library {
+    let (library, mistakes) = Library::load(&annotation_directories(config));
+    // A file with mistakes is left out: its commands run here, and the log and `posh annotations check` say why.
+    mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
+    library
+}
+
+async fn serve_grpc(service: Service, listener: UnixListener, end: impl Future<Output = ()>) -> Result<(), Error> {
+    let (health_reporter, health) = tonic_health::server::health_reporter();
+    health_reporter.set_serving::<GatewayServer<Service>>().await;
+    let reflection =
+        tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS).build_v1()?;
+    let server = Server::builder()
+        .add_service(GatewayServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add_service(health)
+        .add_service(reflection)
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    tokio::select! {
+        served = server => served.map_err(Error::from),
+        () = end => Ok(()),
+    }
+}
+
+async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
+    loop {
+        let Ok((socket, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: stages that can't connect run here.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let gateway = Arc::clone(&gateway);
+        tokio::spawn(async move {
+            match stage_link::accept(socket).await {
+                Ok(stage) => gateway.assembler.enlisted(stage).await,
+                Err(error) => tracing::warn!(%error, "a stage was not taken in"),
+            }
+        });
+    }
+}
+
+async fn carry_out_all(gateway: Arc<Gateway>, mut pipelines: mpsc::Receiver<Pipeline>) {
+    while let Some(pipeline) = pipelines.recv().await {
+        let gateway = Arc::clone(&gateway);
+        tokio::spawn(async move {
+            let _at_work = AtWork::new(&gateway.running);
+            dispatch::carry_out(Arc::clone(&gateway), pipeline).await;
+        });
+    }
+}
+
+/// Counts a pipeline as long as it lives, also when its task is ended.
+struct AtWork<'a>(&'a AtomicUsize);
+
+impl<'a> AtWork<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// mountinfo becomes "exceptional" for poll(2) when a mount comes or goes (proc_pid_mountinfo(5)).
+async fn watch_mounts(gateway: Arc<Gateway>) {
+    let file = match std::fs::File::open(Path::new("/proc/self/mountinfo")) {
+        Ok(file) => file,
+        Err(error) => return tracing::warn!(%error, "cannot watch mounts"),
+    };
+    #[expect(deprecated, reason = "the replacement is unsafe; a File owns its descriptor for its whole life")]
+    let watched = match AsyncFd::with_interest(file, Interest::PRIORITY | Interest::ERROR) {
+        Ok(watched) => watched,
+        Err(error) => return tracing::warn!(%error, "cannot watch mounts"),
+    };
+    loop {
+        let Ok(mut ready) = watched.ready(Interest::PRIORITY | Interest::ERROR).await else { return };
+        ready.clear_ready();
+        gateway.mounts_changed();
+    }
+}
+
+/// Completes when there has been no session for that long.
+async fn idle_for(sessions: &Arc<Sessions>, idle: Duration) {
+    let mut count = sessions.count();
+    loop {
+        if count.wait_for(|n| *n == 0).await.is_err() {
+            return;
+        }
+        if tokio::time::timeout(idle, count.wait_for(|n| *n > 0)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn drain(gateway: &Gateway) {
+    let deadline = tokio::time::Instant::now() + DRAIN;
+    while gateway.running.load(Ordering::Relaxed) > 0 && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

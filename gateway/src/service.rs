@@ -1,0 +1,195 @@
+//! The gateway's gRPC service: protobuf in, protobuf out, nothing decided here.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering},
+};
+
+use bytes::Bytes;
+use fs_mapper::{Mount, Resolution};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    gateway::{self as wire, gateway_server::Gateway as GatewayService},
+};
+use tokio::sync::Notify;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    executors::State,
+    explain, report,
+    session::{self, SessionError},
+    state::Gateway,
+};
+
+/// Implements the service for a gateway.
+pub struct Service {
+    gateway: Arc<Gateway>,
+    shutdown: Arc<Notify>,
+}
+
+impl Service {
+    /// `shutdown` is notified when a client asks for the gateway's end.
+    #[must_use]
+    pub fn new(gateway: Arc<Gateway>, shutdown: Arc<Notify>) -> Self {
+        Self { gateway, shutdown }
+    }
+
+    fn mount(&self, mount: &Mount) -> wire::Mount {
+        let owner = mount.owner.as_ref();
+        let executor = owner.and_then(|o| self.gateway.executors.named(&o.executor));
+        wire::Mount {
+            path: bytes(mount.path.as_path().as_os_str().as_bytes()),
+            fs_type: mount.fs_type.clone(),
+            source: bytes(mount.source.as_bytes()),
+            executor: owner.map(|o| o.executor.to_string()).unwrap_or_default(),
+            address: executor.map(|e| e.address.clone()).unwrap_or_default(),
+            export: owner.map(|o| o.export.clone()).unwrap_or_default(),
+            sub_path: owner.map(|o| bytes(o.sub_path.as_os_str().as_bytes())).unwrap_or_default(),
+            state: executor
+                .map_or_else(|| "no owner".to_owned(), |e| state_text(&e.state(), owner.map(|o| o.export.as_str()))),
+            mounted: mount.mounted(),
+        }
+    }
+}
+
+/// How it stands with an executor, and with one export of it.
+fn state_text(state: &State, export: Option<&str>) -> String {
+    match state {
+        State::Connecting => "connecting".to_owned(),
+        State::Unreachable(why) => format!("unreachable: {why}"),
+        State::Ready(connection) => match export {
+            Some(name) if !connection.about.exports.iter().any(|e| e.name == name) => {
+                let known: Vec<&str> = connection.about.exports.iter().map(|e| e.name.as_str()).collect();
+                format!("no export of that name; it has {}", known.join(", "))
+            }
+            _ => "connected".to_owned(),
+        },
+    }
+}
+
+fn bytes(text: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(text)
+}
+
+fn path(text: &Bytes) -> PathBuf {
+    OsString::from_vec(text.to_vec()).into()
+}
+
+#[tonic::async_trait]
+impl GatewayService for Service {
+    async fn mounts(&self, _: Request<wire::MountsRequest>) -> Result<Response<wire::MountsReply>, Status> {
+        let view = self.gateway.view();
+        for executor in self.gateway.executors.iter() {
+            // Waits for a connection that is being made, so that the answer is a useful one.
+            let _ = executor.connection().await;
+        }
+        let mounts = view.table.mounts().map(|m| self.mount(m)).collect();
+        Ok(Response::new(wire::MountsReply { mounts }))
+    }
+
+    async fn resolve(&self, request: Request<wire::ResolveRequest>) -> Result<Response<wire::ResolveReply>, Status> {
+        let request = request.into_inner();
+        let view = self.gateway.view();
+        let (wanted, cwd) = (path(&request.path), path(&request.cwd));
+        if !cwd.is_absolute() && !wanted.is_absolute() {
+            return Err(Status::invalid_argument("a relative path needs an absolute current directory"));
+        }
+        Ok(Response::new(match view.table.resolve(&wanted, &cwd) {
+            Resolution::Local { reason } => wire::ResolveReply { reason: reason.to_string(), ..Default::default() },
+            Resolution::Owned(owned) => wire::ResolveReply {
+                executor: owned.executor.to_string(),
+                export: owned.export_path.export.clone(),
+                export_path: bytes(owned.export_path.path.as_os_str().as_bytes()),
+                mount: bytes(view.table.mount(owned.mount).path.as_path().as_os_str().as_bytes()),
+                client_path: bytes(owned.client_path.as_path().as_os_str().as_bytes()),
+                reason: String::new(),
+            },
+        }))
+    }
+
+    async fn open_session(
+        &self,
+        request: Request<wire::OpenSessionRequest>,
+    ) -> Result<Response<wire::OpenSessionReply>, Status> {
+        let request = request.into_inner();
+        if request.protocol != PROTOCOL_VERSION {
+            let text = format!("posh speaks protocol {}, the running gateway {PROTOCOL_VERSION}", request.protocol);
+            return Err(Status::failed_precondition(text));
+        }
+        let request = session::Request {
+            pid: request.pid,
+            explain: request.explain,
+            split: (request.split > 0).then_some(request.split),
+            path: path(&request.path),
+            stage_program: path(&request.stage_program),
+        };
+        let prefixes = self.gateway.view().table.prefixes().encode();
+        let opened = self.gateway.sessions.open(request, &self.gateway.commands, &prefixes);
+        let (session, shims) = opened.map_err(|e| session_status(&e))?;
+        Ok(Response::new(wire::OpenSessionReply {
+            session: session.id.clone(),
+            shim_directory: bytes(shims.as_os_str().as_bytes()),
+        }))
+    }
+
+    async fn report(&self, request: Request<wire::ReportRequest>) -> Result<Response<wire::ReportReply>, Status> {
+        let request = request.into_inner();
+        let session = self.gateway.sessions.get(&request.session);
+        let session = session.ok_or_else(|| Status::not_found(format!("no session {}", request.session)))?;
+        let reports = session.reports.settled().await;
+        let text = if request.json { report::to_json(&reports) } else { report::to_text(&reports) };
+        Ok(Response::new(wire::ReportReply { text }))
+    }
+
+    async fn plan(&self, request: Request<wire::PlanRequest>) -> Result<Response<wire::PlanReply>, Status> {
+        let request = request.into_inner();
+        let stages = request.stages.iter().map(|s| explain::PlannedStage {
+            argv: s.argv.iter().map(|w| OsString::from_vec(w.to_vec())).collect(),
+            stdin: Some(path(&s.stdin_path)).filter(|p| !p.as_os_str().is_empty()),
+            stdout: Some(path(&s.stdout_path)).filter(|p| !p.as_os_str().is_empty()),
+            unknowable: Some(s.unknowable.clone()).filter(|u| !u.is_empty()),
+        });
+        let split = (request.split > 0).then_some(request.split);
+        let report = explain::plan_only(&self.gateway, &path(&request.cwd), stages.collect(), split).await;
+        let text = if request.json { report::to_json(&[report]) } else { report::to_text(&[report]) };
+        Ok(Response::new(wire::PlanReply { text }))
+    }
+
+    async fn status(&self, _: Request<wire::StatusRequest>) -> Result<Response<wire::StatusReply>, Status> {
+        let executors = self.gateway.executors.iter().map(|e| {
+            let state = e.state();
+            let rtt = if let State::Ready(c) = &state { c.rtt.as_secs_f64() * 1000.0 } else { 0.0 };
+            wire::ExecutorStatus {
+                name: e.name.to_string(),
+                address: e.address.clone(),
+                state: state_text(&state, None),
+                rtt_ms: rtt,
+            }
+        });
+        Ok(Response::new(wire::StatusReply {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: PROTOCOL_VERSION,
+            pid: std::process::id(),
+            config: bytes(Path::new(self.gateway.config_file()).as_os_str().as_bytes()),
+            sessions: u32::try_from(self.gateway.sessions.roots().len()).unwrap_or(u32::MAX),
+            pipelines_running: u32::try_from(self.gateway.running.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
+            pipelines_total: self.gateway.pipelines(),
+            executors: executors.collect(),
+        }))
+    }
+
+    async fn shutdown(&self, _: Request<wire::ShutdownRequest>) -> Result<Response<wire::ShutdownReply>, Status> {
+        self.shutdown.notify_one();
+        Ok(Response::new(wire::ShutdownReply {}))
+    }
+}
+
+fn session_status(error: &SessionError) -> Status {
+    let cause = std::error::Error::source(error).map(|s| format!(": {s}")).unwrap_or_default();
+    match error {
+        SessionError::Directory { .. } => Status::unavailable(format!("{error}{cause}")),
+        SessionError::Watch { .. } => Status::not_found(format!("{error}{cause}")),
+    }
+}

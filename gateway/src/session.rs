@@ -1,0 +1,237 @@
+//! Sessions: one for each shell that `posh` started. A session owns a directory
+//! of shims and the file that tells a stage where to ask; both go away when the
+//! shell's process ends, however it ends.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    ffi::OsStr,
+    fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, MetadataExt, symlink},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use posh_proto::stage::SessionFile;
+use prost::Message;
+use rustix::process::{PidfdFlags, pidfd_open};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::{enlisted::Pid, report::Reports};
+
+/// What `posh` asks for.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The process that is, or will become, the shell.
+    pub pid: Pid,
+    /// Keep a report of every stage, local ones too.
+    pub explain: bool,
+    /// Splitting factor within one machine; `None`: as configured.
+    pub split: Option<u32>,
+    /// The user's PATH.
+    pub path: PathBuf,
+    /// The program that the shims lead to.
+    pub stage_program: PathBuf,
+}
+
+/// One shell and what runs below it.
+#[derive(Debug)]
+pub struct Session {
+    /// Its name.
+    pub id: String,
+    /// The shell's process.
+    pub pid: Pid,
+    /// See [`Request::explain`].
+    pub explain: bool,
+    /// See [`Request::split`].
+    pub split: Option<u32>,
+    /// What ran where.
+    pub reports: Reports,
+    directory: PathBuf,
+    stage_program: PathBuf,
+}
+
+/// Why a session could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// Files could not be made.
+    #[error("cannot make the session directory {}", path.display())]
+    Directory {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The process is gone already.
+    #[error("cannot watch process {pid}")]
+    Watch {
+        /// Which one.
+        pid: Pid,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// All sessions of this gateway.
+#[derive(Debug)]
+pub struct Sessions {
+    directory: PathBuf,
+    stage_socket: PathBuf,
+    next: AtomicU64,
+    open: Mutex<BTreeMap<String, Arc<Session>>>,
+    changed: tokio::sync::watch::Sender<usize>,
+}
+
+impl Sessions {
+    /// Sessions whose directories lie below `directory` (0700).
+    #[must_use]
+    pub fn new(directory: PathBuf, stage_socket: PathBuf) -> Arc<Self> {
+        let changed = tokio::sync::watch::Sender::new(0);
+        Arc::new(Self { directory, stage_socket, next: AtomicU64::new(0), open: Mutex::default(), changed })
+    }
+
+    /// Makes the shims: one for each command that has an annotation and that the
+    /// user has (or `command -v` would find what is not there).
+    ///
+    /// # Errors
+    /// [`SessionError`]; nothing is left behind then.
+    pub fn open(
+        self: &Arc<Self>,
+        request: Request,
+        commands: &[String],
+        prefixes: &[u8],
+    ) -> Result<(Arc<Session>, PathBuf), SessionError> {
+        let pidfd = watch(request.pid)?;
+        let id = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        let session = Arc::new(Session {
+            directory: self.directory.join(format!("session-{id}")),
+            id: id.clone(),
+            pid: request.pid,
+            explain: request.explain,
+            split: request.split,
+            reports: Reports::default(),
+            stage_program: request.stage_program.clone(),
+        });
+        let shims = session.directory.join("bin");
+        let made = session.make(&shims, &request, commands).and_then(|()| self.write_file(&session, prefixes));
+        if let Err(source) = made {
+            session.remove();
+            return Err(SessionError::Directory { path: session.directory.clone(), source });
+        }
+        self.lock().insert(id, Arc::clone(&session));
+        self.announce();
+        tokio::spawn(Arc::clone(self).close_at_end(Arc::clone(&session), pidfd));
+        Ok((session, shims))
+    }
+
+    /// A session by its name.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<Arc<Session>> {
+        self.lock().get(id).cloned()
+    }
+
+    /// The shells' processes.
+    #[must_use]
+    pub fn roots(&self) -> Vec<Pid> {
+        self.lock().values().map(|s| s.pid).collect()
+    }
+
+    /// Files that shims lead to.
+    #[must_use]
+    pub fn stage_programs(&self) -> HashSet<PathBuf> {
+        self.lock().values().map(|s| s.stage_program.clone()).collect()
+    }
+
+    /// How many there are, as it changes.
+    #[must_use]
+    pub fn count(&self) -> tokio::sync::watch::Receiver<usize> {
+        self.changed.subscribe()
+    }
+
+    /// Tells every session of a changed mount table.
+    pub fn publish(&self, prefixes: &[u8]) {
+        let sessions: Vec<Arc<Session>> = self.lock().values().cloned().collect();
+        for session in sessions {
+            if let Err(error) = self.write_file(&session, prefixes) {
+                tracing::warn!(session = session.id, %error, "cannot tell a session of changed mounts");
+            }
+        }
+    }
+
+    /// Removes every session's directory.
+    pub fn close_all(&self) {
+        std::mem::take(&mut *self.lock()).into_values().for_each(|s| s.remove());
+        self.announce();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Session>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn announce(&self) {
+        let count = self.lock().len();
+        self.changed.send_replace(count);
+    }
+
+    /// Stages read this file at any moment: it is replaced whole.
+    fn write_file(&self, session: &Session, prefixes: &[u8]) -> io::Result<()> {
+        let message = SessionFile {
+            session: session.id.clone(),
+            socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
+            always_enlist: session.explain,
+            prefixes: prefixes.to_vec().into(),
+        };
+        let new = session.directory.join("session.new");
+        fs::write(&new, message.encode_to_vec())?;
+        fs::rename(new, session.directory.join("session"))
+    }
+
+    async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
+        // A pidfd becomes readable when the process ends (pidfd_open(2)).
+        let _ = pidfd.ready(Interest::READABLE).await;
+        session.remove();
+        self.lock().remove(&session.id);
+        self.announce();
+    }
+}
+
+fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
+    let error = |source| SessionError::Watch { pid, source };
+    let raw =
+        rustix::process::Pid::from_raw(pid.cast_signed()).ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
+    let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(|e| error(e.into()))?;
+    #[expect(deprecated, reason = "the replacement is unsafe; an OwnedFd owns its descriptor for its whole life")]
+    AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(error)
+}
+
+impl Session {
+    fn make(&self, shims: &Path, request: &Request, commands: &[String]) -> io::Result<()> {
+        fs::DirBuilder::new().mode(0o700).create(&self.directory)?;
+        fs::DirBuilder::new().mode(0o700).create(shims)?;
+        let names = |c: &&String| has_command(request.path.as_os_str(), c, &request.stage_program);
+        commands.iter().filter(names).try_for_each(|name| symlink(&request.stage_program, shims.join(name)))
+    }
+
+    fn remove(&self) {
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
+        }
+    }
+}
+
+/// Whether a command of that name, other than a shim, is on PATH.
+fn has_command(path: &OsStr, name: &str, stage_program: &Path) -> bool {
+    std::env::split_paths(path).any(|directory| {
+        let file = directory.join(name);
+        let is_command = fs::metadata(&file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
+        is_command && !fs::read_link(&file).is_ok_and(|target| target == stage_program)
+    })
+}

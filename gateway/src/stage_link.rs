@@ -1,0 +1,246 @@
+//! The gateway's end of the socket to one stage program: accepts it, checks who
+//! it is, and turns frames into values. Dropping a [`StageLink`] closes the
+//! socket; before its acknowledgement a stage then runs its command itself.
+
+use std::{io, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use posh_proto::{
+    PROTOCOL_VERSION, frame,
+    stage::{self as wire, ToGateway, ToStage, to_gateway, to_stage},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::mpsc,
+};
+
+use crate::enlisted::{Enlisted, Pid, Window};
+
+/// Messages under way to or from one stage. Data is bounded by credit; this
+/// bounds the rest, and a stopped stage program.
+const QUEUE: usize = 256;
+/// One read from the socket.
+const READ_BYTES: usize = 256 << 10;
+
+/// What a stage says after it has enlisted.
+#[derive(Debug)]
+pub enum FromStage {
+    /// It gives up the right to run its command itself.
+    Ack,
+    /// Bytes that it read from a descriptor.
+    Data(u32, Bytes),
+    /// That descriptor is at its end.
+    End(u32),
+    /// So many bytes of what it got for a descriptor are written.
+    Credit(u32, u64),
+    /// A descriptor can't be written any more; errno.
+    WriteFailed(u32, u32),
+    /// A signal came (number; from a terminal, so for the whole group).
+    Signal(u32, bool),
+    /// The terminal's size changed.
+    Window(Window),
+}
+
+/// How a stage is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Exit code.
+    Code(u32),
+    /// Killed by a signal.
+    Signal(u32),
+}
+
+/// What a stage is told.
+#[derive(Debug)]
+pub enum ForStage {
+    /// Run the command yourself.
+    RunHere(String),
+    /// Stand in for it: descriptors to read when credit comes, and to write.
+    Remote {
+        /// Descriptors that may be read.
+        reads: Vec<u32>,
+        /// Descriptors that may be written.
+        writes: Vec<u32>,
+    },
+    /// Write this to a descriptor.
+    Data(u32, Bytes),
+    /// Read and send so many bytes more.
+    Credit(u32, u64),
+    /// Nobody reads that input any more.
+    StopReading(u32),
+    /// End as the command ended.
+    Exit {
+        /// How.
+        status: Status,
+        /// It left a core file where it ran.
+        core_dumped: bool,
+        /// Where it left shared files: descriptor, offset.
+        seeks: Vec<(u32, u64)>,
+        /// An error of posh, for descriptor 2.
+        message: String,
+    },
+}
+
+/// One stage that waits, or stands in for a remote command.
+#[derive(Debug)]
+pub struct StageLink {
+    /// What it is.
+    pub enlisted: Arc<Enlisted>,
+    outgoing: mpsc::Sender<ForStage>,
+    incoming: mpsc::Receiver<FromStage>,
+}
+
+impl StageLink {
+    /// The stage program has closed its end.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.incoming.is_closed() && self.incoming.is_empty()
+    }
+
+    /// Tells it something; a stage that is gone does not hear it.
+    pub async fn tell(&self, message: ForStage) {
+        let _ = self.outgoing.send(message).await;
+    }
+
+    /// The next thing it says; `None` when it is gone.
+    pub async fn hear(&mut self) -> Option<FromStage> {
+        self.incoming.recv().await
+    }
+
+    /// A way to tell it something that outlives this value's borrow.
+    #[must_use]
+    pub fn sender(&self) -> mpsc::Sender<ForStage> {
+        self.outgoing.clone()
+    }
+
+    /// Hands over what it says; from then on [`Self::hear`] hears nothing.
+    #[must_use]
+    pub fn take_incoming(&mut self) -> mpsc::Receiver<FromStage> {
+        std::mem::replace(&mut self.incoming, mpsc::channel(1).1)
+    }
+}
+
+/// Why a connection to the stage socket was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The socket failed.
+    #[error("stage socket")]
+    Io(#[from] io::Error),
+    /// Another user's process.
+    #[error("process of user {0} is not ours")]
+    Stranger(u32),
+    /// The first message was not an enlistment of our protocol version.
+    #[error("no enlistment of protocol version {PROTOCOL_VERSION}")]
+    NotEnlisted,
+    /// Bytes that are no frame.
+    #[error(transparent)]
+    Frame(#[from] frame::FrameError),
+}
+
+/// Takes one connection and reads its enlistment.
+///
+/// # Errors
+/// [`Refused`]; the stage program then runs its command itself.
+pub async fn accept(socket: UnixStream) -> Result<StageLink, Refused> {
+    let peer = socket.peer_cred()?;
+    if peer.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(Refused::Stranger(peer.uid()));
+    }
+    let (mut reader, writer) = socket.into_split();
+    let mut buffer = BytesMut::with_capacity(READ_BYTES);
+    let mut enlist = read_enlist(&mut reader, &mut buffer).await?;
+    if let Some(pid) = peer.pid() {
+        // What the kernel says counts, not what the message claims.
+        enlist.pid = Pid::try_from(pid).unwrap_or(enlist.pid);
+    }
+    let (outgoing, for_stage) = mpsc::channel(QUEUE);
+    let (from_stage, incoming) = mpsc::channel(QUEUE);
+    tokio::spawn(read(reader, buffer, from_stage));
+    tokio::spawn(write(writer, for_stage));
+    Ok(StageLink { enlisted: Arc::new(enlist), outgoing, incoming })
+}
+
+async fn read_enlist(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<Enlisted, Refused> {
+    loop {
+        match frame::decode::<ToGateway>(buffer)? {
+            Some(ToGateway { kind: Some(to_gateway::Kind::Enlist(e)) }) if e.protocol == PROTOCOL_VERSION => {
+                return Ok(e.into());
+            }
+            Some(_) => return Err(Refused::NotEnlisted),
+            None => {}
+        }
+        if reader.read_buf(buffer).await? == 0 {
+            return Err(Refused::NotEnlisted);
+        }
+    }
+}
+
+/// Ends when the stage program has closed its end, or speaks nonsense.
+async fn read(mut reader: OwnedReadHalf, mut buffer: BytesMut, sender: mpsc::Sender<FromStage>) {
+    loop {
+        match frame::decode::<ToGateway>(&mut buffer) {
+            Ok(Some(message)) => {
+                let Some(said) = message.kind.and_then(from_wire) else { continue };
+                if sender.send(said).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a stage program sent no frame");
+                return;
+            }
+        }
+        buffer.reserve(READ_BYTES);
+        if !matches!(reader.read_buf(&mut buffer).await, Ok(n) if n > 0) {
+            return;
+        }
+    }
+}
+
+async fn write(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ForStage>) {
+    let mut buffer = BytesMut::new();
+    while let Some(message) = messages.recv().await {
+        frame::encode(&ToStage { kind: Some(to_wire(message)) }, &mut buffer);
+        if writer.write_all(&buffer.split()).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn from_wire(kind: to_gateway::Kind) -> Option<FromStage> {
+    Some(match kind {
+        to_gateway::Kind::Enlist(_) => return None,
+        to_gateway::Kind::Ack(_) => FromStage::Ack,
+        to_gateway::Kind::Data(d) => FromStage::Data(d.fd, d.data),
+        to_gateway::Kind::End(fd) => FromStage::End(fd),
+        to_gateway::Kind::Credit(c) => FromStage::Credit(c.fd, c.bytes),
+        to_gateway::Kind::WriteFailed(w) => FromStage::WriteFailed(w.fd, w.errno),
+        to_gateway::Kind::Signal(s) => FromStage::Signal(s.signal, s.group),
+        to_gateway::Kind::WindowSize(w) => FromStage::Window(Window { rows: w.rows, columns: w.columns }),
+    })
+}
+
+fn to_wire(message: ForStage) -> to_stage::Kind {
+    match message {
+        ForStage::RunHere(reason) => to_stage::Kind::RunHere(wire::RunHere { reason }),
+        ForStage::Remote { reads, writes } => to_stage::Kind::Remote(wire::Remote { reads, writes }),
+        ForStage::Data(fd, data) => to_stage::Kind::Data(wire::Data { fd, data }),
+        ForStage::Credit(fd, bytes) => to_stage::Kind::Credit(wire::Credit { fd, bytes }),
+        ForStage::StopReading(fd) => to_stage::Kind::StopReading(fd),
+        ForStage::Exit { status, core_dumped, seeks, message } => to_stage::Kind::Exit(wire::Exit {
+            how: Some(match status {
+                Status::Code(code) => wire::exit::How::Code(code),
+                Status::Signal(signal) => wire::exit::How::Signal(signal),
+            }),
+            core_dumped,
+            seeks: seeks.into_iter().map(|(fd, offset)| wire::Seek { fd, offset }).collect(),
+            message,
+        }),
+    }
+}

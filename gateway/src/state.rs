@@ -1,0 +1,126 @@
+//! What all parts of the gateway share.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use fs_mapper::{MountTable, config::Config, mountinfo::MountInfo};
+use posh_annotations::Library;
+use sha2::{Digest, Sha256};
+
+use crate::{assembly::Assembler, executors::Executors, session::Sessions, tools::LocalTools};
+
+/// The gateway's one shared value.
+#[derive(Debug)]
+pub struct Gateway {
+    /// As loaded at the start.
+    pub config: Config,
+    /// Connections.
+    pub executors: Executors,
+    /// Shells.
+    pub sessions: Arc<Sessions>,
+    /// Takes stages in.
+    pub assembler: Assembler,
+    /// This machine's commands.
+    pub tools: LocalTools,
+    /// Names that get a shim.
+    pub commands: Arc<Vec<String>>,
+    /// Inode of our mount namespace: the mount table is true in it.
+    pub mount_namespace: u64,
+    /// As uname(2) names it.
+    pub machine: String,
+    /// SHA-256 of /etc/localtime; empty when there is none.
+    pub localtime: Vec<u8>,
+    /// Pipelines at work now.
+    pub running: AtomicUsize,
+    view: Mutex<Arc<View>>,
+    pipelines: AtomicU64,
+}
+
+/// What may change while the gateway runs; each pipeline uses one view throughout.
+#[derive(Debug)]
+pub struct View {
+    /// Path → owner.
+    pub table: Arc<MountTable>,
+    /// What is known of commands.
+    pub library: Arc<Library>,
+}
+
+impl Gateway {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(
+        config: Config,
+        view: View,
+        executors: Executors,
+        sessions: Arc<Sessions>,
+        assembler: Assembler,
+    ) -> Self {
+        let commands = Arc::new(view.library.commands().map(str::to_owned).collect());
+        Self {
+            config,
+            executors,
+            sessions,
+            assembler,
+            tools: LocalTools::default(),
+            commands,
+            mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
+            machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
+            localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
+            running: AtomicUsize::new(0),
+            view: Mutex::new(Arc::new(view)),
+            pipelines: AtomicU64::new(0),
+        }
+    }
+
+    /// The mount table and library as they are now.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The mounts of this machine have changed: new pipelines see the new ones.
+    pub fn mounts_changed(&self) {
+        let Ok(info) = MountInfo::read() else { return };
+        let table = Arc::new(MountTable::new(&self.config, &info));
+        let old = self.view();
+        let view = View { table, library: Arc::clone(&old.library) };
+        self.sessions.publish(&view.table.prefixes().encode());
+        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+    }
+
+    /// A number for a pipeline.
+    #[must_use]
+    pub fn next_pipeline(&self) -> u64 {
+        self.pipelines.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many pipelines there have been.
+    #[must_use]
+    pub fn pipelines(&self) -> u64 {
+        self.pipelines.load(Ordering::Relaxed)
+    }
+
+    /// The configuration file.
+    #[must_use]
+    pub fn config_file(&self) -> &Path {
+        &self.config.file
+    }
+}
+
+/// Where annotation files are looked for besides the built-in ones, in ascending priority.
+#[must_use]
+pub fn annotation_directories(config: &Config) -> Vec<PathBuf> {
+    let mut directories = vec![PathBuf::from("/etc/posh/annotations")];
+    let home = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")));
+    directories.extend(home.map(|h| h.join("posh/annotations")));
+    directories.extend(config.gateway.annotations.iter().cloned());
+    directories
+}

@@ -1,0 +1,78 @@
+//! The laboratory's program: process 1 of its hosts, a laboratory to look
+//! around in, and the demonstration.
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::process::{ExitCode, Stdio};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use posh_integration::host::PATH;
+use posh_integration::programs::Programs;
+use posh_integration::{Lab, LabSpec, demo, init};
+
+/// Runs laboratories for posh.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Process 1 of a laboratory host (started by the laboratory itself).
+    #[command(hide = true)]
+    Init,
+    /// Holds a laboratory with mounts until standard input ends, and prints its processes.
+    Hold {
+        /// How many servers.
+        servers: usize,
+    },
+    /// Runs a command on the workstation of a new laboratory, to look around: `posh-lab run -- bash`.
+    Run {
+        /// How many servers; server N has /srv/sN, which the workstation mounts as /mnt/sN.
+        #[arg(long, default_value_t = 1)]
+        servers: usize,
+        /// The command and its arguments.
+        #[arg(required = true, last = true)]
+        command: Vec<OsString>,
+    },
+    /// Runs the paper's applications under bash and under posh, and compares.
+    Demo(demo::Options),
+}
+
+fn main() -> Result<ExitCode> {
+    match Arguments::parse().task {
+        Task::Init => init::run()?,
+        Task::Hold { servers } => hold(servers)?,
+        Task::Run { servers, command } => return look_around(servers, &command),
+        Task::Demo(options) => {
+            let same = demo::run(options)?;
+            return Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look_around(servers: usize, words: &[OsString]) -> Result<ExitCode> {
+    let lab = Lab::start(&LabSpec::servers(servers), &Programs::beside_this()?)?;
+    let (program, arguments) = words.split_first().context("clap requires a command")?;
+    let path = format!("{}:{PATH}", lab.workstation.programs().display());
+    let mut command = lab.workstation.command(program);
+    command.args(arguments).stdin(Stdio::inherit()).env("PATH", path);
+    command.envs(std::env::var_os("TERM").map(|term| ("TERM", term)));
+    let status = lab.workstation.spawn(command)?.wait()?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn hold(servers: usize) -> Result<()> {
+    let lab = Lab::start(&LabSpec::servers(servers).without_executors(), &Programs::beside_this()?)?;
+    let mut pids = Vec::new();
+    for host in std::iter::once(&lab.workstation).chain(lab.servers.iter().map(|s| &s.host)) {
+        pids.extend(host.processes()?.iter().map(|p| p.pid));
+    }
+    println!("{}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    std::io::stdout().flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

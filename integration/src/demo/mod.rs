@@ -1,0 +1,163 @@
+//! The demonstration: the paper's five applications under bash and under posh, on
+//! the same data, with outputs compared byte for byte, and what each cost. How the
+//! machines are made is `site`'s business, how it is printed `table`'s.
+
+mod site;
+mod table;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::error::{Attempt, Result};
+use crate::explain::Report;
+use crate::oracle::{Outcome, Under};
+use crate::programs::Programs;
+use crate::tree::{self, Tree};
+use crate::workload::{Size, Store, Workload};
+use site::Site;
+
+/// What to show.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Only this application (may be repeated).
+    #[arg(long = "only", value_name = "NAME", value_parser = by_name)]
+    only: Vec<Workload>,
+    /// A few megabytes of data instead of some 100.
+    #[arg(long)]
+    small: bool,
+    /// Rate of each server's link in Mbit/s (the paper's university link); 0 for no limit.
+    #[arg(long, value_name = "MBIT", default_value_t = 600)]
+    rate: u32,
+}
+
+fn by_name(name: &str) -> std::result::Result<Workload, String> {
+    let names = || Workload::ALL.map(Workload::name).join(", ");
+    Workload::ALL.into_iter().find(|w| w.name() == name).ok_or_else(|| format!("the applications are {}", names()))
+}
+
+/// One application, done both ways.
+struct Comparison {
+    workload: Workload,
+    bash: Cost,
+    posh: Cost,
+    report: Report,
+    differences: Vec<String>,
+}
+
+/// What a run cost.
+struct Cost {
+    seconds: f64,
+    /// Not known without network namespaces.
+    bytes: Option<u64>,
+}
+
+/// Shows everything; false when an output differed. Ends early, and cleans up, on a signal.
+pub fn run(options: Options) -> Result<bool> {
+    let mut signals = SigSet::empty();
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|s| signals.add(s));
+    // Before any thread starts, so that all of them inherit it; children start with a clear mask.
+    signals.thread_block().attempt(|| "block signals".into())?;
+    let site = Arc::new(Site::start(&options, &Programs::beside_this()?)?);
+    let (ended, end) = sync_channel(2);
+    let (interrupted, shown) = (ended.clone(), Arc::clone(&site));
+    std::thread::spawn(move || interrupted.send(signals.wait().map(Err)));
+    std::thread::spawn(move || ended.send(Ok(Ok(show(&shown, &options)))));
+    let end = end.recv().expect("the two threads send before they end").attempt(|| "wait for a signal".into())?;
+    site.end();
+    match end {
+        Ok(same) => same,
+        Err(signal) => {
+            eprintln!("ended by {signal}; nothing is left behind");
+            std::process::exit(128 + signal as i32)
+        }
+    }
+}
+
+fn show(site: &Site, options: &Options) -> Result<bool> {
+    println!("{}", site.description());
+    site.warm_up()?;
+    let chosen = if options.only.is_empty() { &Workload::ALL[..] } else { &options.only };
+    let mut comparisons = Vec::new();
+    for workload in chosen {
+        let comparison = compare(site, *workload, if options.small { Size::Test } else { Size::Demo })?;
+        table::print_details(&comparison);
+        comparisons.push(comparison);
+    }
+    table::print_explain(&explain_view(site, chosen)?);
+    table::print_summary(&comparisons);
+    Ok(comparisons.iter().all(|c| c.differences.is_empty()))
+}
+
+struct Run {
+    outcome: Outcome,
+    cost: Cost,
+    left: Vec<Tree>,
+}
+
+fn compare(site: &Site, workload: Workload, size: Size) -> Result<Comparison> {
+    println!("\n== {} ==\n\n{}", workload.name(), table::indent(workload.script()));
+    let bash = run_under(site, workload, size, (Under::Shell, "with-bash"))?;
+    let posh = run_under(site, workload, size, (Under::PoshExplained, "with-posh"))?;
+    let mut differences = Vec::new();
+    if bash.outcome != posh.outcome {
+        differences.push(format!("bash: {}\nposh: {}", bash.outcome, posh.outcome));
+    }
+    for (bash, posh) in bash.left.iter().zip(&posh.left) {
+        differences.extend(tree::differences(bash, posh));
+    }
+    let report = posh.outcome.report().clone();
+    Ok(Comparison { workload, bash: bash.cost, posh: posh.cost, report, differences })
+}
+
+/// Each run has data of its own, which nobody has read through the mount yet.
+fn run_under(site: &Site, workload: Workload, size: Size, (under, name): (Under, &str)) -> Result<Run> {
+    let name = format!("{}-{name}", workload.name());
+    let stores = site.stores(&name, workload.stores())?;
+    println!("making the data of {} ({})", workload.name(), stores[0].mount.display());
+    workload.generate(&stores, size)?;
+    let out = site.home().join(&name);
+    let seen = site.workstation().path(&out);
+    std::fs::create_dir(&seen).attempt(|| format!("make {}", out.display()))?;
+    let script = workload.script_for(&stores, &out.to_string_lossy());
+    let before = site.bytes_moved()?;
+    let outcome = script.run(site.workstation(), under)?.with(&name, workload.name());
+    let bytes = before.zip(site.bytes_moved()?).map(|(before, after)| after - before);
+    let cost = Cost { seconds: outcome.wall.as_secs_f64(), bytes };
+    let left = leave(workload, &stores, &seen, &name)?;
+    Ok(Run { outcome, cost, left })
+}
+
+/// What a run left; the inputs are removed so that memory holds one run's data only.
+fn leave(workload: Workload, stores: &[Store<'_>], out: &Path, name: &str) -> Result<Vec<Tree>> {
+    let places: Vec<_> = stores.iter().map(Store::data).chain([out.to_owned()]).collect();
+    let read = |place: &std::path::PathBuf| {
+        Ok(tree::renamed(tree::snapshot(place, workload.volatile())?, name, workload.name()))
+    };
+    let trees = places.iter().map(read).collect();
+    for place in places {
+        std::fs::remove_dir_all(&place).attempt(|| format!("remove {}", place.display()))?;
+    }
+    trees
+}
+
+/// A pipeline over two servers as `posh --explain` shows it.
+fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
+    let count = chosen.iter().map(|w| w.stores()).max().unwrap_or(1).min(2);
+    let stores = site.stores("explained", count)?;
+    let mut names = Vec::new();
+    for (number, store) in (1..).zip(&stores) {
+        crate::generate::access_logs(&store.data().join("logs"), number, 2, 20_000)
+            .attempt(|| "make the data of the explain view".into())?;
+        names.push(format!("{}/logs/*.csv", store.mount.display()));
+    }
+    let text =
+        format!("cat {} | grep -v '^ip,' | cut -d , -f 1 | sort | uniq -c | sort -rn | head -n 3", names.join(" "));
+    let mut command = site.workstation().command(site.workstation().programs().join("posh"));
+    command.args(["--explain", "-c", &text]);
+    let outcome = crate::oracle::collect(site.workstation(), command, &text)?;
+    let said = [&outcome.stdout[..], &outcome.stderr].concat();
+    Ok(format!("$ posh --explain -c '{text}'\n{}", String::from_utf8_lossy(&said)))
+}

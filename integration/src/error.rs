@@ -1,0 +1,63 @@
+//! What can go wrong while a laboratory is made or used.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, LabError>;
+
+/// A fault of the laboratory itself, never of what is tested in it.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A system call on behalf of a host failed.
+    #[error("cannot {action}")]
+    System {
+        /// What was attempted, as words after "cannot".
+        action: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// A set-up command ended with a non-zero status.
+    #[error("{command} failed on {host}: {stderr}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// Where it ran.
+        host: String,
+        /// What it said.
+        stderr: String,
+    },
+    /// Something awaited did not happen.
+    #[error("{what} did not happen within {after:?}: {detail}")]
+    Timeout {
+        /// The event.
+        what: String,
+        /// How long it was awaited.
+        after: Duration,
+        /// What was seen instead.
+        detail: String,
+    },
+    /// A program of this workspace is not there.
+    #[error("{0} does not exist; build it first with `cargo build --workspace`")]
+    NotBuilt(PathBuf),
+    /// Namespaces, mounts and /dev/fuse need root.
+    #[error("a laboratory needs root: {0}")]
+    NeedsRoot(String),
+    /// A report could not be understood.
+    #[error("cannot read posh's report: {0}")]
+    Report(String),
+}
+
+/// Gives an [`io::Error`] or errno the words of what was attempted.
+pub trait Attempt<T> {
+    /// `action` follows "cannot".
+    fn attempt(self, action: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Attempt<T> for std::result::Result<T, E> {
+    fn attempt(self, action: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|e| LabError::System { action: action(), source: e.into() })
+    }
+}

@@ -1,0 +1,82 @@
+//! Reads `posh --explain=json`: what ran where, and why.
+
+use serde::Deserialize;
+
+use crate::error::{LabError, Result};
+
+/// A placement that means: on the workstation.
+pub const LOCAL: &str = "local";
+
+/// Everything that ran in one session, in order.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(transparent)]
+pub struct Report {
+    /// One entry per pipeline.
+    pub pipelines: Vec<Pipeline>,
+}
+
+/// One pipeline.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Pipeline {
+    /// Its commands, in order.
+    pub stages: Vec<Stage>,
+    /// Bytes that posh moved over the network for it.
+    pub bytes: u64,
+    /// From its first command's start to its last one's end.
+    pub wall_ms: f64,
+}
+
+/// One command.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Stage {
+    /// Its annotation's name.
+    pub command: String,
+    /// Its arguments; bytes that are not UTF-8 are replaced.
+    pub argv: Vec<String>,
+    /// An executor's name, or `local`; several, joined by commas, when it was split.
+    pub placement: String,
+    /// Why there.
+    pub reason: String,
+}
+
+impl Report {
+    /// Takes the report off the end of a session's stderr; the rest is the commands' own.
+    pub fn take(stderr: &[u8]) -> Result<(Vec<u8>, Report)> {
+        let starts = stderr.iter().enumerate().filter(|&(i, &b)| b == b'[' && (i == 0 || stderr[i - 1] == b'\n'));
+        let mut why = "no line starts with `[`".to_owned();
+        for (start, _) in starts {
+            match serde_json::from_slice(&stderr[start..]) {
+                Ok(report) => return Ok((stderr[..start].to_vec(), report)),
+                Err(e) => why = e.to_string(),
+            }
+        }
+        Err(LabError::Report(format!("{why} in {:?}", String::from_utf8_lossy(stderr))))
+    }
+
+    /// Every stage with this command, of all pipelines.
+    pub fn stages<'a>(&'a self, command: &'a str) -> impl Iterator<Item = &'a Stage> {
+        self.pipelines.iter().flat_map(|p| &p.stages).filter(move |s| s.command == command)
+    }
+}
+
+impl Stage {
+    /// It did not run on the workstation.
+    pub fn is_offloaded(&self) -> bool {
+        self.placement != LOCAL
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_taken_off_the_end() {
+        let report = r#"[{"stages":[{"command":"grep","argv":["grep","x"],"placement":"store1","reason":"r"}],"bytes":7,"wall_ms":1.5}]"#;
+        let stderr = format!("[not this\ngrep: f: no\n{report}\n");
+        let (rest, report) = Report::take(stderr.as_bytes()).unwrap();
+        assert_eq!(rest, b"[not this\ngrep: f: no\n");
+        assert!(report.stages("grep").all(Stage::is_offloaded) && report.stages("grep").count() == 1);
+        assert!(Report::take(b"no report").is_err());
+    }
+}

@@ -1,0 +1,299 @@
+//! One machine of the laboratory: a network, mount, process and host-name
+//! namespace, entered by one thread that starts everything which runs there. No
+//! namespace has a name and no file is made outside of private tmpfs mounts, so
+//! nothing is left behind. What runs on a host is `services`' and `lab`'s matter.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::error::{Attempt, LabError, Result};
+use crate::process::{Process, wait_gone};
+use crate::programs::Programs;
+
+/// Where every host sees the programs under test, whatever the target directory.
+pub const PROGRAMS: &str = "/run/posh-bin";
+/// The home directory of whoever works on a host.
+pub const HOME: &str = "/home/user";
+/// The user's runtime directory (sockets) on every host.
+pub const RUNTIME: &str = "/run/user";
+/// The mount table of the workstation.
+pub const CONFIG: &str = "/run/mounts.toml";
+/// The search path on every host.
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Directories that are empty tmpfs mounts of each host's own. `/run` is not
+/// among them: it holds the programs and is mounted first.
+const OWN_DIRECTORIES: [&str; 4] = ["/tmp", "/mnt", "/home", "/srv"];
+/// Jobs waiting for a host's thread; each is short, callers block.
+const JOB_QUEUE: usize = 16;
+/// How long the kernel may take to end a host's processes.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A machine; ends with everything on it when dropped.
+#[derive(Debug)]
+pub struct Host {
+    name: String,
+    programs: PathBuf,
+    variables: Vec<(String, OsString)>,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// This machine itself, for those who are not root.
+    Plain,
+    Namespaces {
+        jobs: Option<SyncSender<Job>>,
+        door: Option<JoinHandle<()>>,
+        init: Child,
+        lifeline: Option<ChildStdin>,
+    },
+}
+
+impl Host {
+    /// Makes the namespaces, mounts the private directories and starts process 1.
+    pub fn start(name: &str, programs: &Programs) -> Result<Host> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(LabError::NeedsRoot("namespaces cannot be made by this user".into()));
+        }
+        let (jobs, queue) = sync_channel::<Job>(JOB_QUEUE);
+        let (answer, made) = sync_channel(1);
+        let (host, bin) = (name.to_owned(), programs.clone());
+        let door = std::thread::Builder::new()
+            .name(format!("host {name}"))
+            .spawn(move || door(&host, &bin, &answer, &queue))
+            .attempt(|| format!("start the thread of host {name}"))?;
+        let gone = || LabError::NeedsRoot(format!("the thread of host {name} ended"));
+        let mut init = made.recv().map_err(|_| gone())??;
+        let lifeline = init.stdin.take();
+        let place = Place::Namespaces { jobs: Some(jobs), door: Some(door), init, lifeline };
+        Ok(Host { name: name.to_owned(), programs: PROGRAMS.into(), variables: namespace_variables(), place })
+    }
+
+    /// This machine itself: no namespaces, for a demonstration without root.
+    pub fn plain(name: &str, programs: &Programs) -> Host {
+        let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
+        let programs = programs.directory().to_owned();
+        Host { name: name.to_owned(), programs, variables: vec![("HOME".into(), home)], place: Place::Plain }
+    }
+
+    /// The same with more variables for every command.
+    pub fn with_variables(mut self, variables: &[(&str, &Path)]) -> Host {
+        self.variables.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), value.as_os_str().to_owned())));
+        self
+    }
+
+    /// The host's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The directory of the programs under test, as this host sees it.
+    pub fn programs(&self) -> &Path {
+        &self.programs
+    }
+
+    /// Runs `job` on this host's thread, inside its namespaces. `job` must not
+    /// start threads (the kernel refuses them there).
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let Place::Namespaces { jobs: Some(jobs), .. } = &self.place else { return job() };
+        let (answer, result) = sync_channel(1);
+        let job: Job = Box::new(move || drop(answer.send(job())));
+        jobs.send(job).expect("the host's thread lives as long as the host");
+        result.recv().expect("a job on a host's thread does not panic")
+    }
+
+    /// A command with the host's environment and nothing of ours.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").stdin(Stdio::null());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        if let Place::Namespaces { .. } = self.place {
+            command.current_dir(HOME);
+        }
+        command
+    }
+
+    /// Starts a command (see [`Host::command`]) on this host.
+    pub fn spawn(&self, mut command: Command) -> Result<Process> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = self.run(move || command.spawn());
+        child.map(Process::new).attempt(|| format!("start {name} on {}", self.name))
+    }
+
+    /// Runs a set-up command to its end; a non-zero status is an error.
+    pub fn must(&self, mut command: Command) -> Result<Output> {
+        let line = format!("{command:?}");
+        let program = command.get_program().to_string_lossy().into_owned();
+        let output = self.run(move || command.output()).attempt(|| format!("run {program} on {}", self.name))?;
+        if output.status.success() {
+            return Ok(output);
+        }
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(LabError::Command { command: line, host: self.name.clone(), stderr })
+    }
+
+    /// A path of this host, as this process can open it.
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        match &self.place {
+            Place::Plain => path.to_owned(),
+            Place::Namespaces { init, .. } => {
+                let below = path.strip_prefix("/").unwrap_or(path);
+                PathBuf::from(format!("/proc/{}/root", init.id())).join(below)
+            }
+        }
+    }
+
+    /// The process whose /proc entry shows this host's namespaces.
+    pub fn pid(&self) -> u32 {
+        match &self.place {
+            Place::Plain => std::process::id(),
+            Place::Namespaces { init, .. } => init.id(),
+        }
+    }
+
+    /// Every process of this host but its process 1.
+    pub fn processes(&self) -> Result<Vec<Running>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").attempt(|| "list /proc".into())? {
+            let name = entry.attempt(|| "list /proc".into())?.file_name();
+            let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+            found.extend(Running::read(pid, self.pid()));
+        }
+        Ok(found)
+    }
+}
+
+fn namespace_variables() -> Vec<(String, OsString)> {
+    let pairs = [("HOME", HOME), ("XDG_RUNTIME_DIR", RUNTIME), ("POSH_CONFIG", CONFIG)];
+    pairs.map(|(name, value)| (name.to_owned(), value.into())).to_vec()
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let Place::Namespaces { jobs, door, init, lifeline } = &mut self.place else { return };
+        // Process 1 ends when its input does, and takes the others with it.
+        drop(lifeline.take());
+        if !matches!(wait_gone(init.id(), END_LIMIT), Ok(true)) {
+            eprintln!("host {} has processes that do not end", self.name);
+            let _ = init.kill();
+            return;
+        }
+        let _ = init.wait();
+        drop(jobs.take());
+        if let Some(door) = door.take() {
+            let _ = door.join();
+        }
+    }
+}
+
+/// A process seen on a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// As this process (not the host) numbers it.
+    pub pid: u32,
+    /// The first 15 bytes of its program's name.
+    pub name: String,
+    /// Its argument list, joined by spaces; empty for a zombie.
+    pub command_line: String,
+}
+
+impl Running {
+    /// None when it has ended, is process 1 or belongs to another host.
+    fn read(pid: u32, init: u32) -> Option<Running> {
+        let space = |p: u32| fs::read_link(format!("/proc/{p}/ns/pid")).ok();
+        if pid == init || space(pid)? != space(init)? {
+            return None;
+        }
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned();
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words: Vec<_> = line.split(|&b| b == 0).map(String::from_utf8_lossy).collect();
+        Some(Running { pid, name, command_line: words.join(" ").trim_end().to_owned() })
+    }
+}
+
+/// The thread of a host: enters new namespaces, answers with process 1, then works off jobs.
+fn door(name: &str, programs: &Programs, answer: &SyncSender<Result<Child>>, queue: &Receiver<Job>) {
+    let init = enter(name, programs);
+    let failed = init.is_err();
+    if answer.send(init).is_err() || failed {
+        return;
+    }
+    while let Ok(job) = queue.recv() {
+        job();
+    }
+}
+
+fn enter(name: &str, programs: &Programs) -> Result<Child> {
+    let spaces = CloneFlags::CLONE_FS
+        | CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWPID;
+    unshare(spaces).attempt(|| format!("make the namespaces of host {name}"))?;
+    nix::unistd::sethostname(name).attempt(|| format!("set the host name {name}"))?;
+    let none: Option<&str> = None;
+    // Nothing mounted here may be seen outside, and the other way round.
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).attempt(|| "make mounts private".into())?;
+    mount_directories(programs)?;
+    start_init()
+}
+
+fn mount_directories(programs: &Programs) -> Result<()> {
+    let tmpfs = |path: &str| {
+        mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
+            .attempt(|| format!("mount a tmpfs on {path}"))
+    };
+    // The programs may lie below one of the directories that are hidden next.
+    tmpfs("/run")?;
+    make_directory(PROGRAMS, 0o755)?;
+    let none: Option<&str> = None;
+    mount(Some(programs.directory()), PROGRAMS, none, MsFlags::MS_BIND, none)
+        .attempt(|| format!("bind {} to {PROGRAMS}", programs.directory().display()))?;
+    for directory in OWN_DIRECTORIES {
+        tmpfs(directory)?;
+    }
+    make_directory(HOME, 0o755)?;
+    make_directory(RUNTIME, 0o700)?;
+    make_directory("/run/sshd", 0o755)?;
+    set_mode("/tmp", 0o1777)
+}
+
+fn make_directory(path: &str, mode: u32) -> Result<()> {
+    fs::create_dir_all(path).attempt(|| format!("make the directory {path}"))?;
+    set_mode(path, mode)
+}
+
+fn set_mode(path: &str, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).attempt(|| format!("set the mode of {path}"))
+}
+
+fn start_init() -> Result<Child> {
+    let program = Path::new(PROGRAMS).join("posh-lab");
+    let mut command = Command::new(&program);
+    command.arg("init").env_clear().current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut init = command.spawn().attempt(|| format!("start {} as process 1", program.display()))?;
+    let stdout = init.stdout.take().expect("stdout is a pipe");
+    let mut line = String::new();
+    let read = BufReader::new(stdout).read_line(&mut line);
+    match read.and_then(|_| if line == "ready\n" { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }) {
+        Ok(()) => Ok(init),
+        Err(e) => {
+            drop(Process::new(init));
+            Err(e).attempt(|| "start process 1 of a host".into())
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! A whole laboratory: one workstation, its servers, the mounts and the mount
+//! table. It is described by a [`LabSpec`], is ready when [`Lab::start`] returns,
+//! and is gone when dropped.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+
+use crate::error::{Attempt, Result};
+use crate::host::{CONFIG, Host};
+use crate::network;
+use crate::programs::Programs;
+use crate::services::{self, EXECUTOR_PORT, Service};
+use crate::workload::Store;
+
+/// What a laboratory consists of.
+#[derive(Debug, Clone, Default)]
+pub struct LabSpec {
+    /// The storage servers, in order.
+    pub servers: Vec<ServerSpec>,
+    /// Start posh-executor on each server.
+    pub executors: bool,
+    /// Limit of each wire, megabits per second.
+    pub rate_megabits: Option<u32>,
+}
+
+/// One storage server.
+#[derive(Debug, Clone)]
+pub struct ServerSpec {
+    /// Its host name and the executor's name in the mount table.
+    pub name: String,
+    /// What it serves.
+    pub exports: Vec<ExportSpec>,
+}
+
+/// One directory of a server: `/srv/NAME` there.
+#[derive(Debug, Clone)]
+pub struct ExportSpec {
+    /// The export's name.
+    pub name: String,
+    /// Where the workstation mounts it.
+    pub mount: String,
+    /// Makes it a file system of its own with so many bytes.
+    pub size_bytes: Option<u64>,
+}
+
+impl LabSpec {
+    /// `count` servers named `store1`..., each with the export `s1`... mounted at `/mnt/s1`...
+    pub fn servers(count: usize) -> LabSpec {
+        let server = |i| ServerSpec { name: format!("store{i}"), exports: vec![ExportSpec::new(&format!("s{i}"))] };
+        LabSpec { servers: (1..=count).map(server).collect(), executors: true, rate_megabits: None }
+    }
+
+    /// Adds an export of `size_bytes` to the first server.
+    pub fn with_small_export(mut self, name: &str, size_bytes: u64) -> LabSpec {
+        let export = ExportSpec { size_bytes: Some(size_bytes), ..ExportSpec::new(name) };
+        self.servers[0].exports.push(export);
+        self
+    }
+
+    /// No executors: only the mounts.
+    pub fn without_executors(mut self) -> LabSpec {
+        self.executors = false;
+        self
+    }
+}
+
+impl ExportSpec {
+    /// `/srv/NAME` on the server, `/mnt/NAME` on the workstation.
+    pub fn new(name: &str) -> ExportSpec {
+        ExportSpec { name: name.into(), mount: format!("/mnt/{name}"), size_bytes: None }
+    }
+
+    /// The directory on the server.
+    pub fn directory(&self) -> String {
+        format!("/srv/{}", self.name)
+    }
+}
+
+/// A server that runs.
+#[derive(Debug)]
+pub struct Server {
+    // Fields are dropped in this order: services before their host.
+    /// Its executor, when the laboratory has executors.
+    pub executor: Option<Service>,
+    _sshd: Service,
+    /// What it was made from.
+    pub spec: ServerSpec,
+    /// The executor's address in the mount table.
+    pub address: String,
+    /// The machine.
+    pub host: Host,
+}
+
+impl Server {
+    fn store(&self, name: &str) -> Store<'_> {
+        let export = &self.spec.exports[0];
+        let (directory, mount) = (PathBuf::from(export.directory()).join(name), Path::new(&export.mount).join(name));
+        Store { host: &self.host, directory, mount }
+    }
+}
+
+/// A laboratory that runs; everything ends when it is dropped.
+#[derive(Debug)]
+pub struct Lab {
+    // Fields are dropped in this order.
+    _mounts: Vec<Service>,
+    /// The user's machine.
+    pub workstation: Host,
+    /// The storage servers.
+    pub servers: Vec<Server>,
+    programs: Programs,
+}
+
+impl Lab {
+    /// Makes everything; on return the mounts are there and the executors listen.
+    pub fn start(spec: &LabSpec, programs: &Programs) -> Result<Lab> {
+        if spec.executors {
+            programs.find("posh-executor")?;
+        }
+        let workstation = Host::start("workstation", programs)?;
+        network::raise_loopback(&workstation)?;
+        let key = services::make_user_key(&workstation)?;
+        let mut servers = Vec::new();
+        for (index, server) in (1..).zip(&spec.servers) {
+            servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
+        }
+        let mounts = mount_all(&workstation, &spec.servers)?;
+        let lab = Lab { _mounts: mounts, workstation, servers, programs: programs.clone() };
+        services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
+        Ok(lab)
+    }
+
+    /// The mount table that describes this laboratory.
+    pub fn mount_table(&self) -> String {
+        let mut text = String::new();
+        for Server { spec, address, .. } in &self.servers {
+            let _ = write!(text, "[[executor]]\nname = \"{}\"\naddress = \"{address}\"\n\n", spec.name);
+            for export in &spec.exports {
+                let _ = write!(
+                    text,
+                    "[[mount]]\npath = \"{}\"\nexecutor = \"{}\"\nexport = \"{}\"\n\n",
+                    export.mount, spec.name, export.name
+                );
+            }
+        }
+        text
+    }
+
+    /// Bytes on the workstation's interfaces since the start, both directions, mounts included.
+    pub fn bytes_moved(&self) -> Result<u64> {
+        network::bytes_moved(&self.workstation)
+    }
+
+    /// Where this process can put data below server number `index` (from 1)'s first export.
+    pub fn data(&self, index: usize) -> PathBuf {
+        let server = &self.servers[index - 1];
+        server.host.path(server.spec.exports[0].directory())
+    }
+
+    /// The same directory as the workstation's user sees it.
+    pub fn mount(&self, index: usize) -> PathBuf {
+        PathBuf::from(&self.servers[index - 1].spec.exports[0].mount)
+    }
+
+    /// The directory `name` of each server's first export, made anew.
+    pub fn stores(&self, name: &str) -> Result<Vec<Store<'_>>> {
+        let stores: Vec<Store<'_>> = self.servers.iter().map(|s| s.store(name)).collect();
+        for store in &stores {
+            fs::create_dir(store.data()).attempt(|| format!("make {}", store.directory.display()))?;
+        }
+        Ok(stores)
+    }
+
+    /// The programs under test, as this process sees them.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
+    }
+}
+
+/// All connections are made at once and then awaited.
+fn mount_all(workstation: &Host, servers: &[ServerSpec]) -> Result<Vec<Service>> {
+    let mut mounts = Vec::new();
+    for (index, server) in (1..).zip(servers) {
+        let (_, address) = network::addresses(index);
+        for export in &server.exports {
+            mounts.push(services::mount_sshfs(workstation, &address, &export.directory(), &export.mount)?);
+        }
+    }
+    for export in servers.iter().flat_map(|s| &s.exports) {
+        services::wait_answering(workstation, &export.mount)?;
+    }
+    Ok(mounts)
+}
+
+fn start_server(
+    workstation: &Host,
+    index: usize,
+    server: &ServerSpec,
+    (spec, key): (&LabSpec, &str),
+    programs: &Programs,
+) -> Result<Server> {
+    let host = Host::start(&server.name, programs)?;
+    network::raise_loopback(&host)?;
+    network::connect(workstation, &host, index)?;
+    if let Some(megabits) = spec.rate_megabits {
+        network::limit_rate(workstation, &host, index, megabits)?;
+    }
+    for export in &server.exports {
+        make_export(&host, export)?;
+    }
+    let (_, address) = network::addresses(index);
+    let sshd = services::start_sshd(&host, &address, key)?;
+    let exports: Vec<_> = server.exports.iter().map(|e| (e.name.clone(), e.directory())).collect();
+    let start = || services::start_executor(&host, &address, &exports);
+    let executor = spec.executors.then(start).transpose()?;
+    let address = format!("http://{address}:{EXECUTOR_PORT}");
+    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, host })
+}
+
+fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {
+    let directory = export.directory();
+    let seen = host.path(&directory);
+    fs::create_dir_all(&seen).attempt(|| format!("make {directory}"))?;
+    let Some(size_bytes) = export.size_bytes else { return Ok(()) };
+    let options = format!("size={size_bytes},mode=0755");
+    let point = directory.clone();
+    host.run(move || mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())))
+        .attempt(|| format!("mount a tmpfs on {directory}"))
+}

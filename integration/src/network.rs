@@ -1,0 +1,80 @@
+//! The wires between the workstation and the servers, and their byte counters.
+//! Addresses exist within the laboratory's own network namespaces only.
+
+use std::fs::{self, File};
+use std::process::Command;
+
+use crate::error::{Attempt, LabError, Result};
+use crate::host::Host;
+
+/// The workstation's and a server's address on the wire to server number `index`.
+pub fn addresses(index: usize) -> (String, String) {
+    (format!("10.77.{index}.1"), format!("10.77.{index}.2"))
+}
+
+/// Brings up a host's loopback interface.
+pub fn raise_loopback(host: &Host) -> Result<()> {
+    ip(host, "link set dev lo up")
+}
+
+/// Joins a server to the workstation by a pair of interfaces of its own: `s<index>`
+/// on the workstation, `eth0` on the server.
+pub fn connect(workstation: &Host, server: &Host, index: usize) -> Result<()> {
+    let (near, far) = addresses(index);
+    let space = format!("/proc/{}/ns/net", server.pid());
+    let space = File::open(&space).attempt(|| format!("open {space}"))?;
+    // A process number means something else inside; so the namespace comes as a descriptor.
+    let mut add = command(workstation, "ip", &format!("link add name s{index} type veth peer name eth0"));
+    add.args(["netns", "/proc/self/fd/0"]).stdin(space);
+    workstation.must(add)?;
+    ip(workstation, &format!("address add {near}/24 dev s{index}"))?;
+    ip(workstation, &format!("link set dev s{index} up"))?;
+    ip(server, &format!("address add {far}/24 dev eth0"))?;
+    ip(server, "link set dev eth0 up")
+}
+
+/// Limits both directions of a server's wire to `megabits` per second.
+pub fn limit_rate(workstation: &Host, server: &Host, index: usize, megabits: u32) -> Result<()> {
+    // A burst of 1 MiB is one sshfs read-ahead; less would slow the mount beyond the rate.
+    let rule = |device: &str| format!("qdisc add dev {device} root tbf rate {megabits}mbit burst 1mb latency 50ms");
+    workstation.must(command(workstation, "tc", &rule(&format!("s{index}"))))?;
+    server.must(command(server, "tc", &rule("eth0"))).map(drop)
+}
+
+/// Bytes received and sent on all of a host's interfaces but the loopback, since its start.
+pub fn bytes_moved(host: &Host) -> Result<u64> {
+    let path = format!("/proc/{}/net/dev", host.pid());
+    let table = fs::read_to_string(&path).attempt(|| format!("read {path}"))?;
+    table.lines().skip(2).filter(|l| !l.trim_start().starts_with("lo:")).map(counters).sum()
+}
+
+/// proc(5), /proc/net/dev: `name: received-bytes 7 others sent-bytes ...`.
+fn counters(line: &str) -> Result<u64> {
+    let strange = || LabError::Report(format!("not a line of /proc/net/dev: {line}"));
+    let (_, fields) = line.split_once(':').ok_or_else(strange)?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let number = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).ok_or_else(strange);
+    Ok(number(0)? + number(8)?)
+}
+
+fn ip(host: &Host, arguments: &str) -> Result<()> {
+    host.must(command(host, "ip", arguments)).map(drop)
+}
+
+fn command(host: &Host, program: &str, arguments: &str) -> Command {
+    let mut command = host.command(program);
+    command.args(arguments.split(' '));
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counters;
+
+    #[test]
+    fn received_and_sent_bytes_are_added() {
+        let line = "  s1: 1000 10 0 0 0 0 0 0 234 5 0 0 0 0 0 0";
+        assert_eq!(counters(line).unwrap(), 1234);
+        assert!(counters("nonsense").is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! The long-running programs of a laboratory: sshd and posh-executor on a server,
+//! sshfs on the workstation. Each is a child in the foreground with an owner, and
+//! is awaited by what it says or by what appears, never by time.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use crate::error::{Attempt, LabError, Result};
+use crate::host::{Host, PROGRAMS};
+use crate::process::{Journal, Process, wait_for};
+
+/// How long a service may take to start on a busy machine.
+pub const START_LIMIT: Duration = Duration::from_secs(30);
+/// Where executors listen.
+pub const EXECUTOR_PORT: u16 = 7400;
+
+const WORKSTATION_KEY: &str = "/run/lab-key";
+const SSH_DIRECTORY: &str = "/run/lab-ssh";
+
+/// A running service with what it said.
+#[derive(Debug)]
+pub struct Service {
+    /// The process; dropping it ends it.
+    pub process: Process,
+    /// Its stderr.
+    pub journal: Journal,
+}
+
+impl Service {
+    fn start(host: &Host, mut command: std::process::Command) -> Result<Service> {
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = host.spawn(command)?;
+        let stderr = process.stderr.take().expect("stderr is a pipe");
+        Ok(Service { process, journal: Journal::of(stderr) })
+    }
+}
+
+/// Makes the workstation's ssh key; the answer is its public half.
+pub fn make_user_key(workstation: &Host) -> Result<String> {
+    make_key(workstation, WORKSTATION_KEY)?;
+    let public = workstation.path(format!("{WORKSTATION_KEY}.pub"));
+    fs::read_to_string(&public).attempt(|| format!("read {}", public.display()))
+}
+
+fn make_key(host: &Host, path: &str) -> Result<()> {
+    let mut keygen = host.command("ssh-keygen");
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", path]);
+    host.must(keygen).map(drop)
+}
+
+/// Starts an sshd that lets root in with `public_key` and knows no other way.
+pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Service> {
+    let put = |name: &str, text: &str| {
+        let path = server.path(SSH_DIRECTORY).join(name);
+        fs::write(&path, text).attempt(|| format!("write {}", path.display()))
+    };
+    let directory = server.path(SSH_DIRECTORY);
+    fs::create_dir_all(&directory).attempt(|| format!("make {}", directory.display()))?;
+    make_key(server, &format!("{SSH_DIRECTORY}/host-key"))?;
+    put("authorized_keys", public_key)?;
+    put("config", &sshd_config(address))?;
+    put("shadow", &unlocked_root()?)?;
+    server
+        .run(|| {
+            let none: Option<&str> = None;
+            let shadow = format!("{SSH_DIRECTORY}/shadow");
+            nix::mount::mount(Some(shadow.as_str()), "/etc/shadow", none, nix::mount::MsFlags::MS_BIND, none)
+        })
+        .attempt(|| format!("bind a shadow file on {}", server.name()))?;
+    // sshd re-executes itself and wants its absolute path.
+    let mut command = server.command("/usr/sbin/sshd");
+    command.args(["-D", "-e", "-f", &format!("{SSH_DIRECTORY}/config")]);
+    let service = Service::start(server, command)?;
+    service.journal.wait_for("Server listening on", START_LIMIT)?;
+    Ok(service)
+}
+
+fn sshd_config(address: &str) -> String {
+    format!(
+        "ListenAddress {address}\nPort 22\nHostKey {SSH_DIRECTORY}/host-key\nPidFile none\n\
+         AuthorizedKeysFile {SSH_DIRECTORY}/authorized_keys\nStrictModes no\nUsePAM no\n\
+         PermitRootLogin prohibit-password\nPasswordAuthentication no\nUseDNS no\n\
+         Subsystem sftp internal-sftp\nMaxStartups 100\n"
+    )
+}
+
+/// /etc/shadow with a root account that has no password but is not locked: sshd
+/// without PAM turns locked accounts away, and Debian's installer locks root.
+fn unlocked_root() -> Result<String> {
+    let shadow = fs::read_to_string("/etc/shadow").attempt(|| "read /etc/shadow".into())?;
+    let others = shadow.lines().filter(|l| !l.starts_with("root:"));
+    Ok(std::iter::once("root:*:19000:0:99999:7:::").chain(others).flat_map(|l| [l, "\n"]).collect())
+}
+
+/// Starts an executor that serves `exports` (name and directory).
+pub fn start_executor(server: &Host, address: &str, exports: &[(String, String)]) -> Result<Service> {
+    let mut command = server.command(format!("{PROGRAMS}/posh-executor"));
+    command.args(["--listen", &format!("{address}:{EXECUTOR_PORT}"), "--allow-plaintext"]);
+    for (name, directory) in exports {
+        command.args(["--export", &format!("{name}={directory}")]);
+    }
+    let service = Service::start(server, command)?;
+    service.journal.wait_for("listening on", START_LIMIT)?;
+    Ok(service)
+}
+
+/// Starts an executor for one export on a free port of the loopback interface; also its
+/// `address:port`. It ends with the thread that calls this, however that ends.
+pub fn start_local_executor(host: &Host, export: &str, directory: &Path) -> Result<(Service, String)> {
+    let mut command = host.command("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(host.programs().join("posh-executor"));
+    command.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("{export}={}", directory.display()));
+    let service = Service::start(host, command)?;
+    let line = service.journal.wait_for("listening on ", START_LIMIT)?;
+    let address = line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let address = address.ok_or_else(|| LabError::Report(format!("no address in {line:?}")))?.to_owned();
+    Ok((service, address))
+}
+
+/// Mounts `address:directory` at `path` on the workstation. The connection may still be
+/// in the making; [`wait_answering`] waits for it.
+pub fn mount_sshfs(workstation: &Host, address: &str, directory: &str, path: &str) -> Result<Service> {
+    let point = workstation.path(path);
+    fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;
+    let mut command = workstation.command("sshfs");
+    command.arg("-f").arg(format!("root@{address}:{directory}")).arg(path);
+    let options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "BatchMode=yes"];
+    command.args(["-o", &format!("{},IdentityFile={WORKSTATION_KEY}", options.join(","))]);
+    let mut service = Service::start(workstation, command)?;
+    wait_mounted(workstation, path, &mut service)?;
+    Ok(service)
+}
+
+/// Waits until a mount answers: sshfs shows its mount before it has connected.
+pub fn wait_answering(workstation: &Host, path: &str) -> Result<()> {
+    fs::metadata(workstation.path(path)).map(drop).attempt(|| format!("reach the mount {path}"))
+}
+
+/// The kernel raises POLLPRI on mountinfo with every change of the mount table.
+fn wait_mounted(host: &Host, path: &str, service: &mut Service) -> Result<()> {
+    let table = format!("/proc/{}/mountinfo", host.pid());
+    let file = File::open(&table).attempt(|| format!("open {table}"))?;
+    let end = Instant::now() + START_LIMIT;
+    while !is_mounted(&file, path)? {
+        let ended = service.process.try_wait().attempt(|| "wait for sshfs".into())?.is_some();
+        if ended || !wait_for(&file, PollFlags::PRI, end.saturating_duration_since(Instant::now()))? {
+            let what = format!("the mount of {path} on {}", host.name());
+            return Err(LabError::Timeout { what, after: START_LIMIT, detail: service.journal.text() });
+        }
+    }
+    Ok(())
+}
+
+fn is_mounted(table: &File, path: &str) -> Result<bool> {
+    use std::os::unix::fs::FileExt;
+    let mut text = Vec::new();
+    let mut part = [0; 16 * 1024];
+    loop {
+        let read = table.read_at(&mut part, text.len() as u64).attempt(|| "read mountinfo".into())?;
+        if read == 0 {
+            break;
+        }
+        text.extend_from_slice(&part[..read]);
+    }
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().any(|line| line.split(' ').nth(4) == Some(path)))
+}
+
+/// Puts a file in place on a host.
+pub fn write_file(host: &Host, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
+    let path = host.path(path);
+    fs::write(&path, content).attempt(|| format!("write {}", path.display()))
+}
+
+/// Reads a file of a host.
+pub fn read_file(host: &Host, path: impl AsRef<Path>) -> Result<Vec<u8>> {
+    let path = host.path(path);
+    let mut content = Vec::new();
+    let mut file = File::open(&path).attempt(|| format!("open {}", path.display()))?;
+    file.read_to_end(&mut content).attempt(|| format!("read {}", path.display()))?;
+    Ok(content)
+}

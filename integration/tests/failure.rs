@@ -1,0 +1,224 @@
+//! Sudden ends: of a stage, the gateway, the shell, the reader, the executor. What
+//! ran remotely ends within a second, or goes on where bash's own would.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Stdio};
+use std::time::Duration;
+
+use posh_integration::host::Running;
+use posh_integration::oracle::Under;
+use posh_integration::process::wait_gone;
+use posh_integration::quiet::processes_left;
+use posh_integration::{Host, Lab, LabSpec, Process, Script};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::programs;
+
+/// The promise for what a killed stage ran remotely.
+const PROMISE: Duration = Duration::from_secs(1);
+
+/// A pipeline that stays silent after its first line, at work on the server (under
+/// the shell alone: on the workstation, since a mount shows new lines after 20 s only).
+struct Silent {
+    // Dropped in this order: the laboratory ends when its processes are reaped.
+    shell: Process,
+    stdout: BufReader<ChildStdout>,
+    log: PathBuf,
+    lab: Lab,
+}
+
+impl Silent {
+    fn start(under: Under) -> Silent {
+        let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+        let (seen, log) = match under {
+            Under::Shell => ("/home/user/log", lab.workstation.path("/home/user/log")),
+            Under::Posh | Under::PoshExplained => ("/mnt/s1/log", lab.data(1).join("log")),
+        };
+        fs::write(&log, "hay\na needle\nhay\n").unwrap();
+        let text = format!("tail -n +1 -f {seen} | grep --line-buffered needle; echo \"status $?\"");
+        let mut command = Script::new(text).command(&lab.workstation, under);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut shell = lab.workstation.spawn(command).unwrap();
+        let mut stdout = BufReader::new(shell.stdout.take().unwrap());
+        // Its first line proves that it runs.
+        assert_eq!(read_line(&mut stdout), "a needle\n");
+        Silent { shell, stdout, log, lab }
+    }
+
+    fn server(&self) -> &Host {
+        &self.lab.servers[0].host
+    }
+
+    /// `tail` and `grep` as they run on the server.
+    fn remote(&self) -> [Running; 2] {
+        ["tail", "grep"].map(|name| find(self.server(), name))
+    }
+
+    /// What stands for them on the workstation.
+    fn stages(&self) -> [Running; 2] {
+        ["tail", "grep"].map(|name| find(&self.lab.workstation, name))
+    }
+
+    fn append(&self, text: &str) {
+        append(&self.log, text);
+    }
+}
+
+fn append(log: &Path, text: &str) {
+    let mut log = OpenOptions::new().append(true).open(log).unwrap();
+    log.write_all(text.as_bytes()).unwrap();
+}
+
+fn read_line(reader: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    line
+}
+
+fn find(host: &Host, name: &str) -> Running {
+    let processes = host.processes().unwrap();
+    let found = processes.iter().find(|p| p.command_line.split(' ').next() == Some(name));
+    found.unwrap_or_else(|| panic!("{name} does not run on {}: {processes:?}", host.name())).clone()
+}
+
+fn kill(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+}
+
+fn kill_group(process: &Process, signal: Signal) {
+    kill_process_group(Pid::from_raw(process.id().cast_signed()).unwrap(), signal).unwrap();
+}
+
+fn assert_gone(processes: &[Running]) {
+    for process in processes {
+        assert!(wait_gone(process.pid, PROMISE).unwrap(), "{process:?} still runs");
+    }
+}
+
+#[test]
+fn a_killed_first_stage() {
+    let mut run = Silent::start(Under::Posh);
+    let remote = run.remote();
+    kill(run.stages()[0].pid, Signal::KILL);
+    // The first ends with its stage, the second then has nothing to read; grep's status is the pipeline's.
+    assert_gone(&remote);
+    assert_eq!(read_line(&mut run.stdout), "status 0\n");
+    assert!(run.shell.wait().unwrap().success());
+}
+
+#[test]
+fn a_killed_last_stage() {
+    let mut run = Silent::start(Under::Posh);
+    let remote = run.remote();
+    kill(run.stages()[1].pid, Signal::KILL);
+    // GNU tail notices that its reader has gone (coreutils 8.28), so both end, here as in bash.
+    assert_gone(&remote);
+    assert_eq!(read_line(&mut run.stdout), "status 137\n");
+}
+
+#[test]
+fn a_killed_gateway() {
+    let mut run = Silent::start(Under::Posh);
+    let remote = run.remote();
+    kill(find_gateway(&run.lab.workstation).pid, Signal::KILL);
+    assert_gone(&remote);
+    // Nothing is known of how the commands would have ended: that is an error, never a success.
+    let status = read_line(&mut run.stdout);
+    assert!(status.starts_with("status ") && status != "status 0\n", "{status:?}");
+}
+
+fn find_gateway(host: &Host) -> Running {
+    let processes = host.processes().unwrap();
+    let gateway = processes.iter().find(|p| p.name == "posh-gateway");
+    gateway.unwrap_or_else(|| panic!("no gateway runs: {processes:?}")).clone()
+}
+
+#[test]
+fn a_killed_executor() {
+    let mut run = Silent::start(Under::Posh);
+    let remote = run.remote();
+    let executor = run.server().processes().unwrap().into_iter().find(|p| p.name == "posh-executor").unwrap();
+    kill(executor.pid, Signal::KILL);
+    assert_gone(&remote);
+    let status = read_line(&mut run.stdout);
+    assert!(status.starts_with("status ") && status != "status 0\n", "{status:?}");
+}
+
+#[test]
+fn an_interrupted_group() {
+    for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")] {
+        let mut run = Silent::start(Under::Posh);
+        let remote = run.remote();
+        kill_group(&run.shell, signal);
+        assert_gone(&remote);
+        assert_eq!(run.shell.wait().unwrap().signal(), Some(signal.as_raw()), "{name}");
+    }
+}
+
+/// bash's children outlive it and go on; so do posh's, and their remote commands with them.
+#[test]
+fn a_killed_shell() {
+    for under in [Under::Shell, Under::Posh] {
+        let mut run = Silent::start(under);
+        run.shell.kill().unwrap();
+        run.shell.wait().unwrap();
+        run.append("another needle\n");
+        assert_eq!(read_line(&mut run.stdout), "another needle\n", "{under:?}");
+        let stages = run.stages();
+        // Now nobody reads: the next line ends grep, and that ends tail.
+        let Silent { lab, stdout, log, .. } = run;
+        drop(stdout);
+        append(&log, "a needle for nobody\n");
+        for stage in stages {
+            assert!(wait_gone(stage.pid, Duration::from_secs(3)).unwrap(), "{under:?}: {stage:?} still runs");
+        }
+        assert_quiet(&lab);
+    }
+}
+
+fn assert_quiet(lab: &Lab) {
+    for host in [&lab.servers[0].host, &lab.workstation] {
+        let left = processes_left(host, PROMISE).unwrap();
+        assert!(left.is_empty(), "left on {}: {left:?}", host.name());
+    }
+}
+
+/// A reader that goes away ends the remote command, also a silent one.
+#[test]
+fn readers_that_leave() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let lines: String = (0..200_000).map(|i| format!("line {i} with a needle\n")).collect();
+    fs::write(lab.data(1).join("large"), lines).unwrap();
+    fs::write(lab.data(1).join("log"), "one line\n").unwrap();
+    for text in [
+        "cat /mnt/s1/large | head -n 1",
+        "cat /mnt/s1/large | grep needle | head -n 1",
+        "cat /mnt/s1/large | { read -r line; echo \"$line\"; }",
+        "tail -n +1 -f /mnt/s1/log | head -n 1",
+        "tail -n +1 -f /mnt/s1/log | { read -r line; echo \"$line\"; }",
+        "cat /mnt/s1/large | grep -q needle && echo found",
+        "yes | head -n 1",
+        "yes \"$(cat /mnt/s1/log)\" | head -n 2",
+    ] {
+        let [bash, posh] = [Under::Shell, Under::Posh].map(|u| Script::new(text).run(&lab.workstation, u).unwrap());
+        posh_integration::oracle::assert_equal(text, &bash, &posh);
+        assert_quiet(&lab);
+    }
+}
+
+/// Ctrl-Z and fg, without a terminal: the stages stop and go on by their signals.
+#[test]
+fn a_stopped_group_goes_on() {
+    let mut run = Silent::start(Under::Posh);
+    kill_group(&run.shell, Signal::STOP);
+    run.append("a needle while stopped\n");
+    kill_group(&run.shell, Signal::CONT);
+    assert_eq!(read_line(&mut run.stdout), "a needle while stopped\n");
+    let remote = run.remote();
+    kill_group(&run.shell, Signal::TERM);
+    assert_gone(&remote);
+    run.shell.wait().unwrap();
+}

@@ -1,0 +1,23 @@
+//! All integration tests, in one binary because linking is what costs. They need
+//! root, /dev/fuse and the built programs, and fail where one is missing.
+
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
+mod apps;
+mod arena;
+mod bad_input;
+mod failure;
+mod lab_selftest;
+mod load;
+mod shells;
+mod traps;
+
+use std::path::Path;
+
+use posh_integration::programs::Programs;
+
+/// The programs under test: those in the target directory that this test was built into.
+fn programs() -> Programs {
+    Programs::beside(Path::new(env!("CARGO_BIN_EXE_posh-lab"))).unwrap()
+}

@@ -1,0 +1,113 @@
+//! `posh annotations`: what posh knows of commands, asked on the command line.
+//! The knowledge itself is the annotations crate's; the one thing done here is to
+//! run `COMMAND --help` for the flags that a command says it has.
+
+use std::{
+    env,
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use fs_mapper::config::Config;
+use posh_annotations::{Coverage, Diagnostic, Library};
+
+use crate::{
+    Error,
+    gateway::{self, Target},
+};
+
+/// Reports every fault of the files in `dir`, or in each directory that the
+/// gateway reads besides its built-in files; false when there is one.
+///
+/// # Errors
+/// [`Error::Annotations`] when `dir` can't be listed.
+pub fn check(target: &Target, dir: Option<&Path>) -> Result<(String, bool), Error> {
+    let faults = match dir {
+        Some(dir) if !dir.is_dir() => {
+            return Err(Error::Annotations(format!("{} is not a directory of annotation files", dir.display())));
+        }
+        Some(dir) => posh_annotations::check(dir),
+        None => library(target).1,
+    };
+    if faults.is_empty() {
+        let checked = dir.map_or_else(|| directories(target), |dir| vec![dir.to_owned()]);
+        let checked: Vec<String> = checked.iter().map(|dir| dir.display().to_string()).collect();
+        return Ok((format!("no faults in {}\n", checked.join(", ")), true));
+    }
+    Ok((lines(&faults), false))
+}
+
+/// How one invocation is read.
+///
+/// # Errors
+/// [`Error::Annotations`] when its name is not UTF-8, as no annotated command's is.
+pub fn explain(target: &Target, command: &[OsString]) -> Result<String, Error> {
+    let Some(name) = command.first().and_then(|name| name.to_str()) else {
+        return Err(Error::Annotations("the command's name is not UTF-8, so no annotation can have it".to_owned()));
+    };
+    let (library, faults) = library(target);
+    Ok(lines(&faults) + &library.explain(name, command, &|variable| env::var_os(variable)))
+}
+
+/// Which flags of each command are annotated and which are not; every annotated
+/// command when `commands` is empty. A subcommand is a word of its own (`"git log"`).
+///
+/// # Errors
+/// [`Error::Annotations`] when one of `commands` has no annotation.
+pub fn coverage(target: &Target, commands: &[String]) -> Result<String, Error> {
+    let (library, faults) = library(target);
+    let mut text = lines(&faults);
+    if commands.is_empty() {
+        for name in library.full_names() {
+            text.push_str(&covered(&library, name)?);
+        }
+    }
+    for name in commands {
+        text.push_str(&covered(&library, name)?);
+    }
+    Ok(text)
+}
+
+fn covered(library: &Library, name: &str) -> Result<String, Error> {
+    let unknown = || Error::Annotations(format!("{name} has no annotation"));
+    let words = library.help_command(name).ok_or_else(unknown)?;
+    let help = match help_text(&words) {
+        Ok(help) => help,
+        Err(error) => return Ok(format!("{name}: can't run {}: {error}\n", words.join(" "))),
+    };
+    let coverage: Option<Coverage> = library.coverage(name, &help);
+    coverage.map(|coverage| coverage.to_string()).ok_or_else(unknown)
+}
+
+/// Both streams of a help command: some tools print their help to stderr.
+fn help_text(words: &[String]) -> io::Result<String> {
+    let Some((program, arguments)) = words.split_first() else { return Ok(String::new()) };
+    let mut command = Command::new(program);
+    // English, without colours, a pager or the width of this terminal.
+    command.args(arguments).env("LC_ALL", "C").env("PAGER", "cat").env("GIT_PAGER", "cat").env("MANPAGER", "cat");
+    let output = command.env("TERM", "dumb").stdin(Stdio::null()).output()?;
+    Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+/// The annotations as the gateway of this configuration would have them: the
+/// built-in files, then the machine's, the user's and the configuration's.
+fn library(target: &Target) -> (Library, Vec<Diagnostic>) {
+    Library::load(&directories(target))
+}
+
+fn directories(target: &Target) -> Vec<PathBuf> {
+    let absolute = |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let user = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    let configured = gateway::find_config(target).ok().flatten();
+    let configured = configured.and_then(|path| Config::load(&path).ok());
+    let mut directories = vec![PathBuf::from("/etc/posh/annotations")];
+    directories.extend(user.map(|directory| directory.join("posh/annotations")));
+    directories.extend(configured.into_iter().flat_map(|config| config.gateway.annotations));
+    directories
+}
+
+fn lines(faults: &[Diagnostic]) -> String {
+    faults.iter().map(|fault| format!("{fault}\n")).collect()
+}

@@ -1,0 +1,256 @@
+//! `posh doctor`: the set-up of this machine, checked step by step, each with
+//! what to do about it. Looks only; the one thing it starts is the gateway, as
+//! any shell would.
+
+use std::{env, fs::OpenOptions, path::Path, time::Duration};
+
+use fs_mapper::config::{Config, ExecutorConfig};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{DescribeReply, DescribeRequest, executor_client::ExecutorClient},
+    gateway::Mount,
+    runtime::RuntimeDir,
+};
+use tokio::runtime::Builder;
+use tonic::transport::Endpoint;
+
+use crate::{
+    Error,
+    gateway::{self, Client, Target},
+    launch::{Shell, find_program},
+};
+
+/// An executor that can't be asked within this time is of no use to a shell either.
+const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What one check found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    verdict: Verdict,
+    subject: String,
+    detail: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Good,
+    /// Something is not there that not everybody needs.
+    Note,
+    Bad,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, subject: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { verdict, subject: subject.into(), detail: detail.into() }
+    }
+}
+
+/// Every check in turn: the text to print, and whether nothing is bad.
+#[must_use]
+pub fn examine(target: &Target) -> (String, bool) {
+    let mut findings = programs();
+    findings.push(runtime_directory());
+    let config = configuration(target, &mut findings);
+    if config.is_some() || target.socket.is_some() {
+        findings.extend(service(target));
+    }
+    if let Some(config) = &config {
+        findings.extend(config.executors.iter().flat_map(|executor| examine_executor(executor, config)));
+    }
+    findings.extend(fuse());
+    findings.extend(shells());
+    (findings.iter().map(line).collect(), findings.iter().all(|finding| finding.verdict != Verdict::Bad))
+}
+
+fn line(finding: &Finding) -> String {
+    let mark = match finding.verdict {
+        Verdict::Good => "ok",
+        Verdict::Note => "note",
+        Verdict::Bad => "BAD",
+    };
+    // Further lines of one finding stand below its first.
+    let detail = finding.detail.replace('\n', "\n      ");
+    format!("{mark:4}  {}: {detail}\n", finding.subject)
+}
+
+fn programs() -> Vec<Finding> {
+    let Ok(own) = env::current_exe() else {
+        return vec![Finding::new(Verdict::Bad, "posh", "can't find its own program; is /proc mounted?")];
+    };
+    let beside = |name: &str| match own.with_file_name(name) {
+        path if path.is_file() => Finding::new(Verdict::Good, name, path.display().to_string()),
+        path => Finding::new(Verdict::Bad, name, format!("{} is missing; install it there", path.display())),
+    };
+    vec![beside("posh-stage"), beside("posh-gateway")]
+}
+
+fn runtime_directory() -> Finding {
+    match RuntimeDir::open() {
+        Ok(found) => Finding::new(Verdict::Good, "runtime directory", found.path().display().to_string()),
+        Err(error) => Finding::new(Verdict::Bad, "runtime directory", Error::from(error).chain()),
+    }
+}
+
+fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config> {
+    let mut found = |verdict, detail: String| findings.push(Finding::new(verdict, "configuration", detail));
+    match gateway::find_config(target) {
+        Err(error) => found(Verdict::Bad, error.chain()),
+        Ok(None) => found(Verdict::Note, format!("{}; until then everything runs here", Error::NoConfig)),
+        Ok(Some(path)) => match Config::load(&path) {
+            Err(mistakes) => found(Verdict::Bad, mistakes.to_string()),
+            Ok(config) => {
+                let (executors, mounts) = (config.executors.len(), config.mounts.len());
+                found(Verdict::Good, format!("{}: executors {executors}, mounts {mounts}", path.display()));
+                return Some(config);
+            }
+        },
+    }
+    None
+}
+
+/// The gateway, and what it says of the mounts that have an owner.
+fn service(target: &Target) -> Vec<Finding> {
+    let bad = |error: &Error| vec![Finding::new(Verdict::Bad, "gateway", error.chain())];
+    let asked = gateway::require(target).and_then(|place| {
+        let mut client = gateway::reach(&place)?;
+        Ok((place, client.status()?, client))
+    });
+    let (place, status, mut client): (gateway::Place, _, Client) = match asked {
+        Ok(asked) => asked,
+        Err(error) => return bad(&error),
+    };
+    let detail = format!("version {}, pid {}, at {}", status.version, status.pid, place.socket().display());
+    let mut findings = vec![if status.protocol == PROTOCOL_VERSION {
+        Finding::new(Verdict::Good, "gateway", detail)
+    } else {
+        let other = format!("{detail} speaks protocol {}, not {PROTOCOL_VERSION}", status.protocol);
+        Finding::new(Verdict::Bad, "gateway", format!("{other}; run: posh gateway stop"))
+    }];
+    match client.mounts() {
+        Ok(reply) => findings.extend(reply.mounts.iter().filter(|mount| !mount.executor.is_empty()).map(examine_mount)),
+        Err(error) => findings.extend(bad(&error)),
+    }
+    findings
+}
+
+fn examine_mount(mount: &Mount) -> Finding {
+    let subject = format!("mount {}", String::from_utf8_lossy(&mount.path));
+    if mount.mounted {
+        Finding::new(Verdict::Good, subject, format!("{}, owned by {}", mount.fs_type, mount.executor))
+    } else {
+        let detail = "nothing is mounted there; commands find what the directory itself holds";
+        Finding::new(Verdict::Note, subject, detail)
+    }
+}
+
+/// Asks the executor itself, as the gateway would, and looks for each export
+/// that the configuration names.
+fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> {
+    let subject = format!("executor {}", executor.name);
+    let address = executor.address.as_str();
+    let reply = match describe(address) {
+        Ok(reply) => reply,
+        Err(why) => return vec![Finding::new(Verdict::Bad, subject, format!("no answer from {address}: {why}"))],
+    };
+    let mut findings =
+        vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
+    if reply.protocol != PROTOCOL_VERSION {
+        let detail = format!("it speaks protocol {}, not {PROTOCOL_VERSION}; install the same version", reply.protocol);
+        findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));
+    }
+    let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
+    findings.extend(mounts.map(|mount| examine_export(&executor.name.to_string(), &mount.export, &reply)));
+    findings
+}
+
+fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Finding {
+    let subject = format!("export {executor}:{export}");
+    match reply.exports.iter().find(|served| served.name == export) {
+        Some(served) => {
+            Finding::new(Verdict::Good, subject, if served.read_only { "served, read-only" } else { "served" })
+        }
+        None => {
+            let names: Vec<&str> = reply.exports.iter().map(|served| served.name.as_str()).collect();
+            let detail = format!("the executor serves no such export; it has: {}", names.join(", "));
+            Finding::new(Verdict::Bad, subject, detail)
+        }
+    }
+}
+
+fn describe(address: &str) -> Result<DescribeReply, String> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| error.to_string())?;
+    let endpoint = endpoint.connect_timeout(EXECUTOR_TIMEOUT).timeout(EXECUTOR_TIMEOUT);
+    runtime.block_on(async {
+        let channel = endpoint.connect().await.map_err(|error| innermost(&error))?;
+        let request = DescribeRequest { protocol: PROTOCOL_VERSION };
+        let reply = ExecutorClient::new(channel).describe(request).await;
+        reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+    })
+}
+
+/// "transport error" helps nobody; what lies below it does.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(cause) = deepest.source() {
+        deepest = cause;
+    }
+    deepest.to_string()
+}
+
+fn fuse() -> Vec<Finding> {
+    let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => Finding::new(Verdict::Good, "/dev/fuse", "can be opened"),
+        Err(error) => {
+            let hint = "without it no FUSE mount (sshfs, rclone, ...) works; run: modprobe fuse";
+            Finding::new(Verdict::Bad, "/dev/fuse", format!("{error}; {hint}"))
+        }
+    };
+    vec![device, on_path("fusermount3", Verdict::Note, "ordinary users need it to mount; install fuse3")]
+}
+
+fn shells() -> Vec<Finding> {
+    let shell = |shell: Shell| {
+        let absent = if shell == Shell::Bash { Verdict::Bad } else { Verdict::Note };
+        on_path(shell.name(), absent, "posh can't start it")
+    };
+    [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Dash].map(shell).into()
+}
+
+fn on_path(name: &str, if_absent: Verdict, hint: &str) -> Finding {
+    match find_program(name, &env::var_os("PATH").unwrap_or_default()) {
+        Some(path) => Finding::new(Verdict::Good, name, display(&path)),
+        None => Finding::new(if_absent, name, format!("not on PATH; {hint}")),
+    }
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use posh_proto::executor::Export;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_export_is_bad_and_names_those_there_are() {
+        let exports = ["logs", "home"].map(|name| Export { name: name.to_owned(), read_only: name == "home" });
+        let reply = DescribeReply { exports: exports.into(), ..DescribeReply::default() };
+        let verdict = |export: &str| examine_export("store1", export, &reply).verdict;
+        assert_eq!((verdict("logs"), verdict("home"), verdict("log")), (Verdict::Good, Verdict::Good, Verdict::Bad));
+        let missing = line(&examine_export("store1", "log", &reply));
+        assert_eq!(missing, "BAD   export store1:log: the executor serves no such export; it has: logs, home\n");
+    }
+
+    #[test]
+    fn an_executor_that_does_not_listen_is_told_apart_from_a_wrong_export() {
+        // A port that was free a moment ago: nobody listens there.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let why = describe(&address).unwrap_err();
+        assert!(why.contains("refused"), "{why}");
+    }
+}

@@ -1,0 +1,279 @@
+//! What the command line asks for. Parsing only validates: the outcome is one
+//! [`Request`], and doing it comes later.
+
+pub mod annotations;
+pub mod doctor;
+pub mod tables;
+
+use std::{
+    ffi::{OsStr, OsString},
+    num::NonZeroU32,
+    path::PathBuf,
+};
+
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+
+use crate::{
+    gateway::Target,
+    launch::{Launch, Program, Shell},
+};
+
+/// One thing to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Start a shell.
+    Launch(Launch),
+    /// Answer a question.
+    Ask(Target, Question),
+}
+
+/// The subcommands.
+#[derive(Debug, PartialEq, Eq, Subcommand)]
+pub enum Question {
+    /// Print the mount table: each mount, its file system, and who owns it
+    Mounts {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say which machine owns PATH, and what it is called there
+    Resolve {
+        /// The path, absolute or relative to the current directory
+        path: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Plan a pipeline without running anything
+    Explain {
+        /// Shell text: one pipeline, or several joined by ; && || or lines
+        pipeline: String,
+        /// Print one JSON document a pipeline
+        #[arg(long)]
+        json: bool,
+        /// Split what can be split into N parts on one machine
+        #[arg(long, value_name = "N")]
+        split: Option<NonZeroU32>,
+    },
+    /// Say how the gateway and its executors are
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check or explain what posh knows of commands
+    #[command(subcommand)]
+    Annotations(Annotations),
+    /// Check this machine's set-up, step by step
+    Doctor,
+    /// Start or end the gateway in the background (shells start it by themselves)
+    #[command(subcommand)]
+    Gateway(Service),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell that is to complete posh's options
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `posh annotations ...`
+#[derive(Debug, PartialEq, Eq, Subcommand)]
+pub enum Annotations {
+    /// Report every fault in annotation files, with file, line and column
+    Check {
+        /// A directory of .yaml files; the machine's and the user's own when left out
+        dir: Option<PathBuf>,
+    },
+    /// Show how an invocation is read
+    Explain {
+        /// The command with its arguments, after `--`
+        #[arg(required = true, last = true)]
+        command: Vec<OsString>,
+    },
+    /// List the flags that a command's --help names and its annotation lacks
+    Coverage {
+        /// The commands, "git log" as one word; every annotated one when left out
+        commands: Vec<String>,
+    },
+}
+
+/// `posh gateway ...`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum Service {
+    /// Start it, unless it runs
+    Start,
+    /// End it when its pipelines have ended
+    Stop,
+}
+
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Text,
+    /// For programs
+    Json,
+}
+
+/// A shell whose commands run where their data lives.
+///
+/// Starts SHELL with a script, with -c CMD, or interactively. Everything after
+/// SCRIPT or after -c CMD belongs to the script. A script that has the name of a
+/// subcommand is run as ./NAME.
+#[derive(Debug, Parser)]
+#[command(name = "posh", version, disable_help_subcommand = true)]
+struct CommandLine {
+    /// The shell to start
+    #[arg(long, value_enum, default_value_t = Shell::Bash)]
+    shell: Shell,
+    /// Print to stderr, when the shell has ended, where each stage ran and why
+    #[arg(long, value_enum, value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    explain: Option<Format>,
+    /// Split what can be split into N parts on one machine
+    #[arg(long, value_name = "N")]
+    split: Option<NonZeroU32>,
+    /// The configuration; else $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml, /etc/posh/mounts.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The socket of a running gateway; else $POSH_SOCKET, else the one of the configuration
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Run CMD; the words after it become $0, $1, ...
+    #[arg(short = 'c', value_names = ["CMD", "ARGS"], num_args = 1.., allow_hyphen_values = true)]
+    command: Vec<OsString>,
+    /// Run SCRIPT with ARGS
+    #[arg(value_names = ["SCRIPT", "ARGS"], trailing_var_arg = true)]
+    script: Vec<OsString>,
+    #[command(subcommand)]
+    question: Option<Question>,
+}
+
+/// Reads the command line.
+///
+/// # Errors
+/// A [`clap::Error`] to be printed: a mistake, or the text of `--help` and `--version`.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, clap::Error> {
+    let line = CommandLine::try_parse_from(arguments)?;
+    let target = Target { config: line.config, socket: line.socket };
+    if let Some(question) = line.question {
+        if line.explain.is_some() || line.split.is_some() {
+            let message = "--explain and --split are for starting a shell; see `posh explain --help`";
+            return Err(CommandLine::command().error(ErrorKind::ArgumentConflict, message));
+        }
+        return Ok(Request::Ask(target, question));
+    }
+    let program = match (line.command, line.script) {
+        (command, script) if command.is_empty() && script.is_empty() => Program::Interactive,
+        (command, script) if command.is_empty() => Program::Script(script),
+        (command, _) => Program::Command(without_dashes(command)?),
+    };
+    Ok(Request::Launch(Launch { shell: line.shell, explain: line.explain, split: line.split, program, target }))
+}
+
+/// `sh -c -- CMD` is how a careful caller protects a CMD that begins with `-`.
+fn without_dashes(mut command: Vec<OsString>) -> Result<Vec<OsString>, clap::Error> {
+    if command.first().map(OsString::as_os_str) == Some(OsStr::new("--")) {
+        command.remove(0);
+        if command.is_empty() {
+            return Err(CommandLine::command().error(ErrorKind::MissingRequiredArgument, "-c needs a command"));
+        }
+    }
+    Ok(command)
+}
+
+/// The completion script of one shell.
+#[must_use]
+pub fn completions(shell: clap_complete::Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut CommandLine::command(), "posh", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &[&str]) -> Vec<OsString> {
+        line.iter().map(OsString::from).collect()
+    }
+
+    fn launch(line: &[&str]) -> Launch {
+        match parse(words(line)) {
+            Ok(Request::Launch(launch)) => launch,
+            other => panic!("{line:?} is read as {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_the_script_is_left_to_it() {
+        use Program::{Command, Interactive, Script};
+        let cases: &[(&[&str], Program)] = &[
+            (&["posh"], Interactive),
+            (&["posh", "--explain"], Interactive),
+            (&["posh", "s"], Script(words(&["s"]))),
+            (&["posh", "s", "--explain", "-c", "mounts"], Script(words(&["s", "--explain", "-c", "mounts"]))),
+            (&["posh", "--explain", "s", "--", "-x"], Script(words(&["s", "--", "-x"]))),
+            (&["posh", "--", "-s", "x"], Script(words(&["-s", "x"]))),
+            (&["posh", "./mounts"], Script(words(&["./mounts"]))),
+            (&["posh", "s", "mounts"], Script(words(&["s", "mounts"]))),
+            (&["posh", "-c", "echo $1", "x", "--explain"], Command(words(&["echo $1", "x", "--explain"]))),
+            (&["posh", "-c", "echo", "--shell", "zsh"], Command(words(&["echo", "--shell", "zsh"]))),
+            (&["posh", "-c", "mounts"], Command(words(&["mounts"]))),
+            (&["posh", "-c", "x", "mounts", "-c", "y"], Command(words(&["x", "mounts", "-c", "y"]))),
+            (&["posh", "-c", "x", "--", "y"], Command(words(&["x", "--", "y"]))),
+            (&["posh", "-c", "--", "-x"], Command(words(&["-x"]))),
+            (&["posh", "-c", "-x y"], Command(words(&["-x y"]))),
+            (&["posh", "-c", ""], Command(words(&[""]))),
+        ];
+        for (line, program) in cases {
+            assert_eq!(launch(line).program, *program, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn own_options_are_read_up_to_the_script() {
+        let line = ["posh", "--shell", "zsh", "--explain=json", "--split", "4", "--config", "m", "--socket", "s", "x"];
+        let launch = launch(&line);
+        assert_eq!((launch.shell, launch.explain), (Shell::Zsh, Some(Format::Json)));
+        assert_eq!(launch.split, NonZeroU32::new(4));
+        assert_eq!(launch.target, Target { config: Some("m".into()), socket: Some("s".into()) });
+    }
+
+    #[test]
+    fn questions_take_the_target_on_either_side() {
+        let target = Target { config: Some("m".into()), socket: None };
+        for line in [["posh", "--config", "m", "mounts"], ["posh", "mounts", "--config", "m"]] {
+            let mounts = Request::Ask(target.clone(), Question::Mounts { json: false });
+            assert_eq!(parse(words(&line)).unwrap(), mounts);
+        }
+        let line = ["posh", "annotations", "explain", "--", "tar", "-xzf", "a", "--config", "x"];
+        let command = words(&["tar", "-xzf", "a", "--config", "x"]);
+        let explain = Question::Annotations(Annotations::Explain { command });
+        assert_eq!(parse(words(&line)).unwrap(), Request::Ask(Target::default(), explain));
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        let cases: &[&[&str]] = &[
+            &["posh", "--bogus"],
+            &["posh", "-x", "s"],
+            &["posh", "-c"],
+            &["posh", "-c", "--"],
+            &["posh", "--split", "0"],
+            &["posh", "--shell", "tcsh"],
+            &["posh", "--explain=yaml"],
+            &["posh", "--explain", "mounts"],
+            &["posh", "resolve"],
+            &["posh", "annotations", "explain"],
+        ];
+        for line in cases {
+            let error = parse(words(line)).unwrap_err();
+            assert!(error.use_stderr(), "{line:?} is read as help: {error}");
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        CommandLine::command().debug_assert();
+    }
+}

@@ -1,0 +1,232 @@
+//! `posh mounts`, `posh resolve` and `posh status`: the gateway's answers as
+//! tables for people and JSON for programs.
+
+use std::{
+    env,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use posh_proto::gateway::{Mount, ResolveReply, ResolveRequest, StatusReply};
+use serde_json::{Value, json};
+
+use crate::{
+    Error,
+    gateway::{self, Client, Target},
+};
+
+/// Columns are this far apart, in characters.
+const GAP: usize = 2;
+
+/// The mount table.
+///
+/// # Errors
+/// Whatever kept the gateway from answering, as for every question here.
+pub fn mounts(target: &Target, as_json: bool) -> Result<String, Error> {
+    let mounts = gateway::reach(&gateway::require(target)?)?.mounts()?.mounts;
+    Ok(if as_json { pretty(&mounts.iter().map(mount_json).collect()) } else { mount_table(&mounts) })
+}
+
+/// Who owns `path`, and what it is called there.
+///
+/// # Errors
+/// As [`mounts`].
+pub fn resolve(target: &Target, path: &Path, as_json: bool) -> Result<String, Error> {
+    let cwd = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    let request = ResolveRequest {
+        path: path.as_os_str().as_bytes().to_vec().into(),
+        cwd: cwd.as_os_str().as_bytes().to_vec().into(),
+    };
+    let mut reply = gateway::reach(&gateway::require(target)?)?.resolve(request)?;
+    if reply.client_path.is_empty() {
+        // Not looked into, so as it was asked for.
+        reply.client_path = path.as_os_str().as_bytes().to_vec().into();
+    }
+    Ok(if as_json { pretty(&resolved_json(&reply)) } else { resolved_text(&reply) })
+}
+
+/// How the gateway and its executors are; a gateway that does not run is not started.
+///
+/// # Errors
+/// As [`mounts`], and [`Error::NotRunning`].
+pub fn status(target: &Target, as_json: bool) -> Result<String, Error> {
+    let status = Client::connect(gateway::require(target)?.socket())?.status()?;
+    Ok(if as_json { pretty(&status_json(&status)) } else { status_text(&status) })
+}
+
+fn mount_table(mounts: &[Mount]) -> String {
+    let heading = ["PATH", "TYPE", "SOURCE", "OWNER", "STATE"].map(str::to_owned);
+    let rows = mounts.iter().map(|mount| {
+        let kind = if mount.fs_type.is_empty() { "-" } else { &mount.fs_type };
+        let source = if mount.source.is_empty() { "-".to_owned() } else { text(&mount.source) };
+        let state = if mount.mounted { mount.state.clone() } else { format!("{}, not mounted", mount.state) };
+        [text(&mount.path), kind.to_owned(), source, owner(mount), state]
+    });
+    aligned(std::iter::once(heading).chain(rows))
+}
+
+/// `executor:export/sub`, or `-` for a mount that nobody owns.
+fn owner(mount: &Mount) -> String {
+    if mount.executor.is_empty() { "-".to_owned() } else { place(&mount.executor, &mount.export, &mount.sub_path) }
+}
+
+fn place(executor: &str, export: &str, below: &[u8]) -> String {
+    let below = text(below);
+    let slash = if below.is_empty() || below.starts_with('/') { "" } else { "/" };
+    format!("{executor}:{export}{slash}{below}")
+}
+
+fn resolved_text(reply: &ResolveReply) -> String {
+    if reply.executor.is_empty() {
+        return format!("{} is local: {}\n", text(&reply.client_path), reply.reason);
+    }
+    let owner = place(&reply.executor, &reply.export, &reply.export_path);
+    format!("{} is {owner} (mount {})\n", text(&reply.client_path), text(&reply.mount))
+}
+
+fn status_text(status: &StatusReply) -> String {
+    let mut lines = format!(
+        "gateway {} (protocol {}), pid {}\nconfiguration {}\n{} sessions, {} pipelines running, {} in all\n",
+        status.version,
+        status.protocol,
+        status.pid,
+        text(&status.config),
+        status.sessions,
+        status.pipelines_running,
+        status.pipelines_total,
+    );
+    if !status.executors.is_empty() {
+        let heading = ["EXECUTOR", "ADDRESS", "STATE", "ROUND TRIP"].map(str::to_owned);
+        let rows = status.executors.iter().map(|executor| {
+            let rtt = if executor.rtt_ms > 0.0 { format!("{:.2} ms", executor.rtt_ms) } else { "-".to_owned() };
+            [executor.name.clone(), executor.address.clone(), executor.state.clone(), rtt]
+        });
+        lines.push_str(&aligned(std::iter::once(heading).chain(rows)));
+    }
+    lines
+}
+
+fn mount_json(mount: &Mount) -> Value {
+    json!({
+        "path": text(&mount.path),
+        "type": mount.fs_type,
+        "source": text(&mount.source),
+        "executor": optional(&mount.executor),
+        "address": optional(&mount.address),
+        "export": optional(&mount.export),
+        "sub_path": text(&mount.sub_path),
+        "state": mount.state,
+        "mounted": mount.mounted,
+    })
+}
+
+fn resolved_json(reply: &ResolveReply) -> Value {
+    json!({
+        "client_path": text(&reply.client_path),
+        "executor": optional(&reply.executor),
+        "export": optional(&reply.export),
+        "export_path": text(&reply.export_path),
+        "mount": text(&reply.mount),
+        "reason": optional(&reply.reason),
+    })
+}
+
+fn status_json(status: &StatusReply) -> Value {
+    let executor = |executor: &posh_proto::gateway::ExecutorStatus| {
+        json!({
+            "name": executor.name,
+            "address": executor.address,
+            "state": executor.state,
+            "rtt_ms": executor.rtt_ms,
+        })
+    };
+    json!({
+        "version": status.version,
+        "protocol": status.protocol,
+        "pid": status.pid,
+        "config": text(&status.config),
+        "sessions": status.sessions,
+        "pipelines_running": status.pipelines_running,
+        "pipelines_total": status.pipelines_total,
+        "executors": status.executors.iter().map(executor).collect::<Vec<_>>(),
+    })
+}
+
+/// The contract's empty string means "none".
+fn optional(value: &str) -> Option<&str> {
+    (!value.is_empty()).then_some(value)
+}
+
+/// Paths for the eye and for JSON, which has no other text than Unicode.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// Rows with their columns aligned; the last one is as long as it likes.
+fn aligned<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<[String; N]> = rows.collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0) + GAP;
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells: String = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        format!("{}\n", cells.trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_table_is_aligned_and_names_owners() {
+        let owned = Mount {
+            path: "/mnt/logs".into(),
+            fs_type: "fuse.sshfs".to_owned(),
+            source: "store1:/srv".into(),
+            executor: "store1".to_owned(),
+            export: "logs".to_owned(),
+            sub_path: "2024".into(),
+            state: "connected".to_owned(),
+            mounted: true,
+            ..Mount::default()
+        };
+        let unmounted =
+            Mount { path: "/mnt/x".into(), fs_type: String::new(), source: "".into(), mounted: false, ..owned.clone() };
+        let foreign = Mount {
+            path: "/".into(),
+            fs_type: "ext4".to_owned(),
+            source: "/dev/vda1".into(),
+            state: "no owner".to_owned(),
+            mounted: true,
+            ..Mount::default()
+        };
+        let expected = "\
+PATH       TYPE        SOURCE       OWNER             STATE
+/mnt/logs  fuse.sshfs  store1:/srv  store1:logs/2024  connected
+/mnt/x     -           -            store1:logs/2024  connected, not mounted
+/          ext4        /dev/vda1    -                 no owner
+";
+        assert_eq!(mount_table(&[owned, unmounted, foreign]), expected);
+    }
+
+    #[test]
+    fn a_resolved_path_says_where_it_is() {
+        let mut reply = ResolveReply {
+            executor: "store1".to_owned(),
+            export: "logs".to_owned(),
+            export_path: "a/b".into(),
+            mount: "/mnt/logs".into(),
+            client_path: "/mnt/logs/a/b".into(),
+            ..ResolveReply::default()
+        };
+        assert_eq!(resolved_text(&reply), "/mnt/logs/a/b is store1:logs/a/b (mount /mnt/logs)\n");
+        reply.executor.clear();
+        reply.reason = "it is not on a mount with an executor".to_owned();
+        assert_eq!(resolved_text(&reply), "/mnt/logs/a/b is local: it is not on a mount with an executor\n");
+    }
+}

@@ -1,0 +1,127 @@
+//! What can go wrong in the front end, and the words for it. Exit statuses are
+//! chosen in `main.rs`, not here.
+
+use std::{io, path::PathBuf};
+
+use nix::errno::Errno;
+use posh_proto::runtime::RuntimeDirError;
+
+/// Every failure of the front end, worded for its user.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration file that was named can't be opened.
+    #[error("can't read the configuration {}", path.display())]
+    Config {
+        /// As it was given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A question was asked that needs a gateway, and none is configured.
+    #[error(
+        "no configuration found at $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml \
+         or /etc/posh/mounts.toml; name one with --config FILE"
+    )]
+    NoConfig,
+    /// The directory of the sockets can't be used.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    /// Nobody listens on the socket.
+    #[error("no gateway answers at {}", socket.display())]
+    NotRunning {
+        /// The socket that was tried.
+        socket: PathBuf,
+        /// What connect(2) said.
+        source: io::Error,
+    },
+    /// The program itself is missing.
+    #[error("posh-gateway is neither beside {} nor on PATH", .0.display())]
+    NoGatewayProgram(PathBuf),
+    /// A file or process that starting the gateway needs.
+    #[error("can't start the gateway: {attempt}")]
+    Start {
+        /// What was attempted, with the object's name.
+        attempt: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The gateway's own words on why it did not start.
+    #[error("{0}")]
+    Refused(String),
+    /// It ended, or said nothing, before it was ready.
+    #[error("the gateway {what}; its messages are in {}", log.display())]
+    NotReady {
+        /// What it did instead.
+        what: &'static str,
+        /// Its log file.
+        log: PathBuf,
+    },
+    /// The process that starts the gateway has said why it failed.
+    #[error("the gateway for {} did not start", .0.display())]
+    DidNotStart(PathBuf),
+    /// A call failed.
+    #[error("the gateway at {} {attempt}: {}", socket.display(), words(status))]
+    Call {
+        /// The socket.
+        socket: PathBuf,
+        /// "could not open a session", ...
+        attempt: &'static str,
+        /// What gRPC said.
+        status: Box<tonic::Status>,
+    },
+    /// The shell is not on PATH.
+    #[error("{0} is not found on PATH")]
+    NoShell(&'static str),
+    /// The shell was found but would not run.
+    #[error("can't run {}", path.display())]
+    Exec {
+        /// The shell's path.
+        path: PathBuf,
+        /// What execve(2) said.
+        source: Errno,
+    },
+    /// A system call on our own process that should not fail.
+    #[error("can't {attempt}")]
+    System {
+        /// What was attempted.
+        attempt: &'static str,
+        /// What the system said.
+        source: Errno,
+    },
+    /// Words that can't be given to a program.
+    #[error("a word contains a NUL byte, which no program can be given")]
+    NulInArgument,
+    /// The text to be explained is no shell program.
+    #[error("can't parse the pipeline: {0}")]
+    Parse(String),
+    /// Writing the answer failed (a full disk, a closed pipe).
+    #[error("can't write the answer")]
+    Output(#[source] io::Error),
+    /// The annotations crate's own words.
+    #[error("{0}")]
+    Annotations(String),
+}
+
+impl Error {
+    /// The message and its causes in one line, as `posh: ` is followed by.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}
+
+/// What a status says; where it is only "transport error", what lies below it.
+fn words(status: &tonic::Status) -> String {
+    let mut deepest = std::error::Error::source(status);
+    while let Some(cause) = deepest.and_then(std::error::Error::source) {
+        deepest = Some(cause);
+    }
+    deepest.map_or_else(|| status.message().to_owned(), ToString::to_string)
+}

@@ -1,0 +1,160 @@
+//! The blocking face of the gateway's gRPC service: one connection, one small
+//! runtime on this thread, one method a call. Starting the service is
+//! `start.rs`; what to do without it is the caller's.
+
+use std::{
+    future::Future,
+    io,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use nix::sys::signal::Signal;
+use posh_proto::{
+    MAX_MESSAGE_BYTES,
+    gateway::{
+        MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportRequest,
+        ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest, gateway_client::GatewayClient,
+    },
+};
+use tokio::runtime::{Builder, Runtime};
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{Error, signals::Held};
+
+/// A gateway answers from memory; one that takes longer than this hangs (is
+/// stopped, say), and the shell must start all the same.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection to one gateway.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    service: GatewayClient<Channel>,
+    runtime: Runtime,
+}
+
+impl Client {
+    /// Connects to a gateway that runs.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] when nobody listens there.
+    pub fn connect(socket: &Path) -> Result<Self, Error> {
+        let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
+        let stream = UnixStream::connect(socket).map_err(not_running)?;
+        stream.set_nonblocking(true).map_err(not_running)?;
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(not_running)?;
+        let channel = runtime.block_on(async { channel(stream) });
+        let service = GatewayClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Self { socket: socket.to_owned(), service, runtime })
+    }
+
+    /// Opens a session that lives as long as the process named in it.
+    ///
+    /// # Errors
+    /// [`Error::Call`], as for every method here.
+    pub fn open_session(&mut self, request: OpenSessionRequest) -> Result<OpenSessionReply, Error> {
+        let mut service = self.service.clone();
+        self.call("could not open a session", async move { service.open_session(request).await })
+    }
+
+    /// What ran where in a session. Waits, without limit, until its pipelines have ended.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn report(&mut self, session: String, json: bool) -> Result<String, Error> {
+        let mut service = self.service.clone();
+        let request = ReportRequest { session, json };
+        self.wait("could not report", async move { service.report(request).await }).map(|reply| reply.text)
+    }
+
+    /// The mount table.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn mounts(&mut self) -> Result<MountsReply, Error> {
+        let mut service = self.service.clone();
+        self.call("could not list the mounts", async move { service.mounts(MountsRequest {}).await })
+    }
+
+    /// Who owns a path.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn resolve(&mut self, request: ResolveRequest) -> Result<ResolveReply, Error> {
+        let mut service = self.service.clone();
+        self.call("could not resolve the path", async move { service.resolve(request).await })
+    }
+
+    /// A plan for one pipeline, which is not run.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn plan(&mut self, request: PlanRequest) -> Result<PlanReply, Error> {
+        let mut service = self.service.clone();
+        self.call("could not plan the pipeline", async move { service.plan(request).await })
+    }
+
+    /// How the gateway is.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn status(&mut self) -> Result<StatusReply, Error> {
+        let mut service = self.service.clone();
+        self.call("could not tell its status", async move { service.status(StatusRequest {}).await })
+    }
+
+    /// Asks the gateway to end when its pipelines have ended.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn shut_down(&mut self) -> Result<(), Error> {
+        let mut service = self.service.clone();
+        self.call("could not be ended", async move { service.shutdown(ShutdownRequest {}).await }).map(|_| ())
+    }
+
+    fn call<T>(
+        &self,
+        attempt: &'static str,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        let late = || Status::deadline_exceeded(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
+        self.wait(attempt, async { tokio::time::timeout(ANSWER_TIMEOUT, call).await.unwrap_or_else(|_| Err(late())) })
+    }
+
+    fn wait<T>(
+        &self,
+        attempt: &'static str,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        // A gateway that dies during a call must not end us by SIGPIPE, whose
+        // disposition is our user's and stays untouched.
+        let _held = Held::new(&[Signal::SIGPIPE])?;
+        self.runtime.block_on(call).map(tonic::Response::into_inner).map_err(|status| Error::Call {
+            socket: self.socket.clone(),
+            attempt,
+            status: Box::new(status),
+        })
+    }
+}
+
+/// A channel over the connection that was made; never a second one.
+fn channel(stream: UnixStream) -> Channel {
+    let once = Mutex::new(Some(stream));
+    // The name is never resolved: the connection exists already.
+    Endpoint::from_static("http://gateway").connect_with_connector_lazy(tower::service_fn(
+        move |_: tonic::transport::Uri| {
+            let stream = once.lock().map(|mut stream| stream.take()).unwrap_or_default();
+            async move {
+                let gone = || io::Error::new(io::ErrorKind::ConnectionReset, "the gateway closed the connection");
+                tokio::net::UnixStream::from_std(stream.ok_or_else(gone)?).map(TokioIo::new)
+            }
+        },
+    ))
+}

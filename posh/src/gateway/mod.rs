@@ -1,0 +1,116 @@
+//! Which gateway serves this user here, and reaching it: the configuration is
+//! found, its gateway called, and started when none answers. What the gateway
+//! does is not known here.
+
+mod client;
+mod start;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use fs_mapper::config::Config;
+use posh_proto::runtime::RuntimeDir;
+
+pub use client::Client;
+pub use start::start;
+pub(crate) use start::{c_string, environment};
+
+use crate::Error;
+
+/// What `--config` and `--socket` named; the environment is looked at by [`find`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Target {
+    /// A configuration file.
+    pub config: Option<PathBuf>,
+    /// A gateway's socket.
+    pub socket: Option<PathBuf>,
+}
+
+/// Where the gateway is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Somebody runs it and named its socket; it is never started from here.
+    Socket(PathBuf),
+    /// The gateway of this configuration.
+    Config {
+        /// Canonical path of the file.
+        config: PathBuf,
+        /// Where its gateway listens.
+        socket: PathBuf,
+    },
+}
+
+impl Place {
+    /// The socket, however it was found.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        match self {
+            Self::Socket(socket) | Self::Config { socket, .. } => socket,
+        }
+    }
+}
+
+/// Finds the place (`--socket`, `--config`, `$POSH_SOCKET`, [`find_config`]), or `None` where nothing is configured.
+///
+/// # Errors
+/// [`Error::Config`] when a file was named that can't be opened, and
+/// [`Error::RuntimeDir`].
+pub fn find(target: &Target) -> Result<Option<Place>, Error> {
+    // What the command line says is stronger than what the environment says.
+    let from_environment = || non_empty("POSH_SOCKET").filter(|_| target.config.is_none());
+    if let Some(socket) = target.socket.clone().or_else(from_environment) {
+        return Ok(Some(Place::Socket(socket)));
+    }
+    let Some(config) = find_config(target)? else { return Ok(None) };
+    let socket = RuntimeDir::open()?.socket_path(&config);
+    Ok(Some(Place::Config { config, socket }))
+}
+
+/// As [`find`], for a question that has no answer without a gateway.
+///
+/// # Errors
+/// Also [`Error::NoConfig`].
+pub fn require(target: &Target) -> Result<Place, Error> {
+    find(target)?.ok_or(Error::NoConfig)
+}
+
+/// A client of the gateway at `place`, started if it must be.
+///
+/// # Errors
+/// Whatever kept it from being reached; a [`Place::Socket`] is only called.
+pub fn reach(place: &Place) -> Result<Client, Error> {
+    match (Client::connect(place.socket()), place) {
+        (Err(Error::NotRunning { .. }), Place::Config { config, .. }) => {
+            start::in_background(config)?;
+            Client::connect(place.socket())
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+/// The configuration file in force, canonical: the one named, or else the one
+/// that [`Config::find_default`] finds.
+///
+/// # Errors
+/// [`Error::Config`] when it can't be opened.
+pub fn find_config(target: &Target) -> Result<Option<PathBuf>, Error> {
+    let found = target.config.clone().or_else(Config::find_default);
+    found.map(|path| path.canonicalize().map_err(|source| Error::Config { path, source })).transpose()
+}
+
+/// Asks the gateway at the target to end; says what became of it.
+///
+/// # Errors
+/// [`Error::Call`], [`Error::NoConfig`]
+pub fn stop(target: &Target) -> Result<String, Error> {
+    match Client::connect(require(target)?.socket()) {
+        Err(Error::NotRunning { socket, .. }) => Ok(format!("no gateway runs at {}\n", socket.display())),
+        client => client?.shut_down().map(|()| "the gateway ends when its pipelines have ended\n".to_owned()),
+    }
+}
+
+fn non_empty(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}

@@ -1,0 +1,228 @@
+//! Starting a gateway in the background, once, however many shells want one at
+//! the same time. What it does from then on is its own business.
+//!
+//! The shell that posh becomes must not find a child it never made, so the
+//! gateway is started by a process between them, `posh gateway start`, which
+//! ends once the gateway is ready; the gateway is then a child of init.
+
+use std::{
+    env,
+    ffi::{CString, OsStr, OsString},
+    fs::{self, File, OpenOptions},
+    io::{self, PipeReader, Read},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::{ffi::OsStrExt, fs::OpenOptionsExt, net::UnixStream},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn},
+    sys::{
+        signal::{SigSet, Signal, kill},
+        stat::{Mode, umask},
+    },
+    unistd::Pid,
+};
+use posh_proto::runtime::RuntimeDir;
+
+use super::Place;
+use crate::{Error, descriptors};
+
+/// Reading a configuration and binding a socket takes milliseconds; a gateway
+/// that needs longer than this waits for something that will not come.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a gateway may say of its configuration; the rest is dropped.
+const READY_TEXT_BYTES: u64 = 64 << 10;
+
+/// A log above this size is begun anew at the next start.
+const LOG_BYTES: u64 = 1 << 20;
+
+/// What the gateway writes when it listens; any other text is its error.
+const READY: &[u8] = b"ready\n";
+
+/// Starts the gateway of `config` from a process of its own, which prints on our
+/// stderr why it could not.
+///
+/// # Errors
+/// [`Error::DidNotStart`] after that message, [`Error::Start`] without one.
+pub(super) fn in_background(config: &Path) -> Result<(), Error> {
+    let starter = env::current_exe().map_err(failed("find posh's own program"))?;
+    let ended = Command::new(&starter)
+        .args(["gateway", "start", "--config"])
+        .arg(config)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .map_err(failed(format!("run {}", starter.display())))?;
+    if ended.success() { Ok(()) } else { Err(Error::DidNotStart(config.to_owned())) }
+}
+
+/// Starts the gateway at `place` unless it runs, and returns when it is ready.
+/// Closes every descriptor but the standard ones.
+///
+/// # Errors
+/// [`Error::Refused`] with the gateway's own words, or what else kept it from starting.
+pub fn start(place: &Place) -> Result<(), Error> {
+    let (config, socket) = match place {
+        Place::Socket(socket) => return answers(socket).map_err(|source| not_running(socket, source)),
+        Place::Config { config, socket } => (config, socket),
+    };
+    descriptors::close_inherited();
+    let runtime = RuntimeDir::open()?;
+    let _only_one = lock(&runtime.lock_path(config))?;
+    // Whoever held the lock before us may have started it.
+    if answers(socket).is_ok() {
+        return Ok(());
+    }
+    let log = runtime.log_path(config);
+    let (ready, child) = spawn(&program()?, config, socket, &log)?;
+    match wait_until_ready(ready, &log) {
+        Err(error @ Error::NotReady { .. }) => {
+            // It is of no use, and nobody else will look after it.
+            let _ = kill(child, Signal::SIGKILL);
+            Err(error)
+        }
+        outcome => outcome,
+    }
+}
+
+fn answers(socket: &Path) -> io::Result<()> {
+    UnixStream::connect(socket).map(drop)
+}
+
+fn not_running(socket: &Path, source: io::Error) -> Error {
+    Error::NotRunning { socket: socket.to_owned(), source }
+}
+
+fn failed(attempt: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let attempt = attempt.into();
+    move |source| Error::Start { attempt, source }
+}
+
+/// Waits for the lock; its holder is bound by [`READY_TIMEOUT`].
+fn lock(path: &Path) -> Result<File, Error> {
+    let attempt = || format!("lock {}", path.display());
+    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+    let file = file.map_err(failed(attempt()))?;
+    file.lock().map_err(failed(attempt()))?;
+    Ok(file)
+}
+
+/// `posh-gateway` beside our own program, else the first on PATH.
+fn program() -> Result<PathBuf, Error> {
+    let own = env::current_exe().map_err(failed("find posh's own program"))?;
+    let beside = own.with_file_name("posh-gateway");
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join("posh-gateway"));
+    std::iter::once(beside)
+        .chain(on_path)
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| Error::NoGatewayProgram(own.parent().unwrap_or(Path::new("/")).to_owned()))
+}
+
+/// Spawns it in a session of its own, at `/`, with default signals and its
+/// messages in `log`; returns the pipe on which it says that it is ready.
+fn spawn(program: &Path, config: &Path, socket: &Path, log: &Path) -> Result<(PipeReader, Pid), Error> {
+    let system = |errno: Errno| failed(format!("run {}", program.display()))(errno.into());
+    let (ready, ready_for_child) = io::pipe().map_err(failed("make a pipe"))?;
+    // The only descriptor besides the standard ones that the gateway is to have.
+    fcntl(&ready_for_child, FcntlArg::F_SETFD(FdFlag::empty())).map_err(system)?;
+    let null = File::open("/dev/null").map_err(failed("open /dev/null"))?;
+    let log = open_log(log)?;
+    let mut actions = PosixSpawnFileActions::init().map_err(system)?;
+    for (from, to) in [(&null, 0), (&log, 1), (&log, 2)] {
+        actions.add_dup2(from.as_raw_fd(), to).map_err(system)?;
+    }
+    // Its files are the user's alone, and it keeps no file system busy.
+    umask(Mode::from_bits_truncate(0o077));
+    env::set_current_dir("/").map_err(failed("change to /"))?;
+    let ready_fd = ready_for_child.as_raw_fd().to_string();
+    let words = [
+        program.as_os_str(),
+        OsStr::new("--config"),
+        config.as_os_str(),
+        OsStr::new("--socket"),
+        socket.as_os_str(),
+        OsStr::new("--ready-fd"),
+        OsStr::new(&ready_fd),
+    ];
+    let arguments = words.map(|word| c_string(word.as_bytes())).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let environment = environment(env::vars_os())?;
+    let child = posix_spawn(program, &actions, &detached().map_err(system)?, &arguments, &environment);
+    Ok((ready, child.map_err(system)?))
+}
+
+fn detached() -> nix::Result<PosixSpawnAttr> {
+    // posix_spawn(3) of glibc knows it; nix has no name for it.
+    let own_session = PosixSpawnFlags::from_bits_retain(nix::libc::POSIX_SPAWN_SETSID.into());
+    let mut attributes = PosixSpawnAttr::init()?;
+    attributes
+        .set_flags(own_session | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
+    attributes.set_sigdefault(&SigSet::all())?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    Ok(attributes)
+}
+
+fn open_log(path: &Path) -> Result<File, Error> {
+    let attempt = || format!("open its log {}", path.display());
+    let long = fs::metadata(path).is_ok_and(|found| found.len() > LOG_BYTES);
+    if long {
+        fs::remove_file(path).map_err(failed(attempt()))?;
+    }
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path).map_err(failed(attempt()))
+}
+
+/// `NAME=VALUE` for each variable, as execve(2) takes them.
+pub(crate) fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Vec<CString>, Error> {
+    variables.map(|(name, value)| c_string(&[name.as_bytes(), b"=", value.as_bytes()].concat())).collect()
+}
+
+/// A word for execve(2).
+pub(crate) fn c_string(bytes: &[u8]) -> Result<CString, Error> {
+    CString::new(bytes).map_err(|_| Error::NulInArgument)
+}
+
+fn wait_until_ready(mut ready: PipeReader, log: &Path) -> Result<(), Error> {
+    let not_ready = |what| Error::NotReady { what, log: log.to_owned() };
+    let deadline = Instant::now() + READY_TIMEOUT;
+    let mut text = Vec::new();
+    // Its one good word is enough; an error has as many lines as it likes.
+    while text != READY {
+        if !readable(&ready, deadline).map_err(failed("wait for the gateway"))? {
+            return Err(not_ready("did not say within 10 s that it is ready"));
+        }
+        let mut piece = [0; 4096];
+        match ready.read(&mut piece).map_err(failed("read what the gateway says"))? {
+            0 => break,
+            n if (text.len() as u64) < READY_TEXT_BYTES => text.extend_from_slice(&piece[..n]),
+            _ => {}
+        }
+    }
+    if text == READY {
+        return Ok(());
+    }
+    match String::from_utf8_lossy(&text).trim() {
+        "" => Err(not_ready("ended before it was ready")),
+        error => Err(Error::Refused(error.to_owned())),
+    }
+}
+
+fn readable(pipe: &PipeReader, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(n) => return Ok(n > 0),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

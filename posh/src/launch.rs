@@ -1,0 +1,309 @@
+//! Becoming the user's own shell, with a session's shims at the front of PATH.
+//!
+//! posh execs the shell in its own process, so that the process tree, the
+//! descriptors, the signal dispositions and the environment (PATH excepted) are
+//! those that the shell would have had by itself. Only `--explain` keeps posh as
+//! the parent, because somebody must print the report afterwards. Whatever is
+//! wrong with posh itself, the shell still runs, and its commands run here.
+
+use std::{
+    env,
+    ffi::{CString, OsStr, OsString},
+    io::Write,
+    num::NonZeroU32,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+    process,
+};
+
+use clap::ValueEnum;
+use nix::{
+    errno::Errno,
+    spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn},
+    sys::{
+        signal::Signal,
+        wait::{WaitStatus, waitpid},
+    },
+    unistd::{AccessFlags, access, execve},
+};
+use posh_proto::{PROTOCOL_VERSION, gateway::OpenSessionRequest, runtime::RuntimeDir};
+
+use crate::{
+    Error,
+    cli::Format,
+    gateway::{self, Client, Target, c_string, environment},
+    signals::Held,
+};
+
+/// Where execvp(3) looks when there is no PATH.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// A shell to be started.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Which one.
+    pub shell: Shell,
+    /// Report afterwards what ran where.
+    pub explain: Option<Format>,
+    /// Splitting factor, else as configured.
+    pub split: Option<NonZeroU32>,
+    /// What it is to run.
+    pub program: Program,
+    /// Which gateway to use.
+    pub target: Target,
+}
+
+/// The shells that posh knows how to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// bash
+    Bash,
+    /// zsh
+    Zsh,
+    /// fish
+    Fish,
+    /// dash
+    Dash,
+}
+
+/// What the shell is to run.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Program {
+    /// What it reads from its standard input: a terminal, or `posh < script`.
+    Interactive,
+    /// `-c CMD ARGS...`; never empty.
+    Command(Vec<OsString>),
+    /// `SCRIPT ARGS...`; never empty.
+    Script(Vec<OsString>),
+}
+
+/// How the shell ended, when posh stayed to see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// With this exit status.
+    Code(i32),
+    /// Killed by this signal.
+    Signal(Signal),
+}
+
+impl Shell {
+    /// Its name, which is also its argv\[0\]: what its own messages begin with.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+            Self::Dash => "dash",
+        }
+    }
+
+    /// The whole argv for a program.
+    #[must_use]
+    pub fn argv(self, program: &Program) -> Vec<OsString> {
+        let mut argv = vec![OsString::from(self.name())];
+        match program {
+            Program::Interactive => {}
+            Program::Script(words) => {
+                argv.extend(looks_like_option(&words[0]).then(|| "--".into()));
+                argv.extend_from_slice(words);
+            }
+            Program::Command(words) if self == Self::Fish => {
+                // Its -c takes the next word whatever it is, and options may follow.
+                argv.extend(["-c".into(), words[0].clone()]);
+                argv.extend((words.len() > 1).then(|| "--".into()));
+                argv.extend_from_slice(&words[1..]);
+            }
+            Program::Command(words) => {
+                argv.push("-c".into());
+                argv.extend(looks_like_option(&words[0]).then(|| "--".into()));
+                argv.extend_from_slice(words);
+            }
+        }
+        argv
+    }
+}
+
+fn looks_like_option(word: &OsStr) -> bool {
+    matches!(word.as_bytes().first(), Some(b'-' | b'+'))
+}
+
+/// Starts the shell. Returns only with `--explain`, after the shell has ended, or
+/// when the shell can't be run. What the user should know meanwhile is written to
+/// `notes`, one line each.
+///
+/// # Errors
+/// [`Error::NoShell`], [`Error::Exec`]: nothing was run.
+pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
+    let path = env::var_os("PATH");
+    let outer_path = path.as_deref().map(without_shims);
+    let session = outer_path.as_deref().and_then(|path| session(launch, path, notes));
+    let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
+    let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
+    let inner_path = match (&session, outer_path.as_deref()) {
+        (Some(session), Some(path)) => Some(prepend(&session.shims, path)),
+        _ => path,
+    };
+    let image = Image::new(&shell, launch.shell.argv(&launch.program), inner_path)?;
+    match (launch.explain, session) {
+        (Some(format), Some(session)) => image.run_and_report(format, session, notes),
+        _ => image.replace_us(),
+    }
+}
+
+/// An open session of the gateway.
+struct Session {
+    client: Client,
+    id: String,
+    shims: PathBuf,
+}
+
+/// Opens a session, or says in `notes` why there is none; silent where nothing is
+/// configured and nobody asked.
+fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Session> {
+    let mut note = |text: String| {
+        let _ = writeln!(notes, "posh: {text}");
+    };
+    let opened = match gateway::find(&launch.target) {
+        Ok(Some(place)) => open_session(launch, path, &place),
+        Ok(None) => {
+            if launch.explain.is_some() {
+                note(format!("nothing to explain, every command runs here: {}", Error::NoConfig));
+            }
+            return None;
+        }
+        Err(error) => Err(error),
+    };
+    opened.map_err(|error| note(format!("every command runs here: {}", error.chain()))).ok()
+}
+
+fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result<Session, Error> {
+    let request = OpenSessionRequest {
+        protocol: PROTOCOL_VERSION,
+        pid: process::id(),
+        explain: launch.explain.is_some(),
+        split: launch.split.map_or(0, NonZeroU32::get),
+        path: path.as_bytes().to_vec().into(),
+        stage_program: stage_program()?.into_os_string().into_vec().into(),
+    };
+    let mut client = gateway::reach(place)?;
+    let reply = match client.open_session(request.clone()) {
+        // It was about to end for want of work as we came: the next one will do.
+        Err(Error::Call { status, .. }) if status.code() == tonic::Code::Unavailable => {
+            client = gateway::reach(place)?;
+            client.open_session(request)?
+        }
+        outcome => outcome?,
+    };
+    let shims = PathBuf::from(OsString::from_vec(reply.shim_directory.to_vec()));
+    Ok(Session { client, id: reply.session, shims })
+}
+
+/// What the shims point at: installed beside our own program.
+fn stage_program() -> Result<PathBuf, Error> {
+    let attempt = || "find posh-stage beside posh".to_owned();
+    let own = env::current_exe().map_err(|source| Error::Start { attempt: attempt(), source })?;
+    let stage = own.with_file_name("posh-stage");
+    match stage.metadata() {
+        Ok(_) => Ok(stage),
+        Err(source) => Err(Error::Start { attempt: format!("find {}", stage.display()), source }),
+    }
+}
+
+/// PATH as it was before an outer posh put its shims in front: ours would take
+/// them for the real commands.
+fn without_shims(path: &OsStr) -> OsString {
+    let Ok(runtime) = RuntimeDir::open() else { return path.to_owned() };
+    remove_below(path, runtime.path())
+}
+
+fn remove_below(path: &OsStr, directory: &Path) -> OsString {
+    let is_outside = |entry: &&[u8]| !Path::new(OsStr::from_bytes(entry)).starts_with(directory);
+    let entries: Vec<&[u8]> = path.as_bytes().split(|&byte| byte == b':').filter(is_outside).collect();
+    OsString::from_vec(entries.join(&b':'))
+}
+
+fn prepend(directory: &Path, path: &OsStr) -> OsString {
+    let mut joined = directory.as_os_str().to_owned();
+    joined.push(":");
+    joined.push(path);
+    joined
+}
+
+/// The first executable file of that name on `path`, as execvp(3) would find it.
+pub(crate) fn find_program(name: &str, path: &OsStr) -> Option<PathBuf> {
+    env::split_paths(path)
+        .map(|directory| directory.join(name))
+        .find(|candidate| candidate.is_file() && access(candidate, AccessFlags::X_OK).is_ok())
+}
+
+/// What execve(2) takes.
+struct Image {
+    program: PathBuf,
+    program_for_exec: CString,
+    argv: Vec<CString>,
+    environment: Vec<CString>,
+}
+
+impl Image {
+    fn new(program: &Path, argv: Vec<OsString>, path: Option<OsString>) -> Result<Self, Error> {
+        let argv = argv.iter().map(|word| c_string(word.as_bytes())).collect::<Result<_, _>>()?;
+        let replaced = env::vars_os().map(|(name, value)| match &path {
+            Some(path) if name == "PATH" => (name, path.clone()),
+            _ => (name, value),
+        });
+        Ok(Self {
+            program: program.to_owned(),
+            program_for_exec: c_string(program.as_os_str().as_bytes())?,
+            argv,
+            environment: environment(replaced)?,
+        })
+    }
+
+    /// Everything this process opened is close-on-exec, and it changed neither
+    /// signal dispositions nor (any more) the mask.
+    fn replace_us(&self) -> Result<Ended, Error> {
+        match execve(&self.program_for_exec, &self.argv, &self.environment) {
+            Ok(never) => match never {},
+            Err(source) => Err(Error::Exec { path: self.program.clone(), source }),
+        }
+    }
+
+    /// Runs the shell as a child in our process group; what the terminal sends is
+    /// for it alone, as in system(3).
+    fn run_and_report(&self, format: Format, mut session: Session, notes: &mut dyn Write) -> Result<Ended, Error> {
+        let held = Held::new(&[Signal::SIGINT, Signal::SIGQUIT])?;
+        let ended = self.run_as_child(&held)?;
+        // From here on Ctrl-C is for us: a report may wait for pipelines in the background.
+        drop(held);
+        match session.client.report(session.id, format == Format::Json) {
+            Ok(text) if text.trim().is_empty() => {
+                let _ = writeln!(notes, "posh: nothing to explain: no command that posh knows was run");
+            }
+            Ok(text) => {
+                let _ = writeln!(notes, "{}", text.trim_end());
+            }
+            Err(error) => {
+                let _ = writeln!(notes, "posh: {}", error.chain());
+            }
+        }
+        Ok(ended)
+    }
+
+    fn run_as_child(&self, held: &Held) -> Result<Ended, Error> {
+        let exec = |source| Error::Exec { path: self.program.clone(), source };
+        let mut attributes = PosixSpawnAttr::init().map_err(exec)?;
+        attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK).map_err(exec)?;
+        attributes.set_sigmask(held.mask_before()).map_err(exec)?;
+        let actions = PosixSpawnFileActions::init().map_err(exec)?;
+        let child = posix_spawn(&self.program, &actions, &attributes, &self.argv, &self.environment).map_err(exec)?;
+        loop {
+            match waitpid(child, None) {
+                Ok(WaitStatus::Exited(_, code)) => return Ok(Ended::Code(code)),
+                Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(Ended::Signal(signal)),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(source) => return Err(Error::System { attempt: "wait for the shell", source }),
+            }
+        }
+    }
+}

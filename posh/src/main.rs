@@ -1,0 +1,112 @@
+//! The `posh` command: the whole program as one match, and the exit statuses.
+//!
+//! There is no Rust `main`: the runtime around it would ignore SIGPIPE and reopen
+//! closed standard descriptors before any of our code runs, and the shell that
+//! posh becomes would inherit both.
+#![no_main]
+#![allow(unsafe_code, reason = "exporting the C `main` needs an unsafe attribute; there is no unsafe block")]
+
+use std::{
+    env,
+    ffi::{c_char, c_int},
+    io::{self, Write},
+};
+
+use nix::sys::signal::{SigSet, Signal, raise};
+use posh::{
+    Error,
+    cli::{self, Annotations, Question, Request, Service, annotations, doctor, tables},
+    descriptors, gateway,
+    launch::{self, Ended},
+    plan_only,
+};
+
+/// All is well.
+const OK: c_int = 0;
+/// A question could not be answered, or a check found something.
+const FAILED: c_int = 1;
+/// The command line makes no sense; bash's number.
+const USAGE: c_int = 2;
+/// The shell was found but can't be run; bash's number.
+const NOT_EXECUTABLE: c_int = 126;
+/// The shell was not found; bash's number.
+const NOT_FOUND: c_int = 127;
+/// What bash adds to the number of the signal that killed a command.
+const SIGNAL_BASE: c_int = 128;
+
+/// Called by the C library, whose static start-up code has handed the arguments
+/// to `std::env` by then.
+#[unsafe(no_mangle)]
+extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
+    descriptors::fill_standard();
+    match cli::parse(env::args_os()) {
+        Err(message) => usage(&message),
+        Ok(Request::Launch(launch)) => match launch::run(&launch, &mut io::stderr()) {
+            Ok(Ended::Code(code)) => code,
+            Ok(Ended::Signal(signal)) => die_by(signal),
+            Err(error) => complain(&error),
+        },
+        Ok(Request::Ask(target, question)) => match question {
+            Question::Mounts { json } => print(tables::mounts(&target, json)),
+            Question::Resolve { path, json } => print(tables::resolve(&target, &path, json)),
+            Question::Status { json } => print(tables::status(&target, json)),
+            Question::Explain { pipeline, json, split } => print(plan_only::explain(&target, &pipeline, json, split)),
+            Question::Doctor => print_checked(Ok(doctor::examine(&target))),
+            Question::Annotations(Annotations::Check { dir }) => {
+                print_checked(annotations::check(&target, dir.as_deref()))
+            }
+            Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(&target, &command)),
+            Question::Annotations(Annotations::Coverage { commands }) => {
+                print(annotations::coverage(&target, &commands))
+            }
+            Question::Gateway(Service::Start) => {
+                print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
+            }
+            Question::Gateway(Service::Stop) => print(gateway::stop(&target)),
+            Question::Completions { shell } => print(Ok(cli::completions(shell))),
+        },
+    }
+}
+
+/// Prints an answer.
+fn print(answer: Result<String, Error>) -> c_int {
+    print_checked(answer.map(|text| (text, true)))
+}
+
+/// Prints an answer with its verdict.
+fn print_checked(answer: Result<(String, bool), Error>) -> c_int {
+    let written = answer.and_then(|(text, good)| {
+        let mut stdout = io::stdout();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)?;
+        Ok(good)
+    });
+    match written {
+        Ok(true) => OK,
+        Ok(false) => FAILED,
+        Err(error) => complain(&error),
+    }
+}
+
+fn complain(error: &Error) -> c_int {
+    let _ = writeln!(io::stderr(), "posh: {}", error.chain());
+    match error {
+        Error::NoShell(_) => NOT_FOUND,
+        Error::Exec { .. } => NOT_EXECUTABLE,
+        _ => FAILED,
+    }
+}
+
+fn usage(message: &clap::Error) -> c_int {
+    let _ = message.print();
+    let _ = io::stdout().flush();
+    if message.use_stderr() { USAGE } else { OK }
+}
+
+/// Ends as the shell ended, so that our parent sees the same.
+fn die_by(signal: Signal) -> c_int {
+    // The shell has dumped core already if it was to.
+    let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
+    let _ = SigSet::from(signal).thread_unblock();
+    let _ = raise(signal);
+    SIGNAL_BASE + signal as c_int
+}

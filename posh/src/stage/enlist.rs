@@ -1,0 +1,151 @@
+//! Is it worth asking the gateway, and if so, what does it need to know of us?
+//! The first question is on the path of every local command; the second is
+//! answered only when the first one says yes.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::sys::resource::{Resource, getrlimit};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    stage::{Descriptor, Enlist, ResourceLimit, WindowSize, descriptor::Kind},
+};
+
+use super::{
+    descriptors,
+    entry::{Entry, Session},
+};
+
+/// The limits that a command can notice, by their Linux numbers, and that make
+/// sense on another machine: CPU time, file size, stack, core, open files, address space.
+const FORWARDED_LIMITS: [Resource; 6] = [
+    Resource::RLIMIT_CPU,
+    Resource::RLIMIT_FSIZE,
+    Resource::RLIMIT_STACK,
+    Resource::RLIMIT_CORE,
+    Resource::RLIMIT_NOFILE,
+    Resource::RLIMIT_AS,
+];
+
+/// `None` when nothing about this command touches an owned mount and no pipe
+/// joins it to one that might.
+pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
+    let cwd = std::env::current_dir().unwrap_or_default();
+    let touches = session.prefixes.cwd_is_owned(&cwd)
+        || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), &cwd))
+        || (0..=2).any(|fd| descriptor_touches(fd, session));
+    if touches || session.always_enlist || ((0..=1).any(is_pipe) && !session.prefixes.owned().is_empty()) {
+        Some(describe(entry, session, cwd, touches))
+    } else {
+        None
+    }
+}
+
+fn descriptor_touches(fd: i32, session: &Session) -> bool {
+    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
+}
+
+fn is_pipe(fd: i32) -> bool {
+    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|p| p.as_os_str().as_bytes().starts_with(b"pipe:"))
+        || descriptors::one(fd).is_some_and(|d| d.kind() == Kind::Pipe)
+}
+
+fn describe(entry: &Entry, session: &Session, cwd: PathBuf, touches_mount: bool) -> Enlist {
+    let status = ProcStatus::read();
+    let descriptors = descriptors::all();
+    Enlist {
+        protocol: PROTOCOL_VERSION,
+        session: session.id.clone(),
+        pid: std::process::id(),
+        name: entry.name.to_string_lossy().into_owned(),
+        program: bytes_of(entry.program.as_os_str()),
+        argv: entry.argv.iter().map(|a| bytes_of(a)).collect(),
+        env: std::env::vars_os().map(|(name, value)| joined(&name, &value)).collect(),
+        cwd: cwd.into_os_string().into_vec().into(),
+        umask: status.umask,
+        window_size: window_size(&descriptors),
+        descriptors,
+        ignored_signals: status.ignored,
+        blocked_signals: status.blocked,
+        limits: FORWARDED_LIMITS.into_iter().filter_map(limit).collect(),
+        nice: rustix::process::getpriority_process(None).unwrap_or(0),
+        mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
+        touches_mount,
+    }
+}
+
+fn bytes_of(word: &OsStr) -> bytes::Bytes {
+    bytes::Bytes::copy_from_slice(word.as_bytes())
+}
+
+fn joined(name: &OsStr, value: &OsStr) -> bytes::Bytes {
+    [name.as_bytes(), b"=", value.as_bytes()].concat().into()
+}
+
+fn limit(resource: Resource) -> Option<ResourceLimit> {
+    let (soft, hard) = getrlimit(resource).ok()?;
+    Some(ResourceLimit { resource: resource as u32, soft, hard })
+}
+
+fn window_size(descriptors: &[Descriptor]) -> Option<WindowSize> {
+    let tty = descriptors.iter().find(|d| d.kind() == Kind::Tty && (1..=2).contains(&d.fd))?;
+    terminal_size(tty.fd.cast_signed())
+}
+
+/// The size of the terminal behind a descriptor.
+pub fn terminal_size(fd: i32) -> Option<WindowSize> {
+    let size = rustix::termios::tcgetwinsize(descriptors::borrow(fd)).ok()?;
+    Some(WindowSize {
+        rows: size.ws_row.into(),
+        columns: size.ws_col.into(),
+        x_pixels: size.ws_xpixel.into(),
+        y_pixels: size.ws_ypixel.into(),
+    })
+}
+
+/// The parts of /proc/self/status (proc_pid_status(5)) that a run must inherit.
+#[derive(Default)]
+struct ProcStatus {
+    umask: u32,
+    ignored: u64,
+    blocked: u64,
+}
+
+impl ProcStatus {
+    fn read() -> Self {
+        fs::read_to_string(Path::new("/proc/self/status")).map_or_else(|_| Self::default(), |text| Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut found = Self::default();
+        for (key, value) in text.lines().filter_map(|line| line.split_once(':')) {
+            let value = value.trim();
+            match key {
+                "Umask" => found.umask = u32::from_str_radix(value, 8).unwrap_or(0o022),
+                "SigIgn" => found.ignored = u64::from_str_radix(value, 16).unwrap_or(0),
+                "SigBlk" => found.blocked = u64::from_str_radix(value, 16).unwrap_or(0),
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_is_read_in_its_own_bases() {
+        let found =
+            ProcStatus::parse("Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n");
+        assert_eq!((found.umask, found.blocked, found.ignored), (0o027, 0x10000, 0x1006));
+    }
+}

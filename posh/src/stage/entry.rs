@@ -1,0 +1,152 @@
+//! How the stage program was entered, and what it stands for: the session, the
+//! command's name and the real program. The PATH door: the kernel tells by which
+//! path we were executed (`AT_EXECFN`, getauxval(3)); argv[0] would not do, since
+//! `exec -a` changes it. The session lies beside the directory of shims.
+
+use std::{
+    ffi::{CString, OsStr, OsString},
+    fmt, fs, io,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use posh_proto::stage::SessionFile;
+use prost::Message;
+
+use super::process;
+
+/// The file beside the shim directory that names the session.
+const SESSION_FILE: &str = "session";
+
+/// The command that the shell wanted, and where we are.
+pub struct Entry {
+    /// As found on PATH, without its directory.
+    pub name: OsString,
+    /// The real program.
+    pub program: PathBuf,
+    /// argv, `argv[0]` included and kept.
+    pub argv: Vec<OsString>,
+    /// `None` when the session is gone: then everything runs here.
+    pub session: Option<Session>,
+    shim: OsString,
+}
+
+/// Where to ask, and which paths are worth asking for.
+pub struct Session {
+    /// The session's name, for reports.
+    pub id: String,
+    /// The gateway's stage socket.
+    pub socket: PathBuf,
+    /// Enlist even when nothing touches a mount.
+    pub always_enlist: bool,
+    /// The owned mount points.
+    pub prefixes: fs_mapper::Prefixes,
+}
+
+/// Why we can't even tell what to run.
+#[derive(Debug)]
+pub enum EntryError {
+    /// Not started through a shim.
+    NotAShim(OsString),
+    /// No other program of that name is on PATH.
+    NotFound(OsString),
+}
+
+impl fmt::Display for EntryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAShim(path) => write!(
+                f,
+                "{} is started by the shims of a posh session, not by hand; start `posh` instead",
+                Path::new(path).display()
+            ),
+            Self::NotFound(name) => write!(f, "{}: command not found", Path::new(name).display()),
+        }
+    }
+}
+
+impl Entry {
+    /// Reads all of it from the kernel and PATH.
+    ///
+    /// # Errors
+    /// [`EntryError`] when no real program can be named.
+    pub fn find() -> Result<Self, EntryError> {
+        let shim = OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).to_owned();
+        let path = Path::new(&shim);
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(EntryError::NotAShim(shim));
+        };
+        let name = name.to_owned();
+        if !path.is_symlink() {
+            return Err(EntryError::NotAShim(shim));
+        }
+        let program = real_program(&name, directory).ok_or_else(|| EntryError::NotFound(name.clone()))?;
+        let session = directory.parent().and_then(|d| read_session(&d.join(SESSION_FILE)));
+        Ok(Self { name, program, argv: super::arguments(), session, shim })
+    }
+
+    /// Becomes the real program, with everything as the shell prepared it. Returns
+    /// only when that failed, with the status that a shell would give.
+    #[must_use]
+    pub fn run_here(&self) -> i32 {
+        let environment: Vec<CString> = std::env::vars_os().filter_map(|(k, v)| self.variable(&k, v)).collect();
+        let argv: Vec<CString> = self.argv.iter().filter_map(|a| c_string(a.clone())).collect();
+        let Some(program) = c_string(self.program.clone().into_os_string()) else { return 126 };
+        let error = process::exec(&program, &argv, &environment);
+        if error.raw_os_error() == Some(nix::libc::ENOEXEC) {
+            return self.run_as_script(argv, &environment);
+        }
+        let status = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+        process::complain(status, &format!("{}: {error}", self.program.display()))
+    }
+
+    /// A file without `#!`: execve(2) refuses it and every shell runs it by sh.
+    fn run_as_script(&self, mut argv: Vec<CString>, environment: &[CString]) -> i32 {
+        let Some(program) = c_string(self.program.clone().into_os_string()) else { return 126 };
+        argv.splice(..argv.len().min(1), [c"sh".to_owned(), program]);
+        let error = process::exec(c"/bin/sh", &argv, environment);
+        process::complain(126, &format!("{}: {error}", self.program.display()))
+    }
+
+    /// One `NAME=VALUE`. bash sets `_` to the path that it executes: the real
+    /// program must not see the shim there.
+    fn variable(&self, name: &OsStr, value: OsString) -> Option<CString> {
+        let value = if name == "_" && value == self.shim { self.program.clone().into_os_string() } else { value };
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.push(b'=');
+        bytes.extend_from_slice(value.as_bytes());
+        CString::new(bytes).ok()
+    }
+}
+
+fn c_string(word: OsString) -> Option<CString> {
+    CString::new(word.into_vec()).ok()
+}
+
+/// The first executable of that name on PATH that is not a shim: sessions can be
+/// nested, so a shim is known by the file that it leads to, not by its directory.
+fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
+    let ourselves = fs::metadata("/proc/self/exe").ok()?;
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    std::env::split_paths(&path).filter(|d| d != own_directory).find_map(|directory| {
+        let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
+        let candidate = directory.join(name);
+        let meta = fs::metadata(&candidate).ok()?;
+        let is_shim = (meta.dev(), meta.ino()) == (ourselves.dev(), ourselves.ino());
+        (meta.is_file() && meta.mode() & 0o111 != 0 && !is_shim).then_some(candidate)
+    })
+}
+
+fn read_session(file: &Path) -> Option<Session> {
+    let bytes = fs::read(file).ok()?;
+    let message = SessionFile::decode(bytes.as_slice()).ok()?;
+    Some(Session {
+        id: message.session,
+        socket: PathBuf::from(OsString::from_vec(message.socket.to_vec())),
+        always_enlist: message.always_enlist,
+        prefixes: fs_mapper::Prefixes::decode(&message.prefixes)?,
+    })
+}

@@ -1,0 +1,57 @@
+//! The stage program's story: look, ask, then either become the real command or
+//! stand in for it while it runs elsewhere.
+//!
+//! It must not care how it was entered (symlink on PATH now, exec hook later):
+//! [`entry`] alone knows that. Everything up to [`enlist`] is on the path of
+//! every local command, so it makes few system calls and starts no runtime.
+
+mod descriptors;
+mod enlist;
+mod entry;
+mod process;
+mod relay;
+mod sink;
+mod wire;
+
+use std::ffi::OsString;
+
+use entry::Entry;
+use posh_proto::stage::{ToStage, to_stage};
+use wire::Link;
+
+/// Exit status when posh itself failed after it had given up the right to run
+/// the command here (as env(1), nohup(1) and timeout(1) use 125).
+pub const EXIT_POSH_FAILED: i32 = 125;
+
+/// Runs the stage to its end and gives its exit status. Usually it does not
+/// return: it becomes the real command, or ends by the signal that ended the
+/// remote one.
+#[must_use]
+pub fn run() -> i32 {
+    let entry = match Entry::find() {
+        Ok(entry) => entry,
+        Err(e) => return process::complain(EXIT_POSH_FAILED, &e.to_string()),
+    };
+    let Some(session) = &entry.session else { return entry.run_here() };
+    let Some(enlist) = enlist::worth_asking(&entry, session) else { return entry.run_here() };
+    let Ok(mut link) = Link::connect(&session.socket) else { return entry.run_here() };
+    match ask(&mut link, enlist) {
+        Some(remote) => relay::stand_in(link, &remote, &entry),
+        None => entry.run_here(),
+    }
+}
+
+/// Enlists and waits for the directive; `None` means to run the command here,
+/// which is also what any fault before the acknowledgement means.
+fn ask(link: &mut Link, enlist: posh_proto::stage::Enlist) -> Option<posh_proto::stage::Remote> {
+    link.send_enlist(enlist).ok()?;
+    match link.receive_directive().ok()? {
+        ToStage { kind: Some(to_stage::Kind::Remote(remote)) } => link.acknowledge().ok().map(|()| remote),
+        _ => None,
+    }
+}
+
+/// The words of the command line, as the shell gave them.
+fn arguments() -> Vec<OsString> {
+    std::env::args_os().collect()
+}

@@ -1,0 +1,73 @@
+//! The calls on our own process that need `unsafe` or must not go through
+//! Rust's runtime: execve, dying by a signal, messages on descriptor 2.
+#![allow(
+    unsafe_code,
+    reason = "execve with borrowed C strings and resetting a signal's disposition have no safe wrapper"
+)]
+
+use std::{
+    ffi::{CStr, CString},
+    io,
+    os::fd::{BorrowedFd, RawFd},
+    ptr,
+};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
+
+/// Becomes another program; returns only the reason why it could not.
+pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Error {
+    let argv: Vec<_> = argv.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect();
+    let environment: Vec<_> = environment.iter().map(|e| e.as_ptr()).chain([ptr::null()]).collect();
+    // SAFETY: both arrays end in a null pointer and borrow strings that live until the call returns.
+    unsafe { nix::libc::execve(program.as_ptr(), argv.as_ptr(), environment.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// A descriptor inherited from the shell. It stays open until we end, since
+/// nothing here closes what it did not open; whether it is open at all, the
+/// kernel says at each use (EBADF).
+pub fn inherited(fd: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: no descriptor of ours is ever passed here, and -1 never is: the numbers come from /proc/self/fd
+    // or are 0, 1, 2; a closed one only makes system calls fail.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Whether two descriptors of ours are one open file description (kcmp(2) with
+/// `KCMP_FILE`, which is 0). Where the kernel won't tell, `false`.
+pub fn same_description(a: RawFd, b: RawFd) -> bool {
+    let pid = nix::unistd::getpid().as_raw();
+    // SAFETY: kcmp takes five integers and no pointers.
+    unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, pid, pid, 0, a, b) == 0 }
+}
+
+/// Ends this process as the remote command ended: by `signal`, or, where the
+/// shell had us ignore that signal, with the status that a shell gives for it.
+pub fn die_by(signal: i32) -> i32 {
+    let status = 128 + signal;
+    let Ok(signal) = Signal::try_from(signal) else { return status };
+    // The core, if any, was dumped where the command ran; a second one here would be ours, not its.
+    let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
+    if signal != Signal::SIGKILL {
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: SIG_DFL installs no handler, so nothing can run in an unsafe context.
+        if unsafe { sigaction(signal, &default) }.is_err() {
+            return status;
+        }
+    }
+    let _ = raise(signal);
+    let mut only = SigSet::empty();
+    only.add(signal);
+    let _ = only.thread_unblock();
+    status
+}
+
+/// Says an error of posh itself on descriptor 2, and gives `status` back.
+pub fn complain(status: i32, message: &str) -> i32 {
+    say(&format!("posh: {message}"));
+    status
+}
+
+/// Writes one line to descriptor 2.
+pub fn say(message: &str) {
+    let _ = rustix::io::write(rustix::stdio::stderr(), format!("{message}\n").as_bytes());
+}

@@ -1,0 +1,289 @@
+//! Standing in for a command that runs elsewhere: its input is read here when it
+//! is wanted, its output written to the shell's descriptors, signals passed on,
+//! and in the end this process ends as the remote one did. One poll(2) loop.
+
+use std::{
+    io,
+    os::fd::{AsFd, RawFd},
+};
+
+use bytes::BytesMut;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::{SigSet, SigmaskHow, Signal, sigprocmask},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::{Whence, lseek},
+};
+use posh_proto::stage::{Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
+
+use super::{EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, wire::Link};
+
+/// What is read from an input at once.
+const READ_BYTES: usize = 256 << 10;
+/// Above this much not yet sent to the gateway, no more input is read.
+const OUTGOING_BYTES: usize = 1 << 20;
+/// `si_code` of a signal that the kernel itself made, such as a terminal's Ctrl-C (sigaction(2)).
+const SI_KERNEL: i32 = 0x80;
+
+/// Signals that are passed on. SIGPIPE is held back, so that a write says EPIPE;
+/// the others are left as they are.
+const FORWARDED: [Signal; 10] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGTSTP,
+    Signal::SIGCONT,
+    Signal::SIGWINCH,
+];
+
+/// An input that the remote command may read.
+struct Source {
+    fd: RawFd,
+    credit: u64,
+    ended: bool,
+}
+
+struct Relay<'a> {
+    link: Link,
+    sources: Vec<Source>,
+    sinks: Vec<Sink>,
+    signals: SignalFd,
+    entry: &'a Entry,
+    mask_before: SigSet,
+    exit: Option<Exit>,
+    run_here: bool,
+}
+
+/// Relays until the remote command has ended and all its output is written, then
+/// ends as it did.
+pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
+    let mut mask_before = SigSet::empty();
+    let mut held: SigSet = FORWARDED.into_iter().collect();
+    let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+    held.add(Signal::SIGPIPE);
+    // A terminal's output from a background job stays the terminal's business (SIGTTOU stops us as it would the command).
+    let masked = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut mask_before));
+    let (Ok(signals), Ok(())) = (signals, masked) else {
+        return process::complain(EXIT_POSH_FAILED, "no descriptor is left for signals; raise `ulimit -n`");
+    };
+    let sources = remote.reads.iter().map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false }).collect();
+    let sinks = remote.writes.iter().filter_map(|&fd| descriptors::one(fd.cast_signed())).map(|d| Sink::new(&d));
+    let sinks = sinks.collect();
+    Relay { link, sources, sinks, signals, entry, mask_before, exit: None, run_here: false }.run()
+}
+
+impl Relay<'_> {
+    fn run(mut self) -> i32 {
+        loop {
+            if self.run_here {
+                let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask_before), None);
+                return self.entry.run_here();
+            }
+            if let Some(exit) = self.exit.take_if(|_| self.sinks.iter().all(Sink::is_idle)) {
+                return finish(&exit);
+            }
+            if self.link.is_closed() && self.exit.is_none() {
+                return self.lost();
+            }
+            if let Err(e) = self.step() {
+                return process::complain(EXIT_POSH_FAILED, &format!("{}: relay: {e}", self.entry.name.display()));
+            }
+        }
+    }
+
+    /// Waits for whatever can go on, and lets it.
+    fn step(&mut self) -> io::Result<()> {
+        let ready = self.wait()?;
+        if ready.signal {
+            self.pass_signals()?;
+        }
+        for (index, flags) in ready.sinks {
+            self.write(index, flags);
+        }
+        for index in ready.sources {
+            self.read(index);
+        }
+        if ready.link_in && !self.link.is_closed() {
+            self.link.fill()?;
+            while let Some(message) = self.link.next()? {
+                if let Some(kind) = message.kind {
+                    self.handle(kind);
+                }
+            }
+        }
+        self.link.flush();
+        Ok(())
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let mut link = PollFlags::empty();
+        link.set(PollFlags::POLLIN, !self.link.is_closed());
+        link.set(PollFlags::POLLOUT, self.link.queued_bytes() > 0);
+        fds.push(PollFd::new(self.link.as_fd(), link));
+        let open = self.link.queued_bytes() < OUTGOING_BYTES && self.exit.is_none();
+        let sources: Vec<usize> =
+            (0..self.sources.len()).filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0).collect();
+        fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
+        // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
+        let sinks: Vec<usize> =
+            (0..self.sinks.len()).filter(|&i| self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
+        for &i in &sinks {
+            let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
+            fds.push(PollFd::new(self.sinks[i].borrow(), wanted));
+        }
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let flags: Vec<PollFlags> = fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty())).collect();
+        let (fixed, rest) = flags.split_at(2);
+        let (source_flags, sink_flags) = rest.split_at(sources.len());
+        Ok(Ready {
+            signal: !fixed[0].is_empty(),
+            link_in: fixed[1].intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR),
+            sources: sources.into_iter().zip(source_flags).filter(|(_, f)| !f.is_empty()).map(|(i, _)| i).collect(),
+            sinks: sinks.into_iter().zip(sink_flags.iter().copied()).filter(|(_, f)| !f.is_empty()).collect(),
+        })
+    }
+
+    fn handle(&mut self, kind: to_stage::Kind) {
+        match kind {
+            to_stage::Kind::RunHere(_) => self.run_here = true,
+            to_stage::Kind::Data(Data { fd, data }) => {
+                if let Some(index) = self.sinks.iter().position(|s| s.fd == fd.cast_signed()) {
+                    self.sinks[index].push(data);
+                    self.write(index, PollFlags::empty());
+                }
+            }
+            to_stage::Kind::Credit(Credit { fd, bytes }) => {
+                if let Some(source) = self.sources.iter_mut().find(|s| s.fd == fd.cast_signed()) {
+                    source.credit += bytes;
+                }
+            }
+            to_stage::Kind::StopReading(fd) => {
+                self.sources.iter_mut().filter(|s| s.fd == fd.cast_signed()).for_each(|s| s.ended = true);
+            }
+            to_stage::Kind::Exit(exit) => {
+                self.sinks.iter_mut().for_each(Sink::end);
+                self.exit = Some(exit);
+            }
+            to_stage::Kind::Remote(_) => {}
+        }
+    }
+
+    /// Writes what a descriptor takes. Data that has just come is tried at once,
+    /// without a poll first, where that can't block.
+    fn write(&mut self, index: usize, flags: PollFlags) {
+        let sink = &mut self.sinks[index];
+        let fd = sink.fd.cast_unsigned();
+        if flags.intersects(PollFlags::POLLERR | PollFlags::POLLNVAL) && sink.is_watched() {
+            sink.fail();
+            self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: Errno::EPIPE as u32 }));
+            return;
+        }
+        match sink.write(flags.contains(PollFlags::POLLOUT)) {
+            Ok(0) => {}
+            Ok(n) => self.link.queue(to_gateway::Kind::Credit(Credit { fd, bytes: n as u64 })),
+            Err(e) => self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: e as u32 })),
+        }
+    }
+
+    fn read(&mut self, index: usize) {
+        let source = &mut self.sources[index];
+        let fd = source.fd.cast_unsigned();
+        let wanted = usize::try_from(source.credit).unwrap_or(READ_BYTES).min(READ_BYTES);
+        let mut buffer = BytesMut::zeroed(wanted);
+        match nix::unistd::read(descriptors::borrow(source.fd), &mut buffer) {
+            Ok(n) if n > 0 => {
+                buffer.truncate(n);
+                source.credit -= n as u64;
+                self.link.queue(to_gateway::Kind::Data(Data { fd, data: buffer.freeze() }));
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Ok(_) | Err(_) => {
+                source.ended = true;
+                self.link.queue(to_gateway::Kind::End(fd));
+            }
+        }
+    }
+
+    fn pass_signals(&mut self) -> io::Result<()> {
+        while let Some(info) = self.signals.read_signal()? {
+            let number = info.ssi_signo;
+            let from_terminal = info.ssi_code == SI_KERNEL;
+            match Signal::try_from(number.cast_signed()) {
+                Ok(Signal::SIGWINCH) => self.pass_window_size(),
+                Ok(Signal::SIGTSTP) => self.stop(),
+                _ => self.queue_signal(number, from_terminal),
+            }
+        }
+        Ok(())
+    }
+
+    fn queue_signal(&mut self, signal: u32, group: bool) {
+        self.link.queue(to_gateway::Kind::Signal(SignalMessage { signal, group }));
+    }
+
+    fn pass_window_size(&mut self) {
+        if let Some(size) = self.sinks.iter().find_map(|s| terminal_size(s.fd)) {
+            self.link.queue(to_gateway::Kind::WindowSize(size));
+        }
+    }
+
+    /// Ctrl-Z: the remote command stops (by SIGSTOP, since SIGTSTP does nothing in
+    /// an orphaned group there), then so do we, as the shell expects; SIGCONT ends both.
+    fn stop(&mut self) {
+        self.queue_signal(Signal::SIGSTOP as u32, true);
+        self.link.flush();
+        let mut only = SigSet::empty();
+        only.add(Signal::SIGTSTP);
+        let _ = nix::sys::signal::raise(Signal::SIGTSTP);
+        let _ = only.thread_unblock();
+        // Stopped here, until SIGCONT.
+        let _ = only.thread_block();
+        self.queue_signal(Signal::SIGCONT as u32, true);
+    }
+
+    /// The gateway is gone after we gave up our right to run the command: whether
+    /// it ran, nobody can say any more.
+    fn lost(&self) -> i32 {
+        let name = self.entry.name.display();
+        process::complain(
+            EXIT_POSH_FAILED,
+            &format!(
+                "{name}: the gateway ended while this command ran on another machine; its output may be incomplete"
+            ),
+        )
+    }
+}
+
+struct Ready {
+    signal: bool,
+    link_in: bool,
+    sources: Vec<usize>,
+    sinks: Vec<(usize, PollFlags)>,
+}
+
+/// Ends as the remote command ended, with shared files where it left them.
+fn finish(exit: &Exit) -> i32 {
+    for seek in &exit.seeks {
+        let offset = i64::try_from(seek.offset).unwrap_or(i64::MAX);
+        let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
+    }
+    if !exit.message.is_empty() {
+        process::say(&exit.message);
+    }
+    match exit.how {
+        Some(exit::How::Code(code)) => code.cast_signed(),
+        Some(exit::How::Signal(signal)) => process::die_by(signal.cast_signed()),
+        None => EXIT_POSH_FAILED,
+    }
+}

@@ -1,0 +1,212 @@
+//! One descriptor that the remote command's output goes to: a queue of what has
+//! come, written as the descriptor takes it and never with O_NONBLOCK set, since
+//! the open file description belongs to the shell and its other children too.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+};
+
+use bytes::{Buf, Bytes};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, fcntl},
+    sys::socket::{MsgFlags, send},
+};
+use posh_proto::stage::{Descriptor, descriptor::Kind};
+use rustix::pipe::{SpliceFlags, splice};
+
+use super::descriptors;
+
+/// A terminal may stop taking bytes at any moment (Ctrl-S); after POLLOUT it
+/// takes at least this much (n_tty's WAKEUP_CHARS is 256).
+const TTY_WRITE_BYTES: usize = 256;
+/// Our own pipe in front of the shell's, so that splice(2) can move its pages
+/// without blocking.
+const FERRY_BYTES: i32 = 1 << 20;
+
+enum How {
+    /// Files and devices: a write ends by itself.
+    Direct,
+    Terminal,
+    Socket,
+    /// Through our own pipe; its read end, its write end, and the bytes in it.
+    Pipe {
+        read: OwnedFd,
+        write: OwnedFd,
+        held: usize,
+    },
+    /// A pipe, where no pipe of our own could be had: PIPE_BUF after each POLLOUT.
+    SmallPipe,
+}
+
+/// See the module's text.
+pub struct Sink {
+    /// The descriptor's number.
+    pub fd: RawFd,
+    how: How,
+    queue: VecDeque<Bytes>,
+    failed: bool,
+    ended: bool,
+}
+
+impl Sink {
+    /// A sink for an open descriptor.
+    pub fn new(descriptor: &Descriptor) -> Self {
+        let how = match descriptor.kind() {
+            Kind::Pipe => ferry().unwrap_or(How::SmallPipe),
+            Kind::Socket => How::Socket,
+            Kind::Tty => How::Terminal,
+            _ => How::Direct,
+        };
+        Self { fd: descriptor.fd.cast_signed(), how, queue: VecDeque::new(), failed: false, ended: false }
+    }
+
+    /// Takes bytes for writing; they are dropped when the descriptor failed before.
+    pub fn push(&mut self, data: Bytes) {
+        if !self.failed && !data.is_empty() {
+            self.queue.push_back(data);
+        }
+    }
+
+    /// No more bytes will come.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Nothing is left to write.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.held() == 0
+    }
+
+    /// Whether the reader's going away still matters.
+    pub fn is_watched(&self) -> bool {
+        !self.failed && !self.ended
+    }
+
+    /// The descriptor, for poll(2).
+    pub fn borrow(&self) -> BorrowedFd<'static> {
+        descriptors::borrow(self.fd)
+    }
+
+    /// Writes what the descriptor takes now. `ready` is what poll(2) said of
+    /// POLLOUT. Gives the number of bytes that left us.
+    ///
+    /// # Errors
+    /// What write(2) said; the sink then drops what it holds and all that comes.
+    pub fn write(&mut self, ready: bool) -> Result<usize, Errno> {
+        let result = self.write_some(ready);
+        if result.is_err() {
+            self.fail();
+        }
+        result
+    }
+
+    /// Gives up: the reader is gone.
+    pub fn fail(&mut self) {
+        self.failed = true;
+        self.queue.clear();
+        if let How::Pipe { held, .. } = &mut self.how {
+            *held = 0;
+        }
+    }
+
+    fn held(&self) -> usize {
+        if let How::Pipe { held, .. } = &self.how { *held } else { 0 }
+    }
+
+    fn write_some(&mut self, ready: bool) -> Result<usize, Errno> {
+        match self.how {
+            How::Direct => self.write_pieces(usize::MAX, usize::MAX),
+            How::Terminal if ready => self.write_pieces(TTY_WRITE_BYTES, 1),
+            How::SmallPipe if ready => self.write_pieces(nix::libc::PIPE_BUF, 1),
+            How::Terminal | How::SmallPipe => Ok(0),
+            How::Socket => self.send_pieces(),
+            How::Pipe { .. } => self.ferry(),
+        }
+    }
+
+    fn write_pieces(&mut self, piece_bytes: usize, pieces: usize) -> Result<usize, Errno> {
+        let (mut total, mut count) = (0, 0);
+        while let Some(front) = self.queue.front_mut() {
+            if count == pieces {
+                break;
+            }
+            let piece = &front[..front.len().min(piece_bytes)];
+            match nix::unistd::write(descriptors::borrow(self.fd), piece) {
+                Ok(n) => {
+                    (total, count) = (total + n, count + 1);
+                    advance(&mut self.queue, n);
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(total)
+    }
+
+    fn send_pieces(&mut self) -> Result<usize, Errno> {
+        let mut total = 0;
+        while let Some(front) = self.queue.front() {
+            match send(self.fd, front, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+                Ok(n) => {
+                    total += n;
+                    advance(&mut self.queue, n);
+                }
+                Err(Errno::EAGAIN | Errno::EINTR) => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(total)
+    }
+
+    /// Fills our own pipe and moves its pages on, as far as neither would block.
+    fn ferry(&mut self) -> Result<usize, Errno> {
+        let How::Pipe { read, write, held } = &mut self.how else { return Ok(0) };
+        let mut total = 0;
+        loop {
+            let mut moved = false;
+            if let Some(front) = self.queue.front() {
+                match nix::unistd::write(write.as_fd(), front) {
+                    Ok(n) => {
+                        (*held, moved) = (*held + n, true);
+                        advance(&mut self.queue, n);
+                    }
+                    Err(Errno::EAGAIN | Errno::EINTR) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            if *held > 0 {
+                let target = descriptors::borrow(self.fd);
+                match splice(read.as_fd(), None, target, None, *held, SpliceFlags::NONBLOCK) {
+                    Ok(n) => (*held, total, moved) = (*held - n, total + n, true),
+                    Err(e) => match Errno::from_raw(e.raw_os_error()) {
+                        Errno::EAGAIN | Errno::EINTR => {}
+                        e => return Err(e),
+                    },
+                }
+            }
+            if !moved || (self.queue.is_empty() && *held == 0) {
+                return Ok(total);
+            }
+        }
+    }
+}
+
+fn advance(queue: &mut VecDeque<Bytes>, bytes: usize) {
+    if let Some(front) = queue.front_mut() {
+        front.advance(bytes);
+        if front.is_empty() {
+            queue.pop_front();
+        }
+    }
+}
+
+fn ferry() -> Option<How> {
+    let flags = nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK;
+    let (read, write) = nix::unistd::pipe2(flags).ok()?;
+    // The kernel's default of 64 KiB does as well when the budget for larger ones is used up.
+    let _ = fcntl(write.as_fd(), FcntlArg::F_SETPIPE_SZ(FERRY_BYTES));
+    Some(How::Pipe { read, write, held: 0 })
+}

@@ -1,0 +1,151 @@
+//! The stage's end of the socket to the gateway: blocking until the directive
+//! has come, then driven by the relay's poll loop.
+
+use std::{
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use posh_proto::{
+    frame,
+    stage::{Ack, Enlist, ToGateway, ToStage, to_gateway::Kind},
+};
+
+/// How long a gateway may take for a directive. Far above what it needs (its own
+/// deadlines are in the tens of milliseconds); this one is for a gateway that is
+/// stopped or swapped out: then the command runs here.
+const DIRECTIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One read from the socket: a full data frame and a bit.
+const READ_BYTES: usize = 512 << 10;
+
+/// A connection to the gateway.
+pub struct Link {
+    socket: UnixStream,
+    incoming: BytesMut,
+    outgoing: BytesMut,
+    closed: bool,
+    acknowledged: bool,
+}
+
+impl Link {
+    /// Connects to the stage socket.
+    ///
+    /// # Errors
+    /// No gateway listens there.
+    pub fn connect(socket: &Path) -> io::Result<Self> {
+        let socket = UnixStream::connect(socket)?;
+        socket.set_read_timeout(Some(DIRECTIVE_TIMEOUT))?;
+        socket.set_write_timeout(Some(DIRECTIVE_TIMEOUT))?;
+        Ok(Self { socket, incoming: BytesMut::new(), outgoing: BytesMut::new(), closed: false, acknowledged: false })
+    }
+
+    /// Says who we are.
+    ///
+    /// # Errors
+    /// The gateway went away.
+    pub fn send_enlist(&mut self, enlist: Enlist) -> io::Result<()> {
+        self.queue(Kind::Enlist(enlist));
+        self.socket.write_all(&self.outgoing.split())
+    }
+
+    /// Gives up the right to run the command here.
+    ///
+    /// # Errors
+    /// The gateway went away: then nothing was given up.
+    pub fn acknowledge(&mut self) -> io::Result<()> {
+        self.queue(Kind::Ack(Ack {}));
+        self.socket.write_all(&self.outgoing.split())?;
+        self.acknowledged = true;
+        self.socket.set_nonblocking(true)
+    }
+
+    /// Waits for the directive.
+    ///
+    /// # Errors
+    /// The gateway went away, or took too long.
+    pub fn receive_directive(&mut self) -> io::Result<ToStage> {
+        loop {
+            if let Some(message) = self.next()? {
+                return Ok(message);
+            }
+            self.fill()?;
+            if self.closed {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+
+    /// Takes the next whole message that has come, if any.
+    ///
+    /// # Errors
+    /// The bytes are no message.
+    pub fn next(&mut self) -> io::Result<Option<ToStage>> {
+        frame::decode(&mut self.incoming).map_err(io::Error::other)
+    }
+
+    /// Reads what has come; [`Self::is_closed`] tells the end.
+    ///
+    /// # Errors
+    /// Other than that nothing has come.
+    pub fn fill(&mut self) -> io::Result<()> {
+        self.incoming.reserve(READ_BYTES);
+        let old = self.incoming.len();
+        self.incoming.resize(old + READ_BYTES, 0);
+        let result = self.socket.read(&mut self.incoming[old..]);
+        self.incoming.truncate(old + result.as_ref().copied().unwrap_or(0));
+        match result {
+            Ok(0) => self.closed = true,
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // Before the acknowledgement the socket blocks, and this is its timeout.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.acknowledged => {}
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.closed = true,
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Whether the gateway has closed its end.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Puts a message into the queue.
+    pub fn queue(&mut self, kind: Kind) {
+        frame::encode(&ToGateway { kind: Some(kind) }, &mut self.outgoing);
+    }
+
+    /// Bytes not yet sent.
+    pub fn queued_bytes(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// Sends as much of the queue as the socket takes now.
+    pub fn flush(&mut self) {
+        while !self.outgoing.is_empty() {
+            match self.socket.write(&self.outgoing) {
+                Ok(n) => drop(self.outgoing.split_to(n)),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Reading will find the end; what can't be sent is of no use any more.
+                    self.outgoing.clear();
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

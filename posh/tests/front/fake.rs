@@ -1,0 +1,221 @@
+//! A gateway that remembers what it was asked, and a directory in which posh is
+//! installed with it. The service is in this process; the program
+//! `posh-gateway` is a script that asks for it through two FIFOs.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::{ffi::OsStringExt, fs::PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use posh_proto::gateway::{
+    Mount, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
+    ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
+    gateway_server::{Gateway, GatewayServer},
+};
+use tokio::{net::UnixListener, sync::oneshot};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+/// The variables of every process of these tests.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// posh with its companions in a directory of its own, and a user's home.
+pub struct Installed {
+    root: tempfile::TempDir,
+}
+
+impl Installed {
+    /// Without any `posh-gateway` and without a configuration.
+    pub fn new() -> Self {
+        let root = tempfile::tempdir().expect("a directory");
+        for (name, mode) in [("bin", 0o755), ("run", 0o700), ("home", 0o755), ("shims", 0o755)] {
+            fs::create_dir(root.path().join(name)).expect("a directory");
+            fs::set_permissions(root.path().join(name), fs::Permissions::from_mode(mode)).expect("a mode");
+        }
+        let installed = Self { root };
+        let posh = installed.at("bin/posh");
+        if fs::hard_link(env!("CARGO_BIN_EXE_posh"), &posh).is_err() {
+            fs::copy(env!("CARGO_BIN_EXE_posh"), &posh).expect("a copy of posh");
+        }
+        installed.script("bin/posh-stage", "exit 9");
+        installed
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    /// With an (empty) configuration that `--config` need not name.
+    pub fn configured(self) -> Self {
+        fs::create_dir_all(self.at("home/.config/posh")).expect("a directory");
+        fs::write(self.config(), "").expect("a file");
+        self
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.at("home/.config/posh/mounts.toml")
+    }
+
+    /// The socket of the configuration's gateway.
+    pub fn socket(&self) -> PathBuf {
+        let user = nix::unistd::geteuid().as_raw();
+        let runtime = posh_proto::runtime::RuntimeDir::open_at(self.at("run/posh"), user).expect("a runtime directory");
+        runtime.socket_path(&self.config().canonicalize().expect("the configuration exists"))
+    }
+
+    pub fn script(&self, name: &str, body: &str) {
+        fs::write(self.at(name), format!("#!/bin/sh\n{body}\n")).expect("a script");
+        fs::set_permissions(self.at(name), fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+
+    /// A `posh-gateway` that runs `body` with the ready descriptor's number in
+    /// `$ready`, and notes each start in the file `starts`.
+    pub fn gateway_program(&self, body: &str) {
+        let starts = self.at("starts");
+        let body = format!("echo \"$@\" >> {}\nfor ready; do :; done\n{body}", starts.display());
+        self.script("bin/posh-gateway", &body);
+    }
+
+    /// A `posh-gateway` that is ready once the service in this process is: the
+    /// returned thread waits until it is started.
+    pub fn gateway_on_demand(&self) -> thread::JoinHandle<Fake> {
+        for fifo in ["started", "go"] {
+            nix::unistd::mkfifo(&self.at(fifo), nix::sys::stat::Mode::from_bits_truncate(0o600)).expect("a FIFO");
+        }
+        let (started, go) = (self.at("started"), self.at("go"));
+        self.gateway_program(&format!(
+            "echo started > {}\nread go < {}\neval \"echo ready >&$ready\"",
+            started.display(),
+            go.display()
+        ));
+        let (socket, shims) = (self.socket(), self.at("shims"));
+        thread::spawn(move || {
+            fs::read_to_string(started).expect("the start");
+            let fake = Fake::listen(&socket, &shims);
+            fs::write(go, "go\n").expect("the script waits");
+            fake
+        })
+    }
+
+    /// A command with the tests' whole environment.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().env("PATH", PATH).env("HOME", self.at("home"));
+        command.env("XDG_RUNTIME_DIR", self.at("run")).env("ODD", "a=b\nc").current_dir(self.at("home"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    pub fn posh(&self, arguments: &[&str]) -> Output {
+        self.command(self.at("bin/posh"), arguments).output().expect("posh runs")
+    }
+
+    /// What plain bash says to the same.
+    pub fn bash(&self, arguments: &[&str]) -> Output {
+        self.command("bash", arguments).output().expect("bash runs")
+    }
+}
+
+/// What the service was asked, in order.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub sessions: Vec<OpenSessionRequest>,
+    pub reports: Vec<ReportRequest>,
+    pub plans: Vec<PlanRequest>,
+    pub resolved: Vec<ResolveRequest>,
+}
+
+/// A running service; dropping it ends it.
+pub struct Fake {
+    pub asked: Arc<Mutex<Asked>>,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Fake {
+    /// Returns when the socket is bound.
+    pub fn listen(socket: &Path, shims: &Path) -> Self {
+        let asked = Arc::<Mutex<Asked>>::default();
+        let service = Service { asked: asked.clone(), shims: shims.to_owned() };
+        let (end, ended) = oneshot::channel();
+        let listener = std::os::unix::net::UnixListener::bind(socket).expect("a socket");
+        listener.set_nonblocking(true).expect("a socket");
+        let thread = thread::spawn(move || serve(listener, service, ended));
+        Self { asked, end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = self.end.take().map(|end| end.send(()));
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+fn serve(listener: std::os::unix::net::UnixListener, service: Service, ended: oneshot::Receiver<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let incoming = UnixListenerStream::new(UnixListener::from_std(listener).expect("a listener"));
+        let server = tonic::transport::Server::builder().add_service(GatewayServer::new(service));
+        tokio::select! {
+            served = server.serve_with_incoming(incoming) => served.expect("the service"),
+            _ = ended => {}
+        }
+    });
+}
+
+struct Service {
+    asked: Arc<Mutex<Asked>>,
+    shims: PathBuf,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Gateway for Service {
+    async fn open_session(&self, request: Request<OpenSessionRequest>) -> Answer<OpenSessionReply> {
+        self.asked.lock().expect("no panic").sessions.push(request.into_inner());
+        let shim_directory = OsString::from(&self.shims).into_vec().into();
+        Ok(Response::new(OpenSessionReply { session: "s1".to_owned(), shim_directory }))
+    }
+
+    async fn report(&self, request: Request<ReportRequest>) -> Answer<ReportReply> {
+        let request = request.into_inner();
+        let text = format!("report of {}, json {}", request.session, request.json);
+        self.asked.lock().expect("no panic").reports.push(request);
+        Ok(Response::new(ReportReply { text }))
+    }
+
+    async fn mounts(&self, _: Request<MountsRequest>) -> Answer<MountsReply> {
+        let mount = Mount { path: "/mnt/logs".into(), state: "no owner".to_owned(), mounted: true, ..Mount::default() };
+        Ok(Response::new(MountsReply { mounts: vec![mount] }))
+    }
+
+    async fn resolve(&self, request: Request<ResolveRequest>) -> Answer<ResolveReply> {
+        let request = request.into_inner();
+        let reply =
+            ResolveReply { client_path: request.path.clone(), reason: "a test".to_owned(), ..Default::default() };
+        self.asked.lock().expect("no panic").resolved.push(request);
+        Ok(Response::new(reply))
+    }
+
+    async fn plan(&self, request: Request<PlanRequest>) -> Answer<PlanReply> {
+        let request = request.into_inner();
+        let text = format!("{} stages", request.stages.len());
+        self.asked.lock().expect("no panic").plans.push(request);
+        Ok(Response::new(PlanReply { text }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
+        Ok(Response::new(StatusReply { version: "9.9".to_owned(), protocol: 1, pid: 7, ..StatusReply::default() }))
+    }
+
+    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {
+        Err(Status::failed_precondition("this one stays"))
+    }
+}

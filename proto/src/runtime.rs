@@ -1,0 +1,181 @@
+//! Where a user's gateways meet their clients: one private directory, and in it
+//! the names that follow from a configuration file. Shared by `posh`, which
+//! connects, and the gateway, which binds. Makes and checks the directory;
+//! opens nothing in it.
+
+use std::{
+    env, fs, io,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+/// Hexadecimal digits of the configuration path's SHA-256 that go into a name.
+/// 48 bits keep two of one user's files apart, and a socket's whole path must fit
+/// into the 108 bytes of `sockaddr_un` (unix(7)).
+const DIGEST_DIGITS: usize = 12;
+
+/// Why the directory can't be used. Its sockets hand out the right to run
+/// commands, so anything unexpected is refused, never repaired.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeDirError {
+    /// It could not be made or looked at.
+    #[error("can't use the runtime directory {}", path.display())]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file or a symlink has its name.
+    #[error("{} is not a directory; remove it, or set XDG_RUNTIME_DIR", .0.display())]
+    NotADirectory(PathBuf),
+    /// Somebody else made it.
+    #[error("{} belongs to user {owner}, not to user {user}; set XDG_RUNTIME_DIR to a directory of your own", path.display())]
+    ForeignOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+        /// Our effective uid.
+        user: u32,
+    },
+    /// Others may enter it.
+    #[error("{} has mode {mode:04o}, which lets other users in; run: chmod 700 {}", path.display(), path.display())]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+}
+
+/// The private directory of one user's gateways.
+#[derive(Debug, Clone)]
+pub struct RuntimeDir {
+    path: PathBuf,
+}
+
+impl RuntimeDir {
+    /// `$XDG_RUNTIME_DIR/posh`, or `/tmp/posh-UID` where that variable names no
+    /// directory; made with mode 0700 when it does not exist.
+    ///
+    /// # Errors
+    /// [`RuntimeDirError`] when it can't be made, or is not private to this user.
+    pub fn open() -> Result<Self, RuntimeDirError> {
+        let user = nix::unistd::geteuid().as_raw();
+        let base = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let path = match base.filter(|base| base.is_absolute() && base.is_dir()) {
+            Some(base) => base.join("posh"),
+            None => PathBuf::from(format!("/tmp/posh-{user}")),
+        };
+        Self::open_at(path, user)
+    }
+
+    /// The same at a given place, for the user with this uid.
+    ///
+    /// # Errors
+    /// As [`RuntimeDir::open`].
+    pub fn open_at(path: PathBuf, user: u32) -> Result<Self, RuntimeDirError> {
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        if let Err(source) = made
+            && source.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(RuntimeDirError::Io { path, source });
+        }
+        // Not following a symlink: in /tmp anybody could have put one there.
+        match fs::symlink_metadata(&path) {
+            Err(source) => Err(RuntimeDirError::Io { path, source }),
+            Ok(found) if !found.is_dir() => Err(RuntimeDirError::NotADirectory(path)),
+            Ok(found) if found.uid() != user => Err(RuntimeDirError::ForeignOwner { path, owner: found.uid(), user }),
+            Ok(found) if found.mode() & 0o077 != 0 => Err(RuntimeDirError::Open { path, mode: found.mode() & 0o7777 }),
+            Ok(_) => Ok(Self { path }),
+        }
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The gRPC socket of the gateway that serves this configuration. `config` is
+    /// canonical (absolute, no symlink), so that one file has one gateway.
+    #[must_use]
+    pub fn socket_path(&self, config: &Path) -> PathBuf {
+        self.named(config, "sock")
+    }
+
+    /// Where that gateway's messages go when it runs in the background.
+    #[must_use]
+    pub fn log_path(&self, config: &Path) -> PathBuf {
+        self.named(config, "log")
+    }
+
+    /// Locked by whoever starts that gateway, so that only one is started.
+    #[must_use]
+    pub fn lock_path(&self, config: &Path) -> PathBuf {
+        self.named(config, "lock")
+    }
+
+    fn named(&self, config: &Path, extension: &str) -> PathBuf {
+        let digest = Sha256::digest(config.as_os_str().as_bytes());
+        let hex: String = digest.iter().take(DIGEST_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+        self.path.join(format!("gateway-{hex}.{extension}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn own_uid() -> u32 {
+        nix::unistd::geteuid().as_raw()
+    }
+
+    #[test]
+    fn it_is_made_private_and_can_be_opened_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("posh");
+        for _ in 0..2 {
+            let opened = RuntimeDir::open_at(path.clone(), own_uid()).unwrap();
+            assert_eq!(opened.path(), path);
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o700);
+        }
+    }
+
+    #[test]
+    fn whatever_others_could_have_made_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let at = |name: &str| parent.path().join(name);
+        fs::create_dir(at("open")).unwrap();
+        fs::set_permissions(at("open"), fs::Permissions::from_mode(0o750)).unwrap();
+        fs::write(at("file"), "").unwrap();
+        fs::DirBuilder::new().mode(0o700).create(at("target")).unwrap();
+        symlink(at("target"), at("link")).unwrap();
+
+        let open = |name: &str, user: u32| RuntimeDir::open_at(at(name), user).unwrap_err();
+        assert!(matches!(open("open", own_uid()), RuntimeDirError::Open { mode: 0o750, .. }));
+        assert!(matches!(open("file", own_uid()), RuntimeDirError::NotADirectory(_)));
+        assert!(matches!(open("link", own_uid()), RuntimeDirError::NotADirectory(_)));
+        assert!(matches!(open("target", own_uid() + 1), RuntimeDirError::ForeignOwner { .. }));
+        assert!(matches!(open("missing/deeper", own_uid()), RuntimeDirError::Io { .. }));
+    }
+
+    #[test]
+    fn each_configuration_has_names_of_its_own() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = RuntimeDir::open_at(parent.path().join("posh"), own_uid()).unwrap();
+        let socket = dir.socket_path(Path::new("/etc/posh/mounts.toml"));
+        assert_ne!(socket, dir.socket_path(Path::new("/home/u/mounts.toml")));
+        assert_eq!(socket, dir.path().join("gateway-ece8822838bc.sock"));
+        assert_eq!(dir.log_path(Path::new("/etc/posh/mounts.toml")), socket.with_extension("log"));
+        assert_eq!(dir.lock_path(Path::new("/etc/posh/mounts.toml")), socket.with_extension("lock"));
+    }
+}

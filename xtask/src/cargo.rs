@@ -1,0 +1,47 @@
+//! Calls of cargo, in the root of the workspace and always for all of it, so that
+//! one set of features and one target directory serve every chore.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+
+/// `cargo`, in the workspace's root.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    command.current_dir(root).args(arguments);
+    command
+}
+
+/// Runs a command to its end; a non-zero status is an error.
+pub fn must(mut command: Command) -> Result<()> {
+    let line = line(&command);
+    eprintln!("$ {line}");
+    let status = command.status().with_context(|| format!("cannot start {line}"))?;
+    ensure!(status.success(), "{line} failed");
+    Ok(())
+}
+
+/// The command as one would type it.
+pub fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// Builds every program of the workspace.
+pub fn build(options: &[&str]) -> Result<()> {
+    let mut build = command(&["build", "--workspace", "--bins"]);
+    build.args(options);
+    must(build)
+}
+
+/// Replaces this process by a (release) program of the workspace, so that signals reach it directly.
+pub fn become_program(package: &str, program: &str, task: &str, arguments: &[String]) -> Result<ExitCode> {
+    let mut run = command(&["run", "--quiet", "--release", "--package", package, "--bin", program, "--", task]);
+    run.args(arguments);
+    let error = run.exec();
+    Err(error).with_context(|| format!("cannot start {program}"))
+}

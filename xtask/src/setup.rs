@@ -1,0 +1,157 @@
+//! The system packages: which programs tests and demonstration call, which Debian
+//! package has each, and how the missing ones are installed. Nothing is installed
+//! that is there, and nothing without being named first.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo;
+
+/// How much of the list is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Laboratories (mounts, namespaces) too.
+    Everything,
+    /// Only what the paper's pipelines call.
+    Commands,
+}
+
+/// Program, Debian package, and whether the pipelines call it (or only laboratories do).
+const PROGRAMS: &[(&str, &str, bool)] = &[
+    ("bash", "bash", true),
+    ("jq", "jq", true),
+    ("mogrify", "imagemagick", true),
+    ("git", "git", true),
+    ("awk", "mawk", true),
+    ("dash", "dash", false),
+    ("zsh", "zsh", false),
+    ("fish", "fish", false),
+    ("sshfs", "sshfs", false),
+    ("fusermount3", "fuse3", false),
+    ("sshd", SSHD, false),
+    ("ssh", "openssh-client", false),
+    ("ssh-keygen", "openssh-client", false),
+    ("ip", "iproute2", false),
+    ("tc", "iproute2", false),
+    ("zstd", "zstd", false),
+    ("bzip2", "bzip2", false),
+    ("xz", "xz-utils", false),
+    ("gzip", "gzip", false),
+    ("find", "findutils", false),
+    ("diff", "diffutils", false),
+    ("tmux", "tmux", false),
+    ("strace", "strace", false),
+    ("ps", "procps", false),
+    ("setpriv", "util-linux", false),
+    ("mount", "mount", false),
+    ("rclone", "rclone", false),
+    ("bindfs", "bindfs", false),
+];
+
+const SSHD: &str = "openssh-server";
+/// invoke-rc.d(8): status 101 forbids to start a service.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+const POLICY_TEXT: &str = "#!/bin/sh\nexit 101\n";
+
+/// Whether this user may install and make namespaces.
+pub fn is_root() -> bool {
+    // The owner of a process's own directory is its effective user (proc(5)).
+    fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+}
+
+/// rustfmt and clippy, which a minimal toolchain lacks.
+pub fn toolchain() -> Result<()> {
+    for (tool, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
+        let there = cargo::command(&[tool, "--version"]).output().is_ok_and(|o| o.status.success());
+        if !there {
+            println!("installing the Rust component {component}");
+            let mut add = Command::new("rustup");
+            add.args(["component", "add", component]);
+            cargo::must(add).with_context(|| format!("install {component} for your Rust toolchain by hand"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Installs what is missing, after saying so.
+pub fn packages(need: Need) -> Result<()> {
+    let missing = missing(need);
+    if missing.is_empty() {
+        println!("set-up: every system package is there");
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    let line = format!("apt-get update && apt-get install -y --no-install-recommends {list}");
+    ensure!(is_root(), "these system packages are missing: {list}; as root: {line}");
+    ensure!(
+        find("apt-get").is_some(),
+        "this is not a Debian machine; install what has these packages' programs: {list}"
+    );
+    println!("set-up: installing the system packages {list}");
+    install(&missing)
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    let sshd = packages.contains(&SSHD);
+    if sshd {
+        println!("set-up: only the program of {SSHD} is wanted; its service is neither started nor enabled");
+    }
+    let _policy = if sshd { NoServices::forbid()? } else { None };
+    let apt = |arguments: &[&str]| {
+        let mut apt = Command::new("apt-get");
+        apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(std::process::Stdio::null());
+        cargo::must(apt)
+    };
+    apt(&["update", "-q"])?;
+    apt(&[&["install", "-y", "-q", "--no-install-recommends"], packages].concat())?;
+    if sshd && find("systemctl").is_some() {
+        let mut disable = Command::new("systemctl");
+        disable.args(["disable", "-q", "ssh.service"]);
+        cargo::must(disable)?;
+    }
+    match missing(Need::Everything).iter().find(|p| packages.contains(p)) {
+        Some(package) => bail!("{package} is installed, but its program is not on PATH or in /usr/sbin"),
+        None => Ok(()),
+    }
+}
+
+/// While it lives, installing a package starts no service.
+struct NoServices;
+
+impl NoServices {
+    /// None when the machine has a policy of its own, which is left alone.
+    fn forbid() -> Result<Option<NoServices>> {
+        if Path::new(POLICY).exists() {
+            return Ok(None);
+        }
+        fs::write(POLICY, POLICY_TEXT).with_context(|| format!("cannot write {POLICY}"))?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(POLICY, mode).with_context(|| format!("cannot make {POLICY} executable"))?;
+        Ok(Some(NoServices))
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(POLICY) {
+            eprintln!("xtask: cannot remove {POLICY}, which forbids services to start: {error}");
+        }
+    }
+}
+
+fn missing(need: Need) -> Vec<&'static str> {
+    let wanted = PROGRAMS.iter().filter(|(_, _, command)| *command || need == Need::Everything);
+    let mut packages: Vec<_> = wanted.filter(|(program, ..)| find(program).is_none()).map(|(_, p, _)| *p).collect();
+    packages.dedup();
+    packages
+}
+
+/// Looks along PATH and where administrators' programs are.
+fn find(program: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    directories.map(|d| d.join(program)).find(|p| p.is_file())
+}

@@ -1,0 +1,106 @@
+//! `cargo xtask test`: the one check for hand and machine. Every step runs even
+//! when an earlier one failed, and the last line sums up.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cargo;
+use crate::setup::{self, Need};
+
+/// Tests (and steps, which count as one each) that passed and failed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Sum {
+    passed: u64,
+    failed: u64,
+}
+
+/// Sets up and runs everything, or only the tests that `filter` names.
+pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
+    setup::toolchain()?;
+    setup::packages(Need::Everything)?;
+    ensure!(setup::is_root(), "the tests make network and mount namespaces: run them as root");
+    ensure!(Path::new("/dev/fuse").exists(), "the tests mount with FUSE, and /dev/fuse does not exist");
+    let mut sum = Sum::default();
+    if filter.is_none() {
+        sum.step(cargo::command(&["fmt", "--all", "--check"]))?;
+        sum.step(cargo::command(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    }
+    // Integration tests start the programs themselves, which `cargo test` alone does not build.
+    sum.step(cargo::command(&["build", "--quiet", "--workspace", "--bins"]))?;
+    sum.tests(full, filter)?;
+    if filter.is_none() {
+        let mut doc = cargo::command(&["doc", "--quiet", "--workspace", "--no-deps"]);
+        doc.env("RUSTDOCFLAGS", "-D warnings");
+        sum.step(doc)?;
+    }
+    println!("{} passed, {} failed", sum.passed, sum.failed);
+    Ok(if sum.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Sum {
+    /// A check that passes or fails as a whole.
+    fn step(&mut self, mut command: Command) -> Result<()> {
+        let line = cargo::line(&command);
+        println!("$ {line}");
+        let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {line}"))?;
+        if status.success() {
+            self.passed += 1;
+        } else {
+            println!("{line}: failed");
+            self.failed += 1;
+        }
+        Ok(())
+    }
+
+    fn tests(&mut self, full: bool, filter: Option<&str>) -> Result<()> {
+        let mut command = cargo::command(&["test", "--workspace", "--no-fail-fast"]);
+        command.args(filter).stdin(Stdio::null()).stdout(Stdio::piped());
+        if full {
+            command.env("POSH_TEST_FULL", "1");
+        }
+        println!("$ {}", cargo::line(&command));
+        let mut child = command.spawn().context("cannot start cargo test")?;
+        let output = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+        let before = *self;
+        for line in output.split(b'\n') {
+            let line = line.context("cannot read the output of cargo test")?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            self.add(Sum::read(&line).unwrap_or_default());
+        }
+        let status = child.wait().context("cannot wait for cargo test")?;
+        // A test that does not compile, or a test program that was killed, prints no result.
+        if !status.success() && self.failed == before.failed {
+            self.failed += 1;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, more: Sum) {
+        self.passed += more.passed;
+        self.failed += more.failed;
+    }
+
+    /// `test result: ok. 5 passed; 0 failed; ...`
+    fn read(line: &str) -> Option<Sum> {
+        let counts = line.strip_prefix("test result: ")?;
+        let count =
+            |what: &str| counts.split([';', '.']).find_map(|p| p.trim().strip_suffix(what)?.trim().parse().ok());
+        Some(Sum { passed: count("passed")?, failed: count("failed")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sum;
+
+    #[test]
+    fn results_of_the_test_programs_are_read() {
+        let line = "test result: FAILED. 5 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.01s";
+        assert_eq!(Sum::read(line), Some(Sum { passed: 5, failed: 2 }));
+        assert_eq!(Sum::read("test a ... ok"), None);
+    }
+}
