@@ -1,6 +1,6 @@
-//! Measures an executor that is running: `stream ADDR MOUNT=EXPORT STREAMS MIB [CALLS]`
-//! runs STREAMS commands at once that print MIB mebibytes each, and says how
-//! fast they came; then CALLS times `true`, one after the other.
+//! Measures an executor that is running: `stream ADDR MOUNT=EXPORT STREAMS CALLS
+//! COMMAND...` runs COMMAND STREAMS times at once, and says how fast the output
+//! came; then CALLS times `true`, one after the other.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: any failure ends it")]
 
 use std::time::Instant;
@@ -68,11 +68,12 @@ async fn run(mut client: ExecutorClient<Channel>, spec: RunSpec) -> u64 {
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, mount, streams, mib, calls @ ..] = &arguments[..] else {
-        panic!("stream ADDR MOUNT=EXPORT STREAMS MIB [CALLS]");
+    let [address, mount, streams, calls, command @ ..] = &arguments[..] else {
+        panic!("stream ADDR MOUNT=EXPORT STREAMS CALLS COMMAND...");
     };
     let (mount, export) = mount.split_once('=').unwrap();
-    let (streams, bytes): (usize, u64) = (streams.parse().unwrap(), mib.parse::<u64>().unwrap() << 20);
+    let (streams, calls): (usize, u32) = (streams.parse().unwrap(), calls.parse().unwrap());
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
     let endpoint = endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(256 << 20);
     // Without this the executor may send frames of 16 KiB only, at half the speed.
@@ -80,11 +81,8 @@ async fn main() {
     let channel = endpoint.connect().await.unwrap();
     let client = ExecutorClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
-    let count = bytes.to_string();
     let began = Instant::now();
-    let runs: Vec<_> = (0..streams)
-        .map(|_| tokio::spawn(run(client.clone(), spec(mount, export, &["head", "-c", &count, "/dev/zero"]))))
-        .collect();
+    let runs: Vec<_> = (0..streams).map(|_| tokio::spawn(run(client.clone(), spec(mount, export, &command)))).collect();
     let mut total = 0;
     for run in runs {
         total += run.await.unwrap();
@@ -92,7 +90,6 @@ async fn main() {
     let seconds = began.elapsed().as_secs_f64();
     println!("{total} bytes, {seconds:.3} s, {:.0} MB/s", total as f64 / seconds / 1e6);
 
-    let calls: u32 = calls.first().map_or(0, |calls| calls.parse().unwrap());
     let mut times = Vec::new();
     for _ in 0..calls {
         let began = Instant::now();

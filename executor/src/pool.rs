@@ -142,7 +142,8 @@ impl Pool {
             client_files: client_files.to_vec(),
             ..ViewSpec::default()
         };
-        let lease = self.slot(key_of(&spec)?)?;
+        let (spec, key) = identify(spec).await?;
+        let lease = self.slot(key)?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
         let mut runner = lease.0.runner.lock().await;
         // A runner may have died since the last run; a fresh one has not.
@@ -311,6 +312,17 @@ fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMoun
 
 fn has_parent(path: &Path) -> bool {
     path.components().any(|component| component == std::path::Component::ParentDir)
+}
+
+/// Computes the key away from the runtime's threads: an export may be on a network
+/// file system that hangs.
+async fn identify(spec: ViewSpec) -> Result<(ViewSpec, Vec<u8>), Refusal> {
+    let work = tokio::task::spawn_blocking(move || key_of(&spec).map(|key| (spec, key)));
+    match tokio::time::timeout(BUILD_TIMEOUT, work).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(error)) => Err(spawn_failed(&error.into())),
+        Err(_) => Err(Refusal::new(Kind::UnknownExport, "an export's file system does not answer")),
+    }
 }
 
 /// The view's description, and which directories its exports are just now.

@@ -5,9 +5,11 @@
 //! that none can hold up another; all tasks end with the run.
 
 mod inlet;
+mod launch;
 mod link;
 mod merge;
 mod outlet;
+mod pace;
 mod plumbing;
 
 use std::{
@@ -24,8 +26,7 @@ use std::{
 
 use nix::libc;
 use posh_proto::executor::{
-    ClientFile, Exited, Finished, MountPoint, RunInput, RunOutput, RunSpec, Signal, Stage, Started, WindowSize,
-    descriptor::Source, exited::How, rejected::Kind, run_input, run_output,
+    Exited, Finished, RunInput, RunOutput, RunSpec, Signal, Started, WindowSize, exited::How, run_input, run_output,
 };
 use tokio::{
     net::unix::pipe,
@@ -38,11 +39,13 @@ use self::{inlet::Inlet, link::Link, outlet::Gate, plumbing::Plumbing};
 use crate::{
     error::Refusal,
     pool::Lease,
-    runner::wire::Job,
     service::{Shared, peer_name},
     sys,
     wiring::Wiring,
 };
+
+/// Programs and statuses named in a run's line of the log.
+const LOGGED_PROGRAMS: usize = 16;
 
 /// The way to the client.
 type Output = mpsc::Sender<Result<RunOutput, Status>>;
@@ -82,7 +85,8 @@ pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Str
         Err(_) => return,
     };
     let run_id = spec.run_id.clone();
-    let programs = spec.stages.iter().map(|stage| stage.program.as_str()).collect::<Vec<_>>().join(" ");
+    let programs = spec.stages.iter().take(LOGGED_PROGRAMS).map(|stage| stage.program.as_str());
+    let programs = programs.collect::<Vec<_>>().join(" ");
     let mut report = Report::default();
     let end = attend(&shared, spec, input, &output, &mut report).await;
     tracing::info!(
@@ -145,7 +149,7 @@ async fn attend(
     let mut kill = shared.kill.subscribe();
     let starting = tokio::select! {
         () = output.closed() => return End::Cancelled,
-        starting = start(shared, spec) => starting,
+        starting = launch::start(shared, spec) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,
@@ -199,92 +203,6 @@ struct Run {
     _permits: [OwnedSemaphorePermit; 2],
 }
 
-async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
-    let overloaded = |what: &str| Refusal::new(Kind::Overloaded, format!("the executor is at its limit of {what}"));
-    if shared.is_draining() {
-        return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
-    }
-    let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
-    let place =
-        Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
-    let mut wiring = Wiring::check(spec)?;
-    let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
-    let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
-    let job = Job { stages: std::mem::take(&mut wiring.stages), ends: wiring.stage_ends.clone() };
-    let (link, lease, plumbing) = match launch(shared, &place, &wiring, &job).await {
-        // It did not start, so that it may be tried once more.
-        Err(Failure::Lost(lease)) => {
-            lease.forget_if_dead().await;
-            launch(shared, &place, &wiring, &job).await
-        }
-        other => other,
-    }
-    .map_err(Failure::into_refusal)?;
-    Ok(Run {
-        link,
-        streams: JoinSet::new(),
-        inlets: HashMap::new(),
-        gates: HashMap::new(),
-        ptys: Vec::new(),
-        terminal_stages: terminal_stages(&job.stages),
-        plan: Some((wiring, plumbing)),
-        stages_left: job.stages.len(),
-        report: Report::default(),
-        _lease: lease,
-        _permits: [run_permit, descriptors],
-    })
-}
-
-/// Where a run's commands believe to be.
-struct Place {
-    mounts: Vec<MountPoint>,
-    client_files: Vec<ClientFile>,
-}
-
-enum Failure {
-    Refused(Refusal),
-    /// The supervisor ended without a word: nothing has started.
-    Lost(Lease),
-}
-
-impl Failure {
-    fn into_refusal(self) -> Refusal {
-        match self {
-            Self::Refused(refusal) => refusal,
-            Self::Lost(_) => Refusal::new(Kind::SpawnFailed, "the run's supervisor ended before anything had started"),
-        }
-    }
-}
-
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-/// Hands the job to a fresh supervisor; returns once its commands run.
-async fn launch(
-    shared: &Shared,
-    place: &Place,
-    wiring: &Wiring,
-    job: &Job,
-) -> Result<(Link, Lease, Plumbing), Failure> {
-    let (socket, lease) = shared.pool.open(&shared.config.exports, &place.mounts, &place.client_files).await?;
-    let mut plumbing = Plumbing::make(wiring)?;
-    let ends = plumbing.take_stage_ends(&job.ends)?;
-    let mut link = Link::new(socket);
-    // When sending fails, the supervisor may still have said why.
-    let _ = link.send_job(job, ends).await;
-    match link.next().await.ok().flatten().and_then(|output| output.kind) {
-        Some(run_output::Kind::Started(_)) => Ok((link, lease, plumbing)),
-        Some(run_output::Kind::Rejected(rejected)) => {
-            link.close().await;
-            Err(Refusal::new(rejected.kind(), rejected.message).at(rejected.stage).into())
-        }
-        _ => Err(Failure::Lost(lease)),
-    }
-}
-
 impl Run {
     /// Starts one task per merge, inlet and outlet. What is left of the plumbing
     /// is closed.
@@ -335,7 +253,9 @@ impl Run {
                 message = self.link.next(), if self.stages_left > 0 => match message {
                     Ok(Some(RunOutput { kind: Some(run_output::Kind::Exited(exited)) })) => {
                         self.stages_left -= 1;
-                        self.report.statuses.push(status_word(&exited));
+                        if self.report.statuses.len() < LOGGED_PROGRAMS {
+                            self.report.statuses.push(status_word(&exited));
+                        }
                         if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
                             return End::Cancelled;
                         }
@@ -391,12 +311,6 @@ impl Run {
         }
         Ok(())
     }
-}
-
-/// The stages that write to a terminal.
-fn terminal_stages(stages: &[Stage]) -> Vec<u32> {
-    let has_terminal = |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
-    stages.iter().filter(has_terminal).map(|stage| stage.id).collect()
 }
 
 /// `2/1`: stage 2 exited with 1; `2!13`: it died of signal 13.

@@ -10,7 +10,7 @@ use nix::libc;
 use posh_proto::executor::{Chunk, run_output};
 use tokio::{net::unix::pipe, sync::Notify};
 
-use super::{Output, Traffic, output_of};
+use super::{Output, Traffic, output_of, pace::Pace};
 
 /// The first chunks are small, so that a first byte is not kept waiting behind
 /// many; a busy stream grows to large ones, which cost less per byte.
@@ -86,6 +86,7 @@ pub async fn drain(
     traffic: Arc<Traffic>,
 ) {
     let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES };
+    let mut pace = Pace::new();
     for source in sources {
         loop {
             let Some(credit) = gate.credit().await else { return };
@@ -93,12 +94,14 @@ pub async fn drain(
                 () = gate.closed() => return,
                 data = buffer.read(&source, credit) => data,
             };
-            let Some(data) = data else { break };
-            gate.spend(data.len());
-            traffic.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+            let Some((data, is_emptied)) = data else { break };
+            let count = data.len();
+            gate.spend(count);
+            traffic.sent.fetch_add(count as u64, Ordering::Relaxed);
             if output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await.is_err() {
                 return;
             }
+            pace.after_read(count, is_emptied).await;
         }
     }
     let _ = output.send(Ok(output_of(run_output::Kind::End(stream)))).await;
@@ -111,8 +114,8 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// What is there, once something is; `None` at the end.
-    async fn read(&mut self, source: &pipe::Receiver, limit: usize) -> Option<Bytes> {
+    /// What is there, once something is, and whether that was all; `None` at the end.
+    async fn read(&mut self, source: &pipe::Receiver, limit: usize) -> Option<(Bytes, bool)> {
         loop {
             source.readable().await.ok()?;
             let wanted = self.chunk_bytes.min(limit);
@@ -124,7 +127,7 @@ impl Buffer {
                 Ok(0) => return None,
                 Ok(count) => {
                     self.adapt(count);
-                    return Some(self.bytes.split().freeze());
+                    return Some((self.bytes.split().freeze(), count < wanted));
                 }
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 // The other side of a pty is closed.

@@ -60,6 +60,30 @@ async fn a_lost_connection_leaves_no_process() {
     lock_is_free(lab.store.path()).await;
 }
 
+#[tokio::test]
+async fn a_frozen_peer_leaves_no_process() {
+    let lab = Lab::start().await;
+    let between = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, server) = (between.local_addr().unwrap(), lab.address);
+    // Forwards until told to freeze; the connections stay open.
+    let (freeze, frozen) = tokio::sync::oneshot::channel::<()>();
+    let relay = tokio::spawn(async move {
+        let (mut near, _) = between.accept().await.unwrap();
+        let mut far = tokio::net::TcpStream::connect(server).await.unwrap();
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+            _ = frozen => {}
+        }
+        (near, far)
+    });
+    let client = connect(address).await;
+    let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    freeze.send(()).unwrap();
+    let _open = relay.await.unwrap();
+    lock_is_free(lab.store.path()).await;
+}
+
 /// `posh-executor` as a program.
 struct Program {
     child: Child,
@@ -113,6 +137,27 @@ async fn a_killed_executor_leaves_no_process_and_no_directory() {
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut executor.stderr, &mut rest).unwrap();
     assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn memory_stays_bounded_while_nobody_reads() {
+    let store = tempfile::tempdir().unwrap();
+    let mut executor = Program::start(&mut program(), store.path());
+    let address = executor.address();
+    let (unread, busy) = (connect(address).await, connect(address).await);
+    let mut calls = Vec::new();
+    for _ in 0..8 {
+        let mut spec = pipeline(&["yes"]);
+        spec.outlets[0].initial_credit_bytes = u64::MAX;
+        calls.push(Call::open(&unread, spec).await);
+    }
+    // While this passes, the others could have filled any memory.
+    let outcome = run(&busy, pipeline(&["head -c 100000000 /dev/zero"]), bytes::Bytes::new()).await;
+    assert_eq!(outcome.out.len(), 100_000_000);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", executor.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak_kib: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak_kib < 100 << 10, "{peak_kib} KiB");
 }
 
 #[tokio::test]

@@ -1,0 +1,102 @@
+//! Starting a run: bounds, checks, pipes, and the job on its way to a supervisor.
+
+use std::collections::HashMap;
+
+use posh_proto::executor::{ClientFile, MountPoint, RunSpec, Stage, descriptor::Source, rejected::Kind, run_output};
+use tokio::task::JoinSet;
+
+use super::{Report, Run, link::Link, plumbing::Plumbing};
+use crate::{error::Refusal, pool::Lease, runner::wire::Job, service::Shared, wiring::Wiring};
+
+/// Starts the run, or says why not; then nothing of it has run.
+pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
+    let overloaded = |what: &str| Refusal::new(Kind::Overloaded, format!("the executor is at its limit of {what}"));
+    if shared.is_draining() {
+        return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
+    }
+    let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
+    let place =
+        Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
+    let mut wiring = Wiring::check(spec)?;
+    let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
+    let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
+    let job = Job { stages: std::mem::take(&mut wiring.stages), ends: wiring.stage_ends.clone() };
+    let (link, lease, plumbing) = match launch(shared, &place, &wiring, &job).await {
+        // It did not start, so that it may be tried once more.
+        Err(Failure::Lost(lease)) => {
+            lease.forget_if_dead().await;
+            launch(shared, &place, &wiring, &job).await
+        }
+        other => other,
+    }
+    .map_err(Failure::into_refusal)?;
+    Ok(Run {
+        link,
+        streams: JoinSet::new(),
+        inlets: HashMap::new(),
+        gates: HashMap::new(),
+        ptys: Vec::new(),
+        terminal_stages: terminal_stages(&job.stages),
+        plan: Some((wiring, plumbing)),
+        stages_left: job.stages.len(),
+        report: Report::default(),
+        _lease: lease,
+        _permits: [run_permit, descriptors],
+    })
+}
+
+/// Where a run's commands believe to be.
+struct Place {
+    mounts: Vec<MountPoint>,
+    client_files: Vec<ClientFile>,
+}
+
+enum Failure {
+    Refused(Refusal),
+    /// The supervisor ended without a word: nothing has started.
+    Lost(Lease),
+}
+
+impl Failure {
+    fn into_refusal(self) -> Refusal {
+        match self {
+            Self::Refused(refusal) => refusal,
+            Self::Lost(_) => Refusal::new(Kind::SpawnFailed, "the run's supervisor ended before anything had started"),
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// Hands the job to a fresh supervisor; returns once its commands run.
+async fn launch(
+    shared: &Shared,
+    place: &Place,
+    wiring: &Wiring,
+    job: &Job,
+) -> Result<(Link, Lease, Plumbing), Failure> {
+    let (socket, lease) = shared.pool.open(&shared.config.exports, &place.mounts, &place.client_files).await?;
+    let mut plumbing = Plumbing::make(wiring)?;
+    let ends = plumbing.take_stage_ends(&job.ends)?;
+    let mut link = Link::new(socket);
+    // When sending fails, the supervisor may still have said why.
+    let _ = link.send_job(job, ends).await;
+    match link.next().await.ok().flatten().and_then(|output| output.kind) {
+        Some(run_output::Kind::Started(_)) => Ok((link, lease, plumbing)),
+        Some(run_output::Kind::Rejected(rejected)) => {
+            link.close().await;
+            Err(Refusal::new(rejected.kind(), rejected.message).at(rejected.stage).into())
+        }
+        _ => Err(Failure::Lost(lease)),
+    }
+}
+
+/// The stages that write to a terminal.
+fn terminal_stages(stages: &[Stage]) -> Vec<u32> {
+    let has_terminal = |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
+    stages.iter().filter(has_terminal).map(|stage| stage.id).collect()
+}
