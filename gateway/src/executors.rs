@@ -23,6 +23,8 @@ pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// All streams of a connection together; credits keep the streams below it, so
 /// that none that is read late can hold up the others.
 pub const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
+/// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time for a gigabyte.
+const FRAME_BYTES: u32 = 1 << 20;
 /// Keepalive: a frozen peer is noticed after the two together.
 const KEEPALIVE: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -184,6 +186,7 @@ async fn greet(address: &str, commands: &[String]) -> Result<Connection, String>
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
         .keep_alive_while_idle(true);

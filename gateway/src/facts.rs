@@ -157,6 +157,17 @@ fn attribute(attribute: FileAttribute) -> &'static str {
     }
 }
 
+/// Whether the mount of a place follows symbolic links by rules of its own:
+/// Debian's sshfs refuses absolute ones and those with `..` (`contain_symlinks`).
+#[must_use]
+pub fn contains_symlinks(world: &World<'_>, place: &Place) -> bool {
+    let Place::At(_, path) = place else { return false };
+    match world.table.resolve(path.as_path(), Path::new("/")) {
+        Resolution::Owned(owned) => world.table.mount(owned.mount).adapter() == Adapter::Sshfs,
+        Resolution::Local { .. } => false,
+    }
+}
+
 /// What a command looks for upwards (`.git`) must not lie above the mount, where
 /// only this machine could find it.
 fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {

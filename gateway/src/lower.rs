@@ -203,7 +203,7 @@ impl<'a> Builder<'a> {
                 .map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard })
                 .collect(),
             nice: enlisted.nice,
-            paths: paths_of(reading, part),
+            paths: paths_of(self.world, reading, part),
         };
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
@@ -358,7 +358,7 @@ fn matches(pattern: &str, name: &OsStr) -> bool {
     }
 }
 
-fn paths_of(reading: &Reading, part: &Part) -> Vec<PathUse> {
+fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
     let last = part.operands.as_ref().and_then(|o| o.last()).filter(|_| part.needs_newline);
     let splittable = reading.invocation.split.as_ref().map_or(&[][..], |s| &s.operands);
     let kept = |file: &FileUse| match &part.operands {
@@ -368,11 +368,12 @@ fn paths_of(reading: &Reading, part: &Part) -> Vec<PathUse> {
     let files = reading.invocation.files.iter().zip(&reading.places);
     let files = files.filter(|(file, place)| matches!(place, Some(Place::At(..))) && kept(file));
     let mut paths: Vec<PathUse> = files
-        .map(|(file, _)| PathUse {
+        .map(|(file, place)| PathUse {
             path: bytes(&file.path),
             recursive: file.kind.recursive(),
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
+            no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
         })
         .collect();
     if reading.cwd.is_some() {

@@ -9,7 +9,7 @@ use std::{
     fs,
     os::{
         fd::{AsRawFd as _, OwnedFd},
-        unix::ffi::OsStrExt as _,
+        unix::{ffi::OsStrExt as _, fs::FileExt as _},
     },
     path::{Path, PathBuf},
 };
@@ -75,7 +75,34 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
     let (at, status) =
         landing(cwd, path_of(&used.path), !used.no_follow).map_err(|errno| outside(errno.desc().to_owned()))?;
     require_inside(view, &at).map_err(&outside)?;
-    require_plain(&status, used.no_follow).map_err(outside)
+    require_plain(&status, used.no_follow).map_err(&outside)?;
+    if used.no_symlinks && passes_link(cwd, path_of(&used.path)) {
+        return Err(outside("passes a symbolic link, which the workstation's mount may not follow".to_owned()));
+    }
+    if used.ends_in_newline && !ends_in_newline(cwd, path_of(&used.path)) {
+        let why = format!("{} does not end in a newline", path_of(&used.path).display());
+        return Err(Refusal::new(Kind::Seam, why));
+    }
+    Ok(())
+}
+
+/// Whether a symbolic link would have to be followed; one as the last component
+/// of a path that is not followed does not count, since O_NOFOLLOW names it itself.
+fn passes_link(cwd: &OwnedFd, path: &Path) -> bool {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    openat2(cwd, path, how).is_err_and(|errno| errno == Errno::ELOOP)
+}
+
+/// Whether a file has a last byte and it is a newline. An empty or unreadable
+/// file says nothing of what its part of a split ends in.
+fn ends_in_newline(cwd: &OwnedFd, path: &Path) -> bool {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let Ok(file) = openat2(cwd, path, how).map(fs::File::from) else { return false };
+    let mut last = [0];
+    let length = file.metadata().map_or(0, |found| found.len());
+    length > 0 && file.read_exact_at(&mut last, length - 1).is_ok() && last == *b"\n"
 }
 
 /// Opens a redirect's file, at the offset that the shell's descriptor has.
