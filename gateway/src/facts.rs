@@ -10,7 +10,7 @@ use std::{
 };
 
 use fs_mapper::{
-    ClientPath, ExecutorName, LastLink, Mount, MountTable, Owned, Resolution, Resolver,
+    ClientPath, ExecutorName, LastLink, Mount, MountId, MountTable, Owned, Resolution, Resolver,
     coherence::{Adapter, WriteBehind},
 };
 use posh_annotations::{
@@ -59,8 +59,8 @@ pub struct Reading {
 /// Whose a path is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// An executor's.
-    At(ExecutorId, ClientPath),
+    /// An executor's: whose, where, on which mount.
+    At(ExecutorId, ClientPath, MountId),
     /// This machine's, and why.
     Here(String),
 }
@@ -102,9 +102,8 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
 /// What a command shows of files must look there as it looks here.
 fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
     for place in reading.places.iter().flatten().chain(&reading.cwd) {
-        let Place::At(_, path) = place else { continue };
-        let Resolution::Owned(owned) = world.table.resolve(path.as_path(), Path::new("/")) else { continue };
-        let mount = world.table.mount(owned.mount);
+        let Place::At(_, _, mount) = place else { continue };
+        let mount = world.table.mount(*mount);
         if let Some(differs) = reading.invocation.shows.iter().find(|a| !shown_alike(mount, **a)) {
             return Err(format!(
                 "{} shows {}, which a {} mount does not show as the server does",
@@ -120,9 +119,8 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
 /// A command must not itself write behind a mount that would upload its own old copy later.
 fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
     for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
-        let Some(Place::At(_, path)) = place else { continue };
-        let Resolution::Owned(owned) = world.table.resolve(path.as_path(), Path::new("/")) else { continue };
-        let mount = world.table.mount(owned.mount);
+        let Some(Place::At(_, _, mount)) = place else { continue };
+        let mount = world.table.mount(*mount);
         if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
             return Err(format!("files on a {} mount must be written through it", mount.fs_type));
         }
@@ -161,11 +159,7 @@ fn attribute(attribute: FileAttribute) -> &'static str {
 /// Debian's sshfs refuses absolute ones and those with `..` (`contain_symlinks`).
 #[must_use]
 pub fn contains_symlinks(world: &World<'_>, place: &Place) -> bool {
-    let Place::At(_, path) = place else { return false };
-    match world.table.resolve(path.as_path(), Path::new("/")) {
-        Resolution::Owned(owned) => world.table.mount(owned.mount).adapter() == Adapter::Sshfs,
-        Resolution::Local { .. } => false,
-    }
+    matches!(place, Place::At(_, _, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs)
 }
 
 /// What a command looks for upwards (`.git`) must not lie above the mount, where
@@ -226,7 +220,7 @@ fn place(
     }
     let id =
         world.executor_id(&owned.executor).ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
-    Ok(Place::At(id, owned.client_path))
+    Ok(Place::At(id, owned.client_path, owned.mount))
 }
 
 fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String> {
@@ -340,7 +334,7 @@ fn check_output_is_not_input(
 ) -> Result<(), String> {
     let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
     let inputs_there =
-        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, _) if *e == id));
+        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, ..) if *e == id));
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
@@ -434,7 +428,7 @@ fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, Exe
         match place {
             None => {}
             Some(Place::Here(reason)) => local = Some(reason.clone()),
-            Some(Place::At(id, _)) => {
+            Some(Place::At(id, ..)) => {
                 sites.insert(*id);
                 match argument.filter(|a| splittable.contains(a)) {
                     Some(argument) => operands.push((argument, *id)),

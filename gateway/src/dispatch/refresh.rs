@@ -37,7 +37,7 @@ impl Written {
         let redirects = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
         files.extend(redirects.filter(|d| d.kind == Kind::File && d.writes()).map(|d| d.path.clone()));
         for (file, place) in reading.into_iter().flat_map(|r| r.invocation.files.iter().zip(&r.places)) {
-            let Some(Place::At(_, path)) = place else { continue };
+            let Some(Place::At(_, path, _)) = place else { continue };
             if file.kind.writes() {
                 note(file.kind, path.as_path(), &mut files, &mut directories);
             }

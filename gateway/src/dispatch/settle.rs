@@ -39,13 +39,13 @@ pub async fn settle(table: &Arc<MountTable>, readings: &mut [Result<Reading, Str
 }
 
 fn unsettled(table: &MountTable, reading: &Reading) -> Vec<PathBuf> {
-    let places = reading.places.iter().flatten().chain(&reading.cwd);
-    let paths = places.filter_map(|place| if let Place::At(_, path) = place { Some(path.as_path()) } else { None });
-    let asks = |path: &&Path| match table.resolve(path, "/".as_ref()) {
-        Resolution::Owned(owned) => !matches!(table.mount(owned.mount).adapter(), Adapter::Bind | Adapter::Sshfs),
-        Resolution::Local { .. } => false,
+    let asks = |place: &Place| match place {
+        Place::At(_, path, mount) if !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Sshfs) => {
+            Some(path.as_path().to_owned())
+        }
+        _ => None,
     };
-    paths.filter(asks).map(PathBuf::from).collect()
+    reading.places.iter().flatten().chain(&reading.cwd).filter_map(asks).collect()
 }
 
 fn settle_one(table: &MountTable, path: &Path) -> Result<(), String> {
