@@ -96,9 +96,6 @@ pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Str
         ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
         "run ended"
     );
-    if let Some(last) = end.into_message() {
-        let _ = output.send(last).await;
-    }
 }
 
 /// What the log tells of a run.
@@ -120,13 +117,14 @@ impl End {
         }
     }
 
-    fn into_message(self) -> Option<Result<RunOutput, Status>> {
+    /// The last message to the client.
+    fn message(&self) -> Option<Result<RunOutput, Status>> {
         Some(match self {
             Self::Finished => Ok(output_of(run_output::Kind::Finished(Finished {}))),
             Self::Cancelled => return None,
             Self::Killed => Err(Status::unavailable("the executor was shut down and killed this run")),
-            Self::Rejected(refusal) => Ok(refusal.into()),
-            Self::Violation(what) => Err(Status::invalid_argument(what)),
+            Self::Rejected(refusal) => Ok(refusal.clone().into()),
+            Self::Violation(what) => Err(Status::invalid_argument(what.as_str())),
             Self::Lost(what) => Err(Status::internal(format!("the run's supervisor is gone: {what}"))),
         })
     }
@@ -151,7 +149,11 @@ async fn attend(
     };
     let mut run = match starting {
         Ok(run) => run,
-        Err(refusal) => return End::Rejected(refusal),
+        Err(refusal) => {
+            let end = End::Rejected(refusal);
+            say(&end, output).await;
+            return end;
+        }
     };
     run.report = std::mem::take(report);
     if output.send(Ok(output_of(run_output::Kind::Started(Started {})))).await.is_err() {
@@ -164,11 +166,21 @@ async fn attend(
         _ = kill.wait_for(|kill| *kill) => End::Killed,
     };
     // Closes the pipes, then the supervisor's socket, and waits for its end: the
-    // run's permits count processes, not calls.
-    run.streams.shutdown().await;
-    run.link.close().await;
+    // run's permits count processes, not calls. The client need not wait for that,
+    // nor that for the client.
+    let clean_up = async {
+        run.streams.shutdown().await;
+        run.link.close().await;
+    };
+    tokio::join!(say(&end, output), clean_up);
     *report = run.report;
     end
+}
+
+async fn say(end: &End, output: &Output) {
+    if let Some(last) = end.message() {
+        let _ = output.send(last).await;
+    }
 }
 
 /// A run that has started, in the daemon.

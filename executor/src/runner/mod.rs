@@ -67,6 +67,8 @@ pub fn main() -> ExitCode {
 fn guard() -> io::Result<()> {
     let control = take_control()?;
     let spec: ViewSpec = read_frame(&control)?;
+    // Started as /proc/self/exe, it would be listed as `exe`.
+    let _ = prctl::set_name(c"posh-runner");
     // A session of its own: what a terminal sends to the daemon is not for us.
     let _ = setsid();
     prctl::set_child_subreaper(true)?;

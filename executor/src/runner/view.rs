@@ -65,6 +65,7 @@ pub fn is_shown(path: &Path) -> bool {
 }
 
 /// A view that stands: this process and its children are inside it.
+#[derive(Debug)]
 pub struct View {
     mounts: Vec<PathBuf>,
     /// The root's tmpfs where it can still be written; none without a namespace.
@@ -431,4 +432,51 @@ fn set_read_only(path: &Path) -> Result<(), Refusal> {
 /// A path that leads to what `fd` refers to, also when that is covered.
 fn descriptor_path(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(path: &Path, directory: &Path) -> ViewSpec {
+        let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+        let mount = ViewMount { path: bytes(path), directory: bytes(directory), ..ViewMount::default() };
+        ViewSpec { isolation: Isolation::Nothing.into(), mounts: vec![mount], ..ViewSpec::default() }
+    }
+
+    fn refusal(spec: &ViewSpec) -> String {
+        View::build(spec).err().expect("a refusal").message
+    }
+
+    #[test]
+    fn without_a_namespace_only_the_same_tree_is_served() {
+        let directory = tempfile::tempdir().unwrap();
+        let same = directory.path().canonicalize().unwrap();
+        let view = View::build(&spec(&same, &same)).expect("the same tree");
+        assert_eq!(view.mount_of(&same.join("f")), Some(same.as_path()));
+        assert!(view.make_directory(&same.join("new")).is_err());
+        assert!(refusal(&spec(Path::new("/mnt/elsewhere"), &same)).contains("no mount namespace can be made"));
+        let mut read_only = spec(&same, &same);
+        read_only.mounts[0].read_only = true;
+        assert!(refusal(&read_only).contains("is read-only, which needs a mount namespace"));
+        let mut with_file = spec(&same, &same);
+        let path = b"/home/u/.gitconfig"[..].into();
+        with_file.client_files = vec![ClientFile { path, content: "x".into(), mode: 0o600 }];
+        assert!(refusal(&with_file).contains("cannot show /home/u/.gitconfig"));
+    }
+
+    #[test]
+    fn programs_are_shown_and_homes_are_not() {
+        for (path, expected) in [
+            ("/usr/bin/sort", true),
+            ("/bin/sort", true),
+            ("/lib64/ld.so", true),
+            ("/opt/x/bin/y", true),
+            ("/home/u/bin/x", false),
+            ("/usrlocal/x", false),
+            ("/", false),
+        ] {
+            assert_eq!(is_shown(Path::new(path)), expected, "{path}");
+        }
+    }
 }

@@ -118,26 +118,72 @@ async fn a_killed_executor_leaves_no_process_and_no_directory() {
 #[tokio::test]
 async fn an_ordinary_user_serves_in_a_user_namespace() {
     let store = tempfile::tempdir().unwrap();
-    let id = "23456";
-    std::os::unix::fs::chown(store.path(), Some(23456), Some(23456)).unwrap();
-    // Where the test's own build is may not be open to others.
     let bin = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(bin.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let copy = bin.path().join("posh-executor");
-    std::fs::copy(env!("CARGO_BIN_EXE_posh-executor"), &copy).unwrap();
+    let copy = open_to(&store, &bin);
     let mut command_line = Command::new("setpriv");
-    command_line.args(["--reuid", id, "--regid", id, "--clear-groups"]).arg(&copy);
+    command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]).arg(&copy);
     let mut executor = Program::start(&mut command_line, store.path());
     let mut client = connect(executor.address()).await;
     let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
     let script = "pwd -P; id -u; echo x > f; stat -c %u f; touch /usr/x || touch /x || echo read-only";
     let outcome = run(&client, command(&["sh", "-c", script]), bytes::Bytes::new()).await;
-    assert_eq!(outcome.text(), format!("{MOUNT}\n{id}\n{id}\nread-only\n"));
+    assert_eq!(outcome.text(), format!("{MOUNT}\n{USER}\n{USER}\nread-only\n"));
     let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
     call.until_output("ready").await;
     kill(executor.pid(), Signal::SIGKILL).unwrap();
     lock_is_free(store.path()).await;
+}
+
+#[tokio::test]
+async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
+    let store = tempfile::tempdir().unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let copy = open_to(&store, &bin);
+    // An ordinary user in a namespace that allows no further ones.
+    let script =
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
+    let mut command_line = Command::new("setpriv");
+    command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+    command_line.args(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"]).arg(&copy);
+    let mut executor = Program::start(&mut command_line, store.path());
+    let mut client = connect(executor.address()).await;
+    let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
+    assert!(!reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"), "{reply:?}");
+    let outcome = run(&client, pipeline(&["pwd"]), bytes::Bytes::new()).await;
+    assert_eq!(outcome.refusal().kind(), rejected::Kind::NoNamespace);
+    let path = store.path().to_str().unwrap();
+    let there = |argv: &[&str]| {
+        let mut spec = command(argv);
+        spec.mounts = vec![mount(path, "logs", "")];
+        spec.stages[0].cwd = path.to_owned().into();
+        spec
+    };
+    let outcome = run(&client, there(&["pwd", "-P"]), bytes::Bytes::new()).await;
+    assert_eq!(outcome.text(), format!("{path}\n"));
+    // Without a process namespace the descendants are found all the same.
+    let mut call = Call::open(&client, there(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    drop(call);
+    lock_is_free(store.path()).await;
+    let mut call = Call::open(&client, there(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    kill(executor.pid(), Signal::SIGKILL).unwrap();
+    lock_is_free(store.path()).await;
+}
+
+/// A user who has nothing on any machine.
+const USER: &str = "23456";
+
+/// Gives the store to [`USER`], and a copy of the program that they can run: where
+/// the test's own build is may not be open to others.
+fn open_to(store: &tempfile::TempDir, bin: &tempfile::TempDir) -> PathBuf {
+    let id = USER.parse().unwrap();
+    std::os::unix::fs::chown(store.path(), Some(id), Some(id)).unwrap();
+    std::fs::set_permissions(bin.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let copy = bin.path().join("posh-executor");
+    std::fs::copy(env!("CARGO_BIN_EXE_posh-executor"), &copy).unwrap();
+    copy
 }
 
 #[tokio::test]
