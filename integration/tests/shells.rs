@@ -69,7 +69,7 @@ const BASH: &[Case] = &[
     ("lastpipe", r#"shopt -s lastpipe; cat "$D/f" | read -r l; echo "$l""#, &[]),
     ("both-outputs", r#"cat "$D/f" "$D/absent" |& grep -c needle"#, &["cat", "grep"]),
     ("select-status", r#"cat "$D/f" | grep absent-word | cat; echo "${PIPESTATUS[*]}""#, &["cat", "grep"]),
-    ("xtrace", r#"set -x; cat "$D/a" | wc -l"#, &["cat", "wc"]),
+    ("xtrace", r#"set -x; cat "$D/a"; n=$(wc -l < "$D/f")"#, &["cat", "wc"]),
 ];
 
 /// In zsh only.
