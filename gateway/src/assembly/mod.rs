@@ -25,10 +25,6 @@ use crate::{
 use closing::{Actors, Closing};
 use procfs::{Orphans, Process, Snapshot, Wanted};
 
-/// A stage never waits longer than this for its neighbours. Generous, because on
-/// a loaded machine the shell may need that long to fork; a pipeline that
-/// completes is let go at once.
-const DEADLINE: Duration = Duration::from_millis(150);
 /// How often the processes are looked at again while something is pending.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// A sleeping process whose system call we can't read is taken as settled when it
@@ -208,8 +204,9 @@ impl Assembly {
     fn ready_groups(&self, closing: &Closing) -> Vec<Vec<usize>> {
         let mut groups = closing::groups(self.waiting.len(), &closing.edges);
         groups.retain(|group| {
-            group.iter().all(|i| !closing.pending.contains(i))
-                || group.iter().any(|&i| self.waiting[i].since.elapsed() >= DEADLINE)
+            // The stage that waited longest counts: it is the one that a user waits for.
+            let waited = group.iter().map(|&i| self.waiting[i].since.elapsed()).max().unwrap_or_default();
+            group.iter().filter_map(|i| closing.pending.get(i)).all(|patience| waited >= *patience)
         });
         groups
     }

@@ -61,6 +61,16 @@ pub fn die_by(signal: i32) -> i32 {
     status
 }
 
+/// Whether the shell had us ignore a signal.
+pub fn ignores(signal: Signal) -> bool {
+    let mut old = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
+    // SAFETY: with a null new action, sigaction(2) only writes the old one to the place given.
+    unsafe {
+        nix::libc::sigaction(signal as i32, ptr::null(), old.as_mut_ptr()) == 0
+            && old.assume_init().sa_sigaction == nix::libc::SIG_IGN
+    }
+}
+
 /// Says an error of posh itself on descriptor 2, and gives `status` back.
 pub fn complain(status: i32, message: &str) -> i32 {
     say(&format!("posh: {message}"));

@@ -43,6 +43,9 @@ const FORWARDED: [Signal; 10] = [
     Signal::SIGWINCH,
 ];
 
+/// Of these, those by which a user or a shell wants a command to end.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
 /// An input that the remote command may read.
 struct Source {
     fd: RawFd,
@@ -59,6 +62,7 @@ struct Relay<'a> {
     mask_before: SigSet,
     exit: Option<Exit>,
     run_here: bool,
+    asked_to_end: Option<Signal>,
 }
 
 /// Relays until the remote command has ended and all its output is written, then
@@ -76,7 +80,7 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
     let sources = remote.reads.iter().map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false }).collect();
     let sinks = remote.writes.iter().filter_map(|&fd| descriptors::one(fd.cast_signed())).map(|d| Sink::new(&d));
     let sinks = sinks.collect();
-    Relay { link, sources, sinks, signals, entry, mask_before, exit: None, run_here: false }.run()
+    Relay { link, sources, sinks, signals, entry, mask_before, exit: None, run_here: false, asked_to_end: None }.run()
 }
 
 impl Relay<'_> {
@@ -87,7 +91,7 @@ impl Relay<'_> {
                 return self.entry.run_here();
             }
             if let Some(exit) = self.exit.take_if(|_| self.sinks.iter().all(Sink::is_idle)) {
-                return finish(&exit);
+                return self.finish(&exit);
             }
             if self.link.is_closed() && self.exit.is_none() {
                 return self.lost();
@@ -185,7 +189,7 @@ impl Relay<'_> {
         let sink = &mut self.sinks[index];
         let fd = sink.fd.cast_unsigned();
         if flags.intersects(PollFlags::POLLERR | PollFlags::POLLNVAL) && sink.is_watched() {
-            sink.fail();
+            sink.fail(Errno::EPIPE);
             self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: Errno::EPIPE as u32 }));
             return;
         }
@@ -222,10 +226,22 @@ impl Relay<'_> {
             match Signal::try_from(number.cast_signed()) {
                 Ok(Signal::SIGWINCH) => self.pass_window_size(),
                 Ok(Signal::SIGTSTP) => self.stop(),
+                Ok(signal) if ENDING.contains(&signal) => self.end_by(signal, from_terminal),
                 _ => self.queue_signal(number, from_terminal),
             }
         }
         Ok(())
+    }
+
+    /// Passes a signal on that asks the command to end. Asked twice, this process
+    /// does not wait for an answer any more: the other side may be out of reach.
+    fn end_by(&mut self, signal: Signal, from_terminal: bool) {
+        self.queue_signal(signal as u32, from_terminal);
+        if self.asked_to_end.replace(signal) == Some(signal) {
+            self.link.flush();
+            let status = process::die_by(signal as i32);
+            self.exit = Some(Exit { how: Some(exit::How::Code(status.cast_unsigned())), ..Exit::default() });
+        }
     }
 
     fn queue_signal(&mut self, signal: u32, group: bool) {
@@ -252,6 +268,39 @@ impl Relay<'_> {
         self.queue_signal(Signal::SIGCONT as u32, true);
     }
 
+    /// Ends as the remote command ended, with shared files where it left them.
+    fn finish(&self, exit: &Exit) -> i32 {
+        for seek in &exit.seeks {
+            let offset = i64::try_from(seek.offset).unwrap_or(i64::MAX);
+            let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
+        }
+        if !exit.message.is_empty() {
+            process::say(&exit.message);
+        }
+        let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
+        match (exit.how, undelivered) {
+            // The command could write more than its output here took: it ends as if that write had been its own.
+            (Some(exit::How::Code(0)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(),
+            (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
+            (Some(exit::How::Code(code)), _) => code.cast_signed(),
+            (Some(exit::How::Signal(signal)), _) => process::die_by(signal.cast_signed()),
+            (None, _) => EXIT_POSH_FAILED,
+        }
+    }
+
+    fn end_at_closed_pipe(&self) -> i32 {
+        if process::ignores(Signal::SIGPIPE) {
+            return self.end_at_write_error(Errno::EPIPE);
+        }
+        process::die_by(Signal::SIGPIPE as i32)
+    }
+
+    /// In the words of the GNU tools.
+    fn end_at_write_error(&self, errno: Errno) -> i32 {
+        process::say(&format!("{}: write error: {}", self.entry.name.display(), errno.desc()));
+        1
+    }
+
     /// The gateway is gone after we gave up our right to run the command: whether
     /// it ran, nobody can say any more.
     fn lost(&self) -> i32 {
@@ -270,20 +319,4 @@ struct Ready {
     link_in: bool,
     sources: Vec<usize>,
     sinks: Vec<(usize, PollFlags)>,
-}
-
-/// Ends as the remote command ended, with shared files where it left them.
-fn finish(exit: &Exit) -> i32 {
-    for seek in &exit.seeks {
-        let offset = i64::try_from(seek.offset).unwrap_or(i64::MAX);
-        let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
-    }
-    if !exit.message.is_empty() {
-        process::say(&exit.message);
-    }
-    match exit.how {
-        Some(exit::How::Code(code)) => code.cast_signed(),
-        Some(exit::How::Signal(signal)) => process::die_by(signal.cast_signed()),
-        None => EXIT_POSH_FAILED,
-    }
 }
