@@ -69,7 +69,7 @@ struct Relay<'a> {
 /// ends as it did.
 pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
     let mut mask_before = SigSet::empty();
-    let mut held: SigSet = FORWARDED.into_iter().collect();
+    let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
     held.add(Signal::SIGPIPE);
     // A terminal's output from a background job stays the terminal's business (SIGTTOU stops us as it would the command).
@@ -279,6 +279,11 @@ impl Relay<'_> {
         }
         let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
         match (exit.how, undelivered) {
+            // It came while the command was still running for all that the shell can know: the next stage's end
+            // may have reached the command there before the signal did.
+            (Some(exit::How::Code(_)), _) if self.asked_to_end.is_some() => {
+                self.asked_to_end.map_or(EXIT_POSH_FAILED, |signal| process::die_by(signal as i32))
+            }
             // The command could write more than its output here took: it ends as if that write had been its own.
             (Some(exit::How::Code(0)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(),
             (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
