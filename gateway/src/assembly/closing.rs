@@ -73,7 +73,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
-            if let Some(patience) = pipe.may_change() {
+            if let Some(patience) = pipe.may_change(stage.pid) {
                 let longest = closing.pending.entry(index).or_default();
                 *longest = patience.max(*longest);
             } else if end.writes() {
@@ -114,9 +114,16 @@ impl Pipe<'_> {
         self.holders.0.get(&self.inode).into_iter().flatten()
     }
 
-    /// Some holder is about to become a stage, or to let go: how long to wait for it.
-    fn may_change(&self) -> Option<Duration> {
-        self.holders().filter_map(|(process, _)| self.patience_with(process)).max()
+    /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
+    fn may_change(&self, stage: Pid) -> Option<Duration> {
+        let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
+        others.filter_map(|(process, _)| self.patience_with(process)).max()
+    }
+
+    /// A shell above the stage that has the pipe as its own input, output or errors: it had it
+    /// before it forked, and keeps it whatever it does.
+    fn keeps(&self, process: &Process, fd: u32, stage: Pid) -> bool {
+        fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
     }
 
     fn patience_with(&self, process: &Process) -> Option<Duration> {

@@ -63,6 +63,7 @@ struct Relay<'a> {
     exit: Option<Exit>,
     run_here: bool,
     asked_to_end: Option<Signal>,
+    told_of_broken_pipe: bool,
 }
 
 /// Relays until the remote command has ended and all its output is written, then
@@ -80,7 +81,19 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
     let sources = remote.reads.iter().map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false }).collect();
     let sinks = remote.writes.iter().filter_map(|&fd| descriptors::one(fd.cast_signed())).map(|d| Sink::new(&d));
     let sinks = sinks.collect();
-    Relay { link, sources, sinks, signals, entry, mask_before, exit: None, run_here: false, asked_to_end: None }.run()
+    Relay {
+        link,
+        sources,
+        sinks,
+        signals,
+        entry,
+        mask_before,
+        exit: None,
+        run_here: false,
+        asked_to_end: None,
+        told_of_broken_pipe: false,
+    }
+    .run()
 }
 
 impl Relay<'_> {
@@ -122,8 +135,19 @@ impl Relay<'_> {
                 }
             }
         }
+        self.tell_of_broken_pipes();
         self.link.flush();
         Ok(())
+    }
+
+    /// Bytes that came for a reader who had gone: here, the write itself would have
+    /// met SIGPIPE, so the command gets it now. It need not ever write again.
+    fn tell_of_broken_pipes(&mut self) {
+        let broken = self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
+        if broken && !self.told_of_broken_pipe {
+            self.told_of_broken_pipe = true;
+            self.queue_signal(Signal::SIGPIPE as u32, false);
+        }
     }
 
     fn wait(&self) -> io::Result<Ready> {

@@ -139,6 +139,14 @@ fn a_shell_that_still_expands_words_is_waited_for() {
 }
 
 #[test]
+fn a_pipe_that_a_shell_above_has_itself_is_not_waited_for() {
+    // x=$(wc -l < f) with errors into a pipe: the shell reads another pipe, and has this one as its descriptor 2.
+    let errors = [stage(20, &[(2, 7, true)], 0, &[])];
+    let shell = process(SHELL, 'S', "/bin/bash", &[(2, 7, true)], Some(nix::libc::SYS_read));
+    assert!(look(&errors, vec![Process { sleeps_in_pipe: true, ..shell }]).pending.is_empty());
+}
+
+#[test]
 fn a_foreign_reader_is_no_reason_to_wait_once_it_sleeps() {
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
     let mut less = process(30, 'S', "/usr/bin/less", &[(0, 7, false)], Some(nix::libc::SYS_read));
