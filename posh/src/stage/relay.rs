@@ -228,14 +228,13 @@ impl Relay<'_> {
         let source = &mut self.sources[index];
         let fd = source.fd.cast_unsigned();
         let wanted = usize::try_from(source.credit).unwrap_or(READ_BYTES).min(READ_BYTES);
-        let mut buffer = BytesMut::zeroed(wanted);
-        match nix::unistd::read(descriptors::borrow(source.fd), &mut buffer) {
+        let mut buffer = BytesMut::with_capacity(wanted);
+        match process::read_into(descriptors::borrow(source.fd), &mut buffer, wanted) {
             Ok(n) if n > 0 => {
-                buffer.truncate(n);
                 source.credit -= n as u64;
                 self.link.queue(to_gateway::Kind::Data(Data { fd, data: buffer.freeze() }));
             }
-            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Ok(_) | Err(_) => {
                 source.ended = true;
                 self.link.queue(to_gateway::Kind::End(fd));
