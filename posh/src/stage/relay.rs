@@ -301,12 +301,10 @@ impl Relay<'_> {
             process::say(&exit.message);
         }
         let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
+        if let Some(signal) = self.asked_to_end.filter(|_| ended_beside_the_signal(exit)) {
+            return process::die_by(signal as i32);
+        }
         match (exit.how, undelivered) {
-            // It came while the command was still running for all that the shell can know: the next stage's end
-            // may have reached the command there before the signal did.
-            (Some(exit::How::Code(_)), _) if self.asked_to_end.is_some() => {
-                self.asked_to_end.map_or(EXIT_POSH_FAILED, |signal| process::die_by(signal as i32))
-            }
             // The command could write more than its output here took: it ends as if that write had been its own.
             (Some(exit::How::Code(0)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(),
             (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
@@ -347,4 +345,15 @@ struct Ready {
     link_in: bool,
     sources: Vec<usize>,
     sinks: Vec<(usize, PollFlags)>,
+}
+
+/// A signal came while the command was still running for all that the shell can
+/// know, but its neighbour had it first: the command met the end of its input or
+/// of its reader there before the signal.
+fn ended_beside_the_signal(exit: &Exit) -> bool {
+    match exit.how {
+        Some(exit::How::Code(_)) => true,
+        Some(exit::How::Signal(signal)) => signal.cast_signed() == Signal::SIGPIPE as i32,
+        None => false,
+    }
 }
