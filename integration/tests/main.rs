@@ -12,6 +12,7 @@ mod lab_selftest;
 mod load;
 mod shells;
 mod traps;
+mod user;
 
 use std::path::Path;
 

@@ -1,0 +1,78 @@
+//! The same with no rights at all: gateway, front end and executor of an ordinary
+//! user, who gets a user namespace at most.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use posh_integration::explain::Report;
+
+/// A user that no machine has.
+const USER: u32 = 61_234;
+
+/// The words of a command that runs as that user, with only these variables.
+fn as_user(home: &Path, program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--reuid={USER}"), format!("--regid={USER}"), "--clear-groups".into(), "--".into()]);
+    command.arg(program).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home).current_dir(home);
+    command.env("XDG_RUNTIME_DIR", home.join("run")).env("POSH_CONFIG", home.join("mounts.toml"));
+    command
+}
+
+/// Copies a program to where the user can reach it: the build directory may be closed to others.
+fn install(home: &Path, name: &str) {
+    let built = Path::new(env!("CARGO_BIN_EXE_posh-lab")).with_file_name(name);
+    fs::copy(&built, home.join(name)).unwrap();
+}
+
+#[test]
+fn an_ordinary_user_offloads_too() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let home = directory.path();
+    fs::set_permissions(home, fs::Permissions::from_mode(0o755)).unwrap();
+    for made in ["run", "data"] {
+        fs::create_dir(home.join(made)).unwrap();
+        fs::set_permissions(home.join(made), fs::Permissions::from_mode(0o700)).unwrap();
+        chown(home.join(made), Some(USER), Some(USER)).unwrap();
+    }
+    let lines: String = (0..1000).map(|i| format!("line {i}\n")).collect();
+    fs::write(home.join("data/f"), lines).unwrap();
+    ["posh", "posh-gateway", "posh-stage", "posh-executor"].iter().for_each(|name| install(home, name));
+
+    let data = home.join("data");
+    let mut executor = as_user(home, &home.join("posh-executor"));
+    executor.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("data={}", data.display()));
+    let mut executor = executor.stderr(Stdio::piped()).spawn().unwrap();
+    let mut words = BufReader::new(executor.stderr.take().unwrap()).lines();
+    let address = words.by_ref().find_map(|line| {
+        let line = line.unwrap();
+        line.split_once("listening on ").map(|(_, rest)| rest.split_whitespace().next().unwrap().to_owned())
+    });
+    let address: String = address.unwrap().chars().take_while(|c| c.is_ascii_digit() || ".:".contains(*c)).collect();
+    let config = format!(
+        "[[executor]]\nname = \"own\"\naddress = \"http://{address}\"\n[[mount]]\npath = \"{}\"\nexecutor = \"own\"\nexport = \"data\"\ncoherence = \"bind\"\n",
+        data.display()
+    );
+    fs::write(home.join("mounts.toml"), config).unwrap();
+
+    let script = "cd data; grep 7 f | sort -r | head -n 2; tac f > g; head -n 1 g; stat -c %u g";
+    let run = |explain: &[&str]| {
+        as_user(home, &home.join("posh")).args(explain).args(["-c", script]).stdin(Stdio::null()).output().unwrap()
+    };
+    let plain = run(&[]);
+    let explained = run(&["--explain=json"]);
+    let stopped = as_user(home, &home.join("posh")).args(["gateway", "stop"]).status().unwrap();
+    executor.kill().unwrap();
+    executor.wait().unwrap();
+
+    let expect = format!("line 997\nline 987\nline 999\n{USER}\n");
+    assert_eq!(String::from_utf8_lossy(&plain.stdout), expect, "{}", String::from_utf8_lossy(&plain.stderr));
+    let (_, report) = Report::take(&explained.stderr).unwrap();
+    for command in ["grep", "sort", "tac"] {
+        assert!(report.stages(command).all(|s| s.is_offloaded()), "{report:?}");
+        assert!(report.stages(command).count() > 0, "{report:?}");
+    }
+    assert!(stopped.success());
+}
