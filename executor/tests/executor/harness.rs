@@ -170,7 +170,7 @@ pub fn file(name: &str, flags: i32, offset: u64) -> Source {
 }
 
 pub fn path_use(path: &str) -> PathUse {
-    PathUse { path: path.to_owned().into(), recursive: false, no_follow: false }
+    PathUse { path: path.to_owned().into(), ..PathUse::default() }
 }
 
 /// A `Run` call that is open.
