@@ -66,9 +66,11 @@ impl Check<'_> {
             b"" => Path::new("."),
             given => path_of(given),
         };
-        // What is not there is for the command to complain of.
-        let Some((start, _)) = self.look(directory)? else { return Ok(Vec::new()) };
-        let Some(mount) = self.view.mount_of(&start) else { return Ok(Vec::new()) };
+        // What is not there is for the command to complain of. Outside of the mounts nothing can be found.
+        let start = find(self.cwd, directory, true).and_then(|directory| name_of(&directory)).ok();
+        let Some((start, mount)) = start.as_ref().and_then(|start| Some((start, self.view.mount_of(start)?))) else {
+            return Ok(Vec::new());
+        };
         let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
         if self.guard.below.is_empty() {
             return Ok(upwards.map(Path::to_owned).collect());
