@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn the_configuration_is_asked_first() {
-        assert_eq!(for_mount("fuse.rclone", None).write_behind(), WriteBehind::ThroughLocalDescriptor);
-        assert_eq!(for_mount("fuse.rclone", Some(Adapter::Bind)).write_behind(), WriteBehind::Allowed);
+        assert_eq!(Adapter::Rclone.coherence().write_behind(), WriteBehind::ThroughLocalDescriptor);
+        assert_eq!(Adapter::Bind.coherence().write_behind(), WriteBehind::Allowed);
     }
 
     #[test]

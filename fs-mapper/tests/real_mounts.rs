@@ -3,7 +3,7 @@
 //! (mounts, processes, network), so that whatever it starts or mounts ends with
 //! it, however it ends.
 
-use fs_mapper::coherence::{Change, for_mount};
+use fs_mapper::coherence::{Adapter, Change};
 use fs_mapper::config::Config;
 use fs_mapper::mountinfo::MountInfo;
 use fs_mapper::{ClientPath, MountTable, Resolution};
@@ -206,7 +206,7 @@ fn sshfs_names_are_refreshed() {
     in_own_namespaces("sshfs_names_are_refreshed", |base| {
         let lab = sshfs(base);
         let (server, path) = (lab.server.clone(), lab.mount.clone());
-        let coherence = for_mount("fuse.sshfs", None);
+        let coherence = Adapter::of("fuse.sshfs").coherence();
         let refresh = |change: Change| coherence.refresh(&change).expect("a refresh");
         fs::create_dir(path.join("dir")).expect("a directory");
         fs::write(path.join("dir/gone"), "x").expect("written");

@@ -135,10 +135,11 @@ fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
 /// order of their entries (seen up to 3,000 entries; above 10,000 find(1) sorts
 /// by inode number on local disks). Of others only permissions are certain.
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
-    match (mount.adapter(), attribute) {
-        (Adapter::Bind, _) | (_, FileAttribute::Mode) => true,
-        (Adapter::Sshfs, FileAttribute::Order | FileAttribute::DirSize) => true,
-        _ => false,
+    let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
+    match mount.adapter() {
+        Adapter::Bind => true,
+        Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
+        Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
     }
 }
 

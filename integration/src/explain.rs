@@ -22,6 +22,9 @@ pub struct Pipeline {
     pub stages: Vec<Stage>,
     /// Bytes that posh moved over the network for it.
     pub bytes: u64,
+    /// From its completion to the directives of its commands.
+    #[serde(default)]
+    pub setup_ms: f64,
     /// From its first command's start to its last one's end.
     pub wall_ms: f64,
 }

@@ -18,6 +18,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::error::{Attempt, LabError, Result};
 use crate::process::{Process, wait_gone};
 use crate::programs::Programs;
+use crate::running::{self, Running};
 
 /// Where every host sees the programs under test, whatever the target directory.
 pub const PROGRAMS: &str = "/run/posh-bin";
@@ -164,15 +165,10 @@ impl Host {
         }
     }
 
-    /// Every process of this host but its process 1.
+    /// Every process of this host but its process 1, those in process namespaces of
+    /// their own (an executor's runs) included.
     pub fn processes(&self) -> Result<Vec<Running>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir("/proc").attempt(|| "list /proc".into())? {
-            let name = entry.attempt(|| "list /proc".into())?.file_name();
-            let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-            found.extend(Running::read(pid, self.pid()));
-        }
-        Ok(found)
+        running::on_host(self.pid())
     }
 }
 
@@ -196,31 +192,6 @@ impl Drop for Host {
         if let Some(door) = door.take() {
             let _ = door.join();
         }
-    }
-}
-
-/// A process seen on a host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Running {
-    /// As this process (not the host) numbers it.
-    pub pid: u32,
-    /// The first 15 bytes of its program's name.
-    pub name: String,
-    /// Its argument list, joined by spaces; empty for a zombie.
-    pub command_line: String,
-}
-
-impl Running {
-    /// None when it has ended, is process 1 or belongs to another host.
-    fn read(pid: u32, init: u32) -> Option<Running> {
-        let space = |p: u32| fs::read_link(format!("/proc/{p}/ns/pid")).ok();
-        if pid == init || space(pid)? != space(init)? {
-            return None;
-        }
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned();
-        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let words: Vec<_> = line.split(|&b| b == 0).map(String::from_utf8_lossy).collect();
-        Some(Running { pid, name, command_line: words.join(" ").trim_end().to_owned() })
     }
 }
 

@@ -16,6 +16,7 @@ pub mod oracle;
 pub mod process;
 pub mod programs;
 pub mod quiet;
+pub mod running;
 pub mod services;
 pub mod tree;
 pub mod workload;

@@ -10,8 +10,9 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rustix::event::PollFlags;
 
 use crate::error::{Attempt, Result};
-use crate::host::{Host, RUNTIME, Running};
+use crate::host::{Host, RUNTIME};
 use crate::process::{wait_for, wait_gone};
+use crate::running::Running;
 
 /// Programs that belong on a host while it is idle.
 const SERVICES: [&str; 5] = ["sshd", "sshfs", "ssh", "posh-executor", "posh-gateway"];
@@ -21,7 +22,7 @@ pub fn processes_left(host: &Host, limit: Duration) -> Result<Vec<Running>> {
     let end = Instant::now() + limit;
     loop {
         let mut left = host.processes()?;
-        left.retain(|p| !SERVICES.contains(&p.name.as_str()));
+        left.retain(|p| !SERVICES.contains(&p.program.as_str()));
         // One at a time: a process may start another one before it ends.
         let Some(first) = left.first() else { return Ok(left) };
         if !wait_gone(first.pid, end.saturating_duration_since(Instant::now()))? {

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Stdio};
 use std::time::Duration;
 
-use posh_integration::host::Running;
 use posh_integration::oracle::Under;
 use posh_integration::process::wait_gone;
 use posh_integration::quiet::processes_left;
+use posh_integration::running::Running;
 use posh_integration::{Host, Lab, LabSpec, Process, Script};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -132,7 +132,7 @@ fn a_killed_gateway() {
 
 fn find_gateway(host: &Host) -> Running {
     let processes = host.processes().unwrap();
-    let gateway = processes.iter().find(|p| p.name == "posh-gateway");
+    let gateway = processes.iter().find(|p| p.program == "posh-gateway");
     gateway.unwrap_or_else(|| panic!("no gateway runs: {processes:?}")).clone()
 }
 
@@ -140,7 +140,7 @@ fn find_gateway(host: &Host) -> Running {
 fn a_killed_executor() {
     let mut run = Silent::start(Under::Posh);
     let remote = run.remote();
-    let executor = run.server().processes().unwrap().into_iter().find(|p| p.name == "posh-executor").unwrap();
+    let executor = run.server().processes().unwrap().into_iter().find(|p| p.program == "posh-executor").unwrap();
     kill(executor.pid, Signal::KILL);
     assert_gone(&remote);
     let status = read_line(&mut run.stdout);

@@ -60,7 +60,7 @@ fn the_end_of_a_laboratory_ends_what_ran_in_it() {
     lab.workstation.must(sleeper).unwrap();
     let running: Vec<_> = hosts(&lab).flat_map(|h| h.processes().unwrap()).collect();
     for name in ["sshd", "sshfs", "ssh", "sleep"] {
-        assert!(running.iter().any(|p| p.name == name), "{name} is not among {running:?}");
+        assert!(running.iter().any(|p| p.program == name), "{name} is not among {running:?}");
     }
     drop(lab);
     for process in running {

@@ -30,10 +30,10 @@ fn two_hundred_pipelines_from_eight_shells() {
     let home = lab.workstation.path("/home/user");
     fs::create_dir(home.join("out")).unwrap();
 
-    // The gateway starts with the first shell; its socket and log stay.
+    // The gateway starts with the first shell; its socket and log stay, as does the executor's directory.
     let first = Script::new("cat /mnt/s1/log | wc -c").run(&lab.workstation, Under::Posh).unwrap();
     assert_eq!(String::from_utf8_lossy(&first.stdout).trim(), content.len().to_string(), "{first}");
-    let before = temporary_files(&lab.workstation).unwrap();
+    let before = [&lab.workstation, &lab.servers[0].host].map(|h| temporary_files(h).unwrap());
     let shell = |number: usize| {
         let from = number * PIPELINES;
         let text = format!(
@@ -62,8 +62,8 @@ fn two_hundred_pipelines_from_eight_shells() {
     assert_nothing_left(&lab, &before);
 }
 
-fn assert_nothing_left(lab: &Lab, before: &BTreeSet<PathBuf>) {
-    for host in [&lab.workstation, &lab.servers[0].host] {
+fn assert_nothing_left(lab: &Lab, before: &[BTreeSet<PathBuf>; 2]) {
+    for (host, before) in [&lab.workstation, &lab.servers[0].host].into_iter().zip(before) {
         let processes = processes_left(host, AFTERWARDS).unwrap();
         assert!(processes.is_empty(), "left on {}: {processes:?}", host.name());
         let files = files_left(host, before, AFTERWARDS).unwrap();

@@ -3,7 +3,7 @@
 #
 # S1: directory with scan.json (on the mount)
 cat "$S1/scan.json" | jq -r '.ip' > "$S1/addresses"
-cat "$S1/scan.json" | jq -r '.zannotate.routing.asn' > "$S1/systems"
-pr -mts, "$S1/addresses" "$S1/systems" |
-    awk -F, '{ count[$2]++ } END { for (system in count) print system "," count[system] }' |
-    sort -t, -k2,2nr -k1,1n > "$S1/by-system.csv"
+cat "$S1/scan.json" | jq -r '.zannotate.routing.asn' > "$S1/asns"
+pr -mts, "$S1/addresses" "$S1/asns" |
+    awk -F, '{ count[$2]++ } END { for (asn in count) print asn "," count[asn] }' |
+    sort -t, -k2,2nr -k1,1n > "$S1/by-asn.csv"

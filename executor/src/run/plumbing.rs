@@ -30,7 +30,9 @@ use crate::{
     wiring::Wiring,
 };
 
-/// The kernel's usual maximum. Larger pipes mean fewer switches between stages.
+/// The kernel's usual maximum, for pipes of which the daemon holds one end: fewer
+/// switches between it and a stage. A pipe that joins two stages keeps the size
+/// that a shell's pipe has, since `cat f | head -1` ends by SIGPIPE or not by it.
 const PIPE_BYTES: i32 = 1 << 20;
 
 /// Pipes of full size that may be had at once. An ordinary user has a budget of
@@ -64,7 +66,6 @@ impl Plumbing {
         let mut plumbing = Self { ends: HashMap::new(), large_pipes: 0 };
         for &id in &wiring.pipes {
             let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| no_more("pipe", errno))?;
-            plumbing.enlarge(&write);
             plumbing.insert(EndKind::PipeRead, id, read);
             plumbing.insert(EndKind::PipeWrite, id, write);
         }
@@ -99,6 +100,7 @@ impl Plumbing {
         let end = self.ends.remove(&End { kind: kind.into(), id })?;
         // Our end's description is ours alone: the command's stays blocking.
         fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).ok()?;
+        self.enlarge(&end);
         Some(end)
     }
 

@@ -5,12 +5,25 @@
 //! that could use it, and nothing is queued in it.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     path::PathBuf,
+    time::Duration,
 };
 
 use super::procfs::{Process, Snapshot};
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
+
+/// A stage program that has started always enlists or execs; only a stopped one does not.
+const WILL_ENLIST: Duration = Duration::from_secs(2);
+/// A shell's child that runs: on a loaded machine it may take so long until it execs.
+const MAY_FORK: Duration = Duration::from_millis(150);
+/// Another program at the pipe: those that exec a command do so within a few milliseconds.
+const MAY_EXEC: Duration = Duration::from_millis(10);
+/// A shell's child that lists directories or opens files, as for `grep x /slow/mount/*`. The
+/// stages before it lose nothing by waiting: nobody would read what they print.
+const EXPANDS_FILES: Duration = Duration::from_secs(10);
+/// A shell's child that reads another pipe: a `$(...)` among the words of its command.
+const EXPANDS_OUTPUT: Duration = Duration::from_secs(2);
 
 /// A pipe between two stages that both wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +39,9 @@ pub struct Edge {
 pub struct Closing {
     /// Pipes that join two waiting stages and that nobody else uses.
     pub edges: Vec<Edge>,
-    /// Stages (by index) with a pipe end about which more can be learned by waiting.
-    pub pending: Vec<usize>,
+    /// Stages (by index) with a pipe end about which more can be learned by waiting, and for how
+    /// long after their enlistment that is worth it.
+    pub pending: BTreeMap<usize, Duration>,
 }
 
 /// Who is what among the processes.
@@ -59,8 +73,9 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
-            if pipe.may_change() {
-                closing.pending.push(index);
+            if let Some(patience) = pipe.may_change(stage.pid) {
+                let longest = closing.pending.entry(index).or_default();
+                *longest = patience.max(*longest);
             } else if end.writes() {
                 closing.edges.extend(pipe.edge_from(index, end));
             }
@@ -69,7 +84,6 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     // A writer with both descriptors 1 and 2 on one pipe is one edge: the lower number stands for it.
     closing.edges.sort_by_key(|e| (e.from, e.to));
     closing.edges.dedup_by_key(|e| (e.from.0, e.to));
-    closing.pending.dedup();
     closing
 }
 
@@ -100,17 +114,41 @@ impl Pipe<'_> {
         self.holders.0.get(&self.inode).into_iter().flatten()
     }
 
-    /// Some holder is about to become a stage, or to let go.
-    fn may_change(&self) -> bool {
-        self.holders().any(|(process, _)| {
-            if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
-                return false;
-            }
-            if self.actors.stage_programs.contains(&process.executable) {
-                return true;
-            }
-            !(process.waits_for_children() || process.reads_from(self.inode) || (self.actors.settled)(process))
-        })
+    /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
+    fn may_change(&self, stage: Pid) -> Option<Duration> {
+        let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
+        others.filter_map(|(process, _)| self.patience_with(process)).max()
+    }
+
+    /// A shell above the stage that has the pipe as its own input, output or errors: it had it
+    /// before it forked, and keeps it whatever it does.
+    fn keeps(&self, process: &Process, fd: u32, stage: Pid) -> bool {
+        fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
+    }
+
+    fn patience_with(&self, process: &Process) -> Option<Duration> {
+        if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
+            return None;
+        }
+        if self.actors.stage_programs.contains(&process.executable) {
+            return Some(WILL_ENLIST);
+        }
+        if process.waits_for_children() || process.reads_from(self.inode) {
+            return None;
+        }
+        let parent = self.snapshot.get(process.parent);
+        let is_fork = parent.is_some_and(|p| p.executable == process.executable);
+        if !is_fork {
+            // Another program: it may still be one that execs (nice, env, a shell).
+            return (!(self.actors.settled)(process)).then_some(MAY_EXEC);
+        }
+        if process.walks_files() {
+            return Some(EXPANDS_FILES);
+        }
+        if process.sleeps_in_pipe {
+            return Some(EXPANDS_OUTPUT);
+        }
+        (!(self.actors.settled)(process)).then_some(MAY_FORK)
     }
 
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.

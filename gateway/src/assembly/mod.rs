@@ -25,10 +25,8 @@ use crate::{
 use closing::{Actors, Closing};
 use procfs::{Orphans, Process, Snapshot, Wanted};
 
-/// A stage never waits longer than this for its neighbours. Generous, because on
-/// a loaded machine the shell may need that long to fork; a pipeline that
-/// completes is let go at once.
-const DEADLINE: Duration = Duration::from_millis(150);
+/// No stage waits longer than this in all.
+const LONGEST: Duration = Duration::from_secs(10);
 /// How often the processes are looked at again while something is pending.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// A sleeping process whose system call we can't read is taken as settled when it
@@ -100,6 +98,26 @@ impl Assembler {
 struct Waiting {
     stage: StageLink,
     since: Instant,
+    /// What it waits for now, by the patience with it, and since when.
+    pending: Option<(Duration, Instant)>,
+}
+
+impl Waiting {
+    fn new(stage: StageLink) -> Self {
+        Self { stage, since: Instant::now(), pending: None }
+    }
+
+    /// Notes what it waits for; a shell that has listed its files and forks now gets its time anew.
+    fn note(&mut self, patience: Option<Duration>) {
+        self.pending = match (self.pending, patience) {
+            (Some((old, since)), Some(new)) if old == new => Some((old, since)),
+            (_, new) => new.map(|patience| (patience, Instant::now())),
+        };
+    }
+
+    fn is_patient(&self) -> bool {
+        self.since.elapsed() < LONGEST && self.pending.is_some_and(|(patience, since)| since.elapsed() < patience)
+    }
 }
 
 struct Assembly {
@@ -142,7 +160,7 @@ impl Assembly {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Enlisted(stage) => self.waiting.push(Waiting { stage: *stage, since: Instant::now() }),
+            Event::Enlisted(stage) => self.waiting.push(Waiting::new(*stage)),
             Event::Directed(pid) => drop(self.directed.insert(pid)),
             Event::Ended(pid) => drop(self.directed.remove(&pid)),
         }
@@ -163,6 +181,9 @@ impl Assembly {
         };
         self.note_sleepers(&snapshot);
         let closing = self.examine(&snapshot);
+        for (index, waiting) in self.waiting.iter_mut().enumerate() {
+            waiting.note(closing.pending.get(&index).copied());
+        }
         let ready = self.ready_groups(&closing);
         self.release(&ready, &closing, &snapshot).await;
     }
@@ -204,13 +225,10 @@ impl Assembly {
         )
     }
 
-    /// Groups with nothing pending, or with a stage whose time is up.
+    /// Groups in which nobody waits for anything any more, or not with patience.
     fn ready_groups(&self, closing: &Closing) -> Vec<Vec<usize>> {
         let mut groups = closing::groups(self.waiting.len(), &closing.edges);
-        groups.retain(|group| {
-            group.iter().all(|i| !closing.pending.contains(i))
-                || group.iter().any(|&i| self.waiting[i].since.elapsed() >= DEADLINE)
-        });
+        groups.retain(|group| !group.iter().any(|&i| self.waiting[i].is_patient()));
         groups
     }
 

@@ -34,6 +34,8 @@ pub struct Process {
     pub files: Vec<PathBuf>,
     /// The system call it sleeps in, with its first argument, where the kernel tells.
     pub system_call: Option<(i64, u64)>,
+    /// That call is a read(2) from some pipe.
+    pub sleeps_in_pipe: bool,
 }
 
 /// One end of one pipe in one process.
@@ -123,6 +125,12 @@ impl Process {
             && self.system_call.is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
     }
 
+    /// It sleeps in a call on the file system: a shell that expands words does, on a slow mount for long.
+    #[must_use]
+    pub fn walks_files(&self) -> bool {
+        self.state == 'D' || self.system_call.is_some_and(|(number, _)| FILE_CALLS.contains(&number))
+    }
+
     /// It sleeps in a read(2) from this pipe.
     #[must_use]
     pub fn reads_from(&self, pipe: u64) -> bool {
@@ -132,6 +140,19 @@ impl Process {
         })
     }
 }
+
+/// Calls by which a path is looked up or a directory listed.
+const FILE_CALLS: [i64; 9] = [
+    nix::libc::SYS_openat,
+    nix::libc::SYS_openat2,
+    nix::libc::SYS_getdents64,
+    nix::libc::SYS_newfstatat,
+    nix::libc::SYS_statx,
+    nix::libc::SYS_faccessat,
+    nix::libc::SYS_faccessat2,
+    nix::libc::SYS_readlinkat,
+    nix::libc::SYS_chdir,
+];
 
 /// The number in `pipe:[12345]`.
 #[must_use]
@@ -149,6 +170,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
         pipe_ends: Vec::new(),
         files: Vec::new(),
         system_call: None,
+        sleeps_in_pipe: false,
     };
     let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Some(process) };
     for entry in directory.flatten() {
@@ -161,8 +183,13 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
+        process.sleeps_in_pipe = matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
     }
     Some(process)
+}
+
+fn is_pipe(pid: Pid, fd: u64) -> bool {
+    fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|link| pipe_inode(&link).is_some())
 }
 
 /// The permissions of a link in /proc/PID/fd tell the access mode (proc_pid_fd(5)).

@@ -55,7 +55,6 @@ struct StageState {
     name: String,
     tell: mpsc::Sender<ForStage>,
     parts: Vec<Option<PartEnd>>,
-    write_error: Option<u32>,
     gone: bool,
     finished: bool,
 }
@@ -187,9 +186,7 @@ impl<'a> Relay<'a> {
                 }
             }
             FromStage::WriteFailed(fd, errno) => {
-                if errno != nix::libc::EPIPE.cast_unsigned() {
-                    self.stages.entry(stage).and_modify(|s| s.write_error = Some(errno));
-                }
+                tracing::debug!(stage, fd, errno, "an output is closed");
                 self.fail_output(stage, fd).await;
             }
             FromStage::Signal(signal, group) => self.signal(stage, signal, group).await,
@@ -368,7 +365,6 @@ impl StageState {
             name: link.enlisted.name.clone(),
             tell: link.sender(),
             parts: (0..parts).map(|_| None).collect(),
-            write_error: None,
             gone: false,
             finished: false,
         }
@@ -378,12 +374,6 @@ impl StageState {
         let exit = |status, message| ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message };
         if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
             return exit(Status::Code(EXIT_POSH_FAILED), message.clone());
-        }
-        if let Some(errno) = self.write_error {
-            let error = std::io::Error::from_raw_os_error(errno.cast_signed());
-            let text = error.to_string();
-            let text = text.split(" (os error").next().unwrap_or_default();
-            return exit(Status::Code(1), format!("{}: write error: {text}", self.name));
         }
         let exits: Vec<&Exited> = self
             .parts

@@ -159,5 +159,5 @@ fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
     command.args(["--explain", "-c", &text]);
     let outcome = crate::oracle::collect(site.workstation(), command, &text)?;
     let said = [&outcome.stdout[..], &outcome.stderr].concat();
-    Ok(format!("$ posh --explain -c '{text}'\n{}", String::from_utf8_lossy(&said)))
+    Ok(format!("$ posh --explain -c \"{text}\"\n{}", String::from_utf8_lossy(&said)))
 }

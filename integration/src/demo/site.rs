@@ -151,7 +151,7 @@ impl Plain {
         let (service, address) = services::start_local_executor(host, &format!("s{number}"), directory)?;
         let lines = format!(
             "[[executor]]\nname = \"store{number}\"\naddress = \"http://{address}\"\n\n\
-             [[mount]]\npath = \"{path}\"\nexecutor = \"store{number}\"\nexport = \"s{number}\"\n\n"
+             [[mount]]\npath = \"{path}\"\nexecutor = \"store{number}\"\nexport = \"s{number}\"\ncoherence = \"bind\"\n\n"
         );
         Ok((service, lines))
     }

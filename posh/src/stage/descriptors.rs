@@ -73,6 +73,11 @@ pub fn one(fd: RawFd) -> Option<Descriptor> {
     Some(found)
 }
 
+/// Whether a descriptor is a pipe or a FIFO: one system call, for every local command makes it.
+pub fn is_pipe(fd: RawFd) -> bool {
+    fstat(borrow(fd)).is_ok_and(|stat| kind_of(&stat) == Kind::Pipe)
+}
+
 fn kind_of(stat: &FileStat) -> Kind {
     let major = nix::sys::stat::major(stat.st_rdev);
     match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {

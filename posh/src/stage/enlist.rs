@@ -4,12 +4,13 @@
 
 use std::{
     ffi::OsStr,
-    fs,
+    fs::{self, File},
+    io::Read,
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::MetadataExt,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use nix::sys::resource::{Resource, getrlimit};
@@ -34,6 +35,11 @@ const FORWARDED_LIMITS: [Resource; 6] = [
     Resource::RLIMIT_AS,
 ];
 
+/// What /proc/self/status takes, with room to spare; it grows with the user's groups.
+const STATUS_USUAL_BYTES: usize = 4 << 10;
+/// The kernel's 65,536 groups and the rest.
+const STATUS_BYTES: u64 = 1 << 20;
+
 /// `None` when nothing about this command touches an owned mount and no pipe
 /// joins it to one that might.
 pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
@@ -41,7 +47,7 @@ pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
     let touches = session.prefixes.cwd_is_owned(&cwd)
         || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), &cwd))
         || (0..=2).any(|fd| descriptor_touches(fd, session));
-    if touches || session.always_enlist || ((0..=1).any(is_pipe) && !session.prefixes.owned().is_empty()) {
+    if touches || session.always_enlist || ((0..=1).any(descriptors::is_pipe) && !session.prefixes.owned().is_empty()) {
         Some(describe(entry, session, cwd, touches))
     } else {
         None
@@ -50,11 +56,6 @@ pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
 
 fn descriptor_touches(fd: i32, session: &Session) -> bool {
     fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
-}
-
-fn is_pipe(fd: i32) -> bool {
-    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|p| p.as_os_str().as_bytes().starts_with(b"pipe:"))
-        || descriptors::one(fd).is_some_and(|d| d.kind() == Kind::Pipe)
 }
 
 fn describe(entry: &Entry, session: &Session, cwd: PathBuf, touches_mount: bool) -> Enlist {
@@ -120,7 +121,10 @@ struct ProcStatus {
 
 impl ProcStatus {
     fn read() -> Self {
-        fs::read_to_string(Path::new("/proc/self/status")).map_or_else(|_| Self::default(), |text| Self::parse(&text))
+        let mut text = Vec::with_capacity(STATUS_USUAL_BYTES);
+        // Without the limit, std would ask for the size, which is 0 here, and then read in pieces of a few bytes.
+        let read = File::open("/proc/self/status").and_then(|f| f.take(STATUS_BYTES).read_to_end(&mut text));
+        read.map_or_else(|_| Self::default(), |_| Self::parse(&String::from_utf8_lossy(&text)))
     }
 
     fn parse(text: &str) -> Self {

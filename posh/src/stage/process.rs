@@ -2,16 +2,18 @@
 //! Rust's runtime: execve, dying by a signal, messages on descriptor 2.
 #![allow(
     unsafe_code,
-    reason = "execve with borrowed C strings and resetting a signal's disposition have no safe wrapper"
+    reason = "execve with borrowed C strings, resetting a signal's disposition and reading into memory that nobody has \
+              filled yet have no safe wrapper"
 )]
 
 use std::{
     ffi::{CStr, CString},
     io,
-    os::fd::{BorrowedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, RawFd},
     ptr,
 };
 
+use bytes::BytesMut;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 
 /// Becomes another program; returns only the reason why it could not.
@@ -30,6 +32,22 @@ pub fn inherited(fd: RawFd) -> BorrowedFd<'static> {
     // SAFETY: no descriptor of ours is ever passed here, and -1 never is: the numbers come from /proc/self/fd
     // or are 0, 1, 2; a closed one only makes system calls fail.
     unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// One read(2) of at most `limit` bytes to the end of `buffer`, whose spare room
+/// is taken as it is: filling it with zeros first costs more than reading. Gives
+/// the number of bytes; 0 at the end, or without spare room.
+///
+/// # Errors
+/// What read(2) said; `buffer` is as before then.
+pub fn read_into(fd: impl AsFd, buffer: &mut BytesMut, limit: usize) -> rustix::io::Result<usize> {
+    let spare = buffer.spare_capacity_mut();
+    let limit = limit.min(spare.len());
+    let (filled, _) = rustix::io::read(fd, &mut spare[..limit])?;
+    let count = filled.len();
+    // SAFETY: read(2) has just filled so many bytes behind the length, and they are within the capacity.
+    unsafe { buffer.set_len(buffer.len() + count) };
+    Ok(count)
 }
 
 /// Whether two descriptors of ours are one open file description (kcmp(2) with
@@ -59,6 +77,16 @@ pub fn die_by(signal: i32) -> i32 {
     only.add(signal);
     let _ = only.thread_unblock();
     status
+}
+
+/// Whether the shell had us ignore a signal.
+pub fn ignores(signal: Signal) -> bool {
+    let mut old = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
+    // SAFETY: with a null new action, sigaction(2) only writes the old one to the place given.
+    unsafe {
+        nix::libc::sigaction(signal as i32, ptr::null(), old.as_mut_ptr()) == 0
+            && old.assume_init().sa_sigaction == nix::libc::SIG_IGN
+    }
 }
 
 /// Says an error of posh itself on descriptor 2, and gives `status` back.

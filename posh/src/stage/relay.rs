@@ -43,6 +43,9 @@ const FORWARDED: [Signal; 10] = [
     Signal::SIGWINCH,
 ];
 
+/// Of these, those by which a user or a shell wants a command to end.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
 /// An input that the remote command may read.
 struct Source {
     fd: RawFd,
@@ -59,13 +62,15 @@ struct Relay<'a> {
     mask_before: SigSet,
     exit: Option<Exit>,
     run_here: bool,
+    asked_to_end: Option<Signal>,
+    told_of_broken_pipe: bool,
 }
 
 /// Relays until the remote command has ended and all its output is written, then
 /// ends as it did.
 pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
     let mut mask_before = SigSet::empty();
-    let mut held: SigSet = FORWARDED.into_iter().collect();
+    let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
     held.add(Signal::SIGPIPE);
     // A terminal's output from a background job stays the terminal's business (SIGTTOU stops us as it would the command).
@@ -76,7 +81,19 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
     let sources = remote.reads.iter().map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false }).collect();
     let sinks = remote.writes.iter().filter_map(|&fd| descriptors::one(fd.cast_signed())).map(|d| Sink::new(&d));
     let sinks = sinks.collect();
-    Relay { link, sources, sinks, signals, entry, mask_before, exit: None, run_here: false }.run()
+    Relay {
+        link,
+        sources,
+        sinks,
+        signals,
+        entry,
+        mask_before,
+        exit: None,
+        run_here: false,
+        asked_to_end: None,
+        told_of_broken_pipe: false,
+    }
+    .run()
 }
 
 impl Relay<'_> {
@@ -87,7 +104,7 @@ impl Relay<'_> {
                 return self.entry.run_here();
             }
             if let Some(exit) = self.exit.take_if(|_| self.sinks.iter().all(Sink::is_idle)) {
-                return finish(&exit);
+                return self.finish(&exit);
             }
             if self.link.is_closed() && self.exit.is_none() {
                 return self.lost();
@@ -118,8 +135,19 @@ impl Relay<'_> {
                 }
             }
         }
+        self.tell_of_broken_pipes();
         self.link.flush();
         Ok(())
+    }
+
+    /// Bytes that came for a reader who had gone: here, the write itself would have
+    /// met SIGPIPE, so the command gets it now. It need not ever write again.
+    fn tell_of_broken_pipes(&mut self) {
+        let broken = self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
+        if broken && !self.told_of_broken_pipe {
+            self.told_of_broken_pipe = true;
+            self.queue_signal(Signal::SIGPIPE as u32, false);
+        }
     }
 
     fn wait(&self) -> io::Result<Ready> {
@@ -185,7 +213,7 @@ impl Relay<'_> {
         let sink = &mut self.sinks[index];
         let fd = sink.fd.cast_unsigned();
         if flags.intersects(PollFlags::POLLERR | PollFlags::POLLNVAL) && sink.is_watched() {
-            sink.fail();
+            sink.fail(Errno::EPIPE);
             self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: Errno::EPIPE as u32 }));
             return;
         }
@@ -200,14 +228,13 @@ impl Relay<'_> {
         let source = &mut self.sources[index];
         let fd = source.fd.cast_unsigned();
         let wanted = usize::try_from(source.credit).unwrap_or(READ_BYTES).min(READ_BYTES);
-        let mut buffer = BytesMut::zeroed(wanted);
-        match nix::unistd::read(descriptors::borrow(source.fd), &mut buffer) {
+        let mut buffer = BytesMut::with_capacity(wanted);
+        match process::read_into(descriptors::borrow(source.fd), &mut buffer, wanted) {
             Ok(n) if n > 0 => {
-                buffer.truncate(n);
                 source.credit -= n as u64;
                 self.link.queue(to_gateway::Kind::Data(Data { fd, data: buffer.freeze() }));
             }
-            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Ok(_) | Err(_) => {
                 source.ended = true;
                 self.link.queue(to_gateway::Kind::End(fd));
@@ -222,10 +249,22 @@ impl Relay<'_> {
             match Signal::try_from(number.cast_signed()) {
                 Ok(Signal::SIGWINCH) => self.pass_window_size(),
                 Ok(Signal::SIGTSTP) => self.stop(),
+                Ok(signal) if ENDING.contains(&signal) => self.end_by(signal, from_terminal),
                 _ => self.queue_signal(number, from_terminal),
             }
         }
         Ok(())
+    }
+
+    /// Passes a signal on that asks the command to end. Asked twice, this process
+    /// does not wait for an answer any more: the other side may be out of reach.
+    fn end_by(&mut self, signal: Signal, from_terminal: bool) {
+        self.queue_signal(signal as u32, from_terminal);
+        if self.asked_to_end.replace(signal) == Some(signal) {
+            self.link.flush();
+            let status = process::die_by(signal as i32);
+            self.exit = Some(Exit { how: Some(exit::How::Code(status.cast_unsigned())), ..Exit::default() });
+        }
     }
 
     fn queue_signal(&mut self, signal: u32, group: bool) {
@@ -252,6 +291,44 @@ impl Relay<'_> {
         self.queue_signal(Signal::SIGCONT as u32, true);
     }
 
+    /// Ends as the remote command ended, with shared files where it left them.
+    fn finish(&self, exit: &Exit) -> i32 {
+        for seek in &exit.seeks {
+            let offset = i64::try_from(seek.offset).unwrap_or(i64::MAX);
+            let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
+        }
+        if !exit.message.is_empty() {
+            process::say(&exit.message);
+        }
+        let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
+        match (exit.how, undelivered) {
+            // It came while the command was still running for all that the shell can know: the next stage's end
+            // may have reached the command there before the signal did.
+            (Some(exit::How::Code(_)), _) if self.asked_to_end.is_some() => {
+                self.asked_to_end.map_or(EXIT_POSH_FAILED, |signal| process::die_by(signal as i32))
+            }
+            // The command could write more than its output here took: it ends as if that write had been its own.
+            (Some(exit::How::Code(0)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(),
+            (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
+            (Some(exit::How::Code(code)), _) => code.cast_signed(),
+            (Some(exit::How::Signal(signal)), _) => process::die_by(signal.cast_signed()),
+            (None, _) => EXIT_POSH_FAILED,
+        }
+    }
+
+    fn end_at_closed_pipe(&self) -> i32 {
+        if process::ignores(Signal::SIGPIPE) {
+            return self.end_at_write_error(Errno::EPIPE);
+        }
+        process::die_by(Signal::SIGPIPE as i32)
+    }
+
+    /// In the words of the GNU tools.
+    fn end_at_write_error(&self, errno: Errno) -> i32 {
+        process::say(&format!("{}: write error: {}", self.entry.name.display(), errno.desc()));
+        1
+    }
+
     /// The gateway is gone after we gave up our right to run the command: whether
     /// it ran, nobody can say any more.
     fn lost(&self) -> i32 {
@@ -270,20 +347,4 @@ struct Ready {
     link_in: bool,
     sources: Vec<usize>,
     sinks: Vec<(usize, PollFlags)>,
-}
-
-/// Ends as the remote command ended, with shared files where it left them.
-fn finish(exit: &Exit) -> i32 {
-    for seek in &exit.seeks {
-        let offset = i64::try_from(seek.offset).unwrap_or(i64::MAX);
-        let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
-    }
-    if !exit.message.is_empty() {
-        process::say(&exit.message);
-    }
-    match exit.how {
-        Some(exit::How::Code(code)) => code.cast_signed(),
-        Some(exit::How::Signal(signal)) => process::die_by(signal.cast_signed()),
-        None => EXIT_POSH_FAILED,
-    }
 }

@@ -48,6 +48,7 @@ pub struct Sink {
     queue: VecDeque<Bytes>,
     failed: bool,
     ended: bool,
+    undelivered: Option<Errno>,
 }
 
 impl Sink {
@@ -59,14 +60,29 @@ impl Sink {
             Kind::Tty => How::Terminal,
             _ => How::Direct,
         };
-        Self { fd: descriptor.fd.cast_signed(), how, queue: VecDeque::new(), failed: false, ended: false }
+        Self {
+            fd: descriptor.fd.cast_signed(),
+            how,
+            queue: VecDeque::new(),
+            failed: false,
+            ended: false,
+            undelivered: None,
+        }
     }
 
     /// Takes bytes for writing; they are dropped when the descriptor failed before.
     pub fn push(&mut self, data: Bytes) {
-        if !self.failed && !data.is_empty() {
+        if data.is_empty() {
+        } else if self.failed {
+            self.undelivered.get_or_insert(Errno::EPIPE);
+        } else {
             self.queue.push_back(data);
         }
+    }
+
+    /// Why bytes of the command never reached the descriptor, if any did not.
+    pub fn undelivered(&self) -> Option<Errno> {
+        self.undelivered
     }
 
     /// No more bytes will come.
@@ -96,14 +112,17 @@ impl Sink {
     /// What write(2) said; the sink then drops what it holds and all that comes.
     pub fn write(&mut self, ready: bool) -> Result<usize, Errno> {
         let result = self.write_some(ready);
-        if result.is_err() {
-            self.fail();
+        if let Err(errno) = result {
+            self.fail(errno);
         }
         result
     }
 
-    /// Gives up: the reader is gone.
-    pub fn fail(&mut self) {
+    /// Gives up: the reader is gone (EPIPE), or the descriptor takes no more.
+    pub fn fail(&mut self, errno: Errno) {
+        if !self.is_idle() {
+            self.undelivered.get_or_insert(errno);
+        }
         self.failed = true;
         self.queue.clear();
         if let How::Pipe { held, .. } = &mut self.how {

@@ -2,7 +2,7 @@
 //! has come, then driven by the relay's poll loop.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, Write},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
@@ -16,13 +16,19 @@ use posh_proto::{
     frame,
     stage::{Ack, Enlist, ToGateway, ToStage, to_gateway::Kind},
 };
+use rustix::io::Errno;
+
+use super::process;
 
 /// How long a gateway may take for a directive. Far above what it needs (its own
 /// deadlines are in the tens of milliseconds); this one is for a gateway that is
 /// stopped or swapped out: then the command runs here.
 const DIRECTIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One read from the socket: a full data frame and a bit.
+/// The first reads from the socket: a directive and an exit, which is all that
+/// most commands get. Memory that is not touched costs nothing.
+const FIRST_READ_BYTES: usize = 4 << 10;
+/// Once a read was full, data is coming: a full frame of it and a bit.
 const READ_BYTES: usize = 512 << 10;
 
 /// A connection to the gateway.
@@ -30,6 +36,7 @@ pub struct Link {
     socket: UnixStream,
     incoming: BytesMut,
     outgoing: BytesMut,
+    read_bytes: usize,
     closed: bool,
     acknowledged: bool,
 }
@@ -43,7 +50,8 @@ impl Link {
         let socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(DIRECTIVE_TIMEOUT))?;
         socket.set_write_timeout(Some(DIRECTIVE_TIMEOUT))?;
-        Ok(Self { socket, incoming: BytesMut::new(), outgoing: BytesMut::new(), closed: false, acknowledged: false })
+        let (incoming, outgoing) = (BytesMut::new(), BytesMut::new());
+        Ok(Self { socket, incoming, outgoing, read_bytes: FIRST_READ_BYTES, closed: false, acknowledged: false })
     }
 
     /// Says who we are.
@@ -95,19 +103,14 @@ impl Link {
     /// # Errors
     /// Other than that nothing has come.
     pub fn fill(&mut self) -> io::Result<()> {
-        self.incoming.reserve(READ_BYTES);
-        let old = self.incoming.len();
-        self.incoming.resize(old + READ_BYTES, 0);
-        let result = self.socket.read(&mut self.incoming[old..]);
-        self.incoming.truncate(old + result.as_ref().copied().unwrap_or(0));
-        match result {
-            Ok(0) => self.closed = true,
-            Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+        self.incoming.reserve(self.read_bytes);
+        match process::read_into(&self.socket, &mut self.incoming, self.read_bytes) {
+            Ok(0) | Err(Errno::CONNRESET) => self.closed = true,
+            Ok(count) if count == self.read_bytes => self.read_bytes = READ_BYTES,
+            Ok(_) | Err(Errno::INTR) => {}
             // Before the acknowledgement the socket blocks, and this is its timeout.
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.acknowledged => {}
-            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.closed = true,
-            Err(e) => return Err(e),
+            Err(Errno::AGAIN) if self.acknowledged => {}
+            Err(e) => return Err(e.into()),
         }
         Ok(())
     }

@@ -1,0 +1,61 @@
+//! The benchmarks' program: each subcommand is one benchmark, or a helper
+//! process that a benchmark starts on its own machines. Building the programs
+//! that are measured is xtask's matter.
+
+mod machine;
+mod overhead;
+mod paired;
+mod pump;
+mod report;
+mod sample;
+mod site;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Measures posh.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// What posh itself costs: per command, per stage, per byte, in memory and at the start.
+    Overhead(overhead::Options),
+    /// Reads standard input slowly and checks that parts come whole and in order.
+    #[command(hide = true)]
+    Consume {
+        /// How many parts.
+        #[arg(long)]
+        parts: u64,
+        /// Bytes of each.
+        #[arg(long)]
+        part_bytes: u64,
+    },
+    /// Reads standard input to its end.
+    #[command(hide = true)]
+    Discard,
+    /// Copies a file to another one over a TCP connection of its own on the loopback interface.
+    #[command(hide = true)]
+    Tcp {
+        /// What is sent.
+        from: PathBuf,
+        /// Where it arrives.
+        to: PathBuf,
+    },
+}
+
+fn main() -> Result<ExitCode> {
+    match Arguments::parse().task {
+        Task::Overhead(options) => overhead::run(&options)?,
+        Task::Consume { parts, part_bytes } => pump::consume(parts, part_bytes)?,
+        Task::Discard => pump::discard()?,
+        Task::Tcp { from, to } => pump::tcp(&from, &to)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,60 @@
+//! Time per command and per stage: what stays here, and what is offloaded but
+//! does next to nothing.
+
+use anyhow::Result;
+use posh_integration::programs::Programs;
+
+use crate::paired::Paired;
+use crate::report::{Report, Target};
+use crate::site::Site;
+
+const ROUNDS: usize = 10;
+const MS: &str = "ms";
+
+/// A local command, a local pipeline, offloaded commands.
+pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
+    let site = Site::start(programs, 1)?;
+    site.file("empty", 0)?;
+    site.file("small", 4096)?;
+    local_command(&site, report)?;
+    local_pipeline(&site, report)?;
+    for (what, command) in [
+        ("cat of an empty file", "cat /mnt/s1/empty > /dev/null"),
+        ("grep -q", "grep -q x /mnt/s1/small"),
+        ("cat in $(...)", "seen=$(cat /mnt/s1/empty)"),
+    ] {
+        offloaded(&site, report, what, command)?;
+    }
+    Ok(())
+}
+
+fn local_command(site: &Site, report: &mut Report) -> Result<()> {
+    let command = "grep root /etc/passwd > /dev/null";
+    site.expect_placement(command, false)?;
+    let found = small(command, 100, 2 * ROUNDS).run(site)?;
+    report.add("local command: bash", MS, Target::None, found.bash);
+    report.add("local command: extra", MS, Target::AtMost(1.0), found.extra);
+    Ok(())
+}
+
+fn local_pipeline(site: &Site, report: &mut Report) -> Result<()> {
+    const STAGES: f64 = 3.0;
+    let command = "cat /etc/passwd | grep root | wc -l > /dev/null";
+    site.expect_placement(command, false)?;
+    let found = small(command, 60, ROUNDS).run(site)?;
+    report.add("local pipeline of 3: bash", MS, Target::None, found.bash);
+    report.add("local pipeline of 3: extra per stage", MS, Target::AtMost(2.0), found.extra.map(|ms| ms / STAGES));
+    Ok(())
+}
+
+fn offloaded(site: &Site, report: &mut Report, what: &str, command: &str) -> Result<()> {
+    site.expect_placement(command, true)?;
+    let found = small(command, 60, ROUNDS).run(site)?;
+    report.add(format!("{what}: bash, here"), MS, Target::None, found.bash);
+    report.add(format!("{what}: posh, offloaded, in all"), MS, Target::AtMost(6.0), found.posh);
+    Ok(())
+}
+
+fn small(command: &str, times: usize, rounds: usize) -> Paired<'_> {
+    Paired { command, before_each: "", warm_up: 3, times, rounds }
+}

@@ -1,0 +1,79 @@
+//! `overhead`: what posh costs where it can't help. Executors and mounts are on
+//! this machine's loopback interface and memory, so that every microsecond
+//! beyond bash's is posh's own.
+
+mod latency;
+mod memory;
+mod setup;
+mod start;
+mod throughput;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+use posh_integration::programs::Programs;
+
+use crate::report::Report;
+
+const METHOD: &str = "One machine in namespaces of its own with a gateway and executors on its loopback interface; \
+    exports are bind mounts of a tmpfs. Commands are timed inside the shell that runs them ($EPOCHREALTIME), in runs \
+    that alternate between bash and posh; a sample is the median of one run, and an extra the difference of two \
+    neighbouring runs. Memory is VmRSS and VmHWM of /proc/PID/status.";
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Only this part (may be repeated).
+    #[arg(long = "only", value_enum, value_name = "PART")]
+    only: Vec<Part>,
+    /// Where the figures go as JSON.
+    #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results/overhead.json"))]
+    output: PathBuf,
+}
+
+/// One part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Commands and stages that stay here, and small ones that do not.
+    Latency,
+    /// Bytes per second through one connection.
+    Throughput,
+    /// Resident memory of gateway and executor.
+    Memory,
+    /// The time until the paper's pipelines get their directives.
+    Setup,
+    /// The first command of all.
+    Start,
+}
+
+impl Part {
+    const ALL: [Part; 5] = [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start];
+
+    fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
+        match self {
+            Part::Latency => latency::measure(programs, report),
+            Part::Throughput => throughput::measure(programs, report),
+            Part::Memory => memory::measure(programs, report),
+            Part::Setup => setup::measure(programs, report),
+            Part::Start => start::measure(programs, report),
+        }
+    }
+}
+
+/// Measures, prints and writes; an error means that something could not be measured.
+pub fn run(options: &Options) -> Result<()> {
+    let programs = Programs::beside_this()?;
+    for program in ["posh", "posh-gateway", "posh-executor", "posh-stage", "posh-lab"] {
+        programs.find(program)?;
+    }
+    let mut report = Report::new("overhead", METHOD);
+    let parts = if options.only.is_empty() { &Part::ALL[..] } else { &options.only };
+    for part in parts {
+        let began = Instant::now();
+        eprintln!("{part:?}");
+        part.measure(&programs, &mut report)?;
+        eprintln!("  ({:.0} s)", began.elapsed().as_secs_f64());
+    }
+    report.finish(&options.output)
+}

@@ -1,0 +1,144 @@
+//! Where overheads are measured: one machine in namespaces of its own, executors
+//! on its loopback interface, and their exports seen through bind mounts, so that
+//! neither network nor mount adds to what posh costs. Everything is gone when it
+//! is dropped, and when this process ends in any other way.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use posh_integration::explain::{LOCAL, Report};
+use posh_integration::host::{CONFIG, HOME};
+use posh_integration::oracle::{Script, Under};
+use posh_integration::programs::Programs;
+use posh_integration::services::{self, Service};
+use posh_integration::workload::Store;
+use posh_integration::{Host, network};
+
+/// A machine with executors; fields are dropped in this order.
+#[derive(Debug)]
+pub struct Site {
+    executors: Vec<Service>,
+    host: Host,
+}
+
+impl Site {
+    /// Makes a machine with `count` executors: number N serves `/srv/sN`, which is
+    /// mounted at `/mnt/sN`. No gateway runs yet.
+    pub fn start(programs: &Programs, count: usize) -> Result<Site> {
+        let host = Host::start("bench", programs)?;
+        network::raise_loopback(&host)?;
+        let mut table = String::new();
+        let mut executors = Vec::new();
+        for number in 1..=count {
+            let (directory, path) = (server_path(number), mount_path(number));
+            for made in [&directory, &path] {
+                fs::create_dir(host.path(made)).with_context(|| format!("cannot make {}", made.display()))?;
+            }
+            bind(&host, &directory, &path)?;
+            let (service, address) = services::start_local_executor(&host, &format!("s{number}"), &directory)?;
+            executors.push(service);
+            write!(
+                table,
+                "[[executor]]\nname = \"store{number}\"\naddress = \"http://{address}\"\n\n\
+                 [[mount]]\npath = \"{}\"\nexecutor = \"store{number}\"\nexport = \"s{number}\"\n\n",
+                path.display()
+            )?;
+        }
+        services::write_file(&host, CONFIG, table.as_bytes())?;
+        Ok(Site { executors, host })
+    }
+
+    /// The machine.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The directory `name`, made anew on each of the first `count` servers.
+    pub fn stores(&self, name: &str, count: usize) -> Result<Vec<Store<'_>>> {
+        let store = |number| {
+            let (directory, mount) = (server_path(number).join(name), mount_path(number).join(name));
+            let seen = self.host.path(&directory);
+            fs::create_dir(&seen).with_context(|| format!("cannot make {}", seen.display()))?;
+            Ok(Store { host: &self.host, directory, mount })
+        };
+        (1..=count).map(store).collect()
+    }
+
+    /// A file of the first server, with `size_bytes` that were really written; its path through the mount.
+    pub fn file(&self, name: &str, size_bytes: u64) -> Result<PathBuf> {
+        const BLOCK_BYTES: usize = 1 << 20;
+        let mut file = fs::File::create(self.host.path(server_path(1).join(name)))?;
+        let block: Vec<u8> = b"x of a line\n".iter().copied().cycle().take(BLOCK_BYTES).collect();
+        let mut left = size_bytes;
+        while left > 0 {
+            let piece = usize::try_from(left).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+            file.write_all(&block[..piece]).with_context(|| format!("cannot write {size_bytes} bytes of {name}"))?;
+            left -= piece as u64;
+        }
+        Ok(mount_path(1).join(name))
+    }
+
+    /// A file of the first server that holds `first` and then zeros without blocks; its path through the mount.
+    pub fn sparse_file(&self, name: &str, size_bytes: u64, first: u8) -> Result<PathBuf> {
+        let mut file = fs::File::create(self.host.path(server_path(1).join(name)))?;
+        file.write_all(&[first])?;
+        file.set_len(size_bytes)?;
+        Ok(mount_path(1).join(name))
+    }
+
+    /// The process of executor number `number`, as this process numbers it.
+    pub fn executor(&self, number: usize) -> u32 {
+        self.executors[number - 1].process.id()
+    }
+
+    /// The running gateway's process.
+    pub fn gateway(&self) -> Result<Option<u32>> {
+        Ok(self.host.processes()?.into_iter().find(|p| p.name == "posh-gateway").map(|p| p.pid))
+    }
+
+    /// Runs a script under posh and takes its report; a failure is an error.
+    pub fn explained(&self, text: &str) -> Result<Report> {
+        let outcome = Script::new(text).run(&self.host, Under::PoshExplained)?;
+        if !outcome.status.success() {
+            bail!("under posh, this failed: {text}\n{outcome}");
+        }
+        Ok(outcome.report().clone())
+    }
+
+    /// Makes sure that all annotated commands of a script run where the measurement means them to.
+    pub fn expect_placement(&self, text: &str, offloaded: bool) -> Result<()> {
+        let report = self.explained(text)?;
+        let mut stages = report.pipelines.iter().flat_map(|p| &p.stages).peekable();
+        if stages.peek().is_none() {
+            bail!("posh saw no command of {text}");
+        }
+        match stages.find(|s| (s.placement != LOCAL) != offloaded) {
+            Some(stage) => bail!("{} of {text} ran at {}: {}", stage.command, stage.placement, stage.reason),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A path in the user's home on the machine's own memory file system.
+pub fn local_path(name: &str) -> PathBuf {
+    Path::new(HOME).join(name)
+}
+
+fn server_path(number: usize) -> PathBuf {
+    format!("/srv/s{number}").into()
+}
+
+fn mount_path(number: usize) -> PathBuf {
+    format!("/mnt/s{number}").into()
+}
+
+fn bind(host: &Host, from: &Path, to: &Path) -> Result<()> {
+    let (source, target) = (from.to_owned(), to.to_owned());
+    let none: Option<&str> = None;
+    host.run(move || mount(Some(&source), &target, none, MsFlags::MS_BIND, none))
+        .with_context(|| format!("cannot bind {} to {}", from.display(), to.display()))
+}
