@@ -188,6 +188,7 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         runs: facts.holding(&annotation.runs).cloned().collect(),
         shows: facts.holding(&annotation.shows).copied().collect(),
         searches_up: annotation.searches_up.clone(),
+        guards: facts.holding(&annotation.guards).cloned().collect(),
         working_dir: gathered.working_dir.clone(),
     }
 }
@@ -306,6 +307,7 @@ fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, w
     invocation.environment.extend(annotation.environment.iter().cloned());
     invocation.client_files.extend(annotation.client_files.iter().cloned());
     invocation.searches_up.extend(annotation.searches_up.iter().cloned());
+    invocation.guards.splice(0..0, outer.holding(&annotation.guards).cloned());
     invocation.runs.extend(outer.holding(&annotation.runs).cloned());
     invocation.shows.extend(outer.holding(&annotation.shows).copied());
 }
@@ -316,6 +318,8 @@ fn settle(invocation: &mut Invocation) {
         invocation.current_dir = CurrentDir::Unused;
     }
     invocation.environment.extend(ENVIRONMENT_OF_ALL.map(str::to_owned));
+    let guarded = invocation.guards.iter().flat_map(|guard| &guard.files);
+    invocation.client_files.extend(guarded.filter(|file| file.starts_with(['/', '~'])).cloned());
     for list in
         [&mut invocation.environment, &mut invocation.client_files, &mut invocation.searches_up, &mut invocation.runs]
     {

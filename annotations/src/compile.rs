@@ -6,6 +6,7 @@
 mod argument;
 mod condition;
 mod fields;
+mod guards;
 mod scope;
 mod shared;
 mod values;
@@ -182,6 +183,9 @@ impl Compiler<'_> {
         }
         if let Some(node) = fields.take("shows") {
             annotation.shows = self.mixed_list(node, &mut Self::attribute);
+        }
+        if let Some(node) = fields.take("guards") {
+            annotation.guards = self.guards(node);
         }
         if let Some(node) = fields.take("stays_here") {
             let parse = &mut |compiler: &mut Self, node: &Node| compiler.word(node, "a reason");

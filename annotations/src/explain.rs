@@ -113,11 +113,19 @@ fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str
         "depends on",
         invocation.shows.iter().map(|shown| format!("{shown:?}").to_lowercase()).collect::<Vec<_>>().join(", "),
     );
+    add("only there if", guards(invocation));
     add("may be re-run", again(invocation).to_owned());
     if invocation.needs_network {
         add("network", "needed".to_owned());
     }
     lines
+}
+
+/// What its guards look for, once each.
+fn guards(invocation: &Invocation) -> String {
+    let mut reasons: Vec<String> = invocation.guards.iter().map(|guard| format!("not: {}", guard.reason)).collect();
+    reasons.dedup();
+    reasons.join("; ")
 }
 
 fn stdin(stdin: StdinUse) -> &'static str {

@@ -47,9 +47,43 @@ pub struct Invocation {
     pub shows: Vec<FileAttribute>,
     /// Names that it looks for in its directory and in every directory above (`.git`).
     pub searches_up: Vec<String>,
+    /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), for the executor to
+    /// make. In the order of the annotation; the first that does not pass keeps the invocation here.
+    pub guards: Vec<Guard>,
     /// The directory that it changes to before all else (`git -C DIR`), as written and also in
     /// [`Invocation::files`]; `None`: the current directory.
     pub working_dir: Option<OsString>,
+}
+
+/// See [`Invocation::guards`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    /// The directory of this name in the command's directory and in every one above it; `None`: these
+    /// directories themselves.
+    pub below: Option<String>,
+    /// Relative to each directory found; absolute, or starting with `~/`: one file of the user, and also in
+    /// [`Invocation::client_files`].
+    pub files: Vec<String>,
+    /// What must not be found.
+    pub test: GuardTest,
+    /// Why it stays here then: a sentence for `explain`.
+    pub reason: String,
+}
+
+/// What keeps an invocation here. The texts of settings are `section.key` or `section.key=value` with `*` for any
+/// text, and are those of files in the form of git-config(1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuardTest {
+    /// One of the files exists.
+    Exists,
+    /// One of the files is an executable file.
+    Executable,
+    /// A directory holds all of the files.
+    AllExist,
+    /// A setting in one of the files is none of these.
+    SettingsAllowed(Vec<String>),
+    /// No setting in any of the files is one of these.
+    SettingRequired(Vec<String>),
 }
 
 /// See [`Invocation::shows`].

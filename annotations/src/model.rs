@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use regex::bytes::Regex;
 
-use crate::invocation::{CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion};
 
 /// One command of an annotation file, ready to read invocations.
 #[derive(Debug)]
@@ -59,6 +59,7 @@ pub struct Annotation {
     pub needs_network: Condition,
     pub shows: Vec<Conditional<FileAttribute>>,
     pub searches_up: Vec<String>,
+    pub guards: Vec<Conditional<Guard>>,
     pub stays_here: Vec<Conditional<String>>,
     /// Long names under `not_annotated`: they can make an abbreviation ambiguous.
     pub known_long: Vec<String>,

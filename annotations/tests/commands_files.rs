@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 
-use posh_annotations::{CurrentDir, FileKind, Invocation, Library, StdinUse, TerminalUse};
+use posh_annotations::{CurrentDir, FileKind, GuardTest, Invocation, Library, StdinUse, TerminalUse, Unknown};
 
 /// Checks lines of the form `[NAME=VALUE]... COMMAND [WORD]...`; words may stand in single quotes.
 #[track_caller]
@@ -20,6 +20,13 @@ fn check(table: &[(&str, &str)]) {
 }
 
 fn read(library: &Library, line: &str) -> String {
+    match classify(library, line) {
+        Ok(invocation) => describe(&invocation),
+        Err(unknown) => format!("here: {unknown}"),
+    }
+}
+
+fn classify(library: &Library, line: &str) -> Result<Invocation, Unknown> {
     let mut words = words(line);
     let mut variables = HashMap::new();
     while let Some((name, value)) = words[0].split_once('=') {
@@ -27,10 +34,7 @@ fn read(library: &Library, line: &str) -> String {
         words.remove(0);
     }
     let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
-    match library.classify(&words[0], &argv, &|name| variables.get(name).cloned()) {
-        Ok(invocation) => describe(&invocation),
-        Err(unknown) => format!("here: {unknown}"),
-    }
+    library.classify(&words[0], &argv, &|name| variables.get(name).cloned())
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -339,6 +343,105 @@ fn git_is_read_up_to_its_subcommand() {
         ("git stash", "here: git stash has no annotation"),
         ("git", "here: git: a subcommand is missing"),
     ]);
+}
+
+/// The hooks that a line's guards look for, and the settings that they require (the first of each).
+fn guarded(line: &str) -> String {
+    let invocation = classify(&Library::builtin(), line).unwrap();
+    let mut parts = Vec::new();
+    for guard in &invocation.guards {
+        match &guard.test {
+            GuardTest::Executable => {
+                parts.extend(guard.files.iter().map(|file| file.strip_prefix("hooks/").unwrap().to_owned()));
+            }
+            GuardTest::SettingRequired(settings) => parts.push(settings.join("|")),
+            _ => {}
+        }
+    }
+    parts.join(" ")
+}
+
+#[test]
+fn git_guards() {
+    const ALL: &str = "post-index-change reference-transaction";
+    let commit = "pre-commit prepare-commit-msg commit-msg post-commit post-rewrite pre-auto-gc";
+    let am = "applypatch-msg pre-applypatch post-applypatch post-rewrite pre-auto-gc";
+    let committer = "user.name|committer.name user.email|committer.email";
+    let author = "user.name|author.name user.email|author.email";
+    for (line, expected) in [
+        ("git status", String::new()),
+        ("git log", String::new()),
+        ("git apply x.patch", String::new()),
+        ("git commit -m x", format!(" {commit} {committer} {author}")),
+        ("EMAIL=a@b git commit -m x", format!(" {commit} user.name|committer.name user.name|author.name")),
+        ("GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b git commit -m x", format!(" {commit} {author}")),
+        ("git checkout main", format!(" post-checkout {committer}")),
+        ("git -C /m/repo reset --hard", format!(" {committer}")),
+        ("git am x.mbox", format!(" {am} {committer}")),
+        ("git am --continue", format!(" {am} {committer}")),
+        ("git branch", String::new()),
+        ("git branch new", format!(" {committer}")),
+    ] {
+        assert_eq!(guarded(line), format!("{ALL}{expected}"), "{line}");
+    }
+    let status = classify(&Library::builtin(), "git status").unwrap();
+    assert!(
+        status.guards.iter().all(|guard| guard.below.as_deref() == Some(".git") || guard.test == GuardTest::AllExist)
+    );
+    assert!(status.client_files.contains(&"~/.gitconfig".to_owned()));
+}
+
+/// What is allowed must not start a program, nor name a file that only the workstation has.
+#[test]
+fn git_settings_that_start_programs_are_not_allowed() {
+    let status = classify(&Library::builtin(), "git status").unwrap();
+    let allowed = status.guards.iter().find_map(|guard| match &guard.test {
+        GuardTest::SettingsAllowed(settings) => Some(settings),
+        _ => None,
+    });
+    let allowed: Vec<String> = allowed.unwrap().iter().map(|setting| setting.to_lowercase()).collect();
+    let is_like = |pattern: &str, name: &str| match pattern.split_once('*') {
+        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
+        None => pattern == name,
+    };
+    for refused in [
+        "core.hookspath",
+        "core.worktree",
+        "core.fsmonitor",
+        "core.attributesfile",
+        "core.excludesfile",
+        "core.alternaterefscommand",
+        "filter.lfs.clean",
+        "filter.lfs.process",
+        "include.path",
+        "includeif.gitdir:/x.path",
+        "diff.external",
+        "diff.orderfile",
+        "diff.pdf.textconv",
+        "diff.pdf.command",
+        "merge.x.driver",
+        "commit.gpgsign",
+        "commit.template",
+        "extensions.worktreeconfig",
+        "extensions.partialclone",
+        "remote.origin.promisor",
+        "log.showsignature",
+        "submodule.recurse",
+        "status.submodulesummary",
+        "blame.ignorerevsfile",
+        "mailmap.file",
+        "pager.status",
+        "trace2.eventtarget",
+        "trailer.x.command",
+        "grep.patterntype",
+        "gc.recentobjectshook",
+    ] {
+        let found = allowed.iter().find(|pattern| is_like(pattern, refused));
+        assert_eq!(found, None, "{refused}");
+    }
+    for usual in ["core.filemode", "remote.origin.fetch", "branch.main.merge", "user.email", "gc.auto", "alias.st"] {
+        assert!(allowed.iter().any(|pattern| is_like(pattern, usual)), "{usual}");
+    }
 }
 
 #[test]

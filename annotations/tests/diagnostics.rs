@@ -189,3 +189,32 @@ two:
     tool.yaml:6:3: unknown key logn; did you mean long?
     ");
 }
+
+#[test]
+fn faults_of_guards() {
+    let text = "\
+tool:
+- guards:
+  - {below: .git, exists: a}
+  - {below: a/b, exists: a, reason: x}
+  - {below: .git, reason: x}
+  - {exists: a, executable: b, reason: x}
+  - {settings: a, reason: x}
+  - {settings: a, allowed: b, required: c, reason: x}
+  - {exists: a, unless: -x, reason: x}
+  - {exsits: a, reason: x}
+- guards: word
+";
+    insta::assert_snapshot!(faults(text), @r"
+    tool.yaml:3:5: a guard has a reason
+    tool.yaml:4:6: below is the name of a directory, without slashes
+    tool.yaml:5:5: a guard has one of exists, executable, all_exist and settings, and settings one of allowed and required
+    tool.yaml:6:5: a guard has one of exists, executable, all_exist and settings, and settings one of allowed and required
+    tool.yaml:7:5: a guard has one of exists, executable, all_exist and settings, and settings one of allowed and required
+    tool.yaml:8:5: a guard has one of exists, executable, all_exist and settings, and settings one of allowed and required
+    tool.yaml:9:25: the condition names flag -x, which this annotation does not declare
+    tool.yaml:10:5: a guard has one of exists, executable, all_exist and settings, and settings one of allowed and required
+    tool.yaml:10:6: unknown key exsits; did you mean exists?
+    tool.yaml:11:11: a list is needed here, not a word
+    ");
+}

@@ -19,6 +19,7 @@ use posh_annotations::{
 
 use crate::{
     assembly::Edge,
+    client_files,
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::Executors,
     plan::{ExecutorId, Flow, LineEnds, Need, Site, StageFacts},
@@ -96,6 +97,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     check_attributes(world, &reading)?;
     check_writes(world, &reading)?;
     check_search(world, stage, &reading)?;
+    client_files::check(stage, &reading.invocation)?;
     Ok(reading)
 }
 

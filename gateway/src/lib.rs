@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assembly;
+pub mod client_files;
 pub mod dispatch;
 pub mod enlisted;
 pub mod executors;

@@ -16,13 +16,14 @@ use posh_annotations::{FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
-        ResourceLimit, RunSpec, Stage, WindowSize, descriptor::Source,
+        Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
+        RunSpec, Stage, WindowSize, descriptor::Source,
     },
 };
 
 use crate::{
     assembly::Shape,
+    client_files,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
     plan::{ExecutorId, Part, Placement, Plan},
@@ -32,8 +33,6 @@ use crate::{
 /// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
 /// below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
-/// The user's configuration files above this size are not sent along.
-const CLIENT_FILE_BYTES: u64 = 256 << 10;
 /// Variables that count for every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 
@@ -204,10 +203,11 @@ impl<'a> Builder<'a> {
                 .collect(),
             nice: enlisted.nice,
             paths: paths_of(self.world, reading, part),
+            guards: client_files::guards(enlisted, &reading.invocation),
         };
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
-        for file in client_files_of(enlisted, &reading.invocation) {
+        for file in client_files::of(enlisted, &reading.invocation) {
             if !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }
@@ -380,20 +380,6 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
         paths.push(PathUse { path: Bytes::from_static(b"."), recursive: true, ..PathUse::default() });
     }
     paths
-}
-
-fn client_files_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<ClientFile> {
-    invocation.client_files.iter().filter_map(|name| client_file(enlisted, name)).collect()
-}
-
-fn client_file(enlisted: &Enlisted, name: &str) -> Option<ClientFile> {
-    let path = match name.strip_prefix("~/") {
-        Some(rest) => PathBuf::from(enlisted.variable("HOME")?).join(rest),
-        None => PathBuf::from(name),
-    };
-    let meta = fs::metadata(&path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
-    let content = fs::read(&path).ok()?.into();
-    Some(ClientFile { path: bytes(path.as_os_str()), content, mode: meta.mode() & 0o777 })
 }
 
 /// The real program of a name on a PATH that begins with shims.

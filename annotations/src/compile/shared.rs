@@ -6,7 +6,7 @@ use crate::diagnostic::Faults;
 use crate::document::{Content, Node, Place};
 
 /// Keywords whose lists are joined, the shared ones first. All others are replaced.
-const JOINED: [&str; 10] = [
+const JOINED: [&str; 11] = [
     "FLAGS",
     "OPTPARAMS",
     "EXPRESSION",
@@ -15,6 +15,7 @@ const JOINED: [&str; 10] = [
     "runs",
     "shows",
     "searches_up",
+    "guards",
     "stays_here",
     "when_split",
 ];

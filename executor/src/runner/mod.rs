@@ -12,8 +12,10 @@
 //! it died.
 
 mod build;
+mod guards;
 mod paths;
 mod processes;
+mod settings;
 mod spawn;
 mod supervisor;
 mod view;

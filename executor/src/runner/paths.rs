@@ -32,7 +32,7 @@ const MAX_LINKS: usize = 40;
 /// Devices that are the same on every machine.
 const SAME_DEVICES: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
 
-fn path_of(bytes: &[u8]) -> &Path {
+pub(super) fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
@@ -146,7 +146,7 @@ fn is_own_descriptor(stage: &Stage, path: &[u8]) -> bool {
 
 /// Where `path` leads; when it does not exist, the directory in which it would
 /// be made, or the deepest one that there is.
-fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, FileStat)> {
+pub(super) fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, FileStat)> {
     let (mut path, mut follow) = (path.to_owned(), follow);
     // Each step takes away a link or a component.
     for _ in 0..MAX_LINKS + path.components().count() {
@@ -173,18 +173,18 @@ fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, Fi
 
 /// A handle on what is at `path`. Links like those of /proc/PID/fd are not
 /// followed: they would lead through what this process has open.
-fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
+pub(super) fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
     openat2(cwd, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS))
 }
 
 /// The path by which the view knows what `fd` refers to.
-fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
+pub(super) fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
         .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-fn require_inside(view: &View, at: &Path) -> Result<(), String> {
+pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     if view.mount_of(at).is_some() {
         return Ok(());
     }

@@ -23,7 +23,7 @@ use nix::{
 use posh_proto::executor::{Descriptor, Stage, descriptor::Source, rejected::Kind};
 
 use super::{
-    paths,
+    guards, paths,
     view::View,
     wire::{End, EndKind},
 };
@@ -65,6 +65,7 @@ impl Prepared {
     fn prepare(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage)?;
+        guards::check(view, &cwd, &stage)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
         })?;

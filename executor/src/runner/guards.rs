@@ -1,0 +1,190 @@
+//! The guards of a stage: tests on files that decide whether its command does here
+//! what it would do on the workstation. They only look: at names, modes, and the
+//! settings of small files. Which files matter to which command is the gateway's
+//! knowledge. (The guard of `runner` is a process, and another thing.)
+
+use std::{
+    io::Read as _,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open},
+    libc,
+    sys::stat::{FileStat, Mode, SFlag, fstat},
+};
+use posh_proto::executor::{Guard, Stage, guard::Test, rejected::Kind};
+
+use super::{
+    paths::{find, landing, name_of, path_of, require_inside},
+    settings::{self, Setting},
+    view::View,
+};
+use crate::error::Refusal;
+
+/// Configuration files are far smaller; a larger one is not read but refused.
+const MAX_SETTINGS_BYTES: u64 = 1 << 20;
+
+/// Makes the tests of all guards of a stage.
+pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage) -> Result<(), Refusal> {
+    stage.guards.iter().try_for_each(|guard| {
+        Check { view, cwd, guard }.run().map_err(|found| {
+            let message = if found.is_empty() { guard.reason.clone() } else { format!("{} ({found})", guard.reason) };
+            Refusal::new(Kind::Guard, message)
+        })
+    })
+}
+
+/// One guard's test. Its errors say what was found.
+struct Check<'a> {
+    view: &'a View,
+    cwd: &'a OwnedFd,
+    guard: &'a Guard,
+}
+
+impl Check<'_> {
+    fn run(&self) -> Result<(), String> {
+        let places = self.places()?;
+        match self.guard.test() {
+            Test::Exists => self.no_file(&places, |_| true),
+            Test::Executable => self.no_file(&places, |status| is_file(status) && status.st_mode & 0o111 != 0),
+            Test::AllExist => places.iter().try_for_each(|place| self.not_all_exist(place)),
+            Test::SettingsAllowed => self.files(&places).try_for_each(|file| self.settings_allowed(&file)),
+            Test::SettingRequired => places.iter().try_for_each(|place| self.setting_required(place)),
+            Test::Unspecified => Err("a test that this executor does not know".to_owned()),
+        }
+    }
+
+    /// The directories that the files are looked for in.
+    fn places(&self) -> Result<Vec<PathBuf>, String> {
+        let directory = match &self.guard.directory[..] {
+            b"" => Path::new("."),
+            given => path_of(given),
+        };
+        // What is not there is for the command to complain of. Outside of the mounts nothing can be found.
+        let start = find(self.cwd, directory, true).and_then(|directory| name_of(&directory)).ok();
+        let Some((start, mount)) = start.as_ref().and_then(|start| Some((start, self.view.mount_of(start)?))) else {
+            return Ok(Vec::new());
+        };
+        let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
+        if self.guard.below.is_empty() {
+            return Ok(upwards.map(Path::to_owned).collect());
+        }
+        let mut found = Vec::new();
+        for path in upwards.map(|directory| directory.join(&self.guard.below)) {
+            match self.look(&path)? {
+                None => {}
+                Some((at, status)) if kind(&status) == SFlag::S_IFDIR => found.push(at),
+                Some(_) => return Err(format!("{} is no directory", path.display())),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Every file that the guard names, once for each place.
+    fn files(&self, places: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
+        let (absolute, relative): (Vec<&Path>, Vec<&Path>) =
+            self.guard.files.iter().map(|file| path_of(file)).partition(|file| file.is_absolute());
+        let below = places.iter().flat_map(|place| relative.iter().map(|file| place.join(file)));
+        let files: Vec<PathBuf> = absolute.iter().map(|file| file.to_path_buf()).chain(below).collect();
+        files.into_iter()
+    }
+
+    /// Where a path leads, if anything is there. Whether a link that leaves the
+    /// mounts leads to something, only the workstation can tell.
+    fn look(&self, path: &Path) -> Result<Option<(PathBuf, FileStat)>, String> {
+        let failed = |errno: Errno| format!("{}: {}", path.display(), errno.desc());
+        let found = match find(self.cwd, path, true) {
+            Ok(handle) => Some((name_of(&handle).map_err(failed)?, fstat(&handle).map_err(failed)?)),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => None,
+            Err(errno) => return Err(failed(errno)),
+        };
+        if !self.is_users(path) {
+            let at = match &found {
+                Some((at, _)) => at.clone(),
+                None => landing(self.cwd, path, true).map_err(failed)?.0,
+            };
+            require_inside(self.view, &at).map_err(|why| format!("{} {why}", path.display()))?;
+        }
+        Ok(found)
+    }
+
+    /// A file of the user: the view has it, where the workstation does.
+    fn is_users(&self, path: &Path) -> bool {
+        self.guard.files.iter().any(|file| file.starts_with(b"/") && file[..] == *path.as_os_str().as_bytes())
+    }
+
+    fn no_file(&self, places: &[PathBuf], is_meant: impl Fn(&FileStat) -> bool) -> Result<(), String> {
+        for file in self.files(places) {
+            if self.look(&file)?.is_some_and(|(_, status)| is_meant(&status)) {
+                return Err(file.display().to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn not_all_exist(&self, place: &Path) -> Result<(), String> {
+        for file in &self.guard.files {
+            if self.look(&place.join(path_of(file)))?.is_none() {
+                return Ok(());
+            }
+        }
+        Err(place.display().to_string())
+    }
+
+    fn settings_allowed(&self, file: &Path) -> Result<(), String> {
+        let is_allowed = |setting: &&Setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern));
+        match self.settings(file)?.iter().find(|setting| !is_allowed(setting)) {
+            None => Ok(()),
+            Some(other) => Err(format!("{} in {}", String::from_utf8_lossy(&other.name), file.display())),
+        }
+    }
+
+    fn setting_required(&self, place: &PathBuf) -> Result<(), String> {
+        for file in self.files(std::slice::from_ref(place)) {
+            let settings = self.settings(&file)?;
+            if settings.iter().any(|setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern))) {
+                return Ok(());
+            }
+        }
+        Err(String::new())
+    }
+
+    /// The settings of a file; none, if it does not exist.
+    fn settings(&self, path: &Path) -> Result<Vec<Setting>, String> {
+        let Some((at, status)) = self.look(path)? else { return Ok(Vec::new()) };
+        let shown = path.display();
+        if !is_file(&status) {
+            return Err(format!("{shown} is no plain file"));
+        }
+        let content = read(self.cwd, &at).map_err(|why| format!("cannot read {shown}: {why}"))?;
+        if content.len() as u64 > MAX_SETTINGS_BYTES {
+            return Err(format!("{shown} is larger than 1 MiB"));
+        }
+        settings::parse(&content).map_err(|line| format!("line {line} of {shown} is no setting"))
+    }
+}
+
+/// Reads a plain file, and one byte more than the limit if there is as much.
+fn read(cwd: &OwnedFd, path: &Path) -> Result<Vec<u8>, String> {
+    let handle = find(cwd, path, false).map_err(|errno| errno.desc().to_owned())?;
+    let own = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = open(own.as_str(), flags, Mode::empty()).map_err(|errno| errno.desc().to_owned())?;
+    let mut content = Vec::new();
+    let limited = std::fs::File::from(file).take(MAX_SETTINGS_BYTES + 1).read_to_end(&mut content);
+    limited.map(|_| content).map_err(|error| error.to_string())
+}
+
+fn kind(status: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT)
+}
+
+fn is_file(status: &FileStat) -> bool {
+    kind(status) == SFlag::S_IFREG
+}

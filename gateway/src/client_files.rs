@@ -1,0 +1,102 @@
+//! The user's configuration files that a command reads: what of them goes along
+//! with a run, and the guards, by which an executor finds out whether what is
+//! configured there lets the command run there.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use posh_annotations::{GuardTest, Invocation};
+use posh_proto::executor::{ClientFile, Guard, guard::Test};
+
+use crate::enlisted::Enlisted;
+
+/// They are sent with every run, and no one writes so much by hand.
+const CLIENT_FILE_BYTES: u64 = 256 << 10;
+
+/// Whether all that exist can be sent along.
+///
+/// # Errors
+/// Names the one that can't be.
+pub fn check(enlisted: &Enlisted, invocation: &Invocation) -> Result<(), String> {
+    for path in invocation.client_files.iter().filter_map(|name| client_path(enlisted, name)) {
+        let refuse = |why: &str| Err(format!("{} reads {}, which {why}", invocation.command, path.display()));
+        match fs::metadata(&path) {
+            Ok(meta) if !meta.is_file() => return refuse("is no plain file"),
+            Ok(meta) if meta.len() > CLIENT_FILE_BYTES => return refuse("is too large to be sent along"),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return refuse("can't be looked at"),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Those that exist, as the executor is to show them.
+#[must_use]
+pub fn of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<ClientFile> {
+    invocation.client_files.iter().filter_map(|name| client_file(enlisted, name)).collect()
+}
+
+fn client_file(enlisted: &Enlisted, name: &str) -> Option<ClientFile> {
+    let path = client_path(enlisted, name)?;
+    let meta = fs::metadata(&path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
+    let content = fs::read(&path).ok()?.into();
+    Some(ClientFile { path: bytes(path.as_os_str()), content, mode: meta.mode() & 0o777 })
+}
+
+/// `None` is below a home directory that the command does not know.
+fn client_path(enlisted: &Enlisted, name: &str) -> Option<PathBuf> {
+    match name.strip_prefix("~/") {
+        Some(rest) => {
+            enlisted.variable("HOME").map(|home| Path::new(home).join(rest)).filter(|path| path.is_absolute())
+        }
+        None => Some(PathBuf::from(name)),
+    }
+}
+
+/// The annotation's guards, and one more: what this machine has not must not be
+/// found there among the server's own files.
+#[must_use]
+pub fn guards(enlisted: &Enlisted, invocation: &Invocation) -> Vec<Guard> {
+    let annotated = invocation.guards.iter().map(|guard| {
+        let (test, settings) = test_of(&guard.test);
+        Guard {
+            directory: invocation.working_dir.as_deref().map(bytes).unwrap_or_default(),
+            below: guard.below.clone().unwrap_or_default(),
+            files: paths(enlisted, guard.files.iter()),
+            test: test.into(),
+            settings: settings.to_vec(),
+            reason: guard.reason.clone(),
+        }
+    });
+    let missing = invocation.client_files.iter().filter(|name| name.starts_with('/') && !Path::new(name).exists());
+    let not_here = Guard {
+        files: paths(enlisted, missing),
+        test: Test::Exists.into(),
+        reason: "the server has a file of its own that this machine has not".to_owned(),
+        ..Guard::default()
+    };
+    annotated.chain([not_here]).filter(|guard| !guard.files.is_empty()).collect()
+}
+
+fn test_of(test: &GuardTest) -> (Test, &[String]) {
+    match test {
+        GuardTest::Exists => (Test::Exists, &[]),
+        GuardTest::Executable => (Test::Executable, &[]),
+        GuardTest::AllExist => (Test::AllExist, &[]),
+        GuardTest::SettingsAllowed(settings) => (Test::SettingsAllowed, settings),
+        GuardTest::SettingRequired(settings) => (Test::SettingRequired, settings),
+    }
+}
+
+fn paths<'a>(enlisted: &Enlisted, names: impl Iterator<Item = &'a String>) -> Vec<Bytes> {
+    names.filter_map(|name| client_path(enlisted, name)).map(|path| bytes(path.as_os_str())).collect()
+}
+
+fn bytes(text: &OsStr) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
