@@ -56,7 +56,8 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage, piped: (bool, bo
     let output = descriptor(1, cwd, stage.stdout.as_deref(), piped.1, nix::libc::O_WRONLY);
     let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let path = env.iter().find(|(n, _)| n == "PATH").map(|(_, v)| v.clone());
-    let program = crate::lower::program_on_path(path.as_deref(), &name, Path::new("")).unwrap_or_default();
+    let program =
+        crate::tools::program_on_path(path.as_deref(), &name, &gateway.sessions.stage_programs()).unwrap_or_default();
     Enlisted {
         session: String::new(),
         pid: 0,

@@ -4,10 +4,8 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    ffi::{OsStr, OsString},
-    fs,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
-    path::{Path, PathBuf},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
     sync::Arc,
 };
 
@@ -380,12 +378,4 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
         paths.push(PathUse { path: Bytes::from_static(b"."), recursive: true, ..PathUse::default() });
     }
     paths
-}
-
-/// The real program of a name on a PATH that begins with shims.
-#[must_use]
-pub fn program_on_path(path: Option<&OsStr>, name: &str, shims: &Path) -> Option<PathBuf> {
-    let path: OsString = path.map_or_else(|| "/usr/local/bin:/usr/bin:/bin".into(), OsStr::to_owned);
-    let found = std::env::split_paths(&path).filter(|d| d != shims).map(|d| d.join(name));
-    found.into_iter().find(|file| fs::metadata(file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0))
 }

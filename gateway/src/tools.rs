@@ -3,7 +3,8 @@
 //! version lines are compared, by the policy of the annotation.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    ffi::{OsStr, OsString},
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -77,6 +78,17 @@ impl LocalTools {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner).insert(program.to_owned(), line.clone());
         line
     }
+}
+
+/// The first program of a name on a PATH that is not one of `shims`.
+#[must_use]
+pub fn program_on_path(path: Option<&OsStr>, name: &str, shims: &HashSet<PathBuf>) -> Option<PathBuf> {
+    let path: OsString = path.map_or_else(|| "/usr/local/bin:/usr/bin:/bin".into(), OsStr::to_owned);
+    let mut found = std::env::split_paths(&path).map(|directory| directory.join(name));
+    found.find(|file| {
+        let is_program = fs::metadata(file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
+        is_program && !fs::read_link(file).is_ok_and(|target| shims.contains(&target))
+    })
 }
 
 async fn first_line_of_version(program: &Path) -> String {

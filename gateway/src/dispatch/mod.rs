@@ -9,7 +9,6 @@ mod start;
 
 use std::{
     collections::BTreeMap,
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,12 +21,13 @@ use crate::{
     executors::Connection,
     explain,
     facts::{self, Reading, Surroundings, World},
-    lower::{Builder, program_on_path},
+    lower::Builder,
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
     session::Session,
     stage_link::ForStage,
     state::{Gateway, View},
+    tools::program_on_path,
 };
 
 /// How often a plan is made anew after an executor has refused it (a file without
@@ -177,7 +177,16 @@ impl Planned {
             .iter()
             .zip(&self.plan.placements)
             .all(|(new, old)| matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_)));
-        self.plan = if keeps && attempt < ATTEMPTS { plan } else { everything_here(&self.plan, refusal) };
+        let before = std::mem::replace(&mut self.plan, plan);
+        if !keeps || attempt == ATTEMPTS {
+            self.plan = everything_here(&before, refusal);
+        }
+        let reason_now = format!("{} refused: {refusal}", gateway.executors.get(refusal.executor).name);
+        for (new, old) in self.plan.placements.iter_mut().zip(&before.placements) {
+            if let (Placement::Here(reason), Placement::Remote(_)) = (new, old) {
+                reason.clone_from(&reason_now);
+            }
+        }
     }
 }
 
@@ -251,7 +260,7 @@ async fn can_run(
     let policy = reading.invocation.tool_version;
     gateway.tools.same(name, connection, &stage.name, &stage.program, policy).await?;
     for other in &reading.invocation.runs {
-        let program = program_on_path(stage.variable("PATH"), other, Path::new(""));
+        let program = program_on_path(stage.variable("PATH"), other, &gateway.sessions.stage_programs());
         let program = program.ok_or_else(|| format!("{other}, which it starts, is not on this machine"))?;
         gateway.tools.same(name, connection, other, &program, ToolVersion::Same).await?;
     }
