@@ -97,7 +97,7 @@ impl Site {
 
     /// The running gateway's process.
     pub fn gateway(&self) -> Result<Option<u32>> {
-        Ok(self.host.processes()?.into_iter().find(|p| p.name == "posh-gateway").map(|p| p.pid))
+        Ok(self.host.processes()?.into_iter().find(|p| p.program == "posh-gateway").map(|p| p.pid))
     }
 
     /// Runs a script under posh and takes its report; a failure is an error.
