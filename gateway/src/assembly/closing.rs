@@ -136,6 +136,10 @@ impl Pipe<'_> {
         if process.waits_for_children() || process.reads_from(self.inode) {
             return None;
         }
+        if process.executable.as_os_str().is_empty() {
+            // In the middle of an execve.
+            return Some(MAY_FORK);
+        }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
         if !is_fork {

@@ -32,6 +32,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// A sleeping process whose system call we can't read is taken as settled when it
 /// has been asleep at two looks this far apart.
 const SETTLED_AFTER: Duration = Duration::from_millis(3);
+/// Looks further apart than this say nothing of the time between them.
+const LOOKS_FAR_APART: Duration = Duration::from_millis(20);
 /// Stages that may be on their way to the assembler at once.
 const QUEUE: usize = 1024;
 
@@ -95,6 +97,22 @@ impl Assembler {
     }
 }
 
+/// A process that was asleep, in one call, at every look since a moment.
+struct Sleep {
+    since: Instant,
+    seen: Instant,
+    call: Option<(i64, u64)>,
+}
+
+impl Sleep {
+    /// The same sleep as at the last look, if that was just now and in the same
+    /// call; a process may have run in between all the same, but not for long.
+    fn going_on(before: Option<&Self>, call: Option<(i64, u64)>, now: Instant) -> Self {
+        let same = before.filter(|old| old.call == call && now.duration_since(old.seen) < LOOKS_FAR_APART);
+        Self { since: same.map_or(now, |old| old.since), seen: now, call }
+    }
+}
+
 struct Waiting {
     stage: StageLink,
     since: Instant,
@@ -125,14 +143,14 @@ struct Assembly {
     complete: mpsc::Sender<Pipeline>,
     waiting: Vec<Waiting>,
     directed: HashSet<Pid>,
-    asleep_since: HashMap<Pid, Instant>,
+    asleep: HashMap<Pid, Sleep>,
     orphans: Orphans,
 }
 
 impl Assembly {
     fn new(sessions: Arc<Sessions>, complete: mpsc::Sender<Pipeline>) -> Self {
         let (waiting, directed) = (Vec::new(), HashSet::new());
-        Self { sessions, complete, waiting, directed, asleep_since: HashMap::new(), orphans: Orphans::default() }
+        Self { sessions, complete, waiting, directed, asleep: HashMap::new(), orphans: Orphans::default() }
     }
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
@@ -170,7 +188,6 @@ impl Assembly {
     async fn look(&mut self) {
         self.waiting.retain(|w| !w.stage.is_gone());
         if self.waiting.is_empty() {
-            self.asleep_since.clear();
             return;
         }
         let wanted = self.wanted();
@@ -200,18 +217,16 @@ impl Assembly {
 
     fn note_sleepers(&mut self, snapshot: &Snapshot) {
         let now = Instant::now();
-        let asleep: HashSet<Pid> = snapshot.processes().filter(|p| !p.is_running()).map(|p| p.pid).collect();
-        self.asleep_since.retain(|pid, _| asleep.contains(pid));
-        for pid in asleep {
-            self.asleep_since.entry(pid).or_insert(now);
-        }
+        let old = std::mem::take(&mut self.asleep);
+        let sleepers = snapshot.processes().filter(|p| !p.is_running());
+        self.asleep = sleepers.map(|p| (p.pid, Sleep::going_on(old.get(&p.pid), p.system_call, now))).collect();
     }
 
     fn examine(&self, snapshot: &Snapshot) -> Closing {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
         let waiting: HashMap<Pid, usize> = stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
         let settled = |p: &Process| {
-            !p.is_running() && self.asleep_since.get(&p.pid).is_some_and(|since| since.elapsed() >= SETTLED_AFTER)
+            !p.is_running() && self.asleep.get(&p.pid).is_some_and(|sleep| sleep.since.elapsed() >= SETTLED_AFTER)
         };
         closing::examine(
             &stages,
