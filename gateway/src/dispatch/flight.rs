@@ -205,7 +205,10 @@ impl<'a> Relay<'a> {
                 self.outcome.bytes += data.len() as u64;
                 let Some(&(stage, fd)) = self.feeds.get(&(run, stream)) else { return };
                 let output = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`");
-                if let Some(data) = output.push((run, stream), data) {
+                if output.is_failed() {
+                    // Written before the command could know: here, this write would have met SIGPIPE.
+                    self.break_pipe(run, stage).await;
+                } else if let Some(data) = output.push((run, stream), data) {
                     self.tell(stage, ForStage::Data(fd, data)).await;
                 }
             }
@@ -301,6 +304,17 @@ impl<'a> Relay<'a> {
             let (_, part) = self.commands[&(run, id)];
             if self.stages[&stage].parts[part].is_none() {
                 self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group })).await;
+            }
+        }
+    }
+
+    /// SIGPIPE for the parts of a stage in one run.
+    async fn break_pipe(&self, run: usize, stage: usize) {
+        let signal = nix::libc::SIGPIPE.cast_unsigned();
+        let parts = self.commands.iter().filter(|(key, (s, _))| key.0 == run && *s == stage);
+        for (&(_, id), &(_, part)) in parts {
+            if self.stages[&stage].parts[part].is_none() {
+                self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
             }
         }
     }

@@ -96,6 +96,12 @@ impl Output {
         self.parts.iter().filter(|p| !p.ended).map(|p| p.stream).collect()
     }
 
+    /// Nobody reads it, see [`Self::fail`].
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        self.failed
+    }
+
     /// All streams have ended.
     #[must_use]
     pub fn is_done(&self) -> bool {
