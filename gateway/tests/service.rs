@@ -1,0 +1,78 @@
+//! The gateway's gRPC services as any other program sees them, over its UNIX socket.
+
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+use fs_mapper::config::Config;
+use hyper_util::rt::TokioIo;
+use posh_gateway::Listeners;
+use posh_proto::gateway::{MountsRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient};
+use tokio::net::{UnixListener, UnixStream};
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient, server_reflection_request,
+    server_reflection_response,
+};
+
+/// A gateway in this process, with one mount whose executor nobody has started.
+async fn gateway(directory: PathBuf) -> Channel {
+    let text = format!(
+        "[[executor]]\nname = \"gone\"\naddress = \"http://127.0.0.1:1\"\n[[mount]]\npath = \"{}\"\nexecutor = \"gone\"\nexport = \"logs\"\ncoherence = \"bind\"\n",
+        directory.display()
+    );
+    let config = Config::parse(&text, &directory.join("mounts.toml")).unwrap();
+    let listeners = Listeners {
+        grpc: UnixListener::bind(directory.join("g.sock")).unwrap(),
+        stages: UnixListener::bind(directory.join("g.stage")).unwrap(),
+        stage_socket: directory.join("g.stage"),
+        directory: directory.clone(),
+    };
+    tokio::spawn(posh_gateway::run(config, listeners, std::future::pending()));
+    let socket = directory.join("g.sock");
+    let connect = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap()
+}
+
+#[tokio::test]
+async fn mounts_and_resolve_answer_without_an_executor() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut client = GatewayClient::new(gateway(directory.path().to_owned()).await);
+    let mounts = client.mounts(MountsRequest {}).await.unwrap().into_inner().mounts;
+    let mount = mounts.iter().find(|m| m.executor == "gone").unwrap();
+    assert!(mount.state.starts_with("unreachable: "), "{}", mount.state);
+    let path = directory.path().join("a/../b").into_os_string().into_encoded_bytes().into();
+    let reply = client.resolve(ResolveRequest { path, cwd: "/".into() }).await.unwrap().into_inner();
+    assert_eq!((&*reply.executor, &*reply.export, &reply.export_path[..]), ("gone", "logs", &b"a/../b"[..]));
+    let local = client.resolve(ResolveRequest { path: "/etc".into(), cwd: "/".into() }).await.unwrap().into_inner();
+    assert_eq!(local.reason, "/etc is not on a mount with an executor");
+    let relative = client.resolve(ResolveRequest { path: "x".into(), cwd: "".into() }).await.unwrap_err();
+    assert_eq!(relative.code(), tonic::Code::InvalidArgument);
+    assert_eq!(client.status(StatusRequest {}).await.unwrap().into_inner().pid, std::process::id());
+}
+
+#[tokio::test]
+async fn standard_health_and_reflection_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let channel = gateway(directory.path().to_owned()).await;
+    let request = HealthCheckRequest { service: "posh.gateway.v1.Gateway".into() };
+    let health = HealthClient::new(channel.clone()).check(request).await.unwrap().into_inner();
+    assert_eq!(health.status(), ServingStatus::Serving);
+    let list = server_reflection_request::MessageRequest::ListServices(String::new());
+    let request = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut answers = ServerReflectionClient::new(channel)
+        .server_reflection_info(tokio_stream::iter([request]))
+        .await
+        .unwrap()
+        .into_inner();
+    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let server_reflection_response::MessageResponse::ListServicesResponse(services) = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(services.service.iter().any(|s| s.name == "posh.gateway.v1.Gateway"), "{services:?}");
+}
