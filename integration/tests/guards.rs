@@ -49,7 +49,7 @@ const CASES: &[(&str, &str, &str, Option<&str>)] = &[
         "git status --short",
         Some("borrows objects"),
     ),
-    ("work-tree", "git worktree add -q ../tree; cd ../tree", "git status --short", Some("is no directory")),
+    ("work-tree", "git worktree add -q ../tree; cd ../tree", "git status --short", Some("more than one work tree")),
     ("inside", "cd .git", "git log --format=%s", Some("is a repository's own")),
     (
         "from-elsewhere",
