@@ -350,12 +350,12 @@ fn git_is_read_up_to_its_subcommand() {
 
 /// The hooks that a line's guards look for, and the settings that they require (the first of each).
 fn guarded(line: &str) -> String {
-    let invocation = classify(&Library::builtin(), line).unwrap();
+    let invocation = classify(&Library::builtin(), line).expect("it is annotated");
     let mut parts = Vec::new();
     for guard in &invocation.guards {
         match &guard.test {
             GuardTest::Executable => {
-                parts.extend(guard.files.iter().map(|file| file.strip_prefix("hooks/").unwrap().to_owned()));
+                parts.extend(guard.files.iter().map(|file| file.strip_prefix("hooks/").expect("a hook").to_owned()));
             }
             GuardTest::SettingRequired(settings) => parts.push(settings.join("|")),
             _ => {}

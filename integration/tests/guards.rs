@@ -49,13 +49,20 @@ const CASES: &[(&str, &str, &str, Option<&str>)] = &[
         "git status --short",
         Some("borrows objects"),
     ),
-    ("work-tree", "git worktree add -q ../tree; cd ../tree", "git status --short", Some("is no directory")),
+    ("work-tree", "git worktree add -q ../tree; cd ../tree", "git status --short", Some("more than one work tree")),
     ("inside", "cd .git", "git log --format=%s", Some("is a repository's own")),
     (
         "from-elsewhere",
         "hook pre-commit; cd ..",
         "git -C repository commit -q -a -m more",
         Some("the repository has hooks"),
+    ),
+    // Commands that run here use what others have just made on the server.
+    (
+        "in-turns",
+        "hook pre-commit; for i in 1 2 3; do echo $i > new$i; git add .; git commit -q -m $i; git checkout -q -b b$i; git stash list; git rev-parse HEAD; done",
+        "git status --short",
+        None,
     ),
     ("no-repository", "cd ..", "git status --short", None),
 ];

@@ -3,7 +3,11 @@
 //! Every process here is a subreaper: an orphan comes to it, so that whatever a
 //! command leaves behind, also in another session, is found by its parents.
 
-use std::{collections::HashMap, fs, thread, time::Duration};
+use std::{
+    collections::HashMap,
+    fs, thread,
+    time::{Duration, Instant},
+};
 
 use nix::{
     errno::Errno,
@@ -18,18 +22,45 @@ use crate::sys;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long processes may take to remove their locks and unfinished files.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Asks every process below this one to end, and kills those that have not after a
+/// second. What is killed outright leaves its locks: git's would keep the next git out.
+pub fn end_all_below() {
+    let started = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    let mut is_asked = false;
+    while !is_alone() {
+        if !is_asked {
+            for pid in below(getpid()) {
+                let _ = kill(pid, Signal::SIGTERM);
+            }
+            is_asked = true;
+        } else if started.elapsed() > GRACE {
+            return kill_all_below();
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Reaps what has ended; true if no process is left.
+fn is_alone() -> bool {
+    loop {
+        match sys::reap() {
+            Ok(Some(_)) | Err(Errno::EINTR) => {}
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
 /// Kills every process below this one and waits for their ends. Looks again
 /// until none is left: one may fork, or be missed, while we look.
 pub fn kill_all_below() {
     let mut pause = FIRST_PAUSE;
-    loop {
-        loop {
-            match sys::reap() {
-                Ok(Some(_)) | Err(Errno::EINTR) => {}
-                Ok(None) => break,
-                Err(_) => return,
-            }
-        }
+    while !is_alone() {
         for pid in below(getpid()) {
             let _ = kill(pid, Signal::SIGKILL);
         }

@@ -1,7 +1,7 @@
 //! The supervisor: one process per run, the parent of its stages. A path that
 //! hangs or a run that goes wrong is its problem alone.
 //!
-//! It ends when its socket does, or when nobody needs it; either way it kills
+//! It ends when its socket does, or when nobody needs it; either way it ends
 //! everything below it first.
 
 use std::{
@@ -63,7 +63,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     match start(job, descriptors, view, children, socket) {
         Ok(mut run) => {
             let ended = run.watch(socket, children);
-            run.kill();
+            run.end();
             ended
         }
         Err(Failure::Refused(refusal)) => {
@@ -199,12 +199,16 @@ impl Running {
         }
     }
 
-    /// Kills the stages' groups, and then whatever else there is.
-    fn kill(&self) {
-        for &pid in self.stages.keys() {
-            let _ = killpg(pid, Signal::SIGKILL);
+    /// Ends whatever is left: background processes of commands that have ended, and
+    /// the stages themselves when the run was given up.
+    fn end(&self) {
+        if !self.stages.is_empty() {
+            for &pid in self.stages.keys() {
+                let _ = killpg(pid, Signal::SIGKILL);
+            }
+            return processes::kill_all_below();
         }
-        processes::kill_all_below();
+        processes::end_all_below();
     }
 }
 

@@ -368,3 +368,19 @@ fn children_of(parent: u32) -> Vec<PathBuf> {
 fn pid_of(process: &Path) -> u32 {
     process.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
+
+/// As git's background gc, which removes its locks then; one that stays is killed.
+#[tokio::test]
+async fn what_a_finished_command_leaves_behind_is_asked_to_end() {
+    let lab = Lab::start().await;
+    let tidy = "trap 'rm made; exit' TERM; touch made; echo bye >&3; exec 3>&-; while :; do sleep 0.01; done";
+    let deaf = "trap '' TERM; sleep 1000; :";
+    // The last word comes from the background: it is ready for its end then.
+    let script = format!(
+        "exec 9>lock; flock 9; exec 3>&1; setsid sh -c \"$1\" >/dev/null 2>&1 & setsid sh -c '{deaf}' 3>&- >/dev/null 2>&1 & :"
+    );
+    let outcome = lab.run(command(&["sh", "-c", &script, "sh", tidy])).await;
+    assert_eq!(outcome.text(), "bye\n");
+    lock_is_free(lab.store.path()).await;
+    assert!(!lab.store.path().join("made").exists());
+}
