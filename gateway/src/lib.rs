@@ -4,7 +4,6 @@
 //!
 //! The walk of one pipeline: [`stage_link`] (a stage enlists) → [`assembly`] →
 //! [`facts`] (annotations, mount table) → [`plan`] → [`lower`] → [`dispatch`].
-#![forbid(unsafe_code)]
 
 pub mod assembly;
 pub mod client_files;
@@ -22,6 +21,7 @@ pub mod stage_link;
 pub mod state;
 pub mod tools;
 
+mod memory;
 mod serve;
 
 pub use serve::{Error, Listeners, run};

@@ -10,12 +10,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_annotations::{FileUse, Invocation, StdinUse};
+use fs_mapper::{ClientPath, coherence::Adapter};
+use posh_annotations::{CurrentDir, FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
         Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
-        RunSpec, Stage, WindowSize, descriptor::Source,
+        RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
 };
 
@@ -202,6 +203,7 @@ impl<'a> Builder<'a> {
             nice: enlisted.nice,
             paths: paths_of(self.world, reading, part),
             guards: client_files::guards(enlisted, &reading.invocation),
+            watched_trees: watched_trees(self.world, reading),
         };
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
@@ -336,6 +338,24 @@ fn argv_of(enlisted: &Enlisted, invocation: &Invocation, part: &Part) -> Vec<Byt
     let after = invocation.command.split(' ').count().min(words.len());
     words.splice(after..after, split.add_arguments.iter().map(|w| bytes(w)));
     words
+}
+
+/// Trees that the command may change, on mounts that can be made to forget what they remember of them.
+fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
+    let invocation = &reading.invocation;
+    let moved = |file: &FileUse| invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path);
+    let files = invocation.files.iter().zip(&reading.places);
+    let written = files.filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f)).map(|(_, p)| p.as_ref());
+    let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
+    let watched = written.flatten().chain(cwd).filter_map(|place| match place {
+        Place::At(_, path, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs => Some(path),
+        _ => None,
+    });
+    let tree = |path: &ClientPath| WatchedTree {
+        path: bytes(path.as_path().as_os_str()),
+        up_to: invocation.searches_up.clone(),
+    };
+    watched.map(tree).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {

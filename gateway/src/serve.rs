@@ -30,6 +30,7 @@ use crate::{
     assembly::{Assembler, Pipeline},
     dispatch,
     executors::Executors,
+    memory,
     service::Service,
     session::Sessions,
     stage_link,
@@ -38,6 +39,11 @@ use crate::{
 
 /// How long pipelines at work may go on after the gateway was told to end.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// How long answers may still take then.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// The gateway gives memory back after so long without a pipeline.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Where the gateway listens. The stage socket's path is published to stages.
 pub struct Listeners {
@@ -86,6 +92,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
         tokio::spawn(accept_stages(Arc::clone(&gateway), listeners.stages)),
         tokio::spawn(carry_out_all(Arc::clone(&gateway), pipelines)),
         tokio::spawn(watch_mounts(Arc::clone(&gateway))),
+        tokio::spawn(give_memory_back(Arc::clone(&gateway))),
     ];
     let service = Service::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));
     let end = async {
@@ -114,15 +121,23 @@ async fn serve_grpc(service: Service, listener: UnixListener, end: impl Future<O
     health_reporter.set_serving::<GatewayServer<Service>>().await;
     let reflection =
         tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS).build_v1()?;
+    let (stop, stopped) = tokio::sync::oneshot::channel();
     let server = Server::builder()
         .add_service(GatewayServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add_service(health)
         .add_service(reflection)
-        .serve_with_incoming(UnixListenerStream::new(listener));
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            let _ = stopped.await;
+        });
+    tokio::pin!(server);
     tokio::select! {
-        served = server => served.map_err(Error::from),
-        () = end => Ok(()),
+        served = &mut server => return served.map_err(Error::from),
+        () = end => {}
     }
+    // The answer to who asked for the end still has to go out.
+    let _ = stop.send(());
+    let _ = tokio::time::timeout(LAST_ANSWERS, server).await;
+    Ok(())
 }
 
 async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
@@ -165,6 +180,20 @@ impl<'a> AtWork<'a> {
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// After a large pipeline the allocator keeps tens of megabytes for the next one:
+/// between pipelines they are the user's.
+async fn give_memory_back(gateway: Arc<Gateway>) {
+    let mut trimmed_after = 0;
+    loop {
+        tokio::time::sleep(QUIET).await;
+        let (running, total) = (gateway.running.load(Ordering::Relaxed), gateway.pipelines());
+        if running == 0 && total != trimmed_after {
+            memory::trim();
+            trimmed_after = total;
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::{io, sync::Arc};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use posh_proto::{
     PROTOCOL_VERSION, frame,
     stage::{self as wire, ToGateway, ToStage, to_gateway, to_stage},
@@ -206,8 +206,18 @@ async fn read(mut reader: OwnedReadHalf, mut buffer: BytesMut, sender: mpsc::Sen
 async fn write(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ForStage>) {
     let mut buffer = BytesMut::new();
     while let Some(message) = messages.recv().await {
-        frame::encode(&ToStage { kind: Some(to_wire(message)) }, &mut buffer);
-        if writer.write_all(&buffer.split()).await.is_err() {
+        let written = match message {
+            ForStage::Data(fd, data) => {
+                frame::encode_data_head(fd, data.len(), &mut buffer);
+                let mut both = buffer.split().chain(data);
+                writer.write_all_buf(&mut both).await
+            }
+            other => {
+                frame::encode(&ToStage { kind: Some(to_wire(other)) }, &mut buffer);
+                writer.write_all(&buffer.split()).await
+            }
+        };
+        if written.is_err() {
             return;
         }
     }

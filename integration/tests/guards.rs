@@ -64,6 +64,13 @@ const CASES: &[(&str, &str, &str, Option<&str>)] = &[
         "git status --short",
         None,
     ),
+    // What git finds through the mount after it was changed behind it, deep below the work tree too.
+    (
+        "seen-through-the-mount",
+        "for i in 1 2 3; do echo $i > new$i; git add .; git write-tree; git commit -q -m $i; git checkout -q -b b$i; git symbolic-ref HEAD; git show-ref; git fsck; done",
+        "git status --short",
+        None,
+    ),
     ("no-repository", "cd ..", "git status --short", None),
 ];
 

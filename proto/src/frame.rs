@@ -39,6 +39,30 @@ pub fn encode(message: &impl Message, out: &mut BytesMut) {
     message.encode(out).expect("the buffer grows as needed");
 }
 
+/// Appends the beginning of the frame of a `ToStage` with `data` of `length`
+/// bytes for `fd`. The bytes themselves come after it, uncopied.
+pub fn encode_data_head(fd: u32, length: usize, out: &mut BytesMut) {
+    use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len, uint32};
+    /// Field numbers of stage.proto: `ToStage.data`, `Data.fd`, `Data.data`.
+    const TO_STAGE_DATA: u32 = 3;
+    const DATA_FD: u32 = 1;
+    const DATA_DATA: u32 = 2;
+    let length = length as u64;
+    // A field of value 0 is left out (proto3).
+    let fd_bytes = if fd == 0 { 0 } else { uint32::encoded_len(DATA_FD, &fd) };
+    let body_head = fd_bytes + key_len(DATA_DATA) + encoded_len_varint(length);
+    let body = body_head as u64 + length;
+    let whole = (key_len(TO_STAGE_DATA) + encoded_len_varint(body)) as u64 + body;
+    out.put_u32_le(u32::try_from(whole).expect("messages are far below 4 GiB"));
+    encode_key(TO_STAGE_DATA, WireType::LengthDelimited, out);
+    encode_varint(body, out);
+    if fd != 0 {
+        uint32::encode(DATA_FD, &fd, out);
+    }
+    encode_key(DATA_DATA, WireType::LengthDelimited, out);
+    encode_varint(length, out);
+}
+
 /// Takes one whole frame from the front of `buffer`, or `None` when more bytes
 /// are needed. Payload fields share `buffer`'s memory.
 ///
@@ -77,6 +101,20 @@ mod tests {
             assert_eq!(decode::<ToStage>(&mut part).unwrap(), None, "cut at {cut}");
             part.extend_from_slice(&whole[cut..]);
             assert_eq!(decode::<ToStage>(&mut part).unwrap(), Some(message.clone()));
+        }
+    }
+
+    #[test]
+    fn the_head_of_data_is_what_prost_would_write() {
+        for (fd, length) in [(0, 1), (1, 5), (2, 300_000), (63, 70)] {
+            let data = bytes::Bytes::from(vec![7; length]);
+            let mut head = BytesMut::new();
+            encode_data_head(fd, length, &mut head);
+            head.extend_from_slice(&data);
+            let message = ToStage { kind: Some(Kind::Data(Data { fd, data })) };
+            let mut whole = BytesMut::new();
+            encode(&message, &mut whole);
+            assert_eq!(head, whole, "{length} bytes for {fd}");
         }
     }
 

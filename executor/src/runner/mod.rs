@@ -12,6 +12,7 @@
 //! it died.
 
 mod build;
+mod changes;
 mod guards;
 mod paths;
 mod processes;

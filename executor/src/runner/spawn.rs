@@ -23,6 +23,7 @@ use nix::{
 use posh_proto::executor::{Descriptor, Stage, descriptor::Source, rejected::Kind};
 
 use super::{
+    changes::Watch,
     guards, paths,
     view::View,
     wire::{End, EndKind},
@@ -52,7 +53,17 @@ pub struct Prepared {
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
     /// Files whose final offsets are to be told.
     reported: Vec<(u32, Rc<OwnedFd>)>,
+    watch: Watch,
     open_files: u64,
+}
+
+/// What has to be known of a stage until it has ended.
+pub struct Live {
+    pub id: u32,
+    /// Files whose final offsets are to be told.
+    pub reported: Vec<(u32, Rc<OwnedFd>)>,
+    /// Trees whose changes are to be told.
+    pub watch: Watch,
 }
 
 impl Prepared {
@@ -76,6 +87,7 @@ impl Prepared {
             cwd,
             descriptors: Vec::new(),
             reported: Vec::new(),
+            watch: Watch::new(view, &stage),
             open_files: view.open_files,
             stage,
         };
@@ -129,8 +141,8 @@ impl Prepared {
     }
 
     /// What the supervisor needs of it from now on; closes its descriptors here.
-    pub fn into_reported(self) -> (u32, Vec<(u32, Rc<OwnedFd>)>) {
-        (self.stage.id, self.reported)
+    pub fn into_live(self) -> Live {
+        Live { id: self.stage.id, reported: self.reported, watch: self.watch }
     }
 
     fn become_stage(&self, barrier: &Barrier<'_>) -> ! {

@@ -9,7 +9,7 @@ use std::{
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::net::UnixStream,
+        unix::{ffi::OsStrExt as _, net::UnixStream},
     },
     rc::Rc,
 };
@@ -33,7 +33,7 @@ use posh_proto::{
 
 use super::{
     processes,
-    spawn::{Barrier, Ends, Prepared, REPORT_BYTES},
+    spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
     wire::{Job, read_descriptors, read_frame, write_frame},
@@ -112,9 +112,9 @@ fn start(
     await_all(report, children, pids.len())?;
     let mut running = Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new() };
     // From here on only the children hold the stages' descriptors.
-    for (pid, (id, reported)) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_reported)) {
-        running.by_id.insert(id, pid);
-        running.stages.insert(pid, Live { id, reported });
+    for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
+        running.by_id.insert(live.id, pid);
+        running.stages.insert(pid, live);
     }
     // The daemon must know first: once released, the run has happened.
     let started = RunOutput { kind: Some(run_output::Kind::Started(Started {})) };
@@ -140,12 +140,6 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
         }
     }
     Ok(())
-}
-
-/// A stage that has not ended.
-struct Live {
-    id: u32,
-    reported: Vec<(u32, Rc<OwnedFd>)>,
 }
 
 /// A run that was let go.
@@ -224,6 +218,7 @@ fn exited(live: &Live, ended: &sys::Ended) -> RunOutput {
         Some(Offset { fd: *fd, offset: offset.unsigned_abs() })
     };
     let (user_us, system_us) = ended.cpu_us;
+    let changes = live.watch.changes();
     let exited = Exited {
         stage: live.id,
         how: Some(how),
@@ -232,6 +227,8 @@ fn exited(live: &Live, ended: &sys::Ended) -> RunOutput {
         user_us,
         system_us,
         max_rss_kib: ended.max_rss_kib,
+        changed_directories: changes.directories.iter().map(|d| d.as_os_str().as_bytes().to_vec().into()).collect(),
+        changes_incomplete: changes.incomplete,
     };
     RunOutput { kind: Some(run_output::Kind::Exited(exited)) }
 }

@@ -31,3 +31,12 @@ pub(super) fn attributes(file: &File) -> io::Result<()> {
     rustix::fs::statx(file, "", flags, StatxFlags::BASIC_STATS)?;
     Ok(())
 }
+
+/// The same for a name, whose own symlink is not followed. One that has gone is no error.
+pub(super) fn attributes_at(path: &Path) -> io::Result<()> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {
+        Ok(_) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

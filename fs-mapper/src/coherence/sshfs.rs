@@ -12,12 +12,18 @@
 //! - A listing is forgotten when the attributes of its directory are set. Group
 //!   to the same group is the smallest such change; the mode as the mount shows
 //!   it can be one that the command has just replaced.
+//! - Listing a directory that was forgotten also brings the attributes of its
+//!   entries anew, into the daemon.
 //! - Not found: a way to make it forget a directory that is gone (20 s).
 
 use super::{Change, Coherence, WriteBehind, look};
 use std::io;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
+
+/// Names of a directory whose attributes are looked at again; beyond it they may
+/// be a second old in the kernel.
+const MOST_ENTRIES: usize = 5000;
 
 pub(super) struct Sshfs;
 
@@ -52,7 +58,13 @@ fn forget_name(path: &Path) {
 
 fn forget_listing(dir: &Path) -> io::Result<()> {
     match std::fs::metadata(dir).and_then(|found| chown(dir, None, Some(found.gid()))) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
     }
+    // Listing it anew gives the daemon the attributes of all that is in it, in a
+    // few round trips however many there are; the kernel then asks the daemon.
+    for entry in std::fs::read_dir(dir)?.take(MOST_ENTRIES) {
+        look::attributes_at(&entry?.path())?;
+    }
+    Ok(())
 }

@@ -354,8 +354,9 @@ impl<'a> Relay<'a> {
             if let ForStage::Exit { status, .. } = &farewell {
                 self.outcome.statuses.insert(index, as_shell(*status));
             }
-            let written =
+            let mut written =
                 Written::by(self.gateway, &self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
+            state.exits().for_each(|exited| written.add(&exited.changed_directories));
             let tell = state.tell.clone();
             self.farewells.spawn(async move {
                 refresh::refresh(written).await;
@@ -384,17 +385,17 @@ impl StageState {
         }
     }
 
+    /// How its parts ended, as far as they did.
+    fn exits(&self) -> impl Iterator<Item = &Exited> {
+        self.parts.iter().flatten().filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
+    }
+
     fn farewell(&self, reading: Option<&Reading>) -> ForStage {
         let exit = |status, message| ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message };
         if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
             return exit(Status::Code(EXIT_POSH_FAILED), message.clone());
         }
-        let exits: Vec<&Exited> = self
-            .parts
-            .iter()
-            .flatten()
-            .filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
-            .collect();
+        let exits: Vec<&Exited> = self.exits().collect();
         let rule = reading.map_or(StatusRule::Maximum, |r| r.invocation.status_rule);
         ForStage::Exit {
             status: combined(&exits, rule),

@@ -4,11 +4,14 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use bytes::Bytes;
 use fs_mapper::{MountTable, Resolution, coherence::Change};
 use posh_annotations::{CurrentDir, FileKind};
 
@@ -28,7 +31,16 @@ pub struct Written {
     changes: Vec<Change>,
 }
 
+/// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
+const AT_ONCE: usize = 16;
+
 impl Written {
+    /// Adds directories in which the executor found something changed.
+    pub fn add(&mut self, directories: &[Bytes]) {
+        let named = directories.iter().map(|d| PathBuf::from(OsStr::from_bytes(d)));
+        self.changes.extend(named.map(Change::NamesChanged));
+    }
+
     /// Redirects of a stage, and the files and directories that its annotation says it changes.
     #[must_use]
     pub fn by(gateway: &Gateway, stage: &Enlisted, reading: Option<&Reading>) -> Self {
@@ -67,9 +79,12 @@ pub async fn refresh(written: Written) {
         return;
     }
     let work = tokio::task::spawn_blocking(move || {
-        for change in &written.changes {
-            refresh_one(&written.table, change);
-        }
+        let Written { table, changes } = &written;
+        std::thread::scope(|scope| {
+            for share in changes.chunks(changes.len().div_ceil(AT_ONCE)) {
+                scope.spawn(move || share.iter().for_each(|change| refresh_one(table, change)));
+            }
+        });
     });
     if tokio::time::timeout(DEADLINE, work).await.is_err() {
         tracing::warn!("a mount does not answer; what it shows of changed files may be old");

@@ -219,7 +219,11 @@ impl Relay<'_> {
         }
         match sink.write(flags.contains(PollFlags::POLLOUT)) {
             Ok(0) => {}
-            Ok(n) => self.link.queue(to_gateway::Kind::Credit(Credit { fd, bytes: n as u64 })),
+            Ok(n) => {
+                if let Some(bytes) = sink.credit_for(n) {
+                    self.link.queue(to_gateway::Kind::Credit(Credit { fd, bytes }));
+                }
+            }
             Err(e) => self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: e as u32 })),
         }
     }

@@ -21,6 +21,9 @@ use super::descriptors;
 /// A terminal may stop taking bytes at any moment (Ctrl-S); after POLLOUT it
 /// takes at least this much (n_tty's WAKEUP_CHARS is 256).
 const TTY_WRITE_BYTES: usize = 256;
+/// Credit is given in pieces of this size, a quarter of what may be under way: the
+/// other side never runs out of it, and a message for each write is saved.
+const CREDIT_BYTES: u64 = 1 << 20;
 /// Our own pipe in front of the shell's, so that splice(2) can move its pages
 /// without blocking.
 const FERRY_BYTES: i32 = 1 << 20;
@@ -49,6 +52,7 @@ pub struct Sink {
     failed: bool,
     ended: bool,
     undelivered: Option<Errno>,
+    uncredited: u64,
 }
 
 impl Sink {
@@ -67,6 +71,7 @@ impl Sink {
             failed: false,
             ended: false,
             undelivered: None,
+            uncredited: 0,
         }
     }
 
@@ -78,6 +83,12 @@ impl Sink {
         } else {
             self.queue.push_back(data);
         }
+    }
+
+    /// Notes bytes that were written; gives the credit that is now worth a message.
+    pub fn credit_for(&mut self, bytes: usize) -> Option<u64> {
+        self.uncredited += bytes as u64;
+        (self.uncredited >= CREDIT_BYTES).then(|| std::mem::take(&mut self.uncredited))
     }
 
     /// Why bytes of the command never reached the descriptor, if any did not.
