@@ -68,7 +68,8 @@ impl Watch {
                 };
                 *left = fewer;
                 let Ok(found) = entry.metadata() else { continue };
-                changed |= self.is_newer(&found);
+                // A directory below is reported for itself.
+                changed |= !found.is_dir() && self.is_newer(&found);
                 if found.is_dir() && found.dev() == own.dev() && !self.was_made_since(&found) {
                     queue.push(entry.path());
                 }
@@ -119,15 +120,16 @@ mod tests {
         fs::write(root.join("written/f"), "old").expect("a file");
         // The clock of files moves in ticks: what comes now must be told from what was.
         let before = fs::symlink_metadata(root.join("written/f")).expect("it is there");
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
         let probe = root.join("quiet/probe");
-        loop {
+        let since = loop {
             fs::write(&probe, "x").expect("a file");
-            if fs::symlink_metadata(&probe).expect("it is there").ctime_nsec() != before.ctime_nsec() {
-                break;
+            let found = fs::symlink_metadata(&probe).expect("it is there");
+            let changed = Duration::new(found.ctime().unsigned_abs(), u32::try_from(found.ctime_nsec()).unwrap_or(0));
+            if (found.ctime(), found.ctime_nsec()) > (before.ctime(), before.ctime_nsec()) {
+                break changed;
             }
-        }
-        let watch = Watch { since: since.max(Duration::from_nanos(1)), trees: vec![root.to_owned()] };
+        };
+        let watch = Watch { since, trees: vec![root.to_owned()] };
         fs::remove_file(&probe).expect("removed");
         fs::write(root.join("written/f"), "new").expect("a file");
         fs::create_dir(root.join("grown/deep/new")).expect("a directory");
