@@ -99,7 +99,8 @@ pub fn to_text(reports: &[PipelineReport]) -> String {
 }
 
 fn pipeline_text(report: &PipelineReport) -> String {
-    let mut text = format!("pipeline {}", report.pipeline);
+    // Pipelines are counted from 1; 0 is one that was only planned.
+    let mut text = if report.pipeline == 0 { "plan".to_owned() } else { format!("pipeline {}", report.pipeline) };
     if report.wall_ms > 0.0 {
         text += &format!(
             ": {:.1} ms, {} over the network, set up in {:.1} ms",
