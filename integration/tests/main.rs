@@ -12,6 +12,7 @@ mod guards;
 mod lab_selftest;
 mod load;
 mod shells;
+mod split;
 mod traps;
 mod user;
 
