@@ -2,7 +2,7 @@
 //! stand in for it while it runs elsewhere.
 //!
 //! It must not care how it was entered (symlink on PATH now, exec hook later):
-//! [`entry`] alone knows that. Everything up to [`enlist`] is on the path of
+//! `entry` alone knows that. Everything up to `enlist` is on the path of
 //! every local command, so it makes few system calls and starts no runtime.
 
 mod descriptors;
