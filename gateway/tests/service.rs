@@ -3,7 +3,7 @@
 // All of this is test code; clippy's own exception knows only #[test] functions.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fs_mapper::config::Config;
 use hyper_util::rt::TokioIo;
@@ -17,20 +17,28 @@ use tonic_reflection::pb::v1::{
     server_reflection_response,
 };
 
-/// A gateway in this process, with one mount whose executor nobody has started.
-async fn gateway(directory: PathBuf) -> Channel {
-    let text = format!(
+/// One mount whose executor nobody has started.
+fn config(directory: &Path) -> String {
+    format!(
         "[[executor]]\nname = \"gone\"\naddress = \"http://127.0.0.1:1\"\n[[mount]]\npath = \"{}\"\nexecutor = \"gone\"\nexport = \"logs\"\ncoherence = \"bind\"\n",
         directory.display()
-    );
-    let config = Config::parse(&text, &directory.join("mounts.toml")).unwrap();
-    let listeners = Listeners {
+    )
+}
+
+/// What a gateway of this process listens on.
+fn listeners(directory: &Path) -> Listeners {
+    Listeners {
         grpc: UnixListener::bind(directory.join("g.sock")).unwrap(),
         stages: UnixListener::bind(directory.join("g.stage")).unwrap(),
         stage_socket: directory.join("g.stage"),
-        directory: directory.clone(),
-    };
-    tokio::spawn(posh_gateway::run(config, listeners, std::future::pending()));
+        directory: directory.to_owned(),
+    }
+}
+
+/// A gateway in this process that runs until the test ends.
+async fn gateway(directory: PathBuf) -> Channel {
+    let config = Config::parse(&config(&directory), &directory.join("mounts.toml")).unwrap();
+    tokio::spawn(posh_gateway::run(config, listeners(&directory), std::future::pending()));
     let socket = directory.join("g.sock");
     let connect = tower::service_fn(move |_| {
         let socket = socket.clone();
@@ -75,4 +83,12 @@ async fn standard_health_and_reflection_answer() {
         panic!("{answer:?}");
     };
     assert!(services.service.iter().any(|s| s.name == "posh.gateway.v1.Gateway"), "{services:?}");
+}
+
+#[tokio::test]
+async fn a_gateway_that_nobody_needs_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = config(directory.path()) + "[gateway]\nidle_timeout_s = 1\n";
+    let config = Config::parse(&text, &directory.path().join("mounts.toml")).unwrap();
+    posh_gateway::run(config, listeners(directory.path()), std::future::pending()).await.unwrap();
 }
