@@ -29,6 +29,9 @@ use procfs::{Orphans, Process, Snapshot, Wanted};
 const LONGEST: Duration = Duration::from_secs(10);
 /// How often the processes are looked at again while something is pending.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The same for stages that have waited longer than [`LONG_WAIT`].
+const LOOK_AGAIN_LATER: Duration = Duration::from_millis(8);
+const LONG_WAIT: Duration = Duration::from_millis(100);
 /// A sleeping process whose system call we can't read is taken as settled when it
 /// has been asleep at two looks this far apart.
 const SETTLED_AFTER: Duration = Duration::from_millis(3);
@@ -158,7 +161,7 @@ impl Assembly {
             let event = if self.waiting.is_empty() {
                 incoming.recv().await
             } else {
-                match tokio::time::timeout(LOOK_AGAIN, incoming.recv()).await {
+                match tokio::time::timeout(self.pause(), incoming.recv()).await {
                     Ok(event) => event,
                     Err(_) => {
                         self.look().await;
@@ -174,6 +177,12 @@ impl Assembly {
             }
             self.look().await;
         }
+    }
+
+    /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often costs it little.
+    fn pause(&self) -> Duration {
+        let long = self.waiting.iter().all(|w| w.since.elapsed() > LONG_WAIT);
+        if long { LOOK_AGAIN_LATER } else { LOOK_AGAIN }
     }
 
     fn take(&mut self, event: Event) {
