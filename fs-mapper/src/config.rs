@@ -91,6 +91,15 @@ impl Default for GatewayConfig {
     }
 }
 
+/// Where annotation files are looked for besides those that ship, a later place
+/// over an earlier one: /etc/posh/annotations, ~/.config/posh/annotations (or
+/// below $XDG_CONFIG_HOME), and what a configuration names.
+pub fn annotation_directories(config: Option<&Config>) -> Vec<PathBuf> {
+    let mut directories = find::annotations(|name| std::env::var_os(name), Path::new("/etc"));
+    directories.extend(config.into_iter().flat_map(|config| config.gateway.annotations.iter().cloned()));
+    directories
+}
+
 impl Config {
     /// Reads and validates a file.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {

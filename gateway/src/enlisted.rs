@@ -43,8 +43,6 @@ pub struct Enlisted {
     pub nice: i32,
     /// Inode of its mount namespace.
     pub mount_namespace: u64,
-    /// Its own quick look found something on an owned mount.
-    pub touches_mount: bool,
     /// Of the terminal it writes to, if it does.
     pub window: Option<Window>,
 }
@@ -170,7 +168,6 @@ impl From<wire::Enlist> for Enlisted {
             limits: message.limits.iter().map(|l| (l.resource, l.soft, l.hard)).collect(),
             nice: message.nice,
             mount_namespace: message.mount_namespace,
-            touches_mount: message.touches_mount,
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }
     }

@@ -38,22 +38,17 @@ pub async fn plan_only(
     split: Option<u32>,
 ) -> PipelineReport {
     let edges: Vec<Edge> = (1..stages.len()).map(|i| Edge { from: (i - 1, 1), to: (i, 0) }).collect();
-    let last = stages.len().saturating_sub(1);
-    let imagined: Vec<Arc<Enlisted>> = stages
-        .iter()
-        .enumerate()
-        .map(|(index, stage)| Arc::new(imagine(gateway, cwd, stage, (index > 0, index < last))))
-        .collect();
+    let imagined: Vec<Arc<Enlisted>> = stages.iter().map(|stage| Arc::new(imagine(gateway, cwd, stage))).collect();
     let reasons: Vec<Option<String>> = stages.into_iter().map(|s| s.unknowable).collect();
     dispatch::plan_only(gateway, &imagined, &edges, &reasons, split).await
 }
 
 /// A stage as its process would describe it.
-fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage, piped: (bool, bool)) -> Enlisted {
+fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
     let name = stage.argv.first().map(|w| w.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
-    let input = descriptor(0, cwd, stage.stdin.as_deref(), piped.0, nix::libc::O_RDONLY);
-    let output = descriptor(1, cwd, stage.stdout.as_deref(), piped.1, nix::libc::O_WRONLY);
+    let input = descriptor(0, cwd, stage.stdin.as_deref(), nix::libc::O_RDONLY);
+    let output = descriptor(1, cwd, stage.stdout.as_deref(), nix::libc::O_WRONLY);
     let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let path = env.iter().find(|(n, _)| n == "PATH").map(|(_, v)| v.clone());
     let program =
@@ -73,17 +68,15 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage, piped: (bool, bo
         limits: Vec::new(),
         nice: 0,
         mount_namespace: gateway.mount_namespace,
-        touches_mount: true,
         window: None,
     }
 }
 
-fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, piped: bool, access: i32) -> Descriptor {
+fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descriptor {
     let (kind, path) = match file {
         Some(path) if path == Path::new("/dev/null") => (Kind::Null, path.to_owned()),
         Some(path) => (Kind::File, cwd.join(path)),
-        None if piped => (Kind::Pipe, PathBuf::from("pipe:[0]")),
-        // A pipe nobody else is at: like a terminal that the command does not ask.
+        // To the next stage, or to nobody: like a terminal that the command does not ask.
         None => (Kind::Pipe, PathBuf::from("pipe:[0]")),
     };
     Descriptor {

@@ -13,7 +13,7 @@ use std::{
 
 use fs_mapper::{
     MountTable,
-    config::Config,
+    config::{Config, annotation_directories},
     mountinfo::{MountInfo, MountInfoError},
 };
 use posh_annotations::Library;
@@ -34,7 +34,7 @@ use crate::{
     service::Service,
     session::Sessions,
     stage_link,
-    state::{Gateway, View, annotation_directories},
+    state::{Gateway, View},
 };
 
 /// How long pipelines at work may go on after the gateway was told to end.
@@ -110,7 +110,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
 }
 
 fn load_annotations(config: &Config) -> Library {
-    let (library, mistakes) = Library::load(&annotation_directories(config));
+    let (library, mistakes) = Library::load(&annotation_directories(Some(config)));
     // A file with mistakes is left out: its commands run here, and the log and `posh annotations check` say why.
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     library

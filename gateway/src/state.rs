@@ -3,7 +3,7 @@
 use std::{
     fs,
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -112,15 +112,4 @@ impl Gateway {
     pub fn config_file(&self) -> &Path {
         &self.config.file
     }
-}
-
-/// Where annotation files are looked for besides the built-in ones, in ascending priority.
-#[must_use]
-pub fn annotation_directories(config: &Config) -> Vec<PathBuf> {
-    let mut directories = vec![PathBuf::from("/etc/posh/annotations")];
-    let home = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")));
-    directories.extend(home.map(|h| h.join("posh/annotations")));
-    directories.extend(config.gateway.annotations.iter().cloned());
-    directories
 }

@@ -9,16 +9,25 @@ pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>, etc: &Path) -> O
     if let Some(named) = set("POSH_CONFIG") {
         return Some(PathBuf::from(named));
     }
-    let user = set("XDG_CONFIG_HOME")
-        .map(PathBuf::from)
-        .filter(|dir| dir.is_absolute())
-        .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".config")));
+    let user = user_directory(set);
     let candidates = [
         Some(PathBuf::from("mounts.toml")),
         user.map(|dir| dir.join("posh/mounts.toml")),
         Some(etc.join("posh/mounts.toml")),
     ];
     candidates.into_iter().flatten().find(|path| path.is_file())
+}
+
+/// Where annotation files are looked for besides those that ship, a later place over an earlier one.
+pub(super) fn annotations(variable: impl Fn(&str) -> Option<OsString>, etc: &Path) -> Vec<PathBuf> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    [Some(etc.to_owned()), user_directory(set)].into_iter().flatten().map(|dir| dir.join("posh/annotations")).collect()
+}
+
+/// The user's configuration directory (XDG Base Directory Specification).
+fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let named = set("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    named.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".config")))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use fs_mapper::config::Config;
+use fs_mapper::config::{Config, annotation_directories};
 use posh_annotations::{Coverage, Diagnostic, Library};
 
 use crate::{
@@ -98,14 +98,8 @@ fn library(target: &Target) -> (Library, Vec<Diagnostic>) {
 }
 
 fn directories(target: &Target) -> Vec<PathBuf> {
-    let absolute = |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let user = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
     let configured = gateway::find_config(target).ok().flatten();
-    let configured = configured.and_then(|path| Config::load(&path).ok());
-    let mut directories = vec![PathBuf::from("/etc/posh/annotations")];
-    directories.extend(user.map(|directory| directory.join("posh/annotations")));
-    directories.extend(configured.into_iter().flat_map(|config| config.gateway.annotations));
-    directories
+    annotation_directories(configured.and_then(|path| Config::load(&path).ok()).as_ref())
 }
 
 fn lines(faults: &[Diagnostic]) -> String {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::{
-    fcntl::{FcntlArg, FdFlag, fcntl},
+    fcntl::{FcntlArg, fcntl},
     sys::stat::{FileStat, SFlag, fstat},
     unistd::{Whence, lseek},
 };
@@ -63,7 +63,6 @@ pub fn one(fd: RawFd) -> Option<Descriptor> {
         offset: 0,
         queued_bytes: 0,
         same_as: None,
-        close_on_exec: fcntl(borrowed, FcntlArg::F_GETFD).ok()? & FdFlag::FD_CLOEXEC.bits() != 0,
     };
     match kind {
         Kind::File => found.offset = lseek(borrowed, 0, Whence::SeekCur).ok()?.cast_unsigned(),

@@ -48,7 +48,7 @@ pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
         || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), &cwd))
         || (0..=2).any(|fd| descriptor_touches(fd, session));
     if touches || session.always_enlist || ((0..=1).any(descriptors::is_pipe) && !session.prefixes.owned().is_empty()) {
-        Some(describe(entry, session, cwd, touches))
+        Some(describe(entry, session, cwd))
     } else {
         None
     }
@@ -58,7 +58,7 @@ fn descriptor_touches(fd: i32, session: &Session) -> bool {
     fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
 }
 
-fn describe(entry: &Entry, session: &Session, cwd: PathBuf, touches_mount: bool) -> Enlist {
+fn describe(entry: &Entry, session: &Session, cwd: PathBuf) -> Enlist {
     let status = ProcStatus::read();
     let descriptors = descriptors::all();
     Enlist {
@@ -78,7 +78,6 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, touches_mount: bool)
         limits: FORWARDED_LIMITS.into_iter().filter_map(limit).collect(),
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
         mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
-        touches_mount,
     }
 }
 

@@ -34,7 +34,6 @@ fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u64, words: &[&str]) -> En
         limits: Vec::new(),
         nice: 0,
         mount_namespace: 0,
-        touches_mount: true,
         window: None,
     }
 }
