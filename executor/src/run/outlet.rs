@@ -2,6 +2,7 @@
 
 use std::{
     io::ErrorKind,
+    os::fd::AsFd as _,
     sync::{Arc, Mutex, atomic::Ordering},
 };
 
@@ -77,7 +78,9 @@ impl Gate {
 }
 
 /// Sends the sources one after the other, then the stream's end. When the client
-/// closes the stream, all sources close at once, and writers get SIGPIPE.
+/// closes the stream, all sources close at once, and writers get SIGPIPE. What they
+/// had written by then and nobody read is sent once more, out of credit: the client
+/// knows since when there was no reader, and that the writer must learn of it.
 pub async fn drain(
     stream: u32,
     sources: Vec<Arc<pipe::Receiver>>,
@@ -85,26 +88,61 @@ pub async fn drain(
     output: Output,
     traffic: Arc<Traffic>,
 ) {
+    match send(stream, &sources, &gate, &output, &traffic).await {
+        Ended::Sources => {
+            let _ = output.send(Ok(output_of(run_output::Kind::End(stream)))).await;
+        }
+        Ended::Closed => {
+            let mut rest = [0; FIRST_CHUNK_BYTES];
+            for source in sources {
+                // Asked of the kernel: the runtime may not have heard yet that there is something.
+                if let Ok(count @ 1..) = nix::unistd::read(source.as_fd(), &mut rest) {
+                    let data = Bytes::copy_from_slice(&rest[..count]);
+                    let _ = output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await;
+                }
+            }
+        }
+        Ended::Lost => {}
+    }
+}
+
+/// Why nothing more is sent.
+enum Ended {
+    /// The sources are at their end.
+    Sources,
+    /// The client closed the stream.
+    Closed,
+    /// There is no client any more.
+    Lost,
+}
+
+async fn send(
+    stream: u32,
+    sources: &[Arc<pipe::Receiver>],
+    gate: &Gate,
+    output: &Output,
+    traffic: &Traffic,
+) -> Ended {
     let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES };
     let mut pace = Pace::new();
     for source in sources {
         loop {
-            let Some(credit) = gate.credit().await else { return };
+            let Some(credit) = gate.credit().await else { return Ended::Closed };
             let data = tokio::select! {
-                () = gate.closed() => return,
-                data = buffer.read(&source, credit) => data,
+                () = gate.closed() => return Ended::Closed,
+                data = buffer.read(source, credit) => data,
             };
             let Some((data, is_emptied)) = data else { break };
             let count = data.len();
             gate.spend(count);
             traffic.sent.fetch_add(count as u64, Ordering::Relaxed);
             if output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await.is_err() {
-                return;
+                return Ended::Lost;
             }
             pace.after_read(count, is_emptied).await;
         }
     }
-    let _ = output.send(Ok(output_of(run_output::Kind::End(stream)))).await;
+    Ended::Sources
 }
 
 /// Memory for chunks; small ones share an allocation.
