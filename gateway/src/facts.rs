@@ -95,7 +95,6 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     };
     let reading = Reading { invocation, places, cwd };
     check_attributes(world, &reading)?;
-    check_writes(world, &reading)?;
     check_search(world, stage, &reading)?;
     client_files::check(stage, &reading.invocation)?;
     Ok(reading)
@@ -113,18 +112,6 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
                 attribute(*differs),
                 mount.fs_type
             ));
-        }
-    }
-    Ok(())
-}
-
-/// A command must not itself write behind a mount that would upload its own old copy later.
-fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
-    for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
-        let Some(Place::At(_, _, mount)) = place else { continue };
-        let mount = world.table.mount(*mount);
-        if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
-            return Err(format!("files on a {} mount must be written through it", mount.fs_type));
         }
     }
     Ok(())

@@ -132,4 +132,3 @@ fn not_trusted(daemon: &Daemon, inside: &Path) -> io::Error {
     let message = format!("rclone may not notice that its copy of {} is old: it knows only the size", path.display());
     io::Error::new(io::ErrorKind::Unsupported, message)
 }
-

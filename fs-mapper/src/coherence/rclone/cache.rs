@@ -128,8 +128,13 @@ mod tests {
 
     #[test]
     fn copies_are_found_at_a_path_and_below() {
-        let (_dir, cache) =
-            cache(&[("d/dirty", DIRTY), ("d/e/clean", CLEAN), ("weak", WEAK), ("half", "{\"Si"), ("o/\u{201b}", DIRTY)]);
+        let (_dir, cache) = cache(&[
+            ("d/dirty", DIRTY),
+            ("d/e/clean", CLEAN),
+            ("weak", WEAK),
+            ("half", "{\"Si"),
+            ("o/\u{201b}", DIRTY),
+        ]);
         let check = |inside: &str, wanted: fn(&Copy) -> bool, expect: Option<&str>| {
             let found = cache.find(Path::new(inside), wanted).expect("readable");
             assert_eq!(found.map(|copy| copy.path), expect.map(PathBuf::from), "{inside}");

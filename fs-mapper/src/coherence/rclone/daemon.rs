@@ -158,7 +158,8 @@ fn process_of(mount: &MountEntry) -> io::Result<Option<PathBuf>> {
     let mut by_words = None;
     for entry in fs::read_dir("/proc")?.flatten() {
         let process = entry.path();
-        let is_rclone = fs::read(process.join("comm")).is_ok_and(|name| name.starts_with(b"rclone") || name.starts_with(b"mount.rclone"));
+        let is_rclone = fs::read(process.join("comm"))
+            .is_ok_and(|name| name.starts_with(b"rclone") || name.starts_with(b"mount.rclone"));
         if !is_rclone {
             continue;
         }
