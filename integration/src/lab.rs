@@ -13,6 +13,7 @@ use crate::host::{CONFIG, Host};
 use crate::network;
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, Service};
+use crate::wire::{Profile, Wire};
 use crate::workload::Store;
 
 /// What a laboratory consists of.
@@ -22,8 +23,8 @@ pub struct LabSpec {
     pub servers: Vec<ServerSpec>,
     /// Start posh-executor on each server.
     pub executors: bool,
-    /// Limit of each wire, megabits per second.
-    pub rate_megabits: Option<u32>,
+    /// What each server's wire is like; else nothing limits it.
+    pub link: Option<Profile>,
 }
 
 /// One storage server.
@@ -50,13 +51,19 @@ impl LabSpec {
     /// `count` servers named `store1`..., each with the export `s1`... mounted at `/mnt/s1`...
     pub fn servers(count: usize) -> LabSpec {
         let server = |i| ServerSpec { name: format!("store{i}"), exports: vec![ExportSpec::new(&format!("s{i}"))] };
-        LabSpec { servers: (1..=count).map(server).collect(), executors: true, rate_megabits: None }
+        LabSpec { servers: (1..=count).map(server).collect(), executors: true, link: None }
     }
 
     /// Adds an export of `size_bytes` to the first server.
     pub fn with_small_export(mut self, name: &str, size_bytes: u64) -> LabSpec {
         let export = ExportSpec { size_bytes: Some(size_bytes), ..ExportSpec::new(name) };
         self.servers[0].exports.push(export);
+        self
+    }
+
+    /// The same with wires of that kind.
+    pub fn link(mut self, profile: Profile) -> LabSpec {
+        self.link = Some(profile);
         self
     }
 
@@ -90,6 +97,8 @@ pub struct Server {
     pub spec: ServerSpec,
     /// The executor's address in the mount table.
     pub address: String,
+    /// What joins it to the workstation, if that is like a [`Profile`].
+    pub wire: Option<Wire>,
     /// The machine.
     pub host: Host,
 }
@@ -204,10 +213,7 @@ fn start_server(
 ) -> Result<Server> {
     let host = Host::start(&server.name, programs)?;
     network::raise_loopback(&host)?;
-    network::connect(workstation, &host, index)?;
-    if let Some(megabits) = spec.rate_megabits {
-        network::limit_rate(workstation, &host, index, megabits)?;
-    }
+    let wire = network::connect(workstation, &host, index, spec.link)?;
     for export in &server.exports {
         make_export(&host, export)?;
     }
@@ -217,7 +223,7 @@ fn start_server(
     let start = || services::start_executor(&host, &address, &exports);
     let executor = spec.executors.then(start).transpose()?;
     let address = format!("http://{address}:{EXECUTOR_PORT}");
-    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, host })
+    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, wire, host })
 }
 
 fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {

@@ -19,6 +19,7 @@ pub mod quiet;
 pub mod running;
 pub mod services;
 pub mod tree;
+pub mod wire;
 pub mod workload;
 
 pub use error::{LabError, Result};
