@@ -24,6 +24,8 @@ pub struct LabSpec {
     pub executors: bool,
     /// Limit of each wire, megabits per second.
     pub rate_megabits: Option<u32>,
+    /// Variables of every command on every host.
+    pub variables: Vec<(String, String)>,
 }
 
 /// One storage server.
@@ -50,7 +52,7 @@ impl LabSpec {
     /// `count` servers named `store1`..., each with the export `s1`... mounted at `/mnt/s1`...
     pub fn servers(count: usize) -> LabSpec {
         let server = |i| ServerSpec { name: format!("store{i}"), exports: vec![ExportSpec::new(&format!("s{i}"))] };
-        LabSpec { servers: (1..=count).map(server).collect(), executors: true, rate_megabits: None }
+        LabSpec { servers: (1..=count).map(server).collect(), executors: true, ..LabSpec::default() }
     }
 
     /// Adds an export of `size_bytes` to the first server.
@@ -58,6 +60,18 @@ impl LabSpec {
         let export = ExportSpec { size_bytes: Some(size_bytes), ..ExportSpec::new(name) };
         self.servers[0].exports.push(export);
         self
+    }
+
+    /// Adds a variable that every command on every host has.
+    pub fn with_variable(mut self, name: &str, value: &str) -> LabSpec {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn host(&self, name: &str, programs: &Programs) -> Result<Host> {
+        let variables: Vec<_> = self.variables.iter().map(|(name, value)| (name.as_str(), Path::new(value))).collect();
+        let host = Host::start(name, programs)?.with_variables(&variables);
+        network::raise_loopback(&host).map(|()| host)
     }
 
     /// No executors: only the mounts.
@@ -120,8 +134,7 @@ impl Lab {
         if spec.executors {
             programs.find("posh-executor")?;
         }
-        let workstation = Host::start("workstation", programs)?;
-        network::raise_loopback(&workstation)?;
+        let workstation = spec.host("workstation", programs)?;
         let key = services::make_user_key(&workstation)?;
         let mut servers = Vec::new();
         for (index, server) in (1..).zip(&spec.servers) {
@@ -202,8 +215,7 @@ fn start_server(
     (spec, key): (&LabSpec, &str),
     programs: &Programs,
 ) -> Result<Server> {
-    let host = Host::start(&server.name, programs)?;
-    network::raise_loopback(&host)?;
+    let host = spec.host(&server.name, programs)?;
     network::connect(workstation, &host, index)?;
     if let Some(megabits) = spec.rate_megabits {
         network::limit_rate(workstation, &host, index, megabits)?;
