@@ -11,6 +11,7 @@ use nix::mount::{MsFlags, mount};
 use crate::error::{Attempt, Result};
 use crate::host::{CONFIG, Host};
 use crate::network;
+use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, Service};
 use crate::workload::Store;
@@ -26,6 +27,8 @@ pub struct LabSpec {
     pub rate_megabits: Option<u32>,
     /// Variables of every command on every host.
     pub variables: Vec<(String, String)>,
+    /// Servers and workstation agree in as little as possible, and there is an ordinary user.
+    pub different: bool,
 }
 
 /// One storage server.
@@ -65,6 +68,13 @@ impl LabSpec {
     /// Adds a variable that every command on every host has.
     pub fn with_variable(mut self, name: &str, value: &str) -> LabSpec {
         self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Servers have other accounts, another time zone and default locale and an older
+    /// tool, and an ordinary user has an account, a mount and an executor, see [`people`].
+    pub fn different(mut self) -> LabSpec {
+        self.different = true;
         self
     }
 
@@ -120,6 +130,7 @@ impl Server {
 #[derive(Debug)]
 pub struct Lab {
     // Fields are dropped in this order.
+    _person: Option<Person>,
     _mounts: Vec<Service>,
     /// The user's machine.
     pub workstation: Host,
@@ -135,13 +146,18 @@ impl Lab {
             programs.find("posh-executor")?;
         }
         let workstation = spec.host("workstation", programs)?;
+        if spec.different {
+            people::furnish_workstation(&workstation)?;
+        }
         let key = services::make_user_key(&workstation)?;
         let mut servers = Vec::new();
         for (index, server) in (1..).zip(&spec.servers) {
             servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
         }
         let mounts = mount_all(&workstation, &spec.servers)?;
-        let lab = Lab { _mounts: mounts, workstation, servers, programs: programs.clone() };
+        let settle = |server: &Server| Person::settle(&workstation, &server.host, &network::addresses(1).1);
+        let person = servers.first().filter(|_| spec.different).map(settle).transpose()?;
+        let lab = Lab { _person: person, _mounts: mounts, workstation, servers, programs: programs.clone() };
         services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
         Ok(lab)
     }
@@ -215,7 +231,11 @@ fn start_server(
     (spec, key): (&LabSpec, &str),
     programs: &Programs,
 ) -> Result<Server> {
-    let host = spec.host(&server.name, programs)?;
+    let mut host = spec.host(&server.name, programs)?;
+    if spec.different {
+        people::furnish_server(&host)?;
+        host = host.with_variables(&[("LANG", Path::new("C"))]);
+    }
     network::connect(workstation, &host, index)?;
     if let Some(megabits) = spec.rate_megabits {
         network::limit_rate(workstation, &host, index, megabits)?;

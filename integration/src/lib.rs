@@ -14,6 +14,7 @@ pub mod init;
 pub mod lab;
 pub mod network;
 pub mod oracle;
+pub mod people;
 pub mod process;
 pub mod programs;
 pub mod quiet;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::error::{LabError, Result};
 use crate::explain::Report;
 use crate::host::Host;
+use crate::people::as_number;
 use crate::process::Process;
 
 /// How long a script may take on a busy machine before it counts as hanging.
@@ -68,6 +69,8 @@ pub struct Script {
     pub variables: Vec<(String, String)>,
     /// Options of posh besides the shell and the report.
     pub options: Vec<String>,
+    /// The account that runs it, if not this program's own.
+    pub account: Option<u32>,
     /// How long it may take before it counts as hanging.
     pub limit: Duration,
 }
@@ -81,6 +84,7 @@ impl Script {
             directory: None,
             variables: Vec::new(),
             options: Vec::new(),
+            account: None,
             limit: SCRIPT_LIMIT,
         }
     }
@@ -122,7 +126,10 @@ impl Script {
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
-        command
+        match self.account {
+            Some(number) => as_number(command, number),
+            None => command,
+        }
     }
 
     /// Runs it to its end.

@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -57,11 +57,11 @@ impl Fixture {
         Ok(Fixture(nodes))
     }
 
-    /// Writes the tree into `root`, an empty directory.
-    pub fn put(&self, root: &Path) -> Result<()> {
+    /// Writes the tree into `root`, an empty directory, as the property of `owner`.
+    pub fn put(&self, root: &Path, owner: u32) -> Result<()> {
         for node in &self.0 {
             let path = root.join(&node.path);
-            node.write(&path).attempt(|| format!("write {}", path.display()))?;
+            node.write(&path, owner).attempt(|| format!("write {}", path.display()))?;
         }
         // Directories last and innermost first: what is made in them changes their times.
         for node in self.0.iter().rev().filter(|n| matches!(n.kind, Kind::Directory)) {
@@ -73,13 +73,16 @@ impl Fixture {
 }
 
 impl Node {
-    fn write(&self, path: &Path) -> std::io::Result<()> {
+    fn write(&self, path: &Path, owner: u32) -> std::io::Result<()> {
         match &self.kind {
-            Kind::Directory => return fs::create_dir(path),
+            Kind::Directory => fs::create_dir(path)?,
             Kind::Link(target) => symlink(target, path)?,
             Kind::File(bytes) => fs::write(path, bytes)?,
         }
-        self.settle(path)
+        if owner != 0 {
+            lchown(path, Some(owner), Some(owner))?;
+        }
+        if matches!(self.kind, Kind::Directory) { Ok(()) } else { self.settle(path) }
     }
 
     fn settle(&self, path: &Path) -> std::io::Result<()> {
@@ -236,8 +239,8 @@ mod tests {
     fn two_copies_are_equal() {
         let fixture = Fixture::make().unwrap();
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        fixture.put(a.path()).unwrap();
-        fixture.put(b.path()).unwrap();
+        fixture.put(a.path(), 0).unwrap();
+        fixture.put(b.path(), 0).unwrap();
         let trees = [&a, &b].map(|d| snapshot(d.path(), &[]).unwrap());
         assert_eq!(differences(&trees[0], &trees[1]), Vec::<String>::new());
         let times = trees.each_ref().map(|t| t.values().map(|e| e.modified_s).collect::<Vec<_>>());

@@ -4,6 +4,7 @@
 //! between cases.
 
 use std::fs;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::error::{Attempt, Result};
 use crate::host::{HOME, Host};
 use crate::lab::{Lab, LabSpec};
 use crate::oracle::{Outcome, Script, Under};
+use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services;
 use crate::tree::{self, Tree};
@@ -85,7 +87,7 @@ impl Site {
     /// Starts the laboratory.
     pub fn start(setting: &Setting) -> Result<Site> {
         let names: Vec<_> = setting.without.iter().map(|rule| rule.name()).collect();
-        let mut spec = LabSpec::servers(2);
+        let mut spec = LabSpec::servers(2).different();
         if !names.is_empty() {
             spec = spec.with_variable(rule::VARIABLE, &names.join(","));
         }
@@ -102,7 +104,7 @@ impl Site {
         let here = |host: &Host, path: &str| -> Result<()> {
             let path = host.path(path);
             fs::create_dir_all(&path).attempt(|| format!("make {}", path.display()))?;
-            self.setting.fixture.put(&path)
+            self.setting.fixture.put(&path, 0)
         };
         here(&self.lab.servers[1].host, "/srv/s2/other")?;
         here(&self.local, OTHER)?;
@@ -125,57 +127,86 @@ impl Site {
     pub fn run(&mut self, case: &Case, way: Way) -> Result<Run> {
         self.serial += 1;
         let name = format!("run-{:06}", self.serial);
-        let (owner, root) = match way {
-            Way::Copy => (&self.local, "/mnt/s1"),
-            Way::Mount | Way::Posh => (&self.lab.servers[0].host, "/srv/s1"),
+        let who = if case.user { &USER } else { &ROOT };
+        let (owner, root, number) = match way {
+            Way::Copy => (&self.local, who.mount, who.here),
+            Way::Mount | Way::Posh => (&self.lab.servers[0].host, who.directory, who.there),
         };
-        let data = owner.path(root).join(&name);
-        fs::create_dir(&data).attempt(|| format!("make {}", data.display()))?;
-        self.setting.fixture.put(&data)?;
-        prepare(owner, &Path::new(root).join(&name), &case.prepare)?;
-        self.empty_home()?;
+        let directory = Path::new(root).join(&name);
+        let data = owner.path(&directory);
+        fs::create_dir(&data)
+            .and_then(|()| chown(&data, Some(number), Some(number)))
+            .attempt(|| format!("make {}", data.display()))?;
+        self.setting.fixture.put(&data, number)?;
+        prepare(owner, &directory, number, &case.prepare)?;
         let host = if way == Way::Copy { &self.local } else { &self.lab.workstation };
+        empty(&host.path(who.home))?;
         let under = if way == Way::Posh { Under::PoshExplained } else { Under::Shell };
-        let outcome = self.script(case, &name).run(host, under)?;
-        let left = tree::snapshot(&data, &[])?;
-        let statuses = services::read_file(host, Path::new(HOME).join(STATUSES)).unwrap_or_default();
+        let outcome = self.script(case, &name, who).run(host, under)?;
+        let mut left = tree::snapshot(&data, &[])?;
+        // Her number on the workstation and that on the server are the same person.
+        let hers = left.values_mut().filter(|e| way == Way::Copy && case.user && e.owner == (who.here, who.here));
+        hers.for_each(|entry| entry.owner = (who.there, who.there));
+        let statuses = services::read_file(host, Path::new(who.home).join(STATUSES)).unwrap_or_default();
         let statuses = String::from_utf8_lossy(&statuses).trim().to_owned();
-        let home = tree::snapshot(&host.path(HOME), &[STATUSES])?;
+        let home = tree::snapshot(&host.path(who.home), &[STATUSES])?;
         fs::remove_dir_all(&data).attempt(|| format!("remove {}", data.display()))?;
         Ok(Run { outcome, statuses, left, home, name })
     }
 
-    fn script(&self, case: &Case, name: &str) -> Script {
-        let directory = self.lab.mount(1).join(name);
+    fn script(&self, case: &Case, name: &str, who: &Who) -> Script {
+        let directory = Path::new(who.mount).join(name);
         let shell = case.shell.into();
-        let text = format!("{}\n{}", case.script.trim_end(), trailer(shell));
+        let text = format!("{}\n{}", case.script.trim_end(), trailer(shell, who.home));
         let mut script = Script { limit: CASE_LIMIT, ..Script::new(text).shell(shell) }.variable("E", OTHER);
         script.options.extend(self.setting.door.map(|door| format!("--door={}", door.name())));
+        if case.user {
+            script.account = Some(who.here);
+            script = script.directory(who.home);
+            script.variables.extend(Person::variables().map(|(name, value)| (name.to_owned(), value)));
+        }
         match case.start {
             Start::Home => script.variable("D", directory.to_string_lossy()),
             Start::Inside => script.variable("D", ".").directory(directory),
         }
     }
+}
 
-    fn empty_home(&self) -> Result<()> {
-        let home = self.lab.workstation.path(HOME);
-        let entries = fs::read_dir(&home).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
-        for entry in entries.attempt(|| format!("list {}", home.display()))? {
-            let path: PathBuf = entry.path();
-            let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
-            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.attempt(|| format!("remove {}", path.display()))?;
-        }
-        Ok(())
+/// Whose files, homes and mounts a case uses.
+struct Who {
+    home: &'static str,
+    mount: &'static str,
+    directory: &'static str,
+    here: u32,
+    there: u32,
+}
+
+const ROOT: Who = Who { home: HOME, mount: "/mnt/s1", directory: "/srv/s1", here: 0, there: 0 };
+const USER: Who = Who {
+    home: people::HOME,
+    mount: people::MOUNT,
+    directory: people::DIRECTORY,
+    here: people::HERE,
+    there: people::THERE,
+};
+
+fn empty(home: &Path) -> Result<()> {
+    let entries = fs::read_dir(home).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    for entry in entries.attempt(|| format!("list {}", home.display()))? {
+        let path: PathBuf = entry.path();
+        let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
+        let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.attempt(|| format!("remove {}", path.display()))?;
     }
+    Ok(())
 }
 
 /// Lines after the script that note `$?` and the statuses of its last pipeline, and
 /// end as the script would have ended. Nothing of it is seen: both outputs are closed
 /// to it, also for a trace. Where the script ends by itself, there is nothing to note.
-fn trailer(shell: crate::Shell) -> String {
+fn trailer(shell: crate::Shell, home: &str) -> String {
     use crate::Shell;
-    let file = format!("{HOME}/{STATUSES}");
+    let file = format!("{home}/{STATUSES}");
     match shell {
         Shell::Bash => format!(
             "{{ lab_statuses=(\"$?\" \"${{PIPESTATUS[@]}}\"); builtin printf '%s ' \"${{lab_statuses[@]}}\" >| {file}; }} \
@@ -193,22 +224,22 @@ fn trailer(shell: crate::Shell) -> String {
 }
 
 /// Runs the case's own preparation beside the data, with fixed names and times for git.
-fn prepare(host: &Host, directory: &Path, text: &str) -> Result<()> {
+fn prepare(host: &Host, directory: &Path, number: u32, text: &str) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }
     let mut command = host.command("sh");
-    command.args(["-euc", text]).current_dir(directory).stdin(Stdio::null());
+    command.args(["-euc", text]).current_dir(directory).stdin(Stdio::null()).env("HOME", "/nowhere");
     for role in ["AUTHOR", "COMMITTER"] {
         command.env(format!("GIT_{role}_NAME"), "Ada").env(format!("GIT_{role}_EMAIL"), "ada@example.org");
         command.env(format!("GIT_{role}_DATE"), "1000000000 +0000");
     }
-    host.must(command).map(drop)
+    host.must(people::as_number(command, number)).map(drop)
 }
 
 /// The room's own file systems in place of the mounts.
 fn fill_room(room: &Host) -> Result<()> {
-    for path in ["/mnt/s1", "/mnt/s2"] {
+    for path in ["/mnt/s1", "/mnt/s2", people::MOUNT] {
         room.run(move || umount2(path, MntFlags::MNT_DETACH)).attempt(|| format!("unmount {path} in a room"))?;
         mount_tmpfs(room, path)?;
     }
