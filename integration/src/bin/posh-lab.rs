@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use posh_integration::host::PATH;
 use posh_integration::programs::Programs;
 use posh_integration::wire::Profile;
-use posh_integration::{Lab, LabSpec, demo, init, network, wire};
+use posh_integration::{Lab, LabSpec, cases, demo, init, network, wire};
 
 /// Runs laboratories for posh.
 #[derive(Debug, Parser)]
@@ -49,6 +49,8 @@ enum Task {
     },
     /// Runs the paper's applications under bash and under posh, and compares.
     Demo(demo::Options),
+    /// Runs the cases of integration/cases under their shells and under posh, and compares.
+    Cases(cases::options::Options),
 }
 
 fn main() -> Result<ExitCode> {
@@ -62,6 +64,10 @@ fn main() -> Result<ExitCode> {
         Task::Demo(options) => {
             let same = demo::run(options)?;
             return Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Task::Cases(options) => {
+            let passed = cases::options::main(&options)?;
+            return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -158,7 +158,7 @@ fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
         format!("cat {} | grep -v '^ip,' | cut -d , -f 1 | sort | uniq -c | sort -rn | head -n 3", names.join(" "));
     let mut command = site.workstation().command(site.workstation().programs().join("posh"));
     command.args(["--explain", "-c", &text]);
-    let outcome = crate::oracle::collect(site.workstation(), command, &text)?;
+    let outcome = crate::oracle::collect(site.workstation(), command, &text, crate::oracle::SCRIPT_LIMIT)?;
     let said = [&outcome.stdout[..], &outcome.stderr].concat();
     Ok(format!("$ posh --explain -c \"{text}\"\n{}", String::from_utf8_lossy(&said)))
 }
