@@ -12,7 +12,10 @@ use std::{
 };
 
 use fs_mapper::{coherence::Adapter, mountinfo::MountInfo};
-use posh_proto::executor::{MountPoint, Stage, descriptor::Source, rejected::Kind};
+use posh_proto::{
+    executor::{MountPoint, Stage, descriptor::Source, rejected::Kind},
+    rule::{self, Rule},
+};
 use tokio::task::spawn_blocking;
 
 use crate::{Config, error::Refusal};
@@ -31,6 +34,7 @@ impl OwnMounts {
     /// Finds out which there are.
     pub async fn of(config: &Config, mounts: &[MountPoint], stages: &[Stage]) -> Result<Self, Refusal> {
         let mut candidates = Vec::new();
+        let mounts = if rule::holds(Rule::Coherence) { mounts } else { &[] };
         for mount in mounts {
             let Some(export) = config.exports.iter().find(|export| export.name == mount.export) else { continue };
             let paths = paths_below(mount, &export.path, stages);

@@ -16,7 +16,10 @@ use fs_mapper::{
     coherence::{Adapter, Change, WriteBehind},
 };
 use posh_annotations::FileKind;
-use posh_proto::executor::{ChangedDirectory, Exited};
+use posh_proto::{
+    executor::{ChangedDirectory, Exited},
+    rule::{self, Rule},
+};
 
 use crate::{
     enlisted::{Enlisted, Kind},
@@ -111,7 +114,7 @@ fn unseen(tree: &Path, adapter: Adapter) -> Change {
 
 /// Makes the mounts forget. Blocks as long as they do, up to a deadline.
 pub async fn refresh(written: Written) {
-    if written.changes.is_empty() {
+    if written.changes.is_empty() || !rule::holds(Rule::Coherence) {
         return;
     }
     let work = tokio::task::spawn_blocking(move || {
