@@ -323,14 +323,32 @@ fn check_output_is_not_input(
     around: &Surroundings<'_>,
 ) -> Result<(), String> {
     let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
-    let inputs_there =
-        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, ..) if *e == id));
+    let inputs_there = |id: ExecutorId| {
+        reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
+            Some(Place::At(executor, path, mount)) => {
+                let told_apart = !file.kind.recursive() && are_two_files(world.table.mount(*mount), path, &output.path);
+                *executor == id && !told_apart
+            }
+            _ => false,
+        })
+    };
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
         }
         _ => Ok(()),
     }
+}
+
+/// Whether two names are certainly of two files: there are no links in what rclone
+/// mounts, only clouds that take upper and lower case for the same.
+fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
+    let plain = |path: &Path| {
+        let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
+        path.to_str().filter(|_| !goes_up).map(str::to_lowercase)
+    };
+    let (one, other) = (plain(one.as_path()), plain(other));
+    mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
 }
 
 /// Where standard input, and descriptors that the words name, come from.

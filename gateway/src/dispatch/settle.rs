@@ -50,6 +50,7 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
         return;
     }
     let written = being_written(gateway, commands, &uses);
+    tracing::debug!(?uses, ?written, roots = ?gateway.sessions.roots(), "settling");
     for (reading, uses) in readings.iter_mut().zip(uses).filter(|(_, uses)| !uses.is_empty()) {
         let calls: Result<Vec<_>, _> = uses.iter().map(|used| calls_for(used, &written)).collect();
         let done = match calls.map(|calls| calls.concat()) {
