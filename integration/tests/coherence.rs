@@ -402,7 +402,8 @@ fn what_was_written_here_is_read_at_once_beside_an_executor_that_mounts_the_clou
 #[test]
 fn what_was_written_here_is_old_beside_an_executor_without_the_rule() {
     let outcome = read_near(near(QUICK, &format!("{QUICK} {CONTROL}")).with_variable(WITHOUT.0, WITHOUT.1));
-    assert_eq!(text(&outcome), "old\nfile\ngone\n4 file\n");
+    // Of the new content as much as the old size allows may be read.
+    assert!(text(&outcome).ends_with("file\ngone\n4 file\n"), "{outcome}");
 }
 
 #[test]
