@@ -17,6 +17,7 @@ use nix::{
     },
     unistd::{Whence, lseek},
 };
+use posh_proto::rule::{self, Rule};
 use posh_proto::stage::{Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
 
 use super::{EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, wire::Link};
@@ -143,7 +144,7 @@ impl Relay<'_> {
     /// Bytes that came for a reader who had gone: here, the write itself would have
     /// met SIGPIPE, so the command gets it now. It need not ever write again.
     fn tell_of_broken_pipes(&mut self) {
-        let broken = self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
+        let broken = rule::holds(Rule::Streaming) && self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
         if broken && !self.told_of_broken_pipe {
             self.told_of_broken_pipe = true;
             self.queue_signal(Signal::SIGPIPE as u32, false);
@@ -160,9 +161,10 @@ impl Relay<'_> {
         let sources: Vec<usize> =
             (0..self.sources.len()).filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0).collect();
         fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
+        let watch = rule::holds(Rule::Streaming);
         // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
         let sinks: Vec<usize> =
-            (0..self.sinks.len()).filter(|&i| self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
+            (0..self.sinks.len()).filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
         for &i in &sinks {
             let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));
