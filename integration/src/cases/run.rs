@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::site::{Setting, Site, Way};
-use super::{Case, judge};
+use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
 
 /// What came of one case.
@@ -65,7 +65,11 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
     let mount = site.run(case, Way::Mount)?;
     let posh = site.run(case, Way::Posh)?;
     let report = posh.outcome.report();
-    let mut faults = judge::differing(case, &mount, &posh);
+    let oracle = match case.oracle {
+        Oracle::Mount => &mount,
+        Oracle::Local => &copy,
+    };
+    let mut faults = judge::differing(case, oracle, &posh);
     faults.extend(judge::misplaced(case, report));
     Ok(Verdict {
         number,
