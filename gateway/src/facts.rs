@@ -141,6 +141,8 @@ fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
     match mount.adapter() {
+        // What lies below is looked at by the executor.
+        Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
@@ -159,7 +161,20 @@ fn attribute(attribute: FileAttribute) -> &'static str {
         FileAttribute::DirSize => "sizes of directories",
         FileAttribute::Order => "the order of directory entries",
         FileAttribute::AccessTime => "times of access",
+        FileAttribute::Symlinks => "targets of symbolic links",
     }
+}
+
+/// The executor that owns a mount.
+#[must_use]
+pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
+    world.executor_id(&mount.owner.as_ref()?.executor)
+}
+
+/// Whether what a command prints depends on the machine's time zone.
+#[must_use]
+pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
+    invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none()
 }
 
 /// Whether the mount of a place follows symbolic links by rules of its own:
