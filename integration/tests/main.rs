@@ -13,6 +13,7 @@ mod guards;
 mod lab_selftest;
 mod load;
 mod shells;
+mod semantics;
 mod split;
 mod traps;
 mod user;
