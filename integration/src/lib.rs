@@ -5,6 +5,7 @@
 //! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
 
 pub mod cases;
+pub mod cloud;
 pub mod demo;
 pub mod error;
 pub mod explain;

@@ -8,6 +8,7 @@ mod apps;
 mod arena;
 mod bad_input;
 mod cases;
+mod coherence;
 mod failure;
 mod guards;
 mod lab_selftest;
