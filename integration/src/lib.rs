@@ -18,6 +18,7 @@ pub mod programs;
 pub mod quiet;
 pub mod running;
 pub mod services;
+pub mod terminal;
 pub mod tree;
 pub mod workload;
 

@@ -13,6 +13,7 @@ mod lab_selftest;
 mod load;
 mod shells;
 mod split;
+mod terminal;
 mod traps;
 mod user;
 
