@@ -2,7 +2,9 @@
 //! alone. Each story is told once by the shell on the mount, which is the oracle, and
 //! once by posh; what both wrote on their terminals must be the same bytes.
 
+mod jobs;
 mod output;
+mod story;
 
 use std::fs;
 use std::path::Path;

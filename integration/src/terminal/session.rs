@@ -3,6 +3,7 @@
 //! is an event, and what came between two prompts can be compared between runs.
 
 use std::fs;
+use std::process::ExitStatus;
 
 use crate::error::{Attempt, LabError, Result};
 use crate::host::Host;
@@ -109,6 +110,13 @@ impl Session {
         let written = without_pids(&String::from_utf8_lossy(&raw[self.told..]));
         self.told = raw.len();
         Ok(Turn { written, status })
+    }
+
+    /// Leaves the shell by `exit`, and says how it ended.
+    pub fn end(self) -> Result<ExitStatus> {
+        let mut terminal = self.terminal;
+        terminal.keys("exit\r")?;
+        terminal.finish().map(|(_, _, status)| status)
     }
 
     /// The terminal, for what is not a matter of prompts.
