@@ -18,11 +18,12 @@ use posh_proto::{
         Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
         RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
+    rule::{self, Rule},
 };
 
 use crate::{
     assembly::Shape,
-    client_files,
+    client_files, elsewhere,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
     plan::{ExecutorId, Part, Placement, Plan},
@@ -119,6 +120,9 @@ impl<'a> Builder<'a> {
                 }
             }
         }
+        if !rule::holds(Rule::Paths) {
+            self.lowered.runs.iter_mut().for_each(|run| elsewhere::move_to(&mut run.spec));
+        }
         self.lowered
     }
 
@@ -191,16 +195,16 @@ impl<'a> Builder<'a> {
             argv: argv_of(enlisted, &reading.invocation, part),
             env: environment_of(enlisted, &reading.invocation),
             cwd: bytes(enlisted.cwd.as_os_str()),
-            umask: enlisted.umask,
+            umask: if rule::holds(Rule::Environment) { enlisted.umask } else { 0o022 },
             descriptors,
-            ignored_signals: enlisted.ignored_signals,
-            blocked_signals: enlisted.blocked_signals,
+            ignored_signals: if rule::holds(Rule::InitSignals) { enlisted.ignored_signals } else { 0 },
+            blocked_signals: if rule::holds(Rule::InitSignals) { enlisted.blocked_signals } else { 0 },
             limits: enlisted
                 .limits
                 .iter()
                 .map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard })
                 .collect(),
-            nice: enlisted.nice,
+            nice: if rule::holds(Rule::Environment) { enlisted.nice } else { 0 },
             paths: paths_of(self.world, reading, part),
             guards: client_files::guards(enlisted, &reading.invocation),
             watched_trees: watched_trees(self.world, reading),
@@ -208,7 +212,7 @@ impl<'a> Builder<'a> {
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
         for file in client_files::of(enlisted, &reading.invocation) {
-            if !spec.client_files.iter().any(|f| f.path == file.path) {
+            if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }
         }
@@ -222,12 +226,15 @@ impl<'a> Builder<'a> {
         fd: u32,
     ) -> Option<WireDescriptor> {
         let Some(local) = enlisted.descriptor(fd) else {
-            return Some(WireDescriptor { fd, source: Some(Source::Closed(true)) });
+            let closed = rule::holds(Rule::ClosedDescriptors);
+            let source = if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
+            return Some(WireDescriptor { fd, source: Some(source) });
         };
-        let unread = fd == 0 && invocation.stdin == StdinUse::Unused;
+        let unread = fd == 0 && invocation.stdin == StdinUse::Unused && rule::holds(Rule::Stdin);
+        let is_null = local.kind == Kind::Null && rule::holds(Rule::DescriptorKinds);
         let source = if let Some(source) = self.joined(place, fd) {
             source
-        } else if local.kind == Kind::Null || unread {
+        } else if is_null || unread {
             Source::NullFlags(local.flags & ACCESS_AND_STATUS)
         } else if let Some(earlier) = same_output(enlisted, local) {
             Source::DuplicateOf(earlier)
@@ -272,8 +279,8 @@ impl<'a> Builder<'a> {
         Some(File {
             path: bytes(local.path.as_os_str()),
             flags: local.flags & ACCESS_AND_STATUS,
-            offset: local.offset,
-            report_offset: true,
+            offset: if rule::holds(Rule::Offsets) { local.offset } else { 0 },
+            report_offset: rule::holds(Rule::Offsets),
         })
     }
 
@@ -288,7 +295,7 @@ impl<'a> Builder<'a> {
     fn outlet(&mut self, place: &CommandPlace, local: &Descriptor, enlisted: &Enlisted) -> Source {
         let run = &mut self.lowered.runs[place.run];
         let stream = run.number();
-        let (source, descriptor) = if local.kind == Kind::Tty {
+        let (source, descriptor) = if local.kind == Kind::Tty && rule::holds(Rule::Terminal) {
             let id = run.number();
             let size =
                 enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
@@ -317,6 +324,9 @@ struct CommandPlace {
 /// An earlier standard descriptor that this output shares its description with.
 fn same_output(enlisted: &Enlisted, local: &Descriptor) -> Option<u32> {
     let one = enlisted.descriptor(1).filter(|_| local.fd == 2)?;
+    if !rule::holds(Rule::Stderr) {
+        return Some(1);
+    }
     let same = match local.kind {
         Kind::Pipe | Kind::Tty | Kind::Socket => one.identity == local.identity && one.writes(),
         _ => local.same_as == Some(1),
@@ -361,6 +371,9 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
     let terminal = enlisted.descriptor(1).is_some_and(|d| d.kind == Kind::Tty);
     let wanted = |name: &OsStr| {
+        if !rule::holds(Rule::Environment) {
+            return false;
+        }
         let listed = COMMON_ENVIRONMENT.into_iter().chain(invocation.environment.iter().map(String::as_str));
         listed.into_iter().any(|pattern| matches(pattern, name)) || (terminal && name == "TERM")
     };

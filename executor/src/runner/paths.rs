@@ -21,7 +21,10 @@ use nix::{
     sys::stat::{FileStat, Mode, SFlag, fstat},
     unistd::{Whence, lseek},
 };
-use posh_proto::executor::{File as Redirect, PathUse, Stage, rejected::Kind};
+use posh_proto::{
+    executor::{File as Redirect, PathUse, Stage, rejected::Kind},
+    rule::{self, Rule},
+};
 
 use super::view::View;
 use crate::error::Refusal;
@@ -74,9 +77,11 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
     let outside = |why: String| Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()));
     let (at, status) =
         landing(cwd, path_of(&used.path), !used.no_follow).map_err(|errno| outside(errno.desc().to_owned()))?;
-    require_inside(view, &at).map_err(&outside)?;
-    require_plain(&status, used.no_follow).map_err(&outside)?;
-    if used.no_symlinks && passes_link(cwd, path_of(&used.path)) {
+    if rule::holds(Rule::Files) {
+        require_inside(view, &at).map_err(&outside)?;
+        require_plain(&status, used.no_follow).map_err(&outside)?;
+    }
+    if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
         return Err(outside("passes a symbolic link, which the workstation's mount may not follow".to_owned()));
     }
     if used.ends_in_newline && !ends_in_newline(cwd, path_of(&used.path)) {

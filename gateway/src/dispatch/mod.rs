@@ -14,6 +14,7 @@ use std::{
 };
 
 use posh_annotations::ToolVersion;
+use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::{Edge, Pipeline, Shape},
@@ -250,11 +251,12 @@ async fn can_run(
     if about.machine != gateway.machine {
         return Err(format!("{name} is a {} machine, this one a {}", about.machine, gateway.machine));
     }
-    if let Some(locale) = needed_locale(stage).filter(|l| !has_locale(&about.locales, l)) {
+    let identical = !rule::holds(Rule::Identity);
+    if let Some(locale) = needed_locale(stage).filter(|l| !identical && !has_locale(&about.locales, l)) {
         return Err(format!("{name} does not have the locale {locale}"));
     }
     let uses_zone = reading.invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none();
-    if uses_zone && about.localtime_sha256 != gateway.localtime {
+    if uses_zone && !identical && about.localtime_sha256 != gateway.localtime {
         return Err(format!("{name} is in another time zone; set TZ"));
     }
     let policy = reading.invocation.tool_version;
