@@ -100,6 +100,11 @@ impl Terminal {
         Ok(self.raw[from..self.seen].to_vec())
     }
 
+    /// Waits until `text` was written, be it before what was awaited last: for what comes by the side.
+    pub fn until_anywhere(&mut self, text: &str) -> Result<()> {
+        self.wait(&format!("{text:?}"), |terminal| find(&terminal.raw, text.as_bytes()).is_some())
+    }
+
     /// Waits until the screen is as wanted.
     pub fn until_screen(&mut self, what: &str, is_so: impl Fn(&[String]) -> bool) -> Result<Vec<String>> {
         self.wait(what, |terminal| is_so(&terminal.screen()))?;
@@ -201,7 +206,8 @@ impl Terminal {
 
     fn late(&self, what: &str) -> LabError {
         let after = String::from_utf8_lossy(&self.raw[self.seen..]).into_owned();
-        let detail = format!("screen:\n{}\nwritten since the last event: {after:?}", self.screen().join("\n").trim_end());
+        let detail =
+            format!("screen:\n{}\nwritten since the last event: {after:?}", self.screen().join("\n").trim_end());
         LabError::Timeout { what: what.to_owned(), after: LIMIT, detail }
     }
 }

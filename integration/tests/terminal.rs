@@ -2,8 +2,10 @@
 //! alone. Each story is told once by the shell on the mount, which is the oracle, and
 //! once by posh; what both wrote on their terminals must be the same bytes.
 
+mod ends;
 mod jobs;
 mod output;
+mod shells;
 mod story;
 
 use std::fs;
@@ -24,7 +26,8 @@ fn lab() -> Lab {
 
 fn fill(data: &Path) {
     let lines = |count: usize, step: usize| -> String {
-        let line = |i: usize| format!("line {} with {}\n", i * step % 1009, if i % 50 == 3 { "a needle" } else { "hay" });
+        let line =
+            |i: usize| format!("line {} with {}\n", i * step % 1009, if i % 50 == 3 { "a needle" } else { "hay" });
         (0..count).map(line).collect()
     };
     fs::write(data.join("f"), lines(400, 7)).unwrap();

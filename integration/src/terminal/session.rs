@@ -7,7 +7,8 @@ use std::process::ExitStatus;
 
 use crate::error::{Attempt, LabError, Result};
 use crate::host::Host;
-use crate::oracle::Shell;
+use crate::oracle::{Shell, Under};
+use crate::process::Process;
 use crate::terminal::{Size, Terminal};
 
 /// Appended to the user's bashrc: counts prompts, whatever else the prompt shows.
@@ -21,22 +22,13 @@ const FISH_COUNTER: &str = "set -g fish_greeting\nset -g tick 0\n\
                             function count_prompt --on-event fish_prompt; set -g tick (math $tick + 1); end\n\
                             function fish_prompt; set -l s $status; echo -n \"<$tick:$s> \"; end\n";
 
-/// How a shell is started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Front {
-    /// By itself.
-    Alone,
-    /// By posh, which intercepts commands in its usual way.
-    Posh,
-}
-
 /// What is to be started, and in which surroundings.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {
     /// The shell.
     pub shell: Shell,
     /// By itself or not.
-    pub front: Front,
+    pub under: Under,
     /// The terminal's size.
     pub size: Size,
     /// The user's home, made anew; also where the shell starts.
@@ -47,6 +39,7 @@ pub struct Setting<'a> {
 
 /// See the module's text.
 pub struct Session {
+    shell: Shell,
     terminal: Terminal,
     prompts: usize,
     /// Where in what was written the last turn ended.
@@ -56,7 +49,8 @@ pub struct Session {
 /// From Enter (or another key) to the next prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
-    /// All that was written, the echo of what was typed and the prompt included; process ids are `PID`.
+    /// All that was written, the echo of what was typed and the prompt included; process ids are
+    /// `PID`. Of fish, which colours its line when it finds the time, the text on the screen.
     pub written: String,
     /// `$?` at the prompt.
     pub status: u32,
@@ -66,16 +60,19 @@ impl Session {
     /// Starts the shell and waits for its first prompt.
     pub fn start(host: &Host, setting: &Setting<'_>) -> Result<Session> {
         write_rc(host, setting)?;
-        let mut command = match setting.front {
-            Front::Alone => host.command(setting.shell.name()),
-            Front::Posh => host.command(host.programs().join("posh")),
+        let mut command = match setting.under {
+            Under::Shell => host.command(setting.shell.name()),
+            Under::Posh | Under::PoshExplained => host.command(host.programs().join("posh")),
         };
-        if setting.front == Front::Posh {
+        if setting.under == Under::PoshExplained {
+            command.arg("--explain");
+        }
+        if setting.under != Under::Shell {
             command.args(["--shell", setting.shell.name()]);
         }
         command.env("HOME", setting.home).env("TERM", "xterm-256color").current_dir(setting.home);
         let terminal = Terminal::start(host, &command, setting.size)?;
-        let mut session = Session { terminal, prompts: 0, told: 0 };
+        let mut session = Session { shell: setting.shell, terminal, prompts: 0, told: 0 };
         session.prompt()?;
         Ok(session)
     }
@@ -107,8 +104,10 @@ impl Session {
         let status = String::from_utf8_lossy(&status).trim_end_matches("> ").parse();
         let status = status.map_err(|_| LabError::Report(format!("no status in prompt {}", self.prompts)))?;
         let raw = self.terminal.awaited();
-        let written = without_pids(&String::from_utf8_lossy(&raw[self.told..]));
-        self.told = raw.len();
+        let (text, told) = (String::from_utf8_lossy(&raw[self.told..]).into_owned(), raw.len());
+        self.told = told;
+        let text = if self.shell == Shell::Fish { self.terminal.screen().join("\n") } else { text };
+        let written = without_pids(&text);
         Ok(Turn { written, status })
     }
 
@@ -117,6 +116,11 @@ impl Session {
         let mut terminal = self.terminal;
         terminal.keys("exit\r")?;
         terminal.finish().map(|(_, _, status)| status)
+    }
+
+    /// Closes the terminal; the shell is still to be awaited.
+    pub fn hang_up(self) -> Process {
+        self.terminal.hang_up()
     }
 
     /// The terminal, for what is not a matter of prompts.
@@ -142,7 +146,8 @@ fn write_rc(host: &Host, setting: &Setting<'_>) -> Result<()> {
 
 /// Job control tells process ids: numbers of two digits and more on lines that begin with `[`.
 fn without_pids(text: &str) -> String {
-    let lines = text.split_inclusive('\n').map(|line| if line.starts_with('[') { hide_numbers(line) } else { line.into() });
+    let lines =
+        text.split_inclusive('\n').map(|line| if line.starts_with('[') { hide_numbers(line) } else { line.into() });
     lines.collect()
 }
 

@@ -5,11 +5,12 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::time::Duration;
 
+use posh_integration::oracle::Under;
 use posh_integration::process::wait_gone;
 use posh_integration::quiet::processes_left;
 use posh_integration::running::Running;
 use posh_integration::terminal::Size;
-use posh_integration::terminal::session::{Front, Session, Setting, Turn};
+use posh_integration::terminal::session::{Session, Setting, Turn};
 use posh_integration::{Lab, Shell};
 
 /// What the followed file holds when a story begins.
@@ -21,27 +22,26 @@ pub const PROMISE: Duration = Duration::from_secs(1);
 pub struct Teller<'a> {
     pub lab: &'a Lab,
     pub session: Session,
-    pub front: Front,
+    pub under: Under,
     turns: Vec<Turn>,
 }
 
 impl Teller<'_> {
     /// Types a line and keeps what came of it; gives the status.
     pub fn line(&mut self, text: &str) -> u32 {
-        let turn = self.session.line(text).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.front));
+        let turn = self.session.line(text).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
         self.keep(turn)
     }
 
     /// Types a line that goes on until something is pressed; it has begun when `sign` was written.
     pub fn begin(&mut self, text: &str, sign: &str) {
-        self.session.begin(text, sign).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.front));
+        self.session.begin(text, sign).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
     }
 
-    /// Types a line of which only the status is to be compared: what it writes, and when, is a matter of luck.
-    pub fn by_luck(&mut self, key: &str) -> u32 {
-        let status = self.key(key);
-        self.turns.last_mut().expect("just kept").written.clear();
-        status
+    /// Presses keys that lead to a prompt, and does not compare what comes of it: a matter of luck in any shell.
+    pub fn by_luck(&mut self, keys: &str) {
+        self.key(keys);
+        self.turns.pop();
     }
 
     /// Presses keys after which no prompt is due.
@@ -57,13 +57,13 @@ impl Teller<'_> {
 
     /// Presses a key that leads to a prompt.
     pub fn key(&mut self, key: &str) -> u32 {
-        let turn = self.session.key(key).unwrap_or_else(|e| panic!("{:?}: {key:?}: {e}", self.front));
+        let turn = self.session.key(key).unwrap_or_else(|e| panic!("{:?}: {key:?}: {e}", self.under));
         self.keep(turn)
     }
 
     /// Waits until `sign` was written.
     pub fn until(&mut self, sign: &str) {
-        self.session.terminal().until(sign).unwrap_or_else(|e| panic!("{:?}: {e}", self.front));
+        self.session.terminal().until(sign).unwrap_or_else(|e| panic!("{:?}: {e}", self.under));
     }
 
     fn keep(&mut self, turn: Turn) -> u32 {
@@ -74,8 +74,9 @@ impl Teller<'_> {
 
     /// The command as it runs on the server, by the first word of its command line. Alone, there is none.
     pub fn remote(&self, name: &str) -> Vec<Running> {
-        let found: Vec<_> = self.on_server().into_iter().filter(|p| p.command_line.split(' ').next() == Some(name)).collect();
-        assert_eq!(found.len(), usize::from(self.front != Front::Alone), "{name} on the server: {found:?}");
+        let found: Vec<_> =
+            self.on_server().into_iter().filter(|p| p.command_line.split(' ').next() == Some(name)).collect();
+        assert_eq!(found.len(), usize::from(self.under != Under::Shell), "{name} on the server: {found:?}");
         found
     }
 
@@ -86,24 +87,24 @@ impl Teller<'_> {
     /// These have ended, and nothing else is left on the server.
     pub fn assert_gone(&self, processes: &[Running]) {
         for process in processes {
-            assert!(wait_gone(process.pid, PROMISE).unwrap(), "{:?}: {process:?} still runs", self.front);
+            assert!(wait_gone(process.pid, PROMISE).unwrap(), "{:?}: {process:?} still runs", self.under);
         }
         let left = processes_left(&self.lab.servers[0].host, PROMISE).unwrap();
-        assert!(left.is_empty(), "{:?}: left on the server: {left:?}", self.front);
+        assert!(left.is_empty(), "{:?}: left on the server: {left:?}", self.under);
     }
 }
 
 /// Tells a story in both ways, and compares what was written.
 pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) {
     let mut told = Vec::new();
-    for (front, home) in [(Front::Alone, "/home/user/alone"), (Front::Posh, "/home/user/under")] {
-        let setting = Setting { shell, front, size: Size::USUAL, home, rc };
-        let session = Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{front:?}: {e}"));
-        let mut teller = Teller { lab, session, front, turns: Vec::new() };
+    for (under, home) in [(Under::Shell, "/home/user/alone"), (Under::Posh, "/home/user/under")] {
+        let setting = Setting { shell, under, size: Size::USUAL, home, rc };
+        let session = Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
+        let mut teller = Teller { lab, session, under, turns: Vec::new() };
         fs::write(lab.data(1).join("log"), LOG).unwrap();
         story(&mut teller);
         let Teller { session, turns, .. } = teller;
-        let status = session.end().unwrap_or_else(|e| panic!("{front:?}: {e}"));
+        let status = session.end().unwrap_or_else(|e| panic!("{under:?}: {e}"));
         told.push((turns, status));
     }
     let [(alone, alone_end), (posh, posh_end)] = told.as_slice() else { unreachable!("two tellings") };
