@@ -22,6 +22,7 @@ pub mod programs;
 pub mod quiet;
 pub mod running;
 pub mod services;
+pub mod terminal;
 pub mod tree;
 pub mod wire;
 pub mod workload;

@@ -16,6 +16,7 @@ mod load;
 mod shells;
 mod semantics;
 mod split;
+mod terminal;
 mod traps;
 mod user;
 
