@@ -45,8 +45,9 @@ pub struct Stage {
 impl Report {
     /// Takes the report off the end of a session's stderr; the rest is the commands' own.
     pub fn take(stderr: &[u8]) -> Result<(Vec<u8>, Report)> {
-        let starts = stderr.iter().enumerate().filter(|&(i, &b)| b == b'[' && (i == 0 || stderr[i - 1] == b'\n'));
-        let mut why = "no line starts with `[`".to_owned();
+        // Where what the commands said does not end in a newline, it follows on their line.
+        let starts = stderr.iter().enumerate().filter(|&(_, &b)| b == b'[');
+        let mut why = "it has no `[`".to_owned();
         for (start, _) in starts {
             match serde_json::from_slice(&stderr[start..]) {
                 Ok(report) => return Ok((stderr[..start].to_vec(), report)),
@@ -80,6 +81,7 @@ mod tests {
         let (rest, report) = Report::take(stderr.as_bytes()).unwrap();
         assert_eq!(rest, b"[not this\ngrep: f: no\n");
         assert!(report.stages("grep").all(Stage::is_offloaded) && report.stages("grep").count() == 1);
+        assert_eq!(Report::take(b"no newline [[]\n").unwrap().0, b"no newline [");
         assert!(Report::take(b"no report").is_err());
     }
 }

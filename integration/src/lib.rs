@@ -16,6 +16,7 @@ pub mod oracle;
 pub mod process;
 pub mod programs;
 pub mod quiet;
+pub mod random;
 pub mod running;
 pub mod services;
 pub mod tree;

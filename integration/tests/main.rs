@@ -11,6 +11,7 @@ mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
+mod random;
 mod shells;
 mod split;
 mod traps;
