@@ -12,11 +12,14 @@ use core::{
 use crate::{
     look::{self, Look},
     message::SessionFile,
-    session::{self, Session, Variable},
+    session::{self, Session},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES},
     target::{self, Target},
     text::{Full, Text},
 };
+
+/// A variable whose value is a path, or a few of them.
+type Variable = Text<{ PATH_BYTES + 16 }>;
 
 /// argv or an environment: pointers to C strings, the last one null.
 pub(crate) type Strings = *const *const c_char;
@@ -171,12 +174,11 @@ unsafe fn preload(session: &Session, environment: Strings) -> Result<Variable, F
     let value = |variable: &'static CStr| variable.to_bytes().strip_prefix(name)?.strip_prefix(b"=");
     // SAFETY: the caller's promise.
     let theirs = unsafe { strings(environment) }.filter_map(value).last().filter(|value| !value.is_empty());
-    let mut text = session.preload.clone();
-    if let Some(theirs) = theirs {
-        text.truncate(text.len().saturating_sub(1));
-        [b":", theirs, b"\0"].into_iter().try_for_each(|part| text.push(part))?;
+    let ours = session.preload.as_bytes().strip_suffix(b"\0").unwrap_or_default();
+    match theirs {
+        None => Text::of(&[ours, b"\0"]),
+        Some(theirs) => Text::of(&[ours, b":", theirs, b"\0"]),
     }
-    Ok(text)
 }
 
 /// The strings of an array. They live as long as the exec takes, which is all that anybody here does.

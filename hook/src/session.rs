@@ -32,8 +32,12 @@ const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const SESSION_FILE: &[u8] = b"/session\0";
 const SHIMS: &[u8] = b"/bin/";
 
-/// A variable whose value is one path.
-pub(crate) type Variable = Text<{ PATH_BYTES + 16 }>;
+/// The longest path of library and session that is carried. Both lie in the directory of the gateway's sockets,
+/// whose paths have 108 bytes at most (unix(7)); what is kept here is touched at the start of every program.
+pub const MAX_PATH_BYTES: usize = 240;
+
+/// A variable whose value is such a path.
+pub(crate) type Carried = Text<{ MAX_PATH_BYTES + 16 }>;
 
 /// The functions that ours stand in front of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +86,9 @@ static FUNCTIONS: [AtomicPtr<c_void>; 7] = [const { AtomicPtr::new(ptr::null_mut
 /// What is kept for the next program.
 pub(crate) struct Session {
     /// `LD_PRELOAD=` with our library alone, a NUL at the end.
-    pub(crate) preload: Variable,
+    pub(crate) preload: Carried,
     /// `POSH_HOOK=` with the session's directory, a NUL at the end.
-    pub(crate) session: Variable,
+    pub(crate) session: Carried,
 }
 
 impl Session {

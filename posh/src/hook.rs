@@ -18,7 +18,7 @@ use nix::{
     unistd::getpid,
 };
 use posh_hook::{
-    session::{PRELOAD_VARIABLE, SESSION_VARIABLE},
+    session::{MAX_PATH_BYTES, PRELOAD_VARIABLE, SESSION_VARIABLE},
     target::{Target, look_at},
 };
 use posh_proto::runtime::RuntimeDir;
@@ -51,8 +51,8 @@ pub enum Unusable {
         /// What the system said.
         source: io::Error,
     },
-    /// The loader separates libraries by blanks and colons.
-    #[error("{} has a blank or a colon in it, which LD_PRELOAD can't hold; set XDG_RUNTIME_DIR", .0.display())]
+    /// The loader separates libraries by blanks and colons, and the library keeps only short paths.
+    #[error("{} is too long, or has a blank or a colon in it; set XDG_RUNTIME_DIR to another directory", .0.display())]
     Name(PathBuf),
     /// The loader may not map it.
     #[error("{} is on a file system that is mounted noexec; set XDG_RUNTIME_DIR to another", .0.display())]
@@ -71,7 +71,8 @@ pub fn library_for(shell: &Path) -> Result<PathBuf, Unusable> {
     let (digest, content) = LIBRARY.ok_or(Unusable::NotBuilt)?;
     let directory = RuntimeDir::open().map_err(|error| Unusable::RuntimeDir(Box::new(error.into())))?;
     let path = directory.path().join(format!("hook-{digest}.so"));
-    if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
+    let name = path.as_os_str().as_bytes();
+    if name.len() > MAX_PATH_BYTES || name.iter().any(|byte| matches!(byte, b' ' | b':')) {
         return Err(Unusable::Name(path));
     }
     let there = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.size() == content.len() as u64);
