@@ -96,7 +96,6 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     };
     let reading = Reading { invocation, places, cwd };
     check_attributes(world, &reading)?;
-    check_writes(world, &reading)?;
     check_search(world, stage, &reading)?;
     client_files::check(stage, &reading.invocation)?;
     Ok(reading)
@@ -117,18 +116,6 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
                 attribute(*differs),
                 mount.fs_type
             ));
-        }
-    }
-    Ok(())
-}
-
-/// A command must not itself write behind a mount that would upload its own old copy later.
-fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
-    for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
-        let Some(Place::At(_, _, mount)) = place else { continue };
-        let mount = world.table.mount(*mount);
-        if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
-            return Err(format!("files on a {} mount must be written through it", mount.fs_type));
         }
     }
     Ok(())
@@ -369,14 +356,32 @@ fn check_output_is_not_input(
     if !rule::holds(Rule::InputIsOutput) {
         return Ok(());
     }
-    let inputs_there =
-        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, ..) if *e == id));
+    let inputs_there = |id: ExecutorId| {
+        reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
+            Some(Place::At(executor, path, mount)) => {
+                let told_apart = !file.kind.recursive() && are_two_files(world.table.mount(*mount), path, &output.path);
+                *executor == id && !told_apart
+            }
+            _ => false,
+        })
+    };
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
         }
         _ => Ok(()),
     }
+}
+
+/// Whether two names are certainly of two files: there are no links in what rclone
+/// mounts, only clouds that take upper and lower case for the same.
+fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
+    let plain = |path: &Path| {
+        let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
+        path.to_str().filter(|_| !goes_up).map(str::to_lowercase)
+    };
+    let (one, other) = (plain(one.as_path()), plain(other));
+    mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
 }
 
 /// Where standard input, and descriptors that the words name, come from.

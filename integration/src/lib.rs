@@ -5,6 +5,7 @@
 //! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
 
 pub mod cases;
+pub mod cloud;
 pub mod demo;
 pub mod error;
 pub mod explain;
@@ -21,6 +22,7 @@ pub mod programs;
 pub mod quiet;
 pub mod running;
 pub mod services;
+pub mod terminal;
 pub mod tree;
 pub mod wire;
 pub mod workload;
