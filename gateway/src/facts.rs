@@ -96,6 +96,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     };
     let reading = Reading { invocation, places, cwd };
     check_attributes(world, &reading)?;
+    check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     client_files::check(stage, &reading.invocation)?;
     Ok(reading)
@@ -115,6 +116,28 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
                 reading.invocation.command,
                 attribute(*differs),
                 mount.fs_type
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What an sftp server takes away from the permissions of every new file, whatever
+/// the umask of whoever makes it: login.defs(5) and pam_umask(8) give no less.
+const SFTP_UMASK: u32 = 0o022;
+
+/// A command must not make files with more permissions than the mount would give them.
+fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    let files = reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
+    let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
+    for place in files.filter_map(|(_, place)| place.as_ref()).chain(cwd) {
+        let Place::At(_, _, mount) = place else { continue };
+        let mount = world.table.mount(*mount);
+        if mount.adapter() == Adapter::Sshfs && stage.umask & SFTP_UMASK != SFTP_UMASK {
+            return Err(format!(
+                "the umask {:03o} allows permissions that sshd does not give to new files on {}",
+                stage.umask,
+                mount.path.as_path().display()
             ));
         }
     }

@@ -20,6 +20,7 @@ pub mod people;
 pub mod process;
 pub mod programs;
 pub mod quiet;
+pub mod random;
 pub mod running;
 pub mod services;
 pub mod terminal;

@@ -13,6 +13,7 @@ mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
+mod random;
 mod shells;
 mod semantics;
 mod split;
