@@ -1,6 +1,6 @@
 //! Sessions: one for each shell that `posh` started. A session owns a directory
 //! of shims and the file that tells a stage where to ask; both go away when the
-//! shell's process ends, however it ends.
+//! shell's process ends, however it ends, and nothing that it left behind has them in its environment.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -197,10 +197,25 @@ impl Sessions {
     async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
+        // A shell knows by heart where it has found a command.
+        while let Some(left) = session.left_behind().await {
+            let _ = left.ready(Interest::READABLE).await;
+        }
         session.remove();
         self.lock().remove(&session.id);
         self.announce();
     }
+}
+
+/// Processes, this one aside, in whose environment `words` stand. Those of others can't be read.
+fn processes_with(words: &[u8]) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
+    let has = |pid: &Pid| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(words.len()).any(|w| w == words)
+    };
+    pids.filter(|pid| *pid != std::process::id()).filter(has).collect()
 }
 
 fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
@@ -213,6 +228,15 @@ fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
 }
 
 impl Session {
+    /// A process whose environment leads to this session's directory: a job that
+    /// the shell did not wait for.
+    async fn left_behind(&self) -> Option<AsyncFd<OwnedFd>> {
+        let directory = self.directory.clone();
+        // Reading what processes have takes some milliseconds.
+        let found = tokio::task::spawn_blocking(move || processes_with(directory.as_os_str().as_bytes()));
+        found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
+    }
+
     fn make(&self, shims: &Path, request: &Request, commands: &[String]) -> io::Result<()> {
         fs::DirBuilder::new().mode(0o700).create(&self.directory)?;
         fs::DirBuilder::new().mode(0o700).create(shims)?;

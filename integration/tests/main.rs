@@ -7,6 +7,7 @@
 mod apps;
 mod arena;
 mod bad_input;
+mod cases;
 mod failure;
 mod guards;
 mod lab_selftest;

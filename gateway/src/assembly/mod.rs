@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use posh_proto::rule::{self, Rule};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -289,7 +290,7 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
 /// Output files that another live process has open: it may write through the
 /// same offset. A shell that waits for its only child, our stage, will not.
 fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
-    let files: HashSet<PathBuf> = output_files(stage).collect();
+    let files: HashSet<PathBuf> = output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
     let shared = |file: &PathBuf| {
         snapshot.processes().any(|p| {
             let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);
