@@ -33,6 +33,8 @@ const FAULTS: usize = 3;
 const WORKERS: usize = 3;
 /// Trees of strategies are deep, and large without optimisation.
 const STACK_BYTES: usize = 64 << 20;
+/// So often it says how far it is.
+const PROGRESS: usize = 500;
 /// Smaller programs that are tried for one fault.
 const SHRINKS: usize = 400;
 /// The share of programs, of which something ran on the server, that is demanded.
@@ -218,6 +220,9 @@ fn count(counts: &mut Counts, report: &Report) {
     let stages = || report.pipelines.iter().flat_map(|p| &p.stages);
     let offloaded = stages().filter(|s| s.is_offloaded()).count();
     counts.programs += 1;
+    if counts.programs.is_multiple_of(PROGRESS) {
+        println!("{} random programs", counts.programs);
+    }
     counts.programs_offloaded += usize::from(offloaded > 0);
     counts.stages += stages().count();
     counts.stages_offloaded += offloaded;

@@ -141,7 +141,7 @@ impl Files {
             fs::write(directory.join("tree").join(name), content.bytes())?;
         }
         fs::write(directory.join("tree/deep/empty.t"), "")?;
-        std::os::unix::fs::symlink("two.t", directory.join("tree/deep/link"))?;
+        std::os::unix::fs::symlink("../one.t", directory.join("tree/deep/link"))?;
         std::os::unix::fs::symlink("a", directory.join("link"))
     }
 }

@@ -344,6 +344,7 @@ impl Writer {
     fn substitution(&mut self, stages: &[Stage], around: Around) {
         // bash complains of NULs.
         self.complaints += usize::from(!self.are_text);
+        self.at_once |= !self.are_text;
         let text = self.nested(|w| {
             w.pipeline(stages, around, None);
         });

@@ -29,6 +29,7 @@ impl Writer {
 
     pub(super) fn filter(&mut self, index: usize, files: &[File], (piped, redirects): (bool, &str), around: Around) {
         let (text, reads) = FILTERS[index];
+        let before = self.complaints;
         let from_stdin = files.is_empty();
         let complains =
             reads == Reads::Checks || reads == Reads::Compressed && from_stdin || reads != Reads::All && !self.are_text;
@@ -44,6 +45,7 @@ impl Writer {
         };
         let text = text.replace('@', prefix(around));
         let text = if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
+        self.at_once |= text.contains(" | ") && self.complaints > before;
         self.compound(&text, redirects);
     }
 
@@ -103,9 +105,9 @@ impl Writer {
 
     pub(super) fn source(&mut self, index: usize, redirects: &str, around: Around) {
         let text = SOURCES[index];
-        // xargs tells which signal ended a command.
-        let complains =
-            ["missing", "diff", "xargs"].iter().any(|w| text.contains(w)) || text.contains("grep") && !self.are_text;
+        // xargs tells which signal ended a command; sshfs does not let tar read every link.
+        let complains = ["missing", "diff", "xargs", "tar"].iter().any(|w| text.contains(w))
+            || text.contains("grep") && !self.are_text;
         self.complaints += usize::from(complains);
         let text = if around.quiet && complains { SOURCES[0] } else { text };
         let text = text.replace('@', prefix(around));
@@ -138,6 +140,7 @@ impl Writer {
     }
 
     pub(super) fn for_loop(&mut self, files: &[File], stage: &Stage, around: Around) {
+        let before = self.complaints;
         let words: Vec<String> = files.iter().map(|f| self.word(*f, around)).collect();
         let Body::Filter(index, _) = stage.body else { return };
         let (text, reads) = FILTERS[index];
@@ -148,6 +151,7 @@ impl Writer {
         let operand = if text.starts_with("tr ") { " < \"$x\"" } else { " \"$x\"" };
         let text = text.replace('@', prefix(around));
         let text = if text.contains('%') { text.replace(" %", operand) } else { text + operand };
+        self.at_once |= text.contains(" | ") && self.complaints > before;
         let mut made = Vec::new();
         let output = self.output(stage.output, Around { alone: false, ..around }, &mut made);
         let _ = write!(self.text, "for x in {}; do {{ {text}; }}{output}; done", words.join(" "));
@@ -157,7 +161,7 @@ impl Writer {
     pub(super) fn parallel(&mut self, parallel: &Parallel, around: Around) {
         let before = self.complaints;
         let by_file = parallel.by_file && !around.quiet;
-        self.line("{");
+        self.line(if by_file { "{ {" } else { "{" });
         for (index, file) in &parallel.jobs {
             // Their answers end in a newline and are short only for such files.
             let file = match file {
@@ -173,7 +177,7 @@ impl Writer {
         if by_file {
             let name = self.fresh("out");
             let path = format!("{}{name}", prefix(around));
-            let _ = write!(self.text, "}} > {path}; sort -o {path} {path}; cat {path}");
+            let _ = write!(self.text, "}} > {path}; sort -o {path} {path}; cat {path}; }}");
             self.written.push(name);
         } else {
             self.text += "} | sort";
