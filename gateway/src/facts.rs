@@ -16,6 +16,7 @@ use fs_mapper::{
 use posh_annotations::{
     CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, StdinUse, TerminalUse, Unknown,
 };
+use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::Edge,
@@ -106,6 +107,9 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
 
 /// What a command shows of files must look there as it looks here.
 fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+    if !rule::holds(Rule::MountDifferences) {
+        return Ok(());
+    }
     for place in reading.places.iter().flatten().chain(&reading.cwd) {
         let Place::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
@@ -140,6 +144,8 @@ fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
     match mount.adapter() {
+        // What lies below is looked at by the executor.
+        Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
@@ -158,7 +164,20 @@ fn attribute(attribute: FileAttribute) -> &'static str {
         FileAttribute::DirSize => "sizes of directories",
         FileAttribute::Order => "the order of directory entries",
         FileAttribute::AccessTime => "times of access",
+        FileAttribute::Symlinks => "targets of symbolic links",
     }
+}
+
+/// The executor that owns a mount.
+#[must_use]
+pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
+    world.executor_id(&mount.owner.as_ref()?.executor)
+}
+
+/// Whether what a command prints depends on the machine's time zone.
+#[must_use]
+pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
+    invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none()
 }
 
 /// Whether the mount of a place follows symbolic links by rules of its own:
@@ -218,10 +237,10 @@ fn place(
         Resolution::Local { reason } => return Ok(Place::Here(reason.to_string())),
         Resolution::Owned(owned) => owned,
     };
-    if owned.through_symlink {
+    if owned.through_symlink && rule::holds(Rule::Files) {
         return Err(format!("{} passes a symbolic link that only this machine has", path.display()));
     }
-    if tree == Tree::Whole {
+    if tree == Tree::Whole && rule::holds(Rule::Files) {
         no_other_mounts_below(world.table, &owned)?;
     }
     let id =
@@ -290,6 +309,7 @@ pub fn stage_facts(
         Err(reason) => return here(reason.clone()),
     };
     let checked = check_terminal(stage, &reading.invocation)
+        .and_then(|()| check_devices(stage))
         .and_then(|()| check_output_is_not_input(world, stage, reading, around))
         .and_then(|()| flow_in(world, stage, &reading.invocation, around));
     let input = match checked {
@@ -323,10 +343,20 @@ fn line_ends(invocation: &Invocation) -> LineEnds {
 fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), String> {
     let on_terminal = (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == Kind::Tty));
     match invocation.terminal {
-        TerminalUse::Interactive if on_terminal => {
+        TerminalUse::Interactive if on_terminal && rule::holds(Rule::AskingCommands) => {
             Err(format!("{} may ask or draw on the terminal", invocation.command))
         }
         _ => Ok(()),
+    }
+}
+
+/// Of devices, posh knows terminals and /dev/null; what a command says when it
+/// writes to another one (/dev/full) only the command itself knows.
+fn check_devices(stage: &Enlisted) -> Result<(), String> {
+    let strange = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
+    match strange {
+        None => Ok(()),
+        Some(device) => Err(format!("it writes to the device {}", device.path.display())),
     }
 }
 
@@ -339,6 +369,9 @@ fn check_output_is_not_input(
     around: &Surroundings<'_>,
 ) -> Result<(), String> {
     let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
+    if !rule::holds(Rule::InputIsOutput) {
+        return Ok(());
+    }
     let inputs_there =
         |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, ..) if *e == id));
     match file_site(world, output) {
@@ -363,9 +396,10 @@ fn flow_in(
         }
     }
     let early = match invocation.stdin {
-        StdinUse::Unused => return Ok(Flow::Nothing),
+        StdinUse::Unused if rule::holds(Rule::Stdin) => return Ok(Flow::Nothing),
+        StdinUse::Unused => false,
         StdinUse::ReadsAll => false,
-        StdinUse::MayStopEarly => true,
+        StdinUse::MayStopEarly => rule::holds(Rule::EarlyReaders),
     };
     let Some(input) = stage.descriptor(0) else { return Ok(Flow::Nothing) };
     match input.kind {
@@ -416,7 +450,8 @@ pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorI
 #[must_use]
 pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surroundings<'_>) -> bool {
     let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else { return false };
-    !around.shared_outputs.contains(&descriptor.path)
+    rule::holds(Rule::InputIsOutput)
+        && !around.shared_outputs.contains(&descriptor.path)
         && world.table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
 }
 

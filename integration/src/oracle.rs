@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use crate::error::{LabError, Result};
 use crate::explain::Report;
 use crate::host::Host;
+use crate::people::as_number;
 use crate::process::Process;
 
 /// How long a script may take on a busy machine before it counts as hanging.
-const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
+pub const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
 /// How long its output may stay open after its end: longer means that a process was left behind with it.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -90,12 +91,27 @@ pub struct Script {
     pub directory: Option<PathBuf>,
     /// Variables besides the host's own.
     pub variables: Vec<(String, String)>,
+    /// Options of posh besides the shell and the report.
+    pub options: Vec<String>,
+    /// The account that runs it, if not this program's own.
+    pub account: Option<u32>,
+    /// How long it may take before it counts as hanging.
+    pub limit: Duration,
 }
 
 impl Script {
     /// A script for bash that starts in the user's home.
     pub fn new(text: impl Into<String>) -> Script {
-        Script { shell: Shell::Bash, door: None, text: text.into(), directory: None, variables: Vec::new() }
+        Script {
+            shell: Shell::Bash,
+            door: None,
+            text: text.into(),
+            directory: None,
+            variables: Vec::new(),
+            options: Vec::new(),
+            account: None,
+            limit: SCRIPT_LIMIT,
+        }
     }
 
     /// The same for another shell.
@@ -131,6 +147,9 @@ impl Script {
         if under == Under::PoshExplained {
             command.arg("--explain=json");
         }
+        if under != Under::Shell {
+            command.args(&self.options);
+        }
         if under != Under::Shell && self.shell != Shell::Bash {
             command.args(["--shell", self.shell.name()]);
         }
@@ -141,12 +160,15 @@ impl Script {
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
-        command
+        match self.account {
+            Some(number) => as_number(command, number),
+            None => command,
+        }
     }
 
     /// Runs it to its end.
     pub fn run(&self, host: &Host, under: Under) -> Result<Outcome> {
-        let outcome = collect(host, self.command(host, under), &self.text)?;
+        let outcome = collect(host, self.command(host, under), &self.text, self.limit)?;
         if under != Under::PoshExplained {
             return Ok(outcome);
         }
@@ -211,28 +233,28 @@ fn excerpt(bytes: &[u8]) -> String {
 pub(crate) fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut result = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
-    while !rest.is_empty() {
-        if rest.starts_with(from) {
-            result.extend_from_slice(to);
-            rest = &rest[from.len()..];
-        } else {
-            result.push(rest[0]);
-            rest = &rest[1..];
-        }
+    // Whole runs are copied: outputs have megabytes, and tests are not optimised.
+    while let Some(at) = rest.iter().position(|b| *b == from[0]) {
+        let (before, found) = rest.split_at(at);
+        result.extend_from_slice(before);
+        let is_it = found.starts_with(from);
+        result.extend_from_slice(if is_it { to } else { &found[..1] });
+        rest = &found[if is_it { from.len() } else { 1 }..];
     }
+    result.extend_from_slice(rest);
     result
 }
 
 /// Runs a command in a process group of its own and takes what it writes.
-pub fn collect(host: &Host, mut command: Command, what: &str) -> Result<Outcome> {
+pub fn collect(host: &Host, mut command: Command, what: &str, limit: Duration) -> Result<Outcome> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let start = Instant::now();
     let mut process = host.spawn(command)?;
     let stdout = drain(process.stdout.take().expect("stdout is a pipe"));
     let stderr = drain(process.stderr.take().expect("stderr is a pipe"));
-    if !process.wait_at_most(SCRIPT_LIMIT)? {
+    if !process.wait_at_most(limit)? {
         end_group(&process);
-        return Err(late(format!("the end of {what:?}"), SCRIPT_LIMIT, &stderr));
+        return Err(late(format!("the end of {what:?}"), limit, &stderr));
     }
     let open = |name: &str| format!("the end of the {name} of {what:?} after its exit");
     let out = stdout.recv_timeout(OUTPUT_LIMIT).map_err(|_| late(open("stdout"), OUTPUT_LIMIT, &stderr))?;

@@ -7,6 +7,7 @@
 mod apps;
 mod arena;
 mod bad_input;
+mod cases;
 mod doors;
 mod failure;
 mod guards;

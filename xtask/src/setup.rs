@@ -49,6 +49,11 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("mount", "mount", false),
     ("rclone", "rclone", false),
     ("bindfs", "bindfs", false),
+    ("fakeroot", "fakeroot", false),
+    ("make", "make", false),
+    ("perl", "perl-base", false),
+    ("python3", "python3", false),
+    ("su", "util-linux", false),
 ];
 
 const SSHD: &str = "openssh-server";

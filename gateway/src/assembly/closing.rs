@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use posh_proto::rule::{self, Rule};
+
 use super::procfs::{Process, Snapshot};
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
 
@@ -48,6 +50,8 @@ pub struct Closing {
 pub struct Actors<'a> {
     /// Files that shims lead to.
     pub stage_programs: &'a HashSet<PathBuf>,
+    /// The sessions' shells.
+    pub shells: &'a HashSet<Pid>,
     /// Stages that wait for a directive, by process.
     pub waiting: &'a HashMap<Pid, usize>,
     /// Stages that have got theirs and stand in for a remote command.
@@ -142,7 +146,7 @@ impl Pipe<'_> {
         }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
-        if !is_fork {
+        if !is_fork && !self.actors.shells.contains(&process.pid) {
             // Another program: it may still be one that execs (nice, env, a shell).
             return (!(self.actors.settled)(process)).then_some(MAY_EXEC);
         }
@@ -157,7 +161,8 @@ impl Pipe<'_> {
 
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.
     fn edge_from(&self, writer: usize, end: &Descriptor) -> Option<Edge> {
-        if end.queued_bytes > 0 {
+        let alone = rule::holds(Rule::PipeHolders);
+        if end.queued_bytes > 0 && alone {
             return None;
         }
         let mut reader: Option<(usize, u32)> = None;
@@ -167,7 +172,7 @@ impl Pipe<'_> {
                 return None;
             }
             if held.writes {
-                if stage != Some(writer) && !self.is_bystander(stage, held.fd) {
+                if alone && stage != Some(writer) && !self.is_bystander(stage, held.fd) {
                     return None;
                 }
                 continue;
@@ -181,7 +186,8 @@ impl Pipe<'_> {
                 _ if self.is_bystander(stage, held.fd) => {}
                 // The shell keeps its end of a process substitution until the command has ended.
                 _ if process.waits_for_children() && self.only_lends(process) => {}
-                _ => return None,
+                _ if alone => return None,
+                _ => {}
             }
         }
         let (reader, fd) = reader?;

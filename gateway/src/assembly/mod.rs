@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use posh_proto::rule::{self, Rule};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -242,6 +243,7 @@ impl Assembly {
             snapshot,
             &Actors {
                 stage_programs: &self.sessions.stage_programs(),
+                shells: &self.sessions.roots().into_iter().collect(),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains(&pid),
                 settled: &settled,
@@ -289,7 +291,7 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
 /// Output files that another live process has open: it may write through the
 /// same offset. A shell that waits for its only child, our stage, will not.
 fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
-    let files: HashSet<PathBuf> = output_files(stage).collect();
+    let files: HashSet<PathBuf> = output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
     let shared = |file: &PathBuf| {
         snapshot.processes().any(|p| {
             let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);

@@ -14,6 +14,7 @@ use std::{
 use bytes::Bytes;
 use fs_mapper::{MountTable, Resolution, coherence::Change};
 use posh_annotations::{CurrentDir, FileKind};
+use posh_proto::rule::{self, Rule};
 
 use crate::{
     enlisted::{Enlisted, Kind},
@@ -75,7 +76,7 @@ fn note(kind: FileKind, path: &Path, files: &mut BTreeSet<PathBuf>, directories:
 
 /// Makes the mounts forget. Blocks as long as they do, up to a deadline.
 pub async fn refresh(written: Written) {
-    if written.changes.is_empty() {
+    if written.changes.is_empty() || !rule::holds(Rule::Coherence) {
         return;
     }
     let work = tokio::task::spawn_blocking(move || {

@@ -8,6 +8,7 @@ use std::{
 };
 
 use fs_mapper::{MountTable, Resolution, coherence::Adapter};
+use posh_proto::rule::{self, Rule};
 
 use crate::facts::{Place, Reading};
 
@@ -20,6 +21,9 @@ const DEADLINE: Duration = Duration::from_secs(1);
 /// sshfs is left out: it hands every write to the server at once, and a closed
 /// file is there; asking would cost each file two round trips.
 pub async fn settle(table: &Arc<MountTable>, readings: &mut [Result<Reading, String>]) {
+    if !rule::holds(Rule::Coherence) {
+        return;
+    }
     for reading in readings {
         let Ok(read) = reading else { continue };
         let paths = unsettled(table, read);
