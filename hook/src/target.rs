@@ -15,9 +15,9 @@ use crate::{
 pub enum Target {
     /// It loads preloaded libraries of our kind.
     Preloads,
-    /// It can be executed but not be preloaded: static, or for another loader.
+    /// It can be executed but not be preloaded: static, or for another loader of this machine.
     Plain,
-    /// Not to be touched: missing, unreadable, with rights of its own, or of a kind that we do not know.
+    /// Not to be touched: missing, unreadable, with rights of its own, for another machine, or of an unknown kind.
     Closed,
 }
 
@@ -84,22 +84,30 @@ fn script(head: &[u8]) -> Option<&[u8]> {
     words.next()
 }
 
+/// A program of another machine, or a damaged one, is the kernel's to refuse or to run.
 fn elf(file: &File, head: &[u8]) -> Target {
     const CLASS_64_LITTLE: &[u8] = &[2, 1];
     let ours = head.get(4..6) == Some(CLASS_64_LITTLE) && u16_at(head, 18) == Some(MACHINE);
-    if ours && loader_is_ours(file, head).unwrap_or(false) { Target::Preloads } else { Target::Plain }
+    let mut buffer = [0; MAX_HEADERS * HEADER_BYTES];
+    let headers = if ours { program_headers(file, head, &mut buffer) } else { None };
+    let Some(headers) = headers else { return Target::Closed };
+    let interpreter = headers.chunks_exact(HEADER_BYTES).find(|header| u32_at(header, 0) == Some(PT_INTERP));
+    match interpreter.map(|header| loader_is_ours(file, head, header)) {
+        Some(Some(true)) => Target::Preloads,
+        Some(None) => Target::Closed,
+        Some(Some(false)) | None => Target::Plain,
+    }
 }
 
-fn loader_is_ours(file: &File, head: &[u8]) -> Option<bool> {
+fn program_headers<'b>(file: &File, head: &'b [u8], buffer: &'b mut [u8]) -> Option<&'b [u8]> {
     let start = u64_at(head, 32)?;
     let count = usize::from(u16_at(head, 56)?).min(MAX_HEADERS);
-    if usize::from(u16_at(head, 54)?) != HEADER_BYTES {
-        return None;
-    }
-    let mut buffer = [0; MAX_HEADERS * HEADER_BYTES];
-    let headers = part(file, head, start, buffer.get_mut(..count * HEADER_BYTES)?)?;
-    let interpreter = headers.chunks_exact(HEADER_BYTES).find(|header| u32_at(header, 0) == Some(PT_INTERP))?;
-    let (offset, size) = (u64_at(interpreter, 8)?, usize::try_from(u64_at(interpreter, 32)?).ok()?);
+    let known = usize::from(u16_at(head, 54)?) == HEADER_BYTES;
+    known.then(|| part(file, head, start, buffer.get_mut(..count * HEADER_BYTES)?)).flatten()
+}
+
+fn loader_is_ours(file: &File, head: &[u8], header: &[u8]) -> Option<bool> {
+    let (offset, size) = (u64_at(header, 8)?, usize::try_from(u64_at(header, 32)?).ok()?);
     let mut buffer = [0; SCRIPT_BYTES];
     let name = part(file, head, offset, buffer.get_mut(..size)?)?;
     let name = name.split(|byte| *byte == 0).next()?;
@@ -165,10 +173,14 @@ mod tests {
         fs::set_permissions(&privileged, fs::Permissions::from_mode(0o4755)).unwrap();
         assert_eq!(kind(&privileged), Target::Closed);
         shell[4] = 1;
-        assert_eq!(kind(&put("other-class", &shell)), Target::Plain);
+        assert_eq!(kind(&put("other-class", &shell)), Target::Closed);
         (shell[4], shell[18]) = (2, 8);
-        assert_eq!(kind(&put("other-machine", &shell)), Target::Plain);
-        assert_eq!(kind(&put("cut-short", &shell[..20])), Target::Plain);
+        assert_eq!(kind(&put("other-machine", &shell)), Target::Closed);
+        shell[18] = MACHINE.to_le_bytes()[0];
+        assert_eq!(kind(&put("whole", &shell)), Target::Preloads);
+        for length in [4, 20, 64, 200, 600] {
+            assert_eq!(kind(&put("cut-short", &shell[..length])), Target::Closed, "{length} bytes");
+        }
         // The tests are static programs themselves.
         assert_eq!(kind(Path::new("/proc/self/exe")), Target::Plain);
         fs::remove_dir_all(&dir).unwrap();

@@ -30,10 +30,10 @@ const LOOKS: &[Case] = &[
     ("hash", r#"grep -c needle "$D/f"; wc -l "$D/f"; hash; hash -t grep"#, &["grep", "wc"]),
     ("exported", "export -p; declare -x; compgen -e", &[]),
     ("variables", r#"set | grep -E 'posh-|POSH_HOOK|LD_'; echo "[$LD_PRELOAD]""#, &[]),
-    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,args= --ppid $$)", &[]),
-    ("descriptors", "ls /proc/self/fd /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
-    ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | grep ^_="#, &["grep"]),
-    ("status", "grep -E '^(Sig|Shd|Umask|Threads)' /proc/self/status", &[]),
+    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,cmd= --ppid $$) | sed \"s/$$/PID/\"", &[]),
+    ("descriptors", "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
+    ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#, &["grep"]),
+    ("status", "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l", &[]),
     ("limits", "ulimit -a; sh -c 'ulimit -a'", &[]),
     ("static-program", r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#, &[]),
 ];
@@ -50,7 +50,7 @@ const EXECS: &[Case] = &[
         r#"PATH=/usr/bin:/bin; grep -c needle "$D/f"; sh -c 'PATH=/bin; wc -l "$1"' sh "$D/f""#,
         &["grep", "wc"],
     ),
-    ("no-path", r#"unset PATH; /bin/grep -c needle "$D/f"; sh -c 'wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
+    ("no-path", r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
     (
         "env-i",
         r#"env -i /bin/grep -c needle "$D/f"; env -i sh -c 'wc -l "$1"' sh "$D/f"; env -i A=b cat "$D/a""#,
@@ -91,8 +91,8 @@ const EXECS: &[Case] = &[
     ("chroot", r#"chroot / grep -c needle "$D/f""#, &["grep"]),
     (
         "make",
-        r#"printf 'all: one two\none:\n\t@grep -c needle "$(D)/f"\ntwo:\n\t@wc -l "$(D)/f" | sort\n' > ~/Makefile; make -s -f ~/Makefile D="$D"; make -s -j 2 -f ~/Makefile D="$D" SHELL=/bin/bash | sort"#,
-        &["grep", "wc", "sort"],
+        r#"printf 'all: one two\none:\n\t@grep -c needle "$(D)/f"\ntwo:\n\t@wc -l "$(D)/f" | sort\n' > ~/Makefile; make -s -f ~/Makefile D="$D"; make -s -j 2 -f ~/Makefile D="$D" SHELL=/bin/bash | sort -u"#,
+        &["grep", "wc"],
     ),
     (
         "perl",
@@ -101,7 +101,7 @@ const EXECS: &[Case] = &[
     ),
     (
         "awk",
-        r#"awk -v f="$D/f" 'BEGIN { system("grep -c needle \"" f "\""); "wc -l < \"" f "\"" | getline n; print n; print "x" | "cat - \"" f "\" | tail -n 2" }'"#,
+        r#"awk -v f="$D/f" 'BEGIN { system("grep -c needle \"" f "\""); ("wc -l < \"" f "\"") | getline n; print n; print "x" | ("cat - \"" f "\" | tail -n 2") }'"#,
         &["grep", "wc", "tail"],
     ),
     (
@@ -127,7 +127,7 @@ os.waitpid(os.posix_spawnp("sort", ["sort", "-u", f, "-o", "/dev/null"], {}), 0)
 quiet = [(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]
 os.waitpid(os.posix_spawnp("grep", ["grep", "needle", f], os.environ, file_actions=quiet), 0)
 os.spawnlp(os.P_WAIT, "head", "head", "-n", "1", f)
-os.system("env | grep LD_")
+os.system("printenv LD_PRELOAD POSH_HOOK")
 os.execlp("tail", "tail", "-n", "1", f)' "$D/f""#,
         &["grep", "wc", "sort", "head", "tail"],
     ),
