@@ -3,7 +3,7 @@
 //! belongs to which descriptor of which stage program.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::PathBuf,
@@ -11,19 +11,20 @@ use std::{
 };
 
 use bytes::Bytes;
-use fs_mapper::{MountTable, coherence::Adapter};
-use posh_annotations::{CurrentDir, FileUse, Invocation, StdinUse};
+use fs_mapper::{Mount, MountTable, coherence::Adapter};
+use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
         RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
+    rule::{self, Rule},
 };
 
 use crate::{
     assembly::Shape,
-    client_files,
+    client_files, elsewhere,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
     plan::{ExecutorId, Part, Placement, Plan},
@@ -33,6 +34,8 @@ use crate::{
 /// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
 /// below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
+/// What an unset TZ means (tzset(3)).
+const LOCALTIME: &str = "/etc/localtime";
 /// Variables that count for every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 
@@ -83,6 +86,8 @@ pub struct Builder<'a> {
     readings: &'a [Result<Reading, String>],
     plan: &'a Plan,
     lowered: Lowered,
+    /// Executors whose machines are in another time zone.
+    other_zones: BTreeSet<ExecutorId>,
     /// (edge, part of the writer) → pipe to write; (edge, part of the reader) → pipe to read.
     writes: HashMap<(usize, usize), u32>,
     reads: HashMap<(usize, usize), u32>,
@@ -99,7 +104,15 @@ impl<'a> Builder<'a> {
         plan: &'a Plan,
     ) -> Self {
         let (writes, reads) = (HashMap::new(), HashMap::new());
-        Self { world, commands, shape, readings, plan, lowered: Lowered::default(), writes, reads }
+        let (lowered, other_zones) = (Lowered::default(), BTreeSet::new());
+        Self { world, commands, shape, readings, plan, lowered, other_zones, writes, reads }
+    }
+
+    /// The same with these executors in other time zones than this machine.
+    #[must_use]
+    pub fn with_other_zones(mut self, executors: BTreeSet<ExecutorId>) -> Self {
+        self.other_zones = executors;
+        self
     }
 
     /// The runs. `id` names them in all programs' logs.
@@ -120,6 +133,9 @@ impl<'a> Builder<'a> {
                 }
             }
         }
+        if !rule::holds(Rule::Paths) {
+            self.lowered.runs.iter_mut().for_each(|run| elsewhere::move_to(&mut run.spec));
+        }
         self.lowered
     }
 
@@ -129,7 +145,7 @@ impl<'a> Builder<'a> {
         }
         let mounts = self.world.table.mounts().filter_map(|m| {
             let owner = m.owner.as_ref()?;
-            (self.world.executor_id(&owner.executor) == Some(executor) && m.mounted()).then(|| MountPoint {
+            (facts::owner_id(self.world, m) == Some(executor) && m.mounted()).then(|| MountPoint {
                 path: bytes(m.path.as_path().as_os_str()),
                 export: owner.export.clone(),
                 sub_path: bytes(owner.sub_path.as_os_str()),
@@ -192,27 +208,47 @@ impl<'a> Builder<'a> {
             argv: argv_of(enlisted, &reading.invocation, part),
             env: environment_of(enlisted, &reading.invocation),
             cwd: bytes(enlisted.cwd.as_os_str()),
-            umask: enlisted.umask,
+            umask: if rule::holds(Rule::Environment) { enlisted.umask } else { 0o022 },
             descriptors,
-            ignored_signals: enlisted.ignored_signals,
-            blocked_signals: enlisted.blocked_signals,
+            ignored_signals: if rule::holds(Rule::InitSignals) { enlisted.ignored_signals } else { 0 },
+            blocked_signals: if rule::holds(Rule::InitSignals) { enlisted.blocked_signals } else { 0 },
             limits: enlisted
                 .limits
                 .iter()
                 .map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard })
                 .collect(),
-            nice: enlisted.nice,
+            nice: if rule::holds(Rule::Environment) { enlisted.nice } else { 0 },
             paths: paths_of(self.world, reading, part),
             guards: client_files::guards(enlisted, &reading.invocation),
             watched_trees: watched_trees(self.world, reading),
+            covered: self.covered(part.executor),
         };
+        let zone = self.zone(enlisted, &reading.invocation, part.executor);
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
-        for file in client_files::of(enlisted, &reading.invocation) {
-            if !spec.client_files.iter().any(|f| f.path == file.path) {
+        for file in client_files::of(enlisted, &reading.invocation).into_iter().chain(zone) {
+            if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }
         }
+    }
+
+    /// Where this machine has something else mounted inside of what an executor serves.
+    fn covered(&self, executor: ExecutorId) -> Vec<Bytes> {
+        let table = self.world.table;
+        let serves = |mount: &&Mount| facts::owner_id(self.world, mount) == Some(executor) && mount.mounted();
+        let below = table.mounts().filter(serves).flat_map(|mount| table.nested(&mount.path));
+        let others = below.filter(|mount| facts::owner_id(self.world, mount) != Some(executor));
+        others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
+    }
+
+    /// This machine's time zone, for a command that shows times and an executor that has another one.
+    fn zone(&self, enlisted: &Enlisted, invocation: &Invocation, executor: ExecutorId) -> Option<ClientFile> {
+        if !self.other_zones.contains(&executor) || !facts::shows_local_time(enlisted, invocation) {
+            return None;
+        }
+        let content = std::fs::read(LOCALTIME).ok()?.into();
+        Some(ClientFile { path: Bytes::from_static(LOCALTIME.as_bytes()), content, mode: 0o644 })
     }
 
     fn descriptor(
@@ -223,12 +259,15 @@ impl<'a> Builder<'a> {
         fd: u32,
     ) -> Option<WireDescriptor> {
         let Some(local) = enlisted.descriptor(fd) else {
-            return Some(WireDescriptor { fd, source: Some(Source::Closed(true)) });
+            let closed = rule::holds(Rule::ClosedDescriptors);
+            let source = if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
+            return Some(WireDescriptor { fd, source: Some(source) });
         };
-        let unread = fd == 0 && invocation.stdin == StdinUse::Unused;
+        let unread = fd == 0 && invocation.stdin == StdinUse::Unused && rule::holds(Rule::Stdin);
+        let is_null = local.kind == Kind::Null && rule::holds(Rule::DescriptorKinds);
         let source = if let Some(source) = self.joined(place, fd) {
             source
-        } else if local.kind == Kind::Null || unread {
+        } else if is_null || unread {
             Source::NullFlags(local.flags & ACCESS_AND_STATUS)
         } else if let Some(earlier) = same_output(enlisted, local) {
             Source::DuplicateOf(earlier)
@@ -273,8 +312,8 @@ impl<'a> Builder<'a> {
         Some(File {
             path: bytes(local.path.as_os_str()),
             flags: local.flags & ACCESS_AND_STATUS,
-            offset: local.offset,
-            report_offset: true,
+            offset: if rule::holds(Rule::Offsets) { local.offset } else { 0 },
+            report_offset: rule::holds(Rule::Offsets),
         })
     }
 
@@ -289,7 +328,7 @@ impl<'a> Builder<'a> {
     fn outlet(&mut self, place: &CommandPlace, local: &Descriptor, enlisted: &Enlisted) -> Source {
         let run = &mut self.lowered.runs[place.run];
         let stream = run.number();
-        let (source, descriptor) = if local.kind == Kind::Tty {
+        let (source, descriptor) = if local.kind == Kind::Tty && rule::holds(Rule::Terminal) {
             let id = run.number();
             let size =
                 enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
@@ -318,6 +357,9 @@ struct CommandPlace {
 /// An earlier standard descriptor that this output shares its description with.
 fn same_output(enlisted: &Enlisted, local: &Descriptor) -> Option<u32> {
     let one = enlisted.descriptor(1).filter(|_| local.fd == 2)?;
+    if !rule::holds(Rule::Stderr) {
+        return Some(1);
+    }
     let same = match local.kind {
         Kind::Pipe | Kind::Tty | Kind::Socket => one.identity == local.identity && one.writes(),
         _ => local.same_as == Some(1),
@@ -369,6 +411,9 @@ pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Ad
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
     let terminal = enlisted.descriptor(1).is_some_and(|d| d.kind == Kind::Tty);
     let wanted = |name: &OsStr| {
+        if !rule::holds(Rule::Environment) {
+            return false;
+        }
         let listed = COMMON_ENVIRONMENT.into_iter().chain(invocation.environment.iter().map(String::as_str));
         listed.into_iter().any(|pattern| matches(pattern, name)) || (terminal && name == "TERM")
     };
@@ -399,6 +444,10 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
             recursive: file.kind.recursive(),
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
+            plain_symlinks_below: file.kind.recursive()
+                && !file.kind.writes()
+                && reading.invocation.shows.contains(&FileAttribute::Symlinks)
+                && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
         })
         .collect();
