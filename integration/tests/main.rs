@@ -12,9 +12,7 @@ mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
-mod shells;
 mod split;
-mod traps;
 mod user;
 
 use std::path::Path;

@@ -70,8 +70,9 @@ fn note(kind: FileKind, path: &Path, files: &mut BTreeSet<PathBuf>, directories:
         directories.insert(path.to_owned());
     } else {
         files.insert(path.to_owned());
-        directories.extend(path.parent().map(Path::to_owned));
     }
+    // It may be a new name, also that of a tree.
+    directories.extend(path.parent().map(Path::to_owned));
 }
 
 /// Makes the mounts forget. Blocks as long as they do, up to a deadline.
