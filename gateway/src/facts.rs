@@ -306,6 +306,7 @@ pub fn stage_facts(
         Err(reason) => return here(reason.clone()),
     };
     let checked = check_terminal(stage, &reading.invocation)
+        .and_then(|()| check_devices(stage))
         .and_then(|()| check_output_is_not_input(world, stage, reading, around))
         .and_then(|()| flow_in(world, stage, &reading.invocation, around));
     let input = match checked {
@@ -343,6 +344,16 @@ fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), Strin
             Err(format!("{} may ask or draw on the terminal", invocation.command))
         }
         _ => Ok(()),
+    }
+}
+
+/// Of devices, posh knows terminals and /dev/null; what a command says when it
+/// writes to another one (/dev/full) only the command itself knows.
+fn check_devices(stage: &Enlisted) -> Result<(), String> {
+    let strange = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
+    match strange {
+        None => Ok(()),
+        Some(device) => Err(format!("it writes to the device {}", device.path.display())),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod demo;
 pub mod error;
 pub mod explain;
 pub mod generate;
+mod git_index;
 pub mod host;
 pub mod init;
 pub mod lab;

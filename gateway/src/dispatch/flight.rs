@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use posh_annotations::StatusRule;
 use posh_proto::executor::{
     Chunk, Credit, Exited, RunInput, RunOutput, Signal, WindowSize, exited, run_input, run_output,
@@ -205,11 +206,12 @@ impl<'a> Relay<'a> {
                 self.outcome.bytes += data.len() as u64;
                 let Some(&(stage, fd)) = self.feeds.get(&(run, stream)) else { return };
                 let output = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`");
-                if output.is_failed() {
+                if let Some(data) = output.push((run, stream), data) {
+                    self.tell(stage, ForStage::Data(fd, data)).await;
+                } else if output.take_undelivered() {
                     // Written before the command could know: here, this write would have met SIGPIPE.
                     self.break_pipe(run, stage).await;
-                } else if let Some(data) = output.push((run, stream), data) {
-                    self.tell(stage, ForStage::Data(fd, data)).await;
+                    self.tell_undelivered(stage, fd).await;
                 }
             }
             Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
@@ -295,6 +297,9 @@ impl<'a> Relay<'a> {
         for (run, stream) in closed {
             self.to_run(run, run_input::Kind::Closed(stream)).await;
         }
+        if self.outputs.get_mut(&(stage, fd)).is_some_and(Output::take_undelivered) {
+            self.tell_undelivered(stage, fd).await;
+        }
     }
 
     async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
@@ -317,6 +322,12 @@ impl<'a> Relay<'a> {
                 self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
             }
         }
+    }
+
+    /// The command may have exited well by now, its last bytes under way: its stage
+    /// program must know that they came, though it can't write them.
+    async fn tell_undelivered(&self, stage: usize, fd: u32) {
+        self.tell(stage, ForStage::Data(fd, Bytes::from_static(b"\n"))).await;
     }
 
     fn input_of(&self, stream: Stream) -> Option<(usize, u32)> {

@@ -16,6 +16,8 @@ pub struct Output {
     /// Bytes given to the stage program for each part, oldest first, not yet credited.
     uncredited: VecDeque<(usize, u64)>,
     failed: bool,
+    /// Bytes came for a reader who had gone, since the question was last asked.
+    undelivered: bool,
 }
 
 #[derive(Debug)]
@@ -30,12 +32,13 @@ impl Output {
     #[must_use]
     pub fn new(streams: &[Stream]) -> Self {
         let parts = streams.iter().map(|&stream| Part { stream, waiting: VecDeque::new(), ended: false });
-        Self { parts: parts.collect(), current: 0, uncredited: VecDeque::new(), failed: false }
+        Self { parts: parts.collect(), current: 0, uncredited: VecDeque::new(), failed: false, undelivered: false }
     }
 
     /// Takes bytes of a stream; what may go to the descriptor now comes back.
     pub fn push(&mut self, stream: Stream, data: Bytes) -> Option<Bytes> {
         if self.failed {
+            self.undelivered |= !data.is_empty();
             return None;
         }
         let index = self.parts.iter().position(|p| p.stream == stream)?;
@@ -92,14 +95,14 @@ impl Output {
     /// Nobody reads the descriptor any more; the streams to be closed for it.
     pub fn fail(&mut self) -> Vec<Stream> {
         self.failed = true;
+        self.undelivered = self.parts.iter().any(|p| !p.waiting.is_empty());
         self.parts.iter_mut().for_each(|p| p.waiting.clear());
         self.parts.iter().filter(|p| !p.ended).map(|p| p.stream).collect()
     }
 
-    /// Nobody reads it, see [`Self::fail`].
-    #[must_use]
-    pub fn is_failed(&self) -> bool {
-        self.failed
+    /// Whether bytes came, since this was last asked, that nobody reads any more.
+    pub fn take_undelivered(&mut self) -> bool {
+        std::mem::take(&mut self.undelivered)
     }
 
     /// All streams have ended.
@@ -147,7 +150,9 @@ mod tests {
         let mut output = Output::new(&[(0, 1), (1, 1)]);
         output.end((0, 1));
         assert_eq!(output.fail(), [(1, 1)]);
+        assert!(!output.take_undelivered());
         assert_eq!(output.push((1, 1), "x".into()), None);
+        assert!(output.take_undelivered() && !output.take_undelivered());
         output.end((1, 1));
         assert!(output.is_done());
     }

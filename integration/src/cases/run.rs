@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::site::{Setting, Site, Way};
-use super::{Case, judge};
+use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
 
 /// What came of one case.
@@ -69,7 +69,11 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
     let mount = site.run(case, Way::Mount)?;
     let posh = site.run(case, Way::Posh)?;
     let report = posh.outcome.report();
-    let mut faults = judge::differing(case, &mount, &posh);
+    let oracle = match case.oracle {
+        Oracle::Mount => &mount,
+        Oracle::Local => &copy,
+    };
+    let mut faults = judge::differing(case, oracle, &posh);
     faults.extend(judge::misplaced(case, report));
     let known = !case.known.is_empty();
     match (known, faults.is_empty()) {

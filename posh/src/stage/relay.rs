@@ -312,7 +312,7 @@ impl Relay<'_> {
         }
         match (exit.how, undelivered) {
             // The command could write more than its output here took: it ends as if that write had been its own.
-            (Some(exit::How::Code(0)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(),
+            (Some(exit::How::Code(code)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(code.cast_signed()),
             (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
             (Some(exit::How::Code(code)), _) => code.cast_signed(),
             (Some(exit::How::Signal(signal)), _) => process::die_by(signal.cast_signed()),
@@ -320,11 +320,13 @@ impl Relay<'_> {
         }
     }
 
-    fn end_at_closed_pipe(&self) -> i32 {
-        if process::ignores(Signal::SIGPIPE) {
-            return self.end_at_write_error(Errno::EPIPE);
+    /// `code` is what the command itself ended with.
+    fn end_at_closed_pipe(&self, code: i32) -> i32 {
+        match (process::ignores(Signal::SIGPIPE), code) {
+            (false, _) => process::die_by(Signal::SIGPIPE as i32),
+            (true, 0) => self.end_at_write_error(Errno::EPIPE),
+            (true, _) => code,
         }
-        process::die_by(Signal::SIGPIPE as i32)
     }
 
     /// In the words of the GNU tools.
