@@ -21,6 +21,11 @@ const WILL_ENLIST: Duration = Duration::from_secs(2);
 const MAY_FORK: Duration = Duration::from_millis(150);
 /// Another program at the pipe: those that exec a command do so within a few milliseconds.
 const MAY_EXEC: Duration = Duration::from_millis(10);
+/// What had the processor for less than [`HARDLY_RUN`], on a machine where many wait for it, and
+/// a shell in the middle of making a pipeline.
+const WILL_RUN: Duration = Duration::from_secs(2);
+/// From a fork to an execve, and through the start of nice(1) or env(1), takes less.
+const HARDLY_RUN: Duration = Duration::from_millis(4);
 /// A shell's child that lists directories or opens files, as for `grep x /slow/mount/*`. The
 /// stages before it lose nothing by waiting: nobody would read what they print.
 const EXPANDS_FILES: Duration = Duration::from_secs(10);
@@ -123,7 +128,7 @@ impl Pipe<'_> {
             return None;
         }
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
-        others.filter_map(|(process, _)| self.patience_with(process)).max()
+        others.filter_map(|(process, held)| self.patience_with(process, held.fd, stage)).max()
     }
 
     /// A shell above the stage that has the pipe as its own input, output or errors: it had it
@@ -132,7 +137,7 @@ impl Pipe<'_> {
         fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
     }
 
-    fn patience_with(&self, process: &Process) -> Option<Duration> {
+    fn patience_with(&self, process: &Process, fd: u32, stage: Pid) -> Option<Duration> {
         if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
             return None;
         }
@@ -145,6 +150,10 @@ impl Pipe<'_> {
         if process.executable.as_os_str().is_empty() {
             // In the middle of an execve.
             return Some(MAY_FORK);
+        }
+        let makes_pipes = fd > 2 && self.snapshot.get(stage).is_some_and(|stage| stage.parent == process.pid);
+        if process.is_running() && (makes_pipes || process.cpu < HARDLY_RUN) {
+            return Some(WILL_RUN);
         }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);

@@ -7,6 +7,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use crate::enlisted::Pid;
@@ -36,6 +37,8 @@ pub struct Process {
     pub system_call: Option<(i64, u64)>,
     /// That call is a read(2) from some pipe.
     pub sleeps_in_pipe: bool,
+    /// For how long it has had a processor so far; zero where the kernel does not tell.
+    pub cpu: Duration,
 }
 
 /// One end of one pipe in one process.
@@ -171,6 +174,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
         files: Vec::new(),
         system_call: None,
         sleeps_in_pipe: false,
+        cpu: Duration::ZERO,
     };
     let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Some(process) };
     for entry in directory.flatten() {
@@ -183,6 +187,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
+        process.cpu = read_cpu(pid);
         process.sleeps_in_pipe = matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
     }
     Some(process)
@@ -211,6 +216,12 @@ fn read_stat(pid: Pid) -> Option<(Pid, char, u64)> {
     // Field 22 of the line is the start time; two words after the name are taken.
     let started = words.nth(17)?.parse().ok()?;
     Some((parent, state, started))
+}
+
+/// The first number of /proc/PID/schedstat (the kernel's sched-stats.rst), nanoseconds.
+fn read_cpu(pid: Pid) -> Duration {
+    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
+    text.split_ascii_whitespace().next().and_then(|n| n.parse().ok()).map(Duration::from_nanos).unwrap_or_default()
 }
 
 fn read_system_call(pid: Pid) -> Option<(i64, u64)> {

@@ -49,6 +49,7 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
         files: Vec::new(),
         system_call: call.map(|number| (number, 0)),
         sleeps_in_pipe: false,
+        cpu: Duration::from_millis(100),
     }
 }
 
@@ -113,6 +114,19 @@ fn a_second_writer_is_a_boundary() {
 fn a_running_shell_may_still_let_go() {
     let found = look(&pair(), vec![process(SHELL, 'R', "/bin/bash", &[(3, 7, true)], None)]);
     assert_eq!((found.edges, found.pending.len()), (vec![], 2));
+}
+
+#[test]
+fn who_had_no_processor_yet_is_waited_for_longer() {
+    let writer = [stage(20, &[(1, 7, true)], 0, &[])];
+    let shell = || process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4));
+    let fork = |cpu| Process { cpu, ..process(30, 'R', "/bin/bash", &[(0, 7, false)], None) };
+    assert_eq!(look(&writer, vec![shell(), fork(Duration::from_micros(300))]).pending, [(0, WILL_RUN)].into());
+    assert_eq!(look(&writer, vec![shell(), fork(Duration::from_millis(30))]).pending, [(0, MAY_FORK)].into());
+    // The shell has made the pipe, and will fork its reader; a loop in the shell itself has it as its input.
+    let shell = |fd| vec![process(SHELL, 'R', "/bin/bash", &[(fd, 7, false)], None)];
+    assert_eq!(look(&writer, shell(3)).pending, [(0, WILL_RUN)].into());
+    assert!(look(&writer, shell(0)).pending.is_empty());
 }
 
 #[test]
