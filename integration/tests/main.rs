@@ -8,11 +8,15 @@ mod apps;
 mod arena;
 mod bad_input;
 mod cases;
+mod coherence;
 mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
+mod random;
+mod semantics;
 mod split;
+mod terminal;
 mod user;
 
 use std::path::Path;

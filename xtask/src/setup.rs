@@ -49,6 +49,9 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("mount", "mount", false),
     ("rclone", "rclone", false),
     ("bindfs", "bindfs", false),
+    ("less", "less", false),
+    // What users load in their bashrc; this is the one program in it.
+    ("dh_bash-completion", "bash-completion", false),
 ];
 
 const SSHD: &str = "openssh-server";

@@ -21,11 +21,6 @@ const WILL_ENLIST: Duration = Duration::from_secs(2);
 const MAY_FORK: Duration = Duration::from_millis(150);
 /// Another program at the pipe: those that exec a command do so within a few milliseconds.
 const MAY_EXEC: Duration = Duration::from_millis(10);
-/// What had the processor for less than [`HARDLY_RUN`], on a machine where many wait for it, and
-/// a shell in the middle of making a pipeline.
-const WILL_RUN: Duration = Duration::from_secs(2);
-/// From a fork to an execve, and through the start of nice(1) or env(1), takes less.
-const HARDLY_RUN: Duration = Duration::from_millis(4);
 /// A shell's child that lists directories or opens files, as for `grep x /slow/mount/*`. The
 /// stages before it lose nothing by waiting: nobody would read what they print.
 const EXPANDS_FILES: Duration = Duration::from_secs(10);
@@ -46,9 +41,20 @@ pub struct Edge {
 pub struct Closing {
     /// Pipes that join two waiting stages and that nobody else uses.
     pub edges: Vec<Edge>,
-    /// Stages (by index) with a pipe end about which more can be learned by waiting, and for how
-    /// long after their enlistment that is worth it.
-    pub pending: BTreeMap<usize, Duration>,
+    /// Stages (by index) with a pipe end about which more can be learned by waiting.
+    pub pending: BTreeMap<usize, Patience>,
+}
+
+/// How long it is worth to wait for a process, and how long that process has so far been ready
+/// to run and had no processor, which does not count: it can't decide anything then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Patience {
+    /// How long.
+    pub longest: Duration,
+    /// With whom.
+    pub process: Pid,
+    /// For so long it has had no processor, since it started.
+    pub starved: Duration,
 }
 
 /// Who is what among the processes.
@@ -81,7 +87,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
             if let Some(patience) = pipe.may_change(stage.pid, end) {
-                let longest = closing.pending.entry(index).or_default();
+                let longest = closing.pending.entry(index).or_insert(patience);
                 *longest = patience.max(*longest);
             } else if end.writes() {
                 closing.edges.extend(pipe.edge_from(index, end));
@@ -122,13 +128,17 @@ impl Pipe<'_> {
     }
 
     /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
-    fn may_change(&self, stage: Pid, end: &Descriptor) -> Option<Duration> {
+    fn may_change(&self, stage: Pid, end: &Descriptor) -> Option<Patience> {
         // Nobody here has the other end (it leads out of the session), so it joins no stages whoever holds this one.
         if !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes }) {
             return None;
         }
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
-        others.filter_map(|(process, held)| self.patience_with(process, held.fd, stage)).max()
+        let patience = |process: &Process| {
+            let longest = self.patience_with(process)?;
+            Some(Patience { longest, process: process.pid, starved: process.starved })
+        };
+        others.filter_map(|(process, _)| patience(process)).max()
     }
 
     /// A shell above the stage that has the pipe as its own input, output or errors: it had it
@@ -137,7 +147,7 @@ impl Pipe<'_> {
         fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
     }
 
-    fn patience_with(&self, process: &Process, fd: u32, stage: Pid) -> Option<Duration> {
+    fn patience_with(&self, process: &Process) -> Option<Duration> {
         if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
             return None;
         }
@@ -150,10 +160,6 @@ impl Pipe<'_> {
         if process.executable.as_os_str().is_empty() {
             // In the middle of an execve.
             return Some(MAY_FORK);
-        }
-        let makes_pipes = fd > 2 && self.snapshot.get(stage).is_some_and(|stage| stage.parent == process.pid);
-        if process.is_running() && (makes_pipes || process.cpu < HARDLY_RUN) {
-            return Some(WILL_RUN);
         }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
