@@ -420,6 +420,7 @@ fn flow_in(
     for named in stage.named_descriptors() {
         match named.kind {
             Kind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
+            Kind::File if !rule::holds(Rule::DescriptorKinds) => {}
             _ => return Err(format!("{} is not a pipe from a stage that posh runs", named.path.display())),
         }
     }

@@ -264,14 +264,14 @@ impl<'a> Builder<'a> {
             return Some(WireDescriptor { fd, source: Some(source) });
         };
         let unread = fd == 0 && invocation.stdin == StdinUse::Unused && rule::holds(Rule::Stdin);
-        let is_null = local.kind == Kind::Null && rule::holds(Rule::DescriptorKinds);
+        let as_pipe = fd == 0 && !rule::holds(Rule::DescriptorKinds);
         let source = if let Some(source) = self.joined(place, fd) {
             source
-        } else if is_null || unread {
+        } else if local.kind == Kind::Null || unread {
             Source::NullFlags(local.flags & ACCESS_AND_STATUS)
         } else if let Some(earlier) = same_output(enlisted, local) {
             Source::DuplicateOf(earlier)
-        } else if let Some(file) = self.file_there(place, local) {
+        } else if let Some(file) = self.file_there(place, local).filter(|_| !as_pipe) {
             Source::File(file)
         } else if fd == 0 || (fd > 2 && !local.writes()) {
             self.inlet(place, fd)

@@ -15,11 +15,9 @@ mod guards;
 mod lab_selftest;
 mod load;
 mod random;
-mod shells;
 mod semantics;
 mod split;
 mod terminal;
-mod traps;
 mod user;
 
 use std::path::Path;
