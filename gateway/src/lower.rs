@@ -6,11 +6,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
+    path::PathBuf,
     sync::Arc,
 };
 
 use bytes::Bytes;
-use fs_mapper::{ClientPath, Mount, coherence::Adapter};
+use fs_mapper::{Mount, MountTable, coherence::Adapter};
 use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
@@ -382,22 +383,29 @@ fn argv_of(enlisted: &Enlisted, invocation: &Invocation, part: &Part) -> Vec<Byt
     words
 }
 
-/// Trees that the command may change, on mounts that can be made to forget what they remember of them.
+/// Trees that the command may change, on mounts that remember anything.
 fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
+    let places = watched_places(world.table, reading);
+    let tree = |(path, _): &(PathBuf, Adapter)| WatchedTree {
+        path: bytes(path.as_os_str()),
+        up_to: reading.invocation.searches_up.clone(),
+    };
+    places.iter().map(tree).collect()
+}
+
+/// The same, as this machine sees them.
+#[must_use]
+pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Adapter)> {
     let invocation = &reading.invocation;
     let moved = |file: &FileUse| invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path);
     let files = invocation.files.iter().zip(&reading.places);
     let written = files.filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f)).map(|(_, p)| p.as_ref());
     let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
     let watched = written.flatten().chain(cwd).filter_map(|place| match place {
-        Place::At(_, path, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs => Some(path),
-        _ => None,
+        Place::At(_, path, mount) => Some((path.as_path().to_owned(), table.mount(*mount).adapter())),
+        Place::Here(_) => None,
     });
-    let tree = |path: &ClientPath| WatchedTree {
-        path: bytes(path.as_path().as_os_str()),
-        up_to: invocation.searches_up.clone(),
-    };
-    watched.map(tree).collect()
+    watched.filter(|(_, adapter)| *adapter != Adapter::Bind).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {

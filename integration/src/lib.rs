@@ -5,6 +5,7 @@
 //! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
 
 pub mod cases;
+pub mod cloud;
 pub mod demo;
 pub mod error;
 pub mod explain;
@@ -19,8 +20,10 @@ pub mod people;
 pub mod process;
 pub mod programs;
 pub mod quiet;
+pub mod random;
 pub mod running;
 pub mod services;
+pub mod terminal;
 pub mod tree;
 pub mod wire;
 pub mod workload;
@@ -28,5 +31,5 @@ pub mod workload;
 pub use error::{LabError, Result};
 pub use host::Host;
 pub use lab::{Lab, LabSpec, ServerSpec};
-pub use oracle::{Outcome, Script, Shell};
+pub use oracle::{Door, Outcome, Script, Shell};
 pub use process::Process;

@@ -156,7 +156,7 @@ impl Planned {
         split: Option<u32>,
     ) -> Self {
         let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
-        settle::settle(&gateway.view().table, &mut readings).await;
+        settle::settle(gateway, commands, &mut readings).await;
         let stages = commands.iter().enumerate().map(|(index, command)| {
             let around = Surroundings {
                 edges: &shape.edges,
