@@ -30,10 +30,14 @@ const LOOKS: &[Case] = &[
     ("hash", r#"grep -c needle "$D/f"; wc -l "$D/f"; hash; hash -t grep"#, &["grep", "wc"]),
     ("exported", "export -p; declare -x; compgen -e", &[]),
     ("variables", r#"set | grep -E 'posh-|POSH_HOOK|LD_'; echo "[$LD_PRELOAD]""#, &[]),
-    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,cmd= --ppid $$) | sed \"s/$$/PID/\"", &[]),
+    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,args= -C ps)", &[]),
     ("descriptors", "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
     ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#, &["grep"]),
-    ("status", "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l", &[]),
+    (
+        "status",
+        "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l",
+        &[],
+    ),
     ("limits", "ulimit -a; sh -c 'ulimit -a'", &[]),
     ("static-program", r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#, &[]),
 ];
@@ -50,7 +54,11 @@ const EXECS: &[Case] = &[
         r#"PATH=/usr/bin:/bin; grep -c needle "$D/f"; sh -c 'PATH=/bin; wc -l "$1"' sh "$D/f""#,
         &["grep", "wc"],
     ),
-    ("no-path", r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
+    (
+        "no-path",
+        r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#,
+        &["grep", "wc"],
+    ),
     (
         "env-i",
         r#"env -i /bin/grep -c needle "$D/f"; env -i sh -c 'wc -l "$1"' sh "$D/f"; env -i A=b cat "$D/a""#,
