@@ -12,6 +12,7 @@ mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
+mod scripts;
 mod shells;
 mod split;
 mod terminal;
