@@ -96,7 +96,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     };
     let reading = Reading { invocation, places, cwd };
     check_attributes(world, &reading)?;
-    check_writes(world, &reading)?;
+    check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     client_files::check(stage, &reading.invocation)?;
     Ok(reading)
@@ -122,13 +122,23 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
     Ok(())
 }
 
-/// A command must not itself write behind a mount that would upload its own old copy later.
-fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
-    for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
-        let Some(Place::At(_, _, mount)) = place else { continue };
+/// What an sftp server takes away from the permissions of every new file, whatever
+/// the umask of whoever makes it: login.defs(5) and pam_umask(8) give no less.
+const SFTP_UMASK: u32 = 0o022;
+
+/// A command must not make files with more permissions than the mount would give them.
+fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    let files = reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
+    let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
+    for place in files.filter_map(|(_, place)| place.as_ref()).chain(cwd) {
+        let Place::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
-        if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
-            return Err(format!("files on a {} mount must be written through it", mount.fs_type));
+        if mount.adapter() == Adapter::Sshfs && stage.umask & SFTP_UMASK != SFTP_UMASK {
+            return Err(format!(
+                "the umask {:03o} allows permissions that sshd does not give to new files on {}",
+                stage.umask,
+                mount.path.as_path().display()
+            ));
         }
     }
     Ok(())
@@ -141,6 +151,8 @@ fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
     match mount.adapter() {
+        // What lies below is looked at by the executor.
+        Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
@@ -159,7 +171,20 @@ fn attribute(attribute: FileAttribute) -> &'static str {
         FileAttribute::DirSize => "sizes of directories",
         FileAttribute::Order => "the order of directory entries",
         FileAttribute::AccessTime => "times of access",
+        FileAttribute::Symlinks => "targets of symbolic links",
     }
+}
+
+/// The executor that owns a mount.
+#[must_use]
+pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
+    world.executor_id(&mount.owner.as_ref()?.executor)
+}
+
+/// Whether what a command prints depends on the machine's time zone.
+#[must_use]
+pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
+    invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none()
 }
 
 /// Whether the mount of a place follows symbolic links by rules of its own:
@@ -354,14 +379,32 @@ fn check_output_is_not_input(
     if !rule::holds(Rule::InputIsOutput) {
         return Ok(());
     }
-    let inputs_there =
-        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, ..) if *e == id));
+    let inputs_there = |id: ExecutorId| {
+        reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
+            Some(Place::At(executor, path, mount)) => {
+                let told_apart = !file.kind.recursive() && are_two_files(world.table.mount(*mount), path, &output.path);
+                *executor == id && !told_apart
+            }
+            _ => false,
+        })
+    };
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
         }
         _ => Ok(()),
     }
+}
+
+/// Whether two names are certainly of two files: there are no links in what rclone
+/// mounts, only clouds that take upper and lower case for the same.
+fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
+    let plain = |path: &Path| {
+        let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
+        path.to_str().filter(|_| !goes_up).map(str::to_lowercase)
+    };
+    let (one, other) = (plain(one.as_path()), plain(other));
+    mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
 }
 
 /// Where standard input, and descriptors that the words name, come from.

@@ -3,19 +3,20 @@
 //! belongs to which descriptor of which stage program.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
+    path::PathBuf,
     sync::Arc,
 };
 
 use bytes::Bytes;
-use fs_mapper::{ClientPath, coherence::Adapter};
-use posh_annotations::{CurrentDir, FileUse, Invocation, StdinUse};
+use fs_mapper::{Mount, MountTable, coherence::Adapter};
+use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
         RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
     rule::{self, Rule},
@@ -33,6 +34,8 @@ use crate::{
 /// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
 /// below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
+/// What an unset TZ means (tzset(3)).
+const LOCALTIME: &str = "/etc/localtime";
 /// Variables that count for every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 
@@ -83,6 +86,8 @@ pub struct Builder<'a> {
     readings: &'a [Result<Reading, String>],
     plan: &'a Plan,
     lowered: Lowered,
+    /// Executors whose machines are in another time zone.
+    other_zones: BTreeSet<ExecutorId>,
     /// (edge, part of the writer) → pipe to write; (edge, part of the reader) → pipe to read.
     writes: HashMap<(usize, usize), u32>,
     reads: HashMap<(usize, usize), u32>,
@@ -99,7 +104,15 @@ impl<'a> Builder<'a> {
         plan: &'a Plan,
     ) -> Self {
         let (writes, reads) = (HashMap::new(), HashMap::new());
-        Self { world, commands, shape, readings, plan, lowered: Lowered::default(), writes, reads }
+        let (lowered, other_zones) = (Lowered::default(), BTreeSet::new());
+        Self { world, commands, shape, readings, plan, lowered, other_zones, writes, reads }
+    }
+
+    /// The same with these executors in other time zones than this machine.
+    #[must_use]
+    pub fn with_other_zones(mut self, executors: BTreeSet<ExecutorId>) -> Self {
+        self.other_zones = executors;
+        self
     }
 
     /// The runs. `id` names them in all programs' logs.
@@ -132,7 +145,7 @@ impl<'a> Builder<'a> {
         }
         let mounts = self.world.table.mounts().filter_map(|m| {
             let owner = m.owner.as_ref()?;
-            (self.world.executor_id(&owner.executor) == Some(executor) && m.mounted()).then(|| MountPoint {
+            (facts::owner_id(self.world, m) == Some(executor) && m.mounted()).then(|| MountPoint {
                 path: bytes(m.path.as_path().as_os_str()),
                 export: owner.export.clone(),
                 sub_path: bytes(owner.sub_path.as_os_str()),
@@ -208,14 +221,34 @@ impl<'a> Builder<'a> {
             paths: paths_of(self.world, reading, part),
             guards: client_files::guards(enlisted, &reading.invocation),
             watched_trees: watched_trees(self.world, reading),
+            covered: self.covered(part.executor),
         };
+        let zone = self.zone(enlisted, &reading.invocation, part.executor);
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
-        for file in client_files::of(enlisted, &reading.invocation) {
+        for file in client_files::of(enlisted, &reading.invocation).into_iter().chain(zone) {
             if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }
         }
+    }
+
+    /// Where this machine has something else mounted inside of what an executor serves.
+    fn covered(&self, executor: ExecutorId) -> Vec<Bytes> {
+        let table = self.world.table;
+        let serves = |mount: &&Mount| facts::owner_id(self.world, mount) == Some(executor) && mount.mounted();
+        let below = table.mounts().filter(serves).flat_map(|mount| table.nested(&mount.path));
+        let others = below.filter(|mount| facts::owner_id(self.world, mount) != Some(executor));
+        others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
+    }
+
+    /// This machine's time zone, for a command that shows times and an executor that has another one.
+    fn zone(&self, enlisted: &Enlisted, invocation: &Invocation, executor: ExecutorId) -> Option<ClientFile> {
+        if !self.other_zones.contains(&executor) || !facts::shows_local_time(enlisted, invocation) {
+            return None;
+        }
+        let content = std::fs::read(LOCALTIME).ok()?.into();
+        Some(ClientFile { path: Bytes::from_static(LOCALTIME.as_bytes()), content, mode: 0o644 })
     }
 
     fn descriptor(
@@ -350,22 +383,29 @@ fn argv_of(enlisted: &Enlisted, invocation: &Invocation, part: &Part) -> Vec<Byt
     words
 }
 
-/// Trees that the command may change, on mounts that can be made to forget what they remember of them.
+/// Trees that the command may change, on mounts that remember anything.
 fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
+    let places = watched_places(world.table, reading);
+    let tree = |(path, _): &(PathBuf, Adapter)| WatchedTree {
+        path: bytes(path.as_os_str()),
+        up_to: reading.invocation.searches_up.clone(),
+    };
+    places.iter().map(tree).collect()
+}
+
+/// The same, as this machine sees them.
+#[must_use]
+pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Adapter)> {
     let invocation = &reading.invocation;
     let moved = |file: &FileUse| invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path);
     let files = invocation.files.iter().zip(&reading.places);
     let written = files.filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f)).map(|(_, p)| p.as_ref());
     let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
     let watched = written.flatten().chain(cwd).filter_map(|place| match place {
-        Place::At(_, path, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs => Some(path),
-        _ => None,
+        Place::At(_, path, mount) => Some((path.as_path().to_owned(), table.mount(*mount).adapter())),
+        Place::Here(_) => None,
     });
-    let tree = |path: &ClientPath| WatchedTree {
-        path: bytes(path.as_path().as_os_str()),
-        up_to: invocation.searches_up.clone(),
-    };
-    watched.map(tree).collect()
+    watched.filter(|(_, adapter)| *adapter != Adapter::Bind).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
@@ -404,6 +444,10 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
             recursive: file.kind.recursive(),
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
+            plain_symlinks_below: file.kind.recursive()
+                && !file.kind.writes()
+                && reading.invocation.shows.contains(&FileAttribute::Symlinks)
+                && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
         })
         .collect();

@@ -5,10 +5,12 @@
 //! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
 
 pub mod cases;
+pub mod cloud;
 pub mod demo;
 pub mod error;
 pub mod explain;
 pub mod generate;
+mod git_index;
 pub mod host;
 pub mod init;
 pub mod lab;
@@ -18,6 +20,7 @@ pub mod people;
 pub mod process;
 pub mod programs;
 pub mod quiet;
+pub mod random;
 pub mod running;
 pub mod services;
 pub mod terminal;

@@ -32,7 +32,7 @@ pub struct Service {
 }
 
 impl Service {
-    fn start(host: &Host, mut command: Command) -> Result<Service> {
+    pub(crate) fn start(host: &Host, mut command: Command) -> Result<Service> {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = host.spawn(command)?;
         let stderr = process.stderr.take().expect("stderr is a pipe");

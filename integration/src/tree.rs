@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Attempt, Result};
+use crate::git_index;
 use crate::oracle::replace;
 
 /// How much of a file's beginning a difference shows.
@@ -32,7 +33,7 @@ pub struct Entry {
 pub enum Kind {
     /// A directory.
     Directory,
-    /// A file with these bytes.
+    /// A file with these bytes; of git's index only what two runs can share.
     File(Vec<u8>),
     /// A symbolic link to there.
     Link(PathBuf),
@@ -96,7 +97,9 @@ fn read(path: &Path) -> Result<Entry> {
     let kind = if metadata.is_dir() {
         Kind::Directory
     } else if metadata.is_file() {
-        Kind::File(fs::read(path).attempt(words)?)
+        let content = fs::read(path).attempt(words)?;
+        let is_index = path.ends_with("index");
+        Kind::File(if is_index { git_index::neutral(content) } else { content })
     } else if metadata.is_symlink() {
         Kind::Link(fs::read_link(path).attempt(words)?)
     } else {

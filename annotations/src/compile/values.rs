@@ -19,7 +19,7 @@ const TYPES: [(&str, ValueType); 7] = [
 /// posh's own aggregators.
 const AGGREGATORS: [&str; 3] = ["sum", "uniq_count", "wc_total"];
 
-const ATTRIBUTES: [(&str, FileAttribute); 10] = [
+const ATTRIBUTES: [(&str, FileAttribute); 11] = [
     ("owner", FileAttribute::Owner),
     ("inode", FileAttribute::Inode),
     ("links", FileAttribute::Links),
@@ -30,6 +30,7 @@ const ATTRIBUTES: [(&str, FileAttribute); 10] = [
     ("dir_size", FileAttribute::DirSize),
     ("order", FileAttribute::Order),
     ("access_time", FileAttribute::AccessTime),
+    ("symlinks", FileAttribute::Symlinks),
 ];
 
 impl Compiler<'_> {

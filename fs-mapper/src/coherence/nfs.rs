@@ -6,9 +6,10 @@
 //! From the documentation and the kernel's source, not yet held against a real
 //! server.
 
-use super::{Change, Coherence, WriteBehind, look};
+use super::{Change, Coherence, WriteBehind, kernel, look};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 pub(super) struct Nfs;
 
@@ -20,10 +21,18 @@ impl Coherence for Nfs {
         }
     }
 
+    fn hand_over(&self, path: &Path) -> io::Result<()> {
+        self.settle(path)
+    }
+
     fn refresh(&self, change: &Change) -> io::Result<()> {
-        let (Change::FileWritten(path) | Change::NamesChanged(path)) = change;
+        let path = change.path();
         if let Some(file) = look::open(path)? {
-            return look::attributes(&file);
+            look::attributes(&file)?;
+            return match change {
+                Change::EntriesChanged(dir) => kernel::forget_entries(dir),
+                _ => Ok(()),
+            };
         }
         // It is gone: what its directory remembers of it goes with a look at that.
         match path.parent().map(look::open).transpose()?.flatten() {
@@ -34,5 +43,17 @@ impl Coherence for Nfs {
 
     fn write_behind(&self) -> WriteBehind {
         WriteBehind::Allowed
+    }
+
+    /// All that an NFS client remembers is in the kernel.
+    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let Some(first) = paths.first() else { return Ok(()) };
+        kernel::drop_caches(first)?;
+        paths.iter().try_for_each(|path| look::attributes_at(path))
+    }
+
+    /// Commands that have ended have closed their files, and close(2) sends what is left.
+    fn publish(&self, _path: &Path, _since: SystemTime) -> io::Result<()> {
+        Ok(())
     }
 }

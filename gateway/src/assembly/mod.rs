@@ -5,8 +5,10 @@
 
 mod closing;
 mod procfs;
+mod writers;
 
 pub use closing::Edge;
+pub use writers::{Writers, Written};
 
 use std::{
     collections::{HashMap, HashSet},

@@ -365,9 +365,8 @@ impl<'a> Relay<'a> {
             if let ForStage::Exit { status, .. } = &farewell {
                 self.outcome.statuses.insert(index, as_shell(*status));
             }
-            let mut written =
-                Written::by(self.gateway, &self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
-            state.exits().for_each(|exited| written.add(&exited.changed_directories));
+            let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
+            let written = Written::by(self.gateway, stage, reading, state.exits());
             let tell = state.tell.clone();
             self.farewells.spawn(async move {
                 refresh::refresh(written).await;

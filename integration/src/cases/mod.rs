@@ -11,6 +11,7 @@ pub mod options;
 pub mod run;
 pub mod site;
 pub mod summary;
+pub mod without;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -55,6 +56,12 @@ pub struct Case {
     /// Runs as the laboratory's ordinary user.
     #[serde(default)]
     pub user: bool,
+    /// What posh is measured by.
+    #[serde(default)]
+    pub oracle: Oracle,
+    /// A difference that is known and not yet mended: the case fails once there is none.
+    #[serde(default)]
+    pub known: String,
     /// What it is about.
     #[serde(default)]
     pub why: String,
@@ -84,6 +91,17 @@ pub enum Start {
     Home,
     /// In the directory itself; `D` is `.`.
     Inside,
+}
+
+/// By which run of the shell alone posh is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Oracle {
+    /// Over the mount, as a user without posh would run it.
+    #[default]
+    Mount,
+    /// On the local copy: where the mount itself makes a command fail that succeeds on every file system.
+    Local,
 }
 
 /// The shells of case files.

@@ -9,7 +9,7 @@ use posh_proto::rule::Rule;
 
 use super::fixture::Fixture;
 use super::site::Setting;
-use super::{Case, load, run, summary};
+use super::{Case, load, run, summary, without};
 use crate::error::{LabError, Result};
 use crate::programs::Programs;
 
@@ -22,6 +22,9 @@ pub struct Options {
     /// Leave this rule out of all programs (debug builds only)
     #[arg(long, value_name = "RULE")]
     without: Vec<Rule>,
+    /// Leave out each rule in turn and print the table of docs/rules.md
+    #[arg(long)]
+    rules_table: bool,
     /// Only cases whose title (file:name) holds this
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
@@ -72,18 +75,41 @@ pub fn main(options: &Options) -> Result<bool> {
         without: options.without.clone(),
         door: options.door,
     };
+    if options.rules_table {
+        return without::table(&cases, &setting, options.jobs);
+    }
     let start = Instant::now();
-    let tell = |verdict: &run::Verdict| tell(&cases[verdict.number], verdict, options.verbose);
+    let verbosity = match (options.verbose, options.without.is_empty()) {
+        (true, _) => Verbosity::All,
+        (false, true) => Verbosity::Failures,
+        (false, false) => Verbosity::Quiet,
+    };
+    let tell = |verdict: &run::Verdict| tell(&cases[verdict.number], verdict, verbosity);
     let verdicts = run::run(&cases, &setting, options.jobs, &tell)?;
+    if options.verbose {
+        print!("{}", summary::slowest(&cases, &verdicts));
+    }
     print!("{}", summary::numbers(&cases, &verdicts, start.elapsed()));
+    if let [rule] = options.without[..] {
+        print!("{}", without::Effect::of(rule, &cases, &verdicts).in_full(&cases));
+    }
     Ok(verdicts.iter().all(|v| v.faults.is_empty()))
 }
 
-fn tell(case: &Case, verdict: &run::Verdict, verbose: bool) {
-    if !verdict.faults.is_empty() {
+/// Of which cases something is printed as they end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verbosity {
+    /// None: with a rule left out, many fail, and only which ones is of interest.
+    Quiet,
+    Failures,
+    All,
+}
+
+fn tell(case: &Case, verdict: &run::Verdict, verbose: Verbosity) {
+    if !verdict.faults.is_empty() && verbose != Verbosity::Quiet {
         return println!("{}", summary::failure(case, verdict));
     }
-    if verbose {
+    if verbose == Verbosity::All {
         let by_mount: String = verdict.by_mount.iter().map(|d| format!("    by the mount: {d}\n")).collect();
         println!("passed {}\n{}{by_mount}", case.title(), verdict.placements);
     }

@@ -3,9 +3,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::site::{Setting, Site, Way};
-use super::{Case, judge};
+use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
 
 /// What came of one case.
@@ -21,13 +22,15 @@ pub struct Verdict {
     pub offloaded: bool,
     /// Where everything ran, and why.
     pub placements: String,
+    /// All three runs together.
+    pub wall: Duration,
 }
 
 impl Verdict {
     /// A run that came to no end, or could not be started.
     fn broken(number: usize, error: &LabError) -> Verdict {
         let faults = vec![error.to_string()];
-        Verdict { number, faults, by_mount: Vec::new(), offloaded: false, placements: String::new() }
+        Verdict { number, faults, by_mount: Vec::new(), offloaded: false, placements: String::new(), wall: Duration::ZERO }
     }
 }
 
@@ -61,17 +64,29 @@ pub fn run(cases: &[Case], setting: &Setting, jobs: usize, done: &(dyn Fn(&Verdi
 }
 
 fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
+    let start = Instant::now();
     let copy = site.run(case, Way::Copy)?;
     let mount = site.run(case, Way::Mount)?;
     let posh = site.run(case, Way::Posh)?;
     let report = posh.outcome.report();
-    let mut faults = judge::differing(case, &mount, &posh);
+    let oracle = match case.oracle {
+        Oracle::Mount => &mount,
+        Oracle::Local => &copy,
+    };
+    let mut faults = judge::differing(case, oracle, &posh);
     faults.extend(judge::misplaced(case, report));
+    let known = !case.known.is_empty();
+    match (known, faults.is_empty()) {
+        (true, true) => faults.push(format!("no difference any more; remove `known: {}`", case.known.trim())),
+        (true, false) => faults.clear(),
+        (false, _) => {}
+    }
     Ok(Verdict {
         number,
         faults,
         by_mount: judge::differing(case, &copy, &mount),
         offloaded: judge::offloaded(report),
         placements: judge::placements(report),
+        wall: start.elapsed(),
     })
 }

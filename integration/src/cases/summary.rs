@@ -49,3 +49,12 @@ pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
     );
     text
 }
+
+/// The cases that took longest.
+pub fn slowest(cases: &[Case], verdicts: &[Verdict]) -> String {
+    const SHOWN: usize = 10;
+    let mut sorted: Vec<_> = verdicts.iter().collect();
+    sorted.sort_by_key(|verdict| std::cmp::Reverse(verdict.wall));
+    let line = |v: &&Verdict| format!("{:8.2} s {}\n", v.wall.as_secs_f64(), cases[v.number].title());
+    sorted.iter().take(SHOWN).map(line).collect()
+}

@@ -9,12 +9,16 @@ use std::path::{Path, PathBuf};
 use super::visitor::{Run, Visitor};
 use super::compare;
 
-/// Where packages put commands; all of these are tried with each kind of arguments.
+/// Where packages put commands.
 const COMMANDS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
-/// Where they put scripts of other kinds: tried with `--help` only, unless everything is.
+/// Where they put scripts of other kinds, which are tried where everything is.
 const OTHERS: [&str; 3] = ["/usr/share", "/usr/lib", "/etc"];
 /// Arguments that scripts take without doing anything, and none at all, with nothing to read.
 const ARGUMENTS: [&[&str]; 4] = [&["--help"], &["--version"], &["-h"], &[]];
+/// The slowest help takes a second; some wait for input for ever.
+const LIMIT_S: u32 = 10;
+/// How many run at once.
+const WORKERS: usize = 4;
 /// What this machine need not carry, but a machine that builds and tests this does.
 const AT_LEAST: usize = 300;
 
@@ -23,13 +27,11 @@ fn scripts_of_this_machine() {
     let visitor = Visitor::arrive();
     let all = std::env::var_os("POSH_TEST_FULL").is_some();
     let mut runs: Vec<Run> = Vec::new();
-    let arguments = |few: bool| if few && !all { &ARGUMENTS[..1] } else { &ARGUMENTS[..] };
-    for (places, few) in [(&COMMANDS[..], false), (&OTHERS[..], true)] {
-        for script in scripts(places) {
-            runs.extend(arguments(few).iter().map(|arguments| run(&script, arguments)));
-        }
+    let others = if all { scripts(&OTHERS) } else { BTreeSet::new() };
+    for script in scripts(&COMMANDS).into_iter().chain(others) {
+        runs.extend(ARGUMENTS.iter().map(|arguments| run(&script, arguments)));
     }
-    compare(&visitor, &runs).check("scripts of this machine", AT_LEAST);
+    compare(&visitor, &runs, WORKERS).check("scripts of this machine", AT_LEAST);
 }
 
 /// By the first line where the script is executable, else by bash; the former also asks for its interpreter.
@@ -40,7 +42,7 @@ fn run(script: &Path, arguments: &[&str]) -> Run {
     words.push(path.clone());
     words.extend(arguments.iter().map(|a| (*a).to_owned()));
     let name = format!("{path} {}", arguments.join(" "));
-    Run { name, words, directory: String::new(), variables: Vec::new() }
+    Run { name, words, directory: String::new(), limit_s: LIMIT_S, variables: Vec::new() }
 }
 
 /// Every file whose first line names a POSIX shell, once each.

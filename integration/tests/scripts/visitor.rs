@@ -18,10 +18,8 @@ use crate::programs;
 const USER: u32 = 61_234;
 const HOME: &str = "/home/visitor";
 const RUNTIME: &str = "/run/visitor";
-/// How long one script may take, on a busy machine.
-const LIMIT_S: &str = "30";
-/// The same for what should have ended it.
-const LIMIT: Duration = Duration::from_secs(120);
+/// How long anything may take before it counts as hanging in spite of its own limit.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Under what a script runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +41,8 @@ pub struct Run {
     pub words: Vec<String>,
     /// Where it runs, of the workstation; the home when empty.
     pub directory: String,
+    /// How long it may take, on a busy machine.
+    pub limit_s: u32,
     /// Variables besides the usual ones.
     pub variables: Vec<(String, String)>,
 }
@@ -93,7 +93,7 @@ impl Visitor {
     }
 
     pub fn run(&self, run: &Run, front: Front) -> Outcome {
-        let mut command = self.shell(front, &[]);
+        let mut command = self.shell(front, &[], run.limit_s);
         command.args(&run.words).envs(run.variables.iter().map(|(n, v)| (n, v)));
         if !run.directory.is_empty() {
             command.current_dir(&run.directory);
@@ -107,10 +107,10 @@ impl Visitor {
         outcome.status.code() == Some(137) || outcome.status.signal() == Some(9)
     }
 
-    fn shell(&self, front: Front, options: &[&str]) -> Command {
+    fn shell(&self, front: Front, options: &[&str], limit_s: u32) -> Command {
         let host = &self.lab.workstation;
         let mut command = host.command("timeout");
-        command.args(["--signal=KILL", LIMIT_S, "setpriv", "--no-new-privs", "--clear-groups"]);
+        command.args(["--signal=KILL", &limit_s.to_string(), "setpriv", "--no-new-privs", "--clear-groups"]);
         command.args([format!("--reuid={USER}"), format!("--regid={USER}"), "--".into()]);
         match front {
             Front::Stock => command.arg("bash"),
@@ -121,7 +121,7 @@ impl Visitor {
     }
 
     fn prove_that_posh_decides(&self) {
-        let mut command = self.shell(Front::Posh, &["--explain=json"]);
+        let mut command = self.shell(Front::Posh, &["--explain=json"], 60);
         command.args(["-c", "cat /mnt/s1/f; ls /"]);
         let outcome = collect(&self.lab.workstation, command, "a first look", LIMIT).unwrap();
         let (_, report) = Report::take(&outcome.stderr).unwrap();
