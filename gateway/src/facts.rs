@@ -78,6 +78,9 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     if !stage.cwd.is_absolute() {
         return Err("its current directory was deleted".to_owned());
     }
+    if stage.variable("LD_PRELOAD").is_some_and(|libraries| !libraries.is_empty()) {
+        return Err("LD_PRELOAD loads libraries into it that the server may not have".to_owned());
+    }
     let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
     let invocation = world.library.classify(&stage.name, &stage.argv, &lookup).map_err(|e: Unknown| e.to_string())?;
     if invocation.needs_network {

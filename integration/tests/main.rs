@@ -9,6 +9,7 @@ mod arena;
 mod bad_input;
 mod cases;
 mod coherence;
+mod doors;
 mod failure;
 mod guards;
 mod lab_selftest;

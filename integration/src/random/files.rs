@@ -135,11 +135,13 @@ impl Files {
         }
         fs::write(directory.join("list"), "a\nb\nc.txt\n")?;
         fs::write(directory.join("patterns"), "needle\nBanana\n")?;
-        for (name, content) in [("one.t", &self.named[0]), ("deep/two.t", &self.named[1]), ("deep/er/a b", &self.named[2])] {
+        for (name, content) in
+            [("one.t", &self.named[0]), ("deep/two.t", &self.named[1]), ("deep/er/a b", &self.named[2])]
+        {
             fs::write(directory.join("tree").join(name), content.bytes())?;
         }
         fs::write(directory.join("tree/deep/empty.t"), "")?;
-        std::os::unix::fs::symlink("two.t", directory.join("tree/deep/link"))?;
+        std::os::unix::fs::symlink("../one.t", directory.join("tree/deep/link"))?;
         std::os::unix::fs::symlink("a", directory.join("link"))
     }
 }

@@ -61,7 +61,9 @@ fn entry(depth: u32) -> BoxedStrategy<Entry> {
         2 => Just(Join::Or),
         2 => Just(Join::Background),
     ];
-    (node(depth), prop::bool::weighted(0.05), join).prop_map(|(node, negated, join)| Entry { node, negated, join }).boxed()
+    (node(depth), prop::bool::weighted(0.05), join)
+        .prop_map(|(node, negated, join)| Entry { node, negated, join })
+        .boxed()
 }
 
 fn node(depth: u32) -> BoxedStrategy<Node> {

@@ -70,6 +70,8 @@ struct Relay<'a> {
 /// Relays until the remote command has ended and all its output is written, then
 /// ends as it did.
 pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
+    // ps(1) and pkill(1) are to find the command, not what stands in for it.
+    process::rename(&entry.name);
     let mut mask_before = SigSet::empty();
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
