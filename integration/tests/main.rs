@@ -14,6 +14,7 @@ mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
+mod scripts;
 mod random;
 mod semantics;
 mod split;
