@@ -256,7 +256,6 @@ fn aggregator(facts: &Facts<'_>, joiner: &Joiner) -> Option<Aggregator> {
         Joiner::Sum => return Some(Aggregator::Sum),
         Joiner::UniqCount => return Some(Aggregator::UniqCount),
         Joiner::WcTotal => return Some(Aggregator::WcTotal(letters(facts))),
-        Joiner::GrepText => return Some(Aggregator::GrepText),
         Joiner::Merge { words, keep, drops } => (words, keep, drops),
     };
     let mut words: Vec<OsString> = words.iter().map(OsString::from).collect();

@@ -185,7 +185,6 @@ fn joined_by(aggregator: &Aggregator) -> String {
         Aggregator::Sum => "their sum".to_owned(),
         Aggregator::UniqCount => "posh's own uniq_count".to_owned(),
         Aggregator::WcTotal(_) => "posh's own wc_total".to_owned(),
-        Aggregator::GrepText => "posh's own grep_text".to_owned(),
     }
 }
 

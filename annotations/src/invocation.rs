@@ -220,9 +220,6 @@ pub enum Aggregator {
     /// Each part is an output of `wc`: the columns and the total line are made anew. The short names of the
     /// options that the invocation has: `l`, `w`, `m`, `c`, `L`.
     WcTotal(String),
-    /// Each part is what `grep` selected from its share of one input: where one part was taken for binary,
-    /// nothing more of the others is shown.
-    GrepText,
 }
 
 /// See [`Split::behind_merge`].

@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 
 use regex::bytes::Regex;
 
-use crate::invocation::{BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{
+    BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion,
+};
 
 /// One command of an annotation file, ready to read invocations.
 #[derive(Debug)]
@@ -173,7 +175,6 @@ pub enum Joiner {
     Sum,
     UniqCount,
     WcTotal,
-    GrepText,
 }
 
 /// Which options of the invocation the joining command is given.

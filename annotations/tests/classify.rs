@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::LazyLock;
 
 use posh_annotations::{
-    Aggregator, BehindMerge, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule, StdinUse, TerminalUse, Unknown,
+    Aggregator, BehindMerge, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule, StdinUse, TerminalUse,
+    Unknown,
 };
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(Library::builtin);
@@ -89,7 +90,6 @@ fn short(invocation: &Invocation) -> String {
             Some(Aggregator::Sum) => parts.push("by:sum".to_owned()),
             Some(Aggregator::UniqCount) => parts.push("by:uniq_count".to_owned()),
             Some(Aggregator::WcTotal(columns)) => parts.push(format!("by:wc_total({columns})")),
-            Some(Aggregator::GrepText) => parts.push("by:grep_text".to_owned()),
         }
         match split.behind_merge {
             None => {}

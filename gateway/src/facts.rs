@@ -14,7 +14,8 @@ use fs_mapper::{
     coherence::{Adapter, WriteBehind},
 };
 use posh_annotations::{
-    Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse, TerminalUse, Unknown,
+    Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse, TerminalUse,
+    Unknown,
 };
 
 use crate::{
@@ -336,9 +337,7 @@ pub fn splitting(invocation: &Invocation) -> StageFacts {
             Some(Aggregator::Merge { drops: false, .. }) => Joining::Merge,
             Some(Aggregator::Merge { drops: true, .. }) => Joining::MergeUnique,
             Some(Aggregator::Same) => Joining::Same,
-            Some(Aggregator::Sum | Aggregator::UniqCount | Aggregator::WcTotal(_) | Aggregator::GrepText) => {
-                Joining::Own
-            }
+            Some(Aggregator::Sum | Aggregator::UniqCount | Aggregator::WcTotal(_)) => Joining::Own,
         },
         behind_merge: split.and_then(|s| s.behind_merge).map(|way| match way {
             posh_annotations::BehindMerge::Same => BehindMerge::Same,
@@ -468,7 +467,8 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
 
 /// What the files demand, and the splittable operands with their owners.
 fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, ExecutorId)>), String> {
-    let split = reading.invocation.split.as_ref().filter(|s| joins_itself(&reading.invocation, s) && can_be_split(stage));
+    let split =
+        reading.invocation.split.as_ref().filter(|s| joins_itself(&reading.invocation, s) && can_be_split(stage));
     let splittable: BTreeSet<usize> = split.into_iter().flat_map(|s| s.operands.iter().copied()).collect();
     let mut sites = BTreeSet::new();
     let mut fixed = BTreeSet::new();

@@ -3,7 +3,9 @@
 use super::Compiler;
 use super::fields::{Fields, alike};
 use crate::document::{Content, Node, Place};
-use crate::invocation::{BehindMerge, CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{
+    BehindMerge, CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion,
+};
 use crate::model::{Cases, Conditional, Joiner, Keep, Size, Subject, ValueType};
 
 const TYPES: [(&str, ValueType); 7] = [
@@ -16,13 +18,12 @@ const TYPES: [(&str, ValueType); 7] = [
     ("list_file", ValueType::File(FileKind::ListFile)),
 ];
 
-const AGGREGATORS: [(&str, Joiner); 6] = [
+const AGGREGATORS: [(&str, Joiner); 5] = [
     ("none", Joiner::Concatenation),
     ("same", Joiner::Same),
     ("sum", Joiner::Sum),
     ("uniq_count", Joiner::UniqCount),
     ("wc_total", Joiner::WcTotal),
-    ("grep_text", Joiner::GrepText),
 ];
 
 const ATTRIBUTES: [(&str, FileAttribute); 10] = [

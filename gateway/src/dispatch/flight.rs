@@ -350,7 +350,8 @@ impl<'a> Relay<'a> {
         // First who joins the parts: it must not take the end of one that the signal ended for the end of its input.
         self.signal_join(stage, signal);
         let commands = self.commands.iter().filter(|(_, (s, _))| *s == stage);
-        let mut commands: Vec<(usize, usize, u32)> = commands.map(|((run, id), (_, part))| (*part, *run, *id)).collect();
+        let mut commands: Vec<(usize, usize, u32)> =
+            commands.map(|((run, id), (_, part))| (*part, *run, *id)).collect();
         commands.sort_unstable_by(|a, b| b.cmp(a));
         for (part, run, id) in commands {
             if self.stages[&stage].parts[part].is_none() {
@@ -421,4 +422,3 @@ impl<'a> Relay<'a> {
         }
     }
 }
-

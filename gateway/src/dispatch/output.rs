@@ -35,7 +35,15 @@ impl Output {
     #[must_use]
     pub fn new(streams: &[Stream]) -> Self {
         let parts = streams.iter().map(|&stream| Part { stream, waiting: VecDeque::new(), ended: false });
-        Self { parts: parts.collect(), current: 0, uncredited: VecDeque::new(), failed: false, start: None, said: Bytes::new(), held_parts: 0 }
+        Self {
+            parts: parts.collect(),
+            current: 0,
+            uncredited: VecDeque::new(),
+            failed: false,
+            start: None,
+            said: Bytes::new(),
+            held_parts: 0,
+        }
     }
 
     /// Joins the error outputs of `parts` parts of one command, and after them those of what joins their outputs: what

@@ -99,7 +99,9 @@ impl Refusal {
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
         match self.fault {
             Fault::Seam => return facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown),
-            Fault::NotWhole => return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear()),
+            Fault::NotWhole => {
+                return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear());
+            }
             Fault::Executor => {}
         }
         let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);

@@ -99,5 +99,6 @@ fn own_of(invocation: &Invocation, parts: &[Part]) -> Own {
 #[must_use]
 pub fn starts_alike(argv: &[OsString], parts: &[Part]) -> bool {
     let mut seen = HashSet::new();
-    parts.len() > 1 && parts.iter().flat_map(|p| p.operands.iter().flatten()).all(|operand| seen.insert(&argv[*operand]))
+    parts.len() > 1
+        && parts.iter().flat_map(|p| p.operands.iter().flatten()).all(|operand| seen.insert(&argv[*operand]))
 }

@@ -115,12 +115,7 @@ impl Recount {
     /// For so many parts.
     #[must_use]
     pub fn new(parts: usize) -> Self {
-        Self {
-            waiting: vec![VecDeque::new(); parts],
-            open: vec![Vec::new(); parts],
-            merged: Vec::new(),
-            held: None,
-        }
+        Self { waiting: vec![VecDeque::new(); parts], open: vec![Vec::new(); parts], merged: Vec::new(), held: None }
     }
 
     /// Takes a part's bytes; gives its lines, for the merge.
@@ -141,7 +136,8 @@ impl Recount {
         let mut out = Vec::new();
         for line in whole_lines(&mut self.merged, bytes) {
             let is_next = |waiting: &&mut VecDeque<(u64, Vec<u8>)>| waiting.front().is_some_and(|(_, l)| *l == line);
-            let count = self.waiting.iter_mut().find(is_next).and_then(VecDeque::pop_front).map_or(0, |(count, _)| count);
+            let count =
+                self.waiting.iter_mut().find(is_next).and_then(VecDeque::pop_front).map_or(0, |(count, _)| count);
             add(&mut self.held, count, &line, &mut out);
         }
         out

@@ -225,9 +225,7 @@ async fn feed(
             let bytes = data.len() as u64;
             let data = match &counts {
                 None => data,
-                Some(counts) => {
-                    Bytes::from(counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data))
-                }
+                Some(counts) => Bytes::from(counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data)),
             };
             is_read = is_read && writer.write_all(&data).await.is_ok();
             if events.send(Event::Fed(part, bytes)).await.is_err() {

@@ -72,7 +72,9 @@ impl Pending {
             (Self::InOrder, _) if facts.across_input => Some(Self::head(pipeline, stage)),
             (Self::Merge(by), Some(BehindMerge::Same)) => Some(Self::Steps(Steps::MergeThenSame(by))),
             // A merge that drops lines would drop their counts.
-            (Self::Merge(by), Some(BehindMerge::Counted)) if pipeline.stages[by].joining == Joining::Merge => Some(Self::Steps(Steps::MergeCounted(by))),
+            (Self::Merge(by), Some(BehindMerge::Counted)) if pipeline.stages[by].joining == Joining::Merge => {
+                Some(Self::Steps(Steps::MergeCounted(by)))
+            }
             _ => None,
         }
     }

@@ -186,7 +186,10 @@ impl Machine {
     fn plan(&self, case: &Case, stages: &[Stage]) -> Option<Plan> {
         let last = stages.len() - 1;
         let mut facts = PipelineFacts {
-            stages: stages.iter().map(|s| StageFacts { output: Flow::Nothing, ..facts::splitting(&s.invocation) }).collect(),
+            stages: stages
+                .iter()
+                .map(|s| StageFacts { output: Flow::Nothing, ..facts::splitting(&s.invocation) })
+                .collect(),
             edges: (0..last).map(|i| Edge { from: (i, 1), to: (i + 1, 0) }).collect(),
         };
         facts.stages[last].output = Flow::At(plan::Site::Here);
@@ -230,7 +233,8 @@ impl Machine {
 
     fn whole(&self, stages: &[Stage]) -> Outcome {
         let mut input = None;
-        let mut outcome = Outcome { output: Vec::new(), errors: Vec::new(), statuses: Vec::new(), tree: BTreeMap::new() };
+        let mut outcome =
+            Outcome { output: Vec::new(), errors: Vec::new(), statuses: Vec::new(), tree: BTreeMap::new() };
         for stage in stages {
             let (output, errors, status) = self.run(&stage.argv, input.as_deref());
             outcome.errors.push(errors);
@@ -244,7 +248,8 @@ impl Machine {
 
     fn in_parts(&self, stages: &[Stage], plan: &Plan) -> Outcome {
         let mut inputs: Vec<Option<Vec<u8>>> = vec![None; parts(plan, 0).len().max(1)];
-        let mut outcome = Outcome { output: Vec::new(), errors: Vec::new(), statuses: Vec::new(), tree: BTreeMap::new() };
+        let mut outcome =
+            Outcome { output: Vec::new(), errors: Vec::new(), statuses: Vec::new(), tree: BTreeMap::new() };
         for (index, stage) in stages.iter().enumerate() {
             let parts = parts(plan, index);
             let ran: Vec<Ran> = match parts {
@@ -297,7 +302,8 @@ impl Machine {
 
     /// A join as the gateway runs it.
     fn join(&self, recipe: &Recipe, outputs: &[Vec<u8>]) -> Ran {
-        let program = |words: &[OsString]| Program { path: which(&words[0].to_string_lossy()).unwrap(), env: self.environment() };
+        let program =
+            |words: &[OsString]| Program { path: which(&words[0].to_string_lossy()).unwrap(), env: self.environment() };
         let programs: Vec<Program> = recipe.commands.iter().map(|step| program(&step.argv)).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

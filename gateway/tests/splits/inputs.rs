@@ -12,8 +12,28 @@ const MOST_FLAGS: usize = 3;
 
 /// Lines that sort alike, that are alike, that are numbers; bytes that are no text.
 const LINES: [&[u8]; 22] = [
-    b"a:1", b"a:1", b"A:1", b"b:two", b"two", b"", b"", b" a 1", b"10", b"9", b"1e3 x", b"2K", b"JAN", b"a\tb\tc", b"a:1\r",
-    b"  two  words", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"nul\0here", b"a (x) y", b"zz", b"-1",
+    b"a:1",
+    b"a:1",
+    b"A:1",
+    b"b:two",
+    b"two",
+    b"",
+    b"",
+    b" a 1",
+    b"10",
+    b"9",
+    b"1e3 x",
+    b"2K",
+    b"JAN",
+    b"a\tb\tc",
+    b"a:1\r",
+    b"  two  words",
+    b"\xc3\xa9t\xc3\xa9",
+    b"\xff\xfe",
+    b"nul\0here",
+    b"a (x) y",
+    b"zz",
+    b"-1",
 ];
 /// Of these, what is text in every locale.
 const PLAIN_LINES: usize = 16;

@@ -83,7 +83,11 @@ fn hold_dealt(number: usize) {
     for tried in dealt(number) {
         let declared = LIBRARY.declared_splits(tried.name);
         if carry_out::which(tried.name).is_none() {
-            assert!(tried.may_be_missing, "{} is not installed; `cargo xtask setup` names what the tests need", tried.name);
+            assert!(
+                tried.may_be_missing,
+                "{} is not installed; `cargo xtask setup` names what the tests need",
+                tried.name
+            );
             continue;
         }
         if declared.operands {
