@@ -115,7 +115,7 @@ impl<'a> Walk<'a> {
         }
         let stays =
             |reason: &str| Refusal::Final(Unknown::StaysHere { command: name.to_owned(), reason: reason.to_owned() });
-        if let Some(reason) = stays_here(&facts) {
+        if let Some(reason) = stays_here(&facts).filter(|reason| self.library.heeds(reason)) {
             return Err(stays(reason));
         }
         let inside = self.outer.iter().any(|(_, gathered)| gathered.working_dir.is_some());

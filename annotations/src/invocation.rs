@@ -109,6 +109,8 @@ pub enum FileAttribute {
     Order,
     /// Times of access.
     AccessTime,
+    /// Targets of symbolic links.
+    Symlinks,
 }
 
 /// How a command uses a file that an argument names.

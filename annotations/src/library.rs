@@ -31,6 +31,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, Default)]
 pub struct Library {
     commands: Arc<BTreeMap<String, Entry>>,
+    ignored_reasons: Vec<String>,
 }
 
 /// See [`Library::declared_splits`].
@@ -67,7 +68,7 @@ impl Library {
                 commands.insert((*name).to_owned(), Entry::new(&file));
             }
         }
-        Self { commands: Arc::new(commands) }
+        Self { commands: Arc::new(commands), ignored_reasons: Vec::new() }
     }
 
     /// The files that ship with posh, and over them those of `directories`, of which a later one
@@ -98,6 +99,16 @@ impl Library {
             }
         }
         hasher.finish()
+    }
+
+    /// From now on, reasons for staying here that hold one of these texts are none: for
+    /// tests that show what such a reason prevents.
+    pub fn ignore_reasons(&mut self, texts: Vec<String>) {
+        self.ignored_reasons = texts;
+    }
+
+    pub(crate) fn heeds(&self, reason: &str) -> bool {
+        !self.ignored_reasons.iter().any(|text| reason.contains(text))
     }
 
     /// Every annotated command's name (first word), sorted, once each.

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use fs_mapper::coherence::Adapter;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -39,6 +40,8 @@ pub struct Export {
     pub path: PathBuf,
     /// Commands may not change it.
     pub read_only: bool,
+    /// What keeps this machine's own view of it true; by its file system when `None`.
+    pub coherence: Option<Adapter>,
 }
 
 /// What an executor serves, where and within which bounds.
@@ -91,7 +94,7 @@ impl Config {
         }
         for (name, path) in exports {
             let path = std::path::absolute(&path).unwrap_or(path);
-            mistakes.extend(config.add_export(Export { name, path, read_only }));
+            mistakes.extend(config.add_export(Export { name, path, read_only, coherence: None }));
         }
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
     }
@@ -225,16 +228,17 @@ impl Reader<'_> {
     }
 
     fn export(&mut self, config: &mut Config, at: Range<usize>, table: &DeTable<'_>, seen: &mut HashSet<String>) {
-        let (mut name, mut path, mut read_only) = (None, None, false);
+        let (mut name, mut path, mut read_only, mut coherence) = (None, None, false, None);
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "name" => name = self.string("name", value).map(|text| (text, value.span())),
                 "path" => path = self.string("path", value).map(|text| (text, value.span())),
                 "read_only" => read_only = self.boolean("read_only", value),
+                "coherence" => coherence = self.adapter(value),
                 other => {
                     self.mistake(
                         key.span(),
-                        format!("unknown key `{other}` of [[export]] (known: name, path, read_only)"),
+                        format!("unknown key `{other}` of [[export]] (known: name, path, read_only, coherence)"),
                     );
                 }
             }
@@ -251,7 +255,7 @@ impl Reader<'_> {
             return self.mistake(name_at.clone(), format!("export `{name}` is named twice"));
         }
         if let (Some((name, _)), Some((path, path_at))) = (name, path)
-            && let Some(mistake) = config.add_export(Export { name, path: path.into(), read_only })
+            && let Some(mistake) = config.add_export(Export { name, path: path.into(), read_only, coherence })
         {
             self.mistake(path_at, mistake);
         }
@@ -276,6 +280,16 @@ impl Reader<'_> {
             self.mistake(value.span(), format!("`{key}` must be true or false, not {}", value.get_ref().type_str()));
             false
         })
+    }
+
+    fn adapter(&mut self, value: &Entry<'_>) -> Option<Adapter> {
+        let text = self.string("coherence", value)?;
+        let found = Adapter::ALL.into_iter().find(|adapter| adapter.name() == text);
+        if found.is_none() {
+            let known = Adapter::ALL.map(Adapter::name).join(", ");
+            self.mistake(value.span(), format!("`coherence` must be one of {known}, not `{text}`"));
+        }
+        found
     }
 
     fn positive(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
@@ -318,17 +332,20 @@ mod tests {
     #[test]
     fn a_whole_file_is_read() {
         let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n\
-                    [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\n";
+                    [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\ncoherence = \"rclone\"\n";
         let config = Config::parse("executor.toml", text).unwrap();
         assert_eq!(config.listen.port(), 9);
         assert_eq!((config.max_runs, config.drain), (3, Duration::from_secs(4)));
-        assert_eq!(config.exports, [Export { name: "root".into(), path: "/".into(), read_only: true }]);
+        assert_eq!(
+            config.exports,
+            [Export { name: "root".into(), path: "/".into(), read_only: true, coherence: Some(Adapter::Rclone) }]
+        );
     }
 
     #[test]
     fn every_mistake_is_reported_with_its_place() {
         let text = "listen = \"everywhere\"\ncolour = 1\n[[export]]\nname = \"a\"\npath = \"rel\"\n\
-                    [[export]]\nname = \"a\"\npath = \"/\"\nread_only = \"no\"\n[[export]]\nname = \"b\"\n";
+                    [[export]]\nname = \"a\"\npath = \"/\"\nread_only = \"no\"\n[[export]]\nname = \"b\"\ncoherence = \"x\"\n";
         let all = mistakes(text);
         for expected in [
             "executor.toml:1:10: `listen` must be IP:PORT",
@@ -340,7 +357,8 @@ mod tests {
         ] {
             assert!(all.contains(expected), "missing {expected:?} in:\n{all}");
         }
-        assert_eq!(all.lines().count(), 6, "{all}");
+        assert!(all.contains("executor.toml:12:13: `coherence` must be one of sshfs, rclone, "), "{all}");
+        assert_eq!(all.lines().count(), 7, "{all}");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
+//! * `own_mounts`: exports that this machine mounts from elsewhere, and so remembers things of
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
@@ -18,6 +19,7 @@
 pub mod config;
 mod describe;
 mod error;
+mod own_mounts;
 mod pool;
 mod run;
 pub mod runner;

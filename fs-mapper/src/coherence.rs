@@ -5,6 +5,7 @@
 
 mod bind;
 mod generic;
+mod kernel;
 mod look;
 mod nfs;
 mod rclone;
@@ -13,15 +14,39 @@ mod sshfs;
 use crate::kind;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// What a run has changed on the server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
     /// A file's content or attributes, or that it is there at all: for a file
     /// that was removed, this makes the mount forget it.
     FileWritten(PathBuf),
-    /// Names in a directory were made, removed or renamed.
-    NamesChanged(PathBuf),
+    /// Names in a directory were made, removed or renamed; what became of those
+    /// that are no longer there, or were there before, is told by other changes.
+    ListingChanged(PathBuf),
+    /// One name in its directory was made, or removed.
+    NameChanged(PathBuf),
+    /// Anything in a directory, but nothing in those below it.
+    EntriesChanged(PathBuf),
+    /// A file or directory is gone.
+    Removed(PathBuf),
+    /// Anything on the mount that this path lies on.
+    Anything(PathBuf),
+}
+
+impl Change {
+    /// What it is about.
+    pub fn path(&self) -> &Path {
+        match self {
+            Change::FileWritten(path)
+            | Change::ListingChanged(path)
+            | Change::NameChanged(path)
+            | Change::EntriesChanged(path)
+            | Change::Removed(path)
+            | Change::Anything(path) => path,
+        }
+    }
 }
 
 /// Whether a file that the shell has opened for writing may be written on the
@@ -42,12 +67,24 @@ pub trait Coherence: Send + Sync {
     /// server, before a command reads it there. A file that is not there is
     /// settled. An error means that the server may not have it: run here.
     fn settle(&self, path: &Path) -> io::Result<()>;
+    /// Asked before a command on the server changes a file, or what is below a
+    /// directory, by its name: whether this machine can be made to see that, and
+    /// has nothing of its own that would overwrite it. An error means: run here.
+    fn hand_over(&self, path: &Path) -> io::Result<()>;
     /// Makes the mount forget what it remembers of something that a command has
     /// changed on the server. It changes no content and no name there. An error means that this
     /// machine may see the old state for as long as the mount's caches live.
     fn refresh(&self, change: &Change) -> io::Result<()>;
     /// Whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;
+    /// For an executor whose export is itself such a mount: makes this machine
+    /// forget what it remembers of the mount that these paths lie on, before
+    /// commands read there what others have written. An error means that a
+    /// command could see an old state.
+    fn renew(&self, paths: &[PathBuf]) -> io::Result<()>;
+    /// For such an executor, after its commands: waits until what they have
+    /// written since then to the mount of `path` is where others can see it.
+    fn publish(&self, path: &Path, since: SystemTime) -> io::Result<()>;
 }
 
 /// The adapters, by the names that `coherence` in `mounts.toml` knows.
@@ -103,6 +140,12 @@ impl Adapter {
     }
 }
 
+/// Why an executor can't promise a true view of an export.
+fn unknown_daemon(path: &Path) -> io::Error {
+    let message = format!("{} is on a mount that cannot be made to forget what it remembers", path.display());
+    io::Error::new(io::ErrorKind::Unsupported, message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,11 +174,24 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         for adapter in Adapter::ALL {
             let coherence = adapter.coherence();
-            coherence.settle(&dir.path().join("absent")).expect("nothing to settle");
             if adapter != Adapter::Rclone {
+                coherence.settle(&dir.path().join("absent")).expect("nothing to settle");
                 coherence.refresh(&Change::FileWritten(dir.path().join("absent"))).expect("nothing to forget");
+                coherence.refresh(&Change::Removed(dir.path().join("absent"))).expect("nothing to forget");
             }
         }
         assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
+    }
+
+    #[test]
+    fn rclone_without_its_process_promises_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let rclone = Adapter::Rclone.coherence();
+        let path = dir.path().join("f");
+        assert!(rclone.settle(&path).is_err());
+        assert!(rclone.hand_over(&path).is_err());
+        assert!(rclone.refresh(&Change::FileWritten(path.clone())).is_err());
+        assert!(rclone.renew(std::slice::from_ref(&path)).is_err());
+        assert!(rclone.publish(&path, SystemTime::UNIX_EPOCH).is_err());
     }
 }

@@ -217,7 +217,7 @@ fn sshfs_names_are_refreshed() {
         fs::write(server.join("dir/new"), "x").expect("written");
         fs::set_permissions(server.join("dir"), fs::Permissions::from_mode(0o700)).expect("a mode");
         assert_eq!(names(&path.join("dir")), ["gone"], "stale, or this test shows nothing");
-        refresh(Change::NamesChanged(path.join("dir")));
+        refresh(Change::EntriesChanged(path.join("dir")));
         assert_eq!(names(&path.join("dir")), ["new"]);
         assert_eq!(fs::metadata(server.join("dir")).expect("it").permissions().mode() & 0o777, 0o700);
 
@@ -226,6 +226,6 @@ fn sshfs_names_are_refreshed() {
         assert_eq!(size(&path.join("dir/gone")), None);
         assert_eq!(names(&server.join("dir")), ["new"], "nothing was made on the server");
 
-        refresh(Change::NamesChanged(path.join("absent")));
+        refresh(Change::EntriesChanged(path.join("absent")));
     });
 }

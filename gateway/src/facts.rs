@@ -17,6 +17,7 @@ use posh_annotations::{
     Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse, TerminalUse,
     Unknown,
 };
+use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::Edge,
@@ -78,6 +79,9 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     if !stage.cwd.is_absolute() {
         return Err("its current directory was deleted".to_owned());
     }
+    if stage.variable("LD_PRELOAD").is_some_and(|libraries| !libraries.is_empty()) {
+        return Err("LD_PRELOAD loads libraries into it that the server may not have".to_owned());
+    }
     let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
     let invocation = world.library.classify(&stage.name, &stage.argv, &lookup).map_err(|e: Unknown| e.to_string())?;
     if invocation.needs_network {
@@ -96,7 +100,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     };
     let reading = Reading { invocation, places, cwd };
     check_attributes(world, &reading)?;
-    check_writes(world, &reading)?;
+    check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     client_files::check(stage, &reading.invocation)?;
     Ok(reading)
@@ -104,6 +108,9 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
 
 /// What a command shows of files must look there as it looks here.
 fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+    if !rule::holds(Rule::MountDifferences) {
+        return Ok(());
+    }
     for place in reading.places.iter().flatten().chain(&reading.cwd) {
         let Place::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
@@ -119,13 +126,23 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
     Ok(())
 }
 
-/// A command must not itself write behind a mount that would upload its own old copy later.
-fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
-    for (file, place) in reading.invocation.files.iter().zip(&reading.places) {
-        let Some(Place::At(_, _, mount)) = place else { continue };
+/// What an sftp server takes away from the permissions of every new file, whatever
+/// the umask of whoever makes it: login.defs(5) and pam_umask(8) give no less.
+const SFTP_UMASK: u32 = 0o022;
+
+/// A command must not make files with more permissions than the mount would give them.
+fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    let files = reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
+    let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
+    for place in files.filter_map(|(_, place)| place.as_ref()).chain(cwd) {
+        let Place::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
-        if file.kind.writes() && mount.coherence().write_behind() == WriteBehind::ThroughLocalDescriptor {
-            return Err(format!("files on a {} mount must be written through it", mount.fs_type));
+        if mount.adapter() == Adapter::Sshfs && stage.umask & SFTP_UMASK != SFTP_UMASK {
+            return Err(format!(
+                "the umask {:03o} allows permissions that sshd does not give to new files on {}",
+                stage.umask,
+                mount.path.as_path().display()
+            ));
         }
     }
     Ok(())
@@ -138,6 +155,8 @@ fn check_writes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
     match mount.adapter() {
+        // What lies below is looked at by the executor.
+        Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
@@ -156,7 +175,20 @@ fn attribute(attribute: FileAttribute) -> &'static str {
         FileAttribute::DirSize => "sizes of directories",
         FileAttribute::Order => "the order of directory entries",
         FileAttribute::AccessTime => "times of access",
+        FileAttribute::Symlinks => "targets of symbolic links",
     }
+}
+
+/// The executor that owns a mount.
+#[must_use]
+pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
+    world.executor_id(&mount.owner.as_ref()?.executor)
+}
+
+/// Whether what a command prints depends on the machine's time zone.
+#[must_use]
+pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
+    invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none()
 }
 
 /// Whether the mount of a place follows symbolic links by rules of its own:
@@ -216,10 +248,10 @@ fn place(
         Resolution::Local { reason } => return Ok(Place::Here(reason.to_string())),
         Resolution::Owned(owned) => owned,
     };
-    if owned.through_symlink {
+    if owned.through_symlink && rule::holds(Rule::Files) {
         return Err(format!("{} passes a symbolic link that only this machine has", path.display()));
     }
-    if tree == Tree::Whole {
+    if tree == Tree::Whole && rule::holds(Rule::Files) {
         no_other_mounts_below(world.table, &owned)?;
     }
     let id =
@@ -291,6 +323,7 @@ pub fn stage_facts(
         Err(reason) => return here(reason.clone()),
     };
     let checked = check_terminal(stage, &reading.invocation)
+        .and_then(|()| check_devices(stage))
         .and_then(|()| check_output_is_not_input(world, stage, reading, around))
         .and_then(|()| flow_in(world, stage, &reading.invocation, around));
     let input = match checked {
@@ -368,10 +401,20 @@ fn line_ends(invocation: &Invocation) -> LineEnds {
 fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), String> {
     let on_terminal = (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == Kind::Tty));
     match invocation.terminal {
-        TerminalUse::Interactive if on_terminal => {
+        TerminalUse::Interactive if on_terminal && rule::holds(Rule::AskingCommands) => {
             Err(format!("{} may ask or draw on the terminal", invocation.command))
         }
         _ => Ok(()),
+    }
+}
+
+/// Of devices, posh knows terminals and /dev/null; what a command says when it
+/// writes to another one (/dev/full) only the command itself knows.
+fn check_devices(stage: &Enlisted) -> Result<(), String> {
+    let strange = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
+    match strange {
+        None => Ok(()),
+        Some(device) => Err(format!("it writes to the device {}", device.path.display())),
     }
 }
 
@@ -384,14 +427,35 @@ fn check_output_is_not_input(
     around: &Surroundings<'_>,
 ) -> Result<(), String> {
     let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
-    let inputs_there =
-        |id: ExecutorId| reading.places.iter().flatten().any(|p| matches!(p, Place::At(e, ..) if *e == id));
+    if !rule::holds(Rule::InputIsOutput) {
+        return Ok(());
+    }
+    let inputs_there = |id: ExecutorId| {
+        reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
+            Some(Place::At(executor, path, mount)) => {
+                let told_apart = !file.kind.recursive() && are_two_files(world.table.mount(*mount), path, &output.path);
+                *executor == id && !told_apart
+            }
+            _ => false,
+        })
+    };
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
         }
         _ => Ok(()),
     }
+}
+
+/// Whether two names are certainly of two files: there are no links in what rclone
+/// mounts, only clouds that take upper and lower case for the same.
+fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
+    let plain = |path: &Path| {
+        let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
+        path.to_str().filter(|_| !goes_up).map(str::to_lowercase)
+    };
+    let (one, other) = (plain(one.as_path()), plain(other));
+    mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
 }
 
 /// Where standard input, and descriptors that the words name, come from.
@@ -408,9 +472,10 @@ fn flow_in(
         }
     }
     let early = match invocation.stdin {
-        StdinUse::Unused => return Ok(Flow::Nothing),
+        StdinUse::Unused if rule::holds(Rule::Stdin) => return Ok(Flow::Nothing),
+        StdinUse::Unused => false,
         StdinUse::ReadsAll => false,
-        StdinUse::MayStopEarly => true,
+        StdinUse::MayStopEarly => rule::holds(Rule::EarlyReaders),
     };
     let Some(input) = stage.descriptor(0) else { return Ok(Flow::Nothing) };
     match input.kind {
@@ -461,7 +526,8 @@ pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorI
 #[must_use]
 pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surroundings<'_>) -> bool {
     let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else { return false };
-    !around.shared_outputs.contains(&descriptor.path)
+    rule::holds(Rule::InputIsOutput)
+        && !around.shared_outputs.contains(&descriptor.path)
         && world.table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
 }
 

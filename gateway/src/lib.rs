@@ -8,6 +8,7 @@
 pub mod assembly;
 pub mod client_files;
 pub mod dispatch;
+mod elsewhere;
 pub mod enlisted;
 pub mod executors;
 pub mod explain;

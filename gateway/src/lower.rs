@@ -5,26 +5,28 @@
 mod join;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
+    path::PathBuf,
     sync::Arc,
 };
 
 use bytes::Bytes;
-use fs_mapper::{ClientPath, coherence::Adapter};
-use posh_annotations::{CurrentDir, FileUse, Invocation, StdinUse};
+use fs_mapper::{Mount, MountTable, coherence::Adapter};
+use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
         RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
+    rule::{self, Rule},
 };
 
 use crate::{
     assembly::Shape,
-    client_files,
+    client_files, elsewhere,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
     join::{Program, Recipe},
@@ -35,6 +37,8 @@ use crate::{
 /// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
 /// below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
+/// What an unset TZ means (tzset(3)).
+const LOCALTIME: &str = "/etc/localtime";
 /// Variables that count for every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 
@@ -104,6 +108,8 @@ pub struct Builder<'a> {
     /// What the parts of a stage write for an aggregator: streams to this machine, pipes on theirs.
     part_streams: HashMap<usize, Vec<Stream>>,
     part_pipes: HashMap<usize, Vec<u32>>,
+    /// Executors whose machines are in another time zone.
+    other_zones: BTreeSet<ExecutorId>,
     /// (edge, part of the writer) → pipe to write; (edge, part of the reader) → pipe to read.
     writes: HashMap<(usize, usize), u32>,
     reads: HashMap<(usize, usize), u32>,
@@ -128,9 +134,17 @@ impl<'a> Builder<'a> {
             lowered: Lowered::default(),
             part_streams: HashMap::new(),
             part_pipes: HashMap::new(),
+            other_zones: BTreeSet::new(),
             writes: HashMap::new(),
             reads: HashMap::new(),
         }
+    }
+
+    /// The same with these executors in other time zones than this machine.
+    #[must_use]
+    pub fn with_other_zones(mut self, executors: BTreeSet<ExecutorId>) -> Self {
+        self.other_zones = executors;
+        self
     }
 
     /// The runs. `id` names them in all programs' logs.
@@ -152,6 +166,9 @@ impl<'a> Builder<'a> {
                 self.add_join(stage, parts);
             }
         }
+        if !rule::holds(Rule::Paths) {
+            self.lowered.runs.iter_mut().for_each(|run| elsewhere::move_to(&mut run.spec));
+        }
         self.lowered
     }
 
@@ -161,7 +178,7 @@ impl<'a> Builder<'a> {
         }
         let mounts = self.world.table.mounts().filter_map(|m| {
             let owner = m.owner.as_ref()?;
-            (self.world.executor_id(&owner.executor) == Some(executor) && m.mounted()).then(|| MountPoint {
+            (facts::owner_id(self.world, m) == Some(executor) && m.mounted()).then(|| MountPoint {
                 path: bytes(m.path.as_path().as_os_str()),
                 export: owner.export.clone(),
                 sub_path: bytes(owner.sub_path.as_os_str()),
@@ -230,15 +247,35 @@ impl<'a> Builder<'a> {
             paths: paths_of(self.world, reading, part),
             guards: client_files::guards(enlisted, &reading.invocation),
             watched_trees: watched_trees(self.world, reading),
+            covered: self.covered(part.executor),
             ..bare(id, enlisted, &reading.invocation)
         };
+        let zone = self.zone(enlisted, &reading.invocation, part.executor);
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
-        for file in client_files::of(enlisted, &reading.invocation) {
-            if !spec.client_files.iter().any(|f| f.path == file.path) {
+        for file in client_files::of(enlisted, &reading.invocation).into_iter().chain(zone) {
+            if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }
         }
+    }
+
+    /// Where this machine has something else mounted inside of what an executor serves.
+    fn covered(&self, executor: ExecutorId) -> Vec<Bytes> {
+        let table = self.world.table;
+        let serves = |mount: &&Mount| facts::owner_id(self.world, mount) == Some(executor) && mount.mounted();
+        let below = table.mounts().filter(serves).flat_map(|mount| table.nested(&mount.path));
+        let others = below.filter(|mount| facts::owner_id(self.world, mount) != Some(executor));
+        others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
+    }
+
+    /// This machine's time zone, for a command that shows times and an executor that has another one.
+    fn zone(&self, enlisted: &Enlisted, invocation: &Invocation, executor: ExecutorId) -> Option<ClientFile> {
+        if !self.other_zones.contains(&executor) || !facts::shows_local_time(enlisted, invocation) {
+            return None;
+        }
+        let content = std::fs::read(LOCALTIME).ok()?.into();
+        Some(ClientFile { path: Bytes::from_static(LOCALTIME.as_bytes()), content, mode: 0o644 })
     }
 
     fn descriptor(
@@ -249,15 +286,18 @@ impl<'a> Builder<'a> {
         fd: u32,
     ) -> Option<WireDescriptor> {
         let Some(local) = enlisted.descriptor(fd) else {
-            return Some(WireDescriptor { fd, source: Some(Source::Closed(true)) });
+            let closed = rule::holds(Rule::ClosedDescriptors);
+            let source = if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
+            return Some(WireDescriptor { fd, source: Some(source) });
         };
         if fd > 0 && matches!(self.plan.joins[place.stage], Join::By { .. }) && !place.is_whole && local.writes() {
             return Some(WireDescriptor { fd, source: Some(self.output_of_part(place, local)) });
         }
-        let unread = fd == 0 && invocation.stdin == StdinUse::Unused;
+        let unread = fd == 0 && invocation.stdin == StdinUse::Unused && rule::holds(Rule::Stdin);
+        let is_null = local.kind == Kind::Null && rule::holds(Rule::DescriptorKinds);
         let source = if let Some(source) = self.joined(place, fd) {
             source
-        } else if local.kind == Kind::Null || unread {
+        } else if is_null || unread {
             Source::NullFlags(local.flags & ACCESS_AND_STATUS)
         } else if let Some(earlier) = same_output(enlisted, local) {
             Source::DuplicateOf(earlier)
@@ -301,8 +341,8 @@ impl<'a> Builder<'a> {
         Some(File {
             path: bytes(local.path.as_os_str()),
             flags: local.flags & ACCESS_AND_STATUS,
-            offset: local.offset,
-            report_offset: true,
+            offset: if rule::holds(Rule::Offsets) { local.offset } else { 0 },
+            report_offset: rule::holds(Rule::Offsets),
         })
     }
 
@@ -317,7 +357,7 @@ impl<'a> Builder<'a> {
     fn outlet(&mut self, place: &CommandPlace, local: &Descriptor, enlisted: &Enlisted) -> Source {
         let run = &mut self.lowered.runs[place.run];
         let stream = run.number();
-        let (source, descriptor) = if local.kind == Kind::Tty {
+        let (source, descriptor) = if local.kind == Kind::Tty && rule::holds(Rule::Terminal) {
             let id = run.number();
             let size =
                 enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
@@ -348,6 +388,9 @@ struct CommandPlace {
 /// An earlier standard descriptor that this output shares its description with.
 fn same_output(enlisted: &Enlisted, local: &Descriptor) -> Option<u32> {
     let one = enlisted.descriptor(1).filter(|_| local.fd == 2)?;
+    if !rule::holds(Rule::Stderr) {
+        return Some(1);
+    }
     let same = match local.kind {
         Kind::Pipe | Kind::Tty | Kind::Socket => one.identity == local.identity && one.writes(),
         _ => local.same_as == Some(1),
@@ -367,11 +410,11 @@ fn bare(id: u32, enlisted: &Enlisted, invocation: &Invocation) -> Stage {
         program: enlisted.name.clone(),
         env: environment_of(enlisted, invocation),
         cwd: bytes(enlisted.cwd.as_os_str()),
-        umask: enlisted.umask,
-        ignored_signals: enlisted.ignored_signals,
-        blocked_signals: enlisted.blocked_signals,
+        umask: if rule::holds(Rule::Environment) { enlisted.umask } else { 0o022 },
+        ignored_signals: if rule::holds(Rule::InitSignals) { enlisted.ignored_signals } else { 0 },
+        blocked_signals: if rule::holds(Rule::InitSignals) { enlisted.blocked_signals } else { 0 },
         limits: enlisted.limits.iter().map(limit).collect(),
-        nice: enlisted.nice,
+        nice: if rule::holds(Rule::Environment) { enlisted.nice } else { 0 },
         ..Stage::default()
     }
 }
@@ -389,27 +432,37 @@ pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<O
     words
 }
 
-/// Trees that the command may change, on mounts that can be made to forget what they remember of them.
+/// Trees that the command may change, on mounts that remember anything.
 fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
+    let places = watched_places(world.table, reading);
+    let tree = |(path, _): &(PathBuf, Adapter)| WatchedTree {
+        path: bytes(path.as_os_str()),
+        up_to: reading.invocation.searches_up.clone(),
+    };
+    places.iter().map(tree).collect()
+}
+
+/// The same, as this machine sees them.
+#[must_use]
+pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Adapter)> {
     let invocation = &reading.invocation;
     let moved = |file: &FileUse| invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path);
     let files = invocation.files.iter().zip(&reading.places);
     let written = files.filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f)).map(|(_, p)| p.as_ref());
     let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
     let watched = written.flatten().chain(cwd).filter_map(|place| match place {
-        Place::At(_, path, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs => Some(path),
-        _ => None,
+        Place::At(_, path, mount) => Some((path.as_path().to_owned(), table.mount(*mount).adapter())),
+        Place::Here(_) => None,
     });
-    let tree = |path: &ClientPath| WatchedTree {
-        path: bytes(path.as_path().as_os_str()),
-        up_to: invocation.searches_up.clone(),
-    };
-    watched.map(tree).collect()
+    watched.filter(|(_, adapter)| *adapter != Adapter::Bind).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
     let terminal = enlisted.descriptor(1).is_some_and(|d| d.kind == Kind::Tty);
     let wanted = |name: &OsStr| {
+        if !rule::holds(Rule::Environment) {
+            return false;
+        }
         let listed = COMMON_ENVIRONMENT.into_iter().chain(invocation.environment.iter().map(String::as_str));
         listed.into_iter().any(|pattern| matches(pattern, name)) || (terminal && name == "TERM")
     };
@@ -441,6 +494,10 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
             whole_file: part.whole_files && splittable.contains(&file.argument),
+            plain_symlinks_below: file.kind.recursive()
+                && !file.kind.writes()
+                && reading.invocation.shows.contains(&FileAttribute::Symlinks)
+                && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
         })
         .collect();

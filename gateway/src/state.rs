@@ -14,7 +14,7 @@ use fs_mapper::{MountTable, config::Config, mountinfo::MountInfo};
 use posh_annotations::Library;
 use sha2::{Digest, Sha256};
 
-use crate::{assembly::Assembler, executors::Executors, session::Sessions, tools::LocalTools};
+use crate::{assembly::{Assembler, Writers}, executors::Executors, session::Sessions, tools::LocalTools};
 
 /// The gateway's one shared value.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Gateway {
     pub sessions: Arc<Sessions>,
     /// Takes stages in.
     pub assembler: Assembler,
+    /// Knows what is being written.
+    pub writers: Writers,
     /// This machine's commands.
     pub tools: LocalTools,
     /// Names that get a shim.
@@ -68,6 +70,7 @@ impl Gateway {
             executors,
             sessions,
             assembler,
+            writers: Writers::default(),
             tools: LocalTools::default(),
             commands,
             mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),

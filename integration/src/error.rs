@@ -45,6 +45,9 @@ pub enum LabError {
     /// Namespaces, mounts and /dev/fuse need root.
     #[error("a laboratory needs root: {0}")]
     NeedsRoot(String),
+    /// Case files have faults.
+    #[error("some cases cannot be read:\n{0}")]
+    Cases(String),
     /// A report could not be understood.
     #[error("cannot read posh's report: {0}")]
     Report(String),

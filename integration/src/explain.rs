@@ -4,6 +4,9 @@ use serde::Deserialize;
 
 use crate::error::{LabError, Result};
 
+/// What posh says where there is nothing to report.
+const NOTHING_RAN: &[u8] = b"posh: nothing to explain: no command that posh knows was run\n";
+
 /// A placement that means: on the workstation.
 pub const LOCAL: &str = "local";
 
@@ -43,10 +46,14 @@ pub struct Stage {
 }
 
 impl Report {
-    /// Takes the report off the end of a session's stderr; the rest is the commands' own.
+    /// Takes the report off the end of a session's stderr; the rest is the commands' own,
+    /// which need not end with a line.
     pub fn take(stderr: &[u8]) -> Result<(Vec<u8>, Report)> {
-        let starts = stderr.iter().enumerate().filter(|&(i, &b)| b == b'[' && (i == 0 || stderr[i - 1] == b'\n'));
-        let mut why = "no line starts with `[`".to_owned();
+        if let Some(rest) = stderr.strip_suffix(NOTHING_RAN) {
+            return Ok((rest.to_vec(), Report { pipelines: Vec::new() }));
+        }
+        let starts = stderr.iter().enumerate().filter(|&(_, &b)| b == b'[');
+        let mut why = "there is no `[`".to_owned();
         for (start, _) in starts {
             match serde_json::from_slice(&stderr[start..]) {
                 Ok(report) => return Ok((stderr[..start].to_vec(), report)),
@@ -81,5 +88,7 @@ mod tests {
         assert_eq!(rest, b"[not this\ngrep: f: no\n");
         assert!(report.stages("grep").all(Stage::is_offloaded) && report.stages("grep").count() == 1);
         assert!(Report::take(b"no report").is_err());
+        let (rest, empty) = Report::take(&[b"no end", NOTHING_RAN].concat()).unwrap();
+        assert!(rest == b"no end" && empty.pipelines.is_empty());
     }
 }

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::error::{Attempt, LabError, Result};
 use crate::process::{Process, wait_gone};
@@ -60,6 +60,8 @@ enum Place {
         init: Child,
         lifeline: Option<ChildStdin>,
     },
+    /// Another view of a host's files; its processes are that host's.
+    Room { jobs: Option<SyncSender<Job>>, door: Option<JoinHandle<()>>, thread: u32, host: u32 },
 }
 
 impl Host {
@@ -80,6 +82,29 @@ impl Host {
         let lifeline = init.stdin.take();
         let place = Place::Namespaces { jobs: Some(jobs), door: Some(door), init, lifeline };
         Ok(Host { name: name.to_owned(), programs: PROGRAMS.into(), variables: namespace_variables(), place })
+    }
+
+    /// The same machine with a mount namespace of its own, so that other files can stand
+    /// at the same paths. To be dropped before the host.
+    pub fn room(&self) -> Result<Host> {
+        let (jobs, queue) = sync_channel::<Job>(JOB_QUEUE);
+        let (answer, made) = sync_channel(1);
+        let host = self.pid();
+        let name = format!("{} (other files)", self.name);
+        let door = std::thread::Builder::new()
+            .name(format!("host {name}"))
+            .spawn(move || {
+                let entered = enter_room(host);
+                let failed = entered.is_err();
+                if answer.send(entered).is_ok() && !failed {
+                    work_off(&queue);
+                }
+            })
+            .attempt(|| format!("start the thread of host {name}"))?;
+        let gone = || LabError::NeedsRoot(format!("the thread of host {name} ended"));
+        let thread = made.recv().map_err(|_| gone())??;
+        let place = Place::Room { jobs: Some(jobs), door: Some(door), thread, host };
+        Ok(Host { name, programs: self.programs.clone(), variables: self.variables.clone(), place })
     }
 
     /// This machine itself: no namespaces, for a demonstration without root.
@@ -108,7 +133,9 @@ impl Host {
     /// Runs `job` on this host's thread, inside its namespaces. `job` must not
     /// start threads (the kernel refuses them there).
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let Place::Namespaces { jobs: Some(jobs), .. } = &self.place else { return job() };
+        let (Place::Namespaces { jobs: Some(jobs), .. } | Place::Room { jobs: Some(jobs), .. }) = &self.place else {
+            return job();
+        };
         let (answer, result) = sync_channel(1);
         let job: Job = Box::new(move || drop(answer.send(job())));
         jobs.send(job).expect("the host's thread lives as long as the host");
@@ -120,7 +147,7 @@ impl Host {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").stdin(Stdio::null());
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        if let Place::Namespaces { .. } = self.place {
+        if !matches!(self.place, Place::Plain) {
             command.current_dir(HOME);
         }
         command
@@ -148,13 +175,13 @@ impl Host {
     /// A path of this host, as this process can open it.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
-        match &self.place {
-            Place::Plain => path.to_owned(),
-            Place::Namespaces { init, .. } => {
-                let below = path.strip_prefix("/").unwrap_or(path);
-                PathBuf::from(format!("/proc/{}/root", init.id())).join(below)
-            }
-        }
+        let process = match &self.place {
+            Place::Plain => return path.to_owned(),
+            Place::Namespaces { init, .. } => init.id(),
+            Place::Room { thread, .. } => *thread,
+        };
+        let below = path.strip_prefix("/").unwrap_or(path);
+        PathBuf::from(format!("/proc/{process}/root")).join(below)
     }
 
     /// The process whose /proc entry shows this host's namespaces.
@@ -162,6 +189,7 @@ impl Host {
         match &self.place {
             Place::Plain => std::process::id(),
             Place::Namespaces { init, .. } => init.id(),
+            Place::Room { host, .. } => *host,
         }
     }
 
@@ -179,7 +207,11 @@ fn namespace_variables() -> Vec<(String, OsString)> {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let Place::Namespaces { jobs, door, init, lifeline } = &mut self.place else { return };
+        let (jobs, door, init, lifeline) = match &mut self.place {
+            Place::Plain => return,
+            Place::Room { jobs, door, .. } => return end_door(jobs, door),
+            Place::Namespaces { jobs, door, init, lifeline } => (jobs, door, init, lifeline),
+        };
         // Process 1 ends when its input does, and takes the others with it.
         drop(lifeline.take());
         if !matches!(wait_gone(init.id(), END_LIMIT), Ok(true)) {
@@ -188,10 +220,14 @@ impl Drop for Host {
             return;
         }
         let _ = init.wait();
-        drop(jobs.take());
-        if let Some(door) = door.take() {
-            let _ = door.join();
-        }
+        end_door(jobs, door);
+    }
+}
+
+fn end_door(jobs: &mut Option<SyncSender<Job>>, door: &mut Option<JoinHandle<()>>) {
+    drop(jobs.take());
+    if let Some(door) = door.take() {
+        let _ = door.join();
     }
 }
 
@@ -202,9 +238,28 @@ fn door(name: &str, programs: &Programs, answer: &SyncSender<Result<Child>>, que
     if answer.send(init).is_err() || failed {
         return;
     }
+    work_off(queue);
+}
+
+fn work_off(queue: &Receiver<Job>) {
     while let Ok(job) = queue.recv() {
         job();
     }
+}
+
+/// Enters the namespaces of the host whose process 1 is `init`, and a mount namespace
+/// below; the answer is the number of this thread.
+fn enter_room(init: u32) -> Result<u32> {
+    let spaces = ["mnt", "net", "uts", "pid"].map(|space| format!("/proc/{init}/ns/{space}"));
+    let files: Vec<_> = spaces.iter().map(|path| fs::File::open(path).attempt(|| format!("open {path}"))).collect();
+    unshare(CloneFlags::CLONE_FS).attempt(|| "have a root of its own".into())?;
+    for (file, path) in files.into_iter().zip(&spaces) {
+        setns(file?, CloneFlags::empty()).attempt(|| format!("enter {path}"))?;
+    }
+    unshare(CloneFlags::CLONE_NEWNS).attempt(|| "make a mount namespace".into())?;
+    u32::try_from(nix::unistd::gettid().as_raw())
+        .map_err(|_| io::Error::other("odd thread number"))
+        .attempt(|| "know its number".into())
 }
 
 fn enter(name: &str, programs: &Programs) -> Result<Child> {

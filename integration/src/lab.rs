@@ -11,8 +11,10 @@ use nix::mount::{MsFlags, mount};
 use crate::error::{Attempt, Result};
 use crate::host::{CONFIG, Host};
 use crate::network;
+use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, Service};
+use crate::wire::{Profile, Wire};
 use crate::workload::Store;
 
 /// What a laboratory consists of.
@@ -22,8 +24,12 @@ pub struct LabSpec {
     pub servers: Vec<ServerSpec>,
     /// Start posh-executor on each server.
     pub executors: bool,
-    /// Limit of each wire, megabits per second.
-    pub rate_megabits: Option<u32>,
+    /// What each server's wire is like; else nothing limits it.
+    pub link: Option<Profile>,
+    /// Variables of every command on every host.
+    pub variables: Vec<(String, String)>,
+    /// Servers and workstation agree in as little as possible, and there is an ordinary user.
+    pub different: bool,
 }
 
 /// One storage server.
@@ -50,7 +56,7 @@ impl LabSpec {
     /// `count` servers named `store1`..., each with the export `s1`... mounted at `/mnt/s1`...
     pub fn servers(count: usize) -> LabSpec {
         let server = |i| ServerSpec { name: format!("store{i}"), exports: vec![ExportSpec::new(&format!("s{i}"))] };
-        LabSpec { servers: (1..=count).map(server).collect(), executors: true, rate_megabits: None }
+        LabSpec { servers: (1..=count).map(server).collect(), executors: true, ..LabSpec::default() }
     }
 
     /// Adds an export of `size_bytes` to the first server.
@@ -58,6 +64,31 @@ impl LabSpec {
         let export = ExportSpec { size_bytes: Some(size_bytes), ..ExportSpec::new(name) };
         self.servers[0].exports.push(export);
         self
+    }
+
+    /// The same with wires of that kind.
+    pub fn link(mut self, profile: Profile) -> LabSpec {
+        self.link = Some(profile);
+        self
+    }
+
+    /// Adds a variable that every command on every host has.
+    pub fn with_variable(mut self, name: &str, value: &str) -> LabSpec {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Servers have other accounts, another time zone and default locale and an older
+    /// tool, and an ordinary user has an account, a mount and an executor, see [`people`].
+    pub fn different(mut self) -> LabSpec {
+        self.different = true;
+        self
+    }
+
+    fn host(&self, name: &str, programs: &Programs) -> Result<Host> {
+        let variables: Vec<_> = self.variables.iter().map(|(name, value)| (name.as_str(), Path::new(value))).collect();
+        let host = Host::start(name, programs)?.with_variables(&variables);
+        network::raise_loopback(&host).map(|()| host)
     }
 
     /// No executors: only the mounts.
@@ -90,6 +121,8 @@ pub struct Server {
     pub spec: ServerSpec,
     /// The executor's address in the mount table.
     pub address: String,
+    /// What joins it to the workstation, if that is like a [`Profile`].
+    pub wire: Option<Wire>,
     /// The machine.
     pub host: Host,
 }
@@ -106,6 +139,7 @@ impl Server {
 #[derive(Debug)]
 pub struct Lab {
     // Fields are dropped in this order.
+    _person: Option<Person>,
     _mounts: Vec<Service>,
     /// The user's machine.
     pub workstation: Host,
@@ -120,15 +154,19 @@ impl Lab {
         if spec.executors {
             programs.find("posh-executor")?;
         }
-        let workstation = Host::start("workstation", programs)?;
-        network::raise_loopback(&workstation)?;
+        let workstation = spec.host("workstation", programs)?;
+        if spec.different {
+            people::furnish_workstation(&workstation)?;
+        }
         let key = services::make_user_key(&workstation)?;
         let mut servers = Vec::new();
         for (index, server) in (1..).zip(&spec.servers) {
             servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
         }
         let mounts = mount_all(&workstation, &spec.servers)?;
-        let lab = Lab { _mounts: mounts, workstation, servers, programs: programs.clone() };
+        let settle = |server: &Server| Person::settle(&workstation, &server.host, &network::addresses(1).1);
+        let person = servers.first().filter(|_| spec.different).map(settle).transpose()?;
+        let lab = Lab { _person: person, _mounts: mounts, workstation, servers, programs: programs.clone() };
         services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
         Ok(lab)
     }
@@ -202,12 +240,12 @@ fn start_server(
     (spec, key): (&LabSpec, &str),
     programs: &Programs,
 ) -> Result<Server> {
-    let host = Host::start(&server.name, programs)?;
-    network::raise_loopback(&host)?;
-    network::connect(workstation, &host, index)?;
-    if let Some(megabits) = spec.rate_megabits {
-        network::limit_rate(workstation, &host, index, megabits)?;
+    let mut host = spec.host(&server.name, programs)?;
+    if spec.different {
+        people::furnish_server(&host)?;
+        host = host.with_variables(&[("LANG", Path::new("C"))]);
     }
+    let wire = network::connect(workstation, &host, index, spec.link)?;
     for export in &server.exports {
         make_export(&host, export)?;
     }
@@ -217,7 +255,7 @@ fn start_server(
     let start = || services::start_executor(&host, &address, &exports);
     let executor = spec.executors.then(start).transpose()?;
     let address = format!("http://{address}:{EXECUTOR_PORT}");
-    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, host })
+    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, wire, host })
 }
 
 fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {

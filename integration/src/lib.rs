@@ -1,28 +1,35 @@
 //! The laboratory in which posh is tested and shown: a workstation and storage
 //! servers as network, mount and process namespaces of this machine, the paper's
-//! five applications with generators for their data, and bash as the oracle.
+//! five applications with generators for their data, bash as the oracle, and cases as data.
 //!
 //! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
 
+pub mod cases;
+pub mod cloud;
 pub mod demo;
 pub mod error;
 pub mod explain;
 pub mod generate;
+mod git_index;
 pub mod host;
 pub mod init;
 pub mod lab;
 pub mod network;
 pub mod oracle;
+pub mod people;
 pub mod process;
 pub mod programs;
 pub mod quiet;
+pub mod random;
 pub mod running;
 pub mod services;
+pub mod terminal;
 pub mod tree;
+pub mod wire;
 pub mod workload;
 
 pub use error::{LabError, Result};
 pub use host::Host;
 pub use lab::{Lab, LabSpec, ServerSpec};
-pub use oracle::{Outcome, Script, Shell};
+pub use oracle::{Door, Outcome, Script, Shell};
 pub use process::Process;

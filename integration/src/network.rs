@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::error::{Attempt, LabError, Result};
 use crate::host::Host;
+use crate::wire::{Profile, Wire};
 
 /// The workstation's and a server's address on the wire to server number `index`.
 pub fn addresses(index: usize) -> (String, String) {
@@ -17,28 +18,34 @@ pub fn raise_loopback(host: &Host) -> Result<()> {
     ip(host, "link set dev lo up")
 }
 
-/// Joins a server to the workstation by a pair of interfaces of its own: `s<index>`
-/// on the workstation, `eth0` on the server.
-pub fn connect(workstation: &Host, server: &Host, index: usize) -> Result<()> {
+/// Joins a server to the workstation by interfaces of their own: `s<index>` on the
+/// workstation, `eth0` on the server. Without a profile nothing limits them.
+pub fn connect(workstation: &Host, server: &Host, index: usize, link: Option<Profile>) -> Result<Option<Wire>> {
+    let name = format!("s{index}");
+    let wire = match link {
+        Some(profile) => Some(Wire::lay((workstation, &name), (server, "eth0"), profile)?),
+        None => {
+            pair(workstation, server, &name)?;
+            None
+        }
+    };
     let (near, far) = addresses(index);
+    // A TUN device has no neighbours to ask for: `peer` makes either kind know the other end.
+    ip(workstation, &format!("address add {near} peer {far} dev {name}"))?;
+    ip(workstation, &format!("link set dev {name} up"))?;
+    ip(server, &format!("address add {far} peer {near} dev eth0"))?;
+    ip(server, "link set dev eth0 up")?;
+    Ok(wire)
+}
+
+/// A pair of interfaces that are each other's other end.
+fn pair(workstation: &Host, server: &Host, name: &str) -> Result<()> {
     let space = format!("/proc/{}/ns/net", server.pid());
     let space = File::open(&space).attempt(|| format!("open {space}"))?;
     // A process number means something else inside; so the namespace comes as a descriptor.
-    let mut add = command(workstation, "ip", &format!("link add name s{index} type veth peer name eth0"));
+    let mut add = command(workstation, "ip", &format!("link add name {name} type veth peer name eth0"));
     add.args(["netns", "/proc/self/fd/0"]).stdin(space);
-    workstation.must(add)?;
-    ip(workstation, &format!("address add {near}/24 dev s{index}"))?;
-    ip(workstation, &format!("link set dev s{index} up"))?;
-    ip(server, &format!("address add {far}/24 dev eth0"))?;
-    ip(server, "link set dev eth0 up")
-}
-
-/// Limits both directions of a server's wire to `megabits` per second.
-pub fn limit_rate(workstation: &Host, server: &Host, index: usize, megabits: u32) -> Result<()> {
-    // A burst of 1 MiB is one sshfs read-ahead; less would slow the mount beyond the rate.
-    let rule = |device: &str| format!("qdisc add dev {device} root tbf rate {megabits}mbit burst 1mb latency 50ms");
-    workstation.must(command(workstation, "tc", &rule(&format!("s{index}"))))?;
-    server.must(command(server, "tc", &rule("eth0"))).map(drop)
+    workstation.must(add).map(drop)
 }
 
 /// Bytes received and sent on all of a host's interfaces but the loopback, since its start.

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use crate::error::{LabError, Result};
 use crate::explain::Report;
 use crate::host::Host;
+use crate::people::as_number;
 use crate::process::Process;
 
 /// How long a script may take on a busy machine before it counts as hanging.
-const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
+pub const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
 /// How long its output may stay open after its end: longer means that a process was left behind with it.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -55,28 +56,73 @@ pub enum Under {
     PoshExplained,
 }
 
+/// How posh is to see what the shell executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// The exec hook, posh's default.
+    Hook,
+    /// Shims at the front of PATH.
+    Path,
+}
+
+impl Door {
+    /// Both, for tests that hold for each.
+    pub const ALL: [Door; 2] = [Door::Hook, Door::Path];
+
+    /// The word that `--door` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Door::Hook => "hook",
+            Door::Path => "path",
+        }
+    }
+}
+
 /// A script with its surroundings.
 #[derive(Debug, Clone)]
 pub struct Script {
     /// The shell that reads it.
     pub shell: Shell,
+    /// posh's own choice when `None`.
+    pub door: Option<Door>,
     /// Its text, given with `-c`.
     pub text: String,
     /// Where it starts.
     pub directory: Option<PathBuf>,
     /// Variables besides the host's own.
     pub variables: Vec<(String, String)>,
+    /// Options of posh besides the shell and the report.
+    pub options: Vec<String>,
+    /// The account that runs it, if not this program's own.
+    pub account: Option<u32>,
+    /// How long it may take before it counts as hanging.
+    pub limit: Duration,
 }
 
 impl Script {
     /// A script for bash that starts in the user's home.
     pub fn new(text: impl Into<String>) -> Script {
-        Script { shell: Shell::Bash, text: text.into(), directory: None, variables: Vec::new() }
+        Script {
+            shell: Shell::Bash,
+            door: None,
+            text: text.into(),
+            directory: None,
+            variables: Vec::new(),
+            options: Vec::new(),
+            account: None,
+            limit: SCRIPT_LIMIT,
+        }
     }
 
     /// The same for another shell.
     pub fn shell(mut self, shell: Shell) -> Script {
         self.shell = shell;
+        self
+    }
+
+    /// The same through a certain door.
+    pub fn door(mut self, door: Door) -> Script {
+        self.door = Some(door);
         self
     }
 
@@ -101,19 +147,28 @@ impl Script {
         if under == Under::PoshExplained {
             command.arg("--explain=json");
         }
+        if under != Under::Shell {
+            command.args(&self.options);
+        }
         if under != Under::Shell && self.shell != Shell::Bash {
             command.args(["--shell", self.shell.name()]);
+        }
+        if let (Some(door), true) = (self.door, under != Under::Shell) {
+            command.args(["--door", door.name()]);
         }
         command.arg("-c").arg(&self.text).envs(self.variables.iter().map(|(n, v)| (n, v)));
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
-        command
+        match self.account {
+            Some(number) => as_number(command, number),
+            None => command,
+        }
     }
 
     /// Runs it to its end.
     pub fn run(&self, host: &Host, under: Under) -> Result<Outcome> {
-        let outcome = collect(host, self.command(host, under), &self.text)?;
+        let outcome = collect(host, self.command(host, under), &self.text, self.limit)?;
         if under != Under::PoshExplained {
             return Ok(outcome);
         }
@@ -178,28 +233,28 @@ fn excerpt(bytes: &[u8]) -> String {
 pub(crate) fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut result = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
-    while !rest.is_empty() {
-        if rest.starts_with(from) {
-            result.extend_from_slice(to);
-            rest = &rest[from.len()..];
-        } else {
-            result.push(rest[0]);
-            rest = &rest[1..];
-        }
+    // Whole runs are copied: outputs have megabytes, and tests are not optimised.
+    while let Some(at) = rest.iter().position(|b| *b == from[0]) {
+        let (before, found) = rest.split_at(at);
+        result.extend_from_slice(before);
+        let is_it = found.starts_with(from);
+        result.extend_from_slice(if is_it { to } else { &found[..1] });
+        rest = &found[if is_it { from.len() } else { 1 }..];
     }
+    result.extend_from_slice(rest);
     result
 }
 
 /// Runs a command in a process group of its own and takes what it writes.
-pub fn collect(host: &Host, mut command: Command, what: &str) -> Result<Outcome> {
+pub fn collect(host: &Host, mut command: Command, what: &str, limit: Duration) -> Result<Outcome> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let start = Instant::now();
     let mut process = host.spawn(command)?;
     let stdout = drain(process.stdout.take().expect("stdout is a pipe"));
     let stderr = drain(process.stderr.take().expect("stderr is a pipe"));
-    if !process.wait_at_most(SCRIPT_LIMIT)? {
+    if !process.wait_at_most(limit)? {
         end_group(&process);
-        return Err(late(format!("the end of {what:?}"), SCRIPT_LIMIT, &stderr));
+        return Err(late(format!("the end of {what:?}"), limit, &stderr));
     }
     let open = |name: &str| format!("the end of the {name} of {what:?} after its exit");
     let out = stdout.recv_timeout(OUTPUT_LIMIT).map_err(|_| late(open("stdout"), OUTPUT_LIMIT, &stderr))?;

@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -32,7 +32,7 @@ pub struct Service {
 }
 
 impl Service {
-    fn start(host: &Host, mut command: std::process::Command) -> Result<Service> {
+    pub(crate) fn start(host: &Host, mut command: Command) -> Result<Service> {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = host.spawn(command)?;
         let stderr = process.stderr.take().expect("stderr is a pipe");
@@ -64,7 +64,7 @@ pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Serv
     make_key(server, &format!("{SSH_DIRECTORY}/host-key"))?;
     put("authorized_keys", public_key)?;
     put("config", &sshd_config(address))?;
-    put("shadow", &unlocked_root()?)?;
+    put("shadow", &unlocked_root(server)?)?;
     server
         .run(|| {
             let none: Option<&str> = None;
@@ -89,21 +89,37 @@ fn sshd_config(address: &str) -> String {
     )
 }
 
+/// The private half of the user's key.
+pub fn user_key(workstation: &Host) -> Result<Vec<u8>> {
+    read_file(workstation, WORKSTATION_KEY)
+}
+
 /// /etc/shadow with a root account that has no password but is not locked: sshd
 /// without PAM turns locked accounts away, and Debian's installer locks root.
-fn unlocked_root() -> Result<String> {
-    let shadow = fs::read_to_string("/etc/shadow").attempt(|| "read /etc/shadow".into())?;
+fn unlocked_root(server: &Host) -> Result<String> {
+    let shadow = String::from_utf8_lossy(&read_file(server, "/etc/shadow")?).into_owned();
     let others = shadow.lines().filter(|l| !l.starts_with("root:"));
     Ok(std::iter::once("root:*:19000:0:99999:7:::").chain(others).flat_map(|l| [l, "\n"]).collect())
 }
 
 /// Starts an executor that serves `exports` (name and directory).
 pub fn start_executor(server: &Host, address: &str, exports: &[(String, String)]) -> Result<Service> {
-    let mut command = server.command(format!("{PROGRAMS}/posh-executor"));
-    command.args(["--listen", &format!("{address}:{EXECUTOR_PORT}"), "--allow-plaintext"]);
+    let mut command = executor_command(server, address, EXECUTOR_PORT);
     for (name, directory) in exports {
         command.args(["--export", &format!("{name}={directory}")]);
     }
+    start_listening(server, command)
+}
+
+/// The words of an executor that serves nothing yet.
+pub fn executor_command(server: &Host, address: &str, port: u16) -> Command {
+    let mut command = server.command(format!("{PROGRAMS}/posh-executor"));
+    command.args(["--listen", &format!("{address}:{port}"), "--allow-plaintext"]);
+    command
+}
+
+/// Starts an executor and waits until it listens.
+pub fn start_listening(server: &Host, command: Command) -> Result<Service> {
     let service = Service::start(server, command)?;
     service.journal.wait_for("listening on", START_LIMIT)?;
     Ok(service)
@@ -127,10 +143,21 @@ pub fn start_local_executor(host: &Host, export: &str, directory: &Path) -> Resu
 pub fn mount_sshfs(workstation: &Host, address: &str, directory: &str, path: &str) -> Result<Service> {
     let point = workstation.path(path);
     fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;
+    let command = sshfs_command(workstation, &format!("root@{address}:{directory}"), path, WORKSTATION_KEY);
+    mount(workstation, command, path)
+}
+
+/// The words of an sshfs in the foreground that mounts `source` at `path`.
+pub fn sshfs_command(workstation: &Host, source: &str, path: &str, key: &str) -> Command {
     let mut command = workstation.command("sshfs");
-    command.arg("-f").arg(format!("root@{address}:{directory}")).arg(path);
+    command.args(["-f", source, path]);
     let options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "BatchMode=yes"];
-    command.args(["-o", &format!("{},IdentityFile={WORKSTATION_KEY}", options.join(","))]);
+    command.args(["-o", &format!("{},IdentityFile={key}", options.join(","))]);
+    command
+}
+
+/// Starts a program that mounts something at `path`, and waits until it is in the mount table.
+pub fn mount(workstation: &Host, command: Command, path: &str) -> Result<Service> {
     let mut service = Service::start(workstation, command)?;
     wait_mounted(workstation, path, &mut service)?;
     Ok(service)

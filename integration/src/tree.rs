@@ -1,25 +1,53 @@
 //! The content of a directory as a value, to compare what two runs left behind.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Attempt, Result};
+use crate::git_index;
 use crate::oracle::replace;
 
+/// How much of a file's beginning a difference shows.
+const SHOWN_BYTES: usize = 60;
+
 /// What stands at one path.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// What it is, with its content.
+    pub kind: Kind,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Its owner's and its group's number.
+    pub owner: (u32, u32),
+    /// When its content changed last, seconds since 1970. No part of what makes two
+    /// entries equal: two runs are never at the same time.
+    pub modified_s: i64,
+}
+
+/// Kinds of directory entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
-    /// A directory with these permission bits.
-    Directory(u32),
-    /// A file with these permission bits and bytes.
-    File(u32, Vec<u8>),
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A file with these bytes; of git's index only what two runs can share.
+    File(Vec<u8>),
     /// A symbolic link to there.
     Link(PathBuf),
     /// Anything else.
     Other,
 }
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.kind == other.kind && self.mode == other.mode && self.owner == other.owner
+    }
+}
+
+impl Eq for Entry {}
 
 /// Relative path → what stands there.
 pub type Tree = BTreeMap<PathBuf, Entry>;
@@ -36,7 +64,7 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
                 continue;
             }
             let entry = read(&path)?;
-            if matches!(entry, Entry::Directory(_)) {
+            if entry.kind == Kind::Directory {
                 open.push(path);
             }
             tree.insert(relative, entry);
@@ -45,11 +73,20 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
     Ok(tree)
 }
 
-/// The same, with `from` replaced in the content of every file: for runs in directories of their own.
+/// The same, with `from` replaced in names, in targets of links and in the content of
+/// every file: for runs in directories of their own.
 pub fn renamed(tree: Tree, from: &str, to: &str) -> Tree {
-    let change = |(path, entry)| match entry {
-        Entry::File(mode, bytes) => (path, Entry::File(mode, replace(&bytes, from.as_bytes(), to.as_bytes()))),
-        other => (path, other),
+    let path = |path: &Path| -> PathBuf {
+        let bytes = replace(path.as_os_str().as_bytes(), from.as_bytes(), to.as_bytes());
+        OsString::from_vec(bytes).into()
+    };
+    let change = |(name, mut entry): (PathBuf, Entry)| {
+        match &mut entry.kind {
+            Kind::File(bytes) => *bytes = replace(bytes, from.as_bytes(), to.as_bytes()),
+            Kind::Link(target) => *target = path(target),
+            Kind::Directory | Kind::Other => {}
+        }
+        (path(&name), entry)
     };
     tree.into_iter().map(change).collect()
 }
@@ -57,16 +94,19 @@ pub fn renamed(tree: Tree, from: &str, to: &str) -> Tree {
 fn read(path: &Path) -> Result<Entry> {
     let words = || format!("read {}", path.display());
     let metadata = fs::symlink_metadata(path).attempt(words)?;
-    let mode = metadata.permissions().mode() & 0o7777;
-    Ok(if metadata.is_dir() {
-        Entry::Directory(mode)
+    let kind = if metadata.is_dir() {
+        Kind::Directory
     } else if metadata.is_file() {
-        Entry::File(mode, fs::read(path).attempt(words)?)
+        let content = fs::read(path).attempt(words)?;
+        let is_index = path.ends_with("index");
+        Kind::File(if is_index { git_index::neutral(content) } else { content })
     } else if metadata.is_symlink() {
-        Entry::Link(fs::read_link(path).attempt(words)?)
+        Kind::Link(fs::read_link(path).attempt(words)?)
     } else {
-        Entry::Other
-    })
+        Kind::Other
+    };
+    let (mode, owner) = (metadata.mode() & 0o7777, (metadata.uid(), metadata.gid()));
+    Ok(Entry { kind, mode, owner, modified_s: metadata.mtime() })
 }
 
 /// The paths at which two trees differ, with how; empty when they are equal.
@@ -77,13 +117,17 @@ pub fn differences(left: &Tree, right: &Tree) -> Vec<String> {
 }
 
 fn brief(entry: Option<&Entry>) -> String {
-    match entry {
-        None => "absent".into(),
-        Some(Entry::Directory(mode)) => format!("directory {mode:o}"),
-        Some(Entry::File(mode, bytes)) => format!("file {mode:o} of {} bytes", bytes.len()),
-        Some(Entry::Link(to)) => format!("link to {}", to.display()),
-        Some(Entry::Other) => "special file".into(),
-    }
+    let Some(Entry { kind, mode, owner: (user, group), .. }) = entry else { return "absent".into() };
+    let what = match kind {
+        Kind::Directory => "directory".into(),
+        Kind::File(bytes) => {
+            let start = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN_BYTES)]);
+            format!("file of {} bytes {start:?}", bytes.len())
+        }
+        Kind::Link(to) => format!("link to {}", to.display()),
+        Kind::Other => "special file".into(),
+    };
+    format!("{what} {mode:o} {user}:{group}")
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use posh_integration::explain::Report;
 use posh_integration::oracle::{Under, assert_equal};
-use posh_integration::tree::{self, Entry, Tree};
+use posh_integration::tree::{self, Kind, Tree};
 use posh_integration::workload::{Size, Store, Workload};
 use posh_integration::{Lab, LabSpec, Outcome};
 
@@ -56,7 +56,7 @@ fn compare(workload: Workload) -> (Run, Run) {
 fn empty_files(run: &Run) -> Vec<&Path> {
     let files = run.left.iter().flatten().filter(|(path, _)| !path.starts_with("repository"));
     files
-        .filter(|(_, entry)| matches!(entry, Entry::File(_, bytes) if bytes.is_empty()))
+        .filter(|(_, entry)| matches!(&entry.kind, Kind::File(bytes) if bytes.is_empty()))
         .map(|(p, _)| p.as_path())
         .collect()
 }

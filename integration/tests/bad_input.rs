@@ -142,7 +142,13 @@ fn a_broken_annotation_file() {
     assert_runs_here(&lab, PIPELINE);
     let mut check = lab.workstation.command(Path::new("/run/posh-bin/posh"));
     check.args(["annotations", "check", "/home/user/.config/posh/annotations"]);
-    let outcome = posh_integration::oracle::collect(&lab.workstation, check, "posh annotations check").unwrap();
+    let outcome = posh_integration::oracle::collect(
+        &lab.workstation,
+        check,
+        "posh annotations check",
+        posh_integration::oracle::SCRIPT_LIMIT,
+    )
+    .unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&outcome.stdout), String::from_utf8_lossy(&outcome.stderr));
     assert!(!outcome.status.success() && said.contains("grep.yaml:3"), "{outcome}");
 }

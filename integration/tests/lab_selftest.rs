@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use posh_integration::process::wait_gone;
-use posh_integration::{Lab, LabSpec};
+use posh_integration::wire::{Profile, check};
+use posh_integration::{Lab, LabSpec, network};
 
 use crate::programs;
 
@@ -89,4 +90,19 @@ fn a_killed_owner_takes_its_laboratory_along() {
 
 fn hosts(lab: &Lab) -> impl Iterator<Item = &posh_integration::Host> {
     std::iter::once(&lab.workstation).chain(lab.servers.iter().map(|s| &s.host))
+}
+
+/// A link may be worse than asked for on a busy machine, never better.
+#[test]
+fn a_link_is_as_long_and_as_narrow_as_asked() {
+    let profile: Profile = "20:100".parse().unwrap();
+    let lab = Lab::start(&LabSpec::servers(1).link(profile).without_executors(), &programs()).unwrap();
+    let measured = check::measure(&lab.workstation, &lab.servers[0].host, &network::addresses(1).1).unwrap();
+    assert!(measured.round_trip >= profile.round_trip, "{measured}");
+    for megabits in [measured.megabits_out, measured.megabits_back] {
+        // A buffer of 50 ms that empties within the measured time is all that may come on top.
+        assert!(megabits <= 110.0, "{measured}");
+    }
+    let (out, back) = lab.servers[0].wire.as_ref().unwrap().carried();
+    assert!(out > 1_000_000 && back > 1_000_000, "{out} and {back} bytes carried");
 }

@@ -7,12 +7,18 @@
 mod apps;
 mod arena;
 mod bad_input;
+mod cases;
+mod coherence;
+mod doors;
 mod failure;
 mod guards;
 mod lab_selftest;
 mod load;
+mod random;
 mod shells;
+mod semantics;
 mod split;
+mod terminal;
 mod traps;
 mod user;
 

@@ -6,10 +6,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use posh_integration::explain::Report;
-use posh_integration::{Script, Shell};
+use posh_integration::{Door, Script, Shell};
 
-use crate::arena::{Arena, Start, assert_none};
+use crate::arena::{Arena, Start, assert_none, kept_here};
 
 /// Name, script, and the commands that must all have been offloaded.
 type Case = (&'static str, &'static str, &'static [&'static str]);
@@ -118,13 +117,13 @@ fn fill(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Everything of `tables` in one shell, from outside of the mount.
-fn try_all(shell: Shell, tables: &[&[Case]]) {
+/// Everything of `tables` in one shell, from outside of the mount, through one door.
+fn try_all(shell: Shell, door: Door, tables: &[&[Case]]) {
     let arena = Arena::new(fill);
     let mut faults = Vec::new();
     let cases: Vec<_> = tables.iter().copied().flatten().collect();
     for (name, text, offloaded) in &cases {
-        let script = Script::new(*text).shell(shell);
+        let script = Script::new(*text).shell(shell).door(door);
         match arena.attempt(name, &script, Start::Home) {
             Err(fault) => faults.push(fault),
             Ok(report) => faults.extend(kept_here(&report, offloaded).map(|f| format!("{name}: {f} in\n  {text}"))),
@@ -133,34 +132,42 @@ fn try_all(shell: Shell, tables: &[&[Case]]) {
     assert_none(&faults, cases.len());
 }
 
-/// The commands of which not every one ran on the server.
-fn kept_here(report: &Report, commands: &[&str]) -> Option<String> {
-    let mut wrong = Vec::new();
-    for command in commands {
-        let stages: Vec<_> = report.stages(command).collect();
-        if stages.is_empty() || stages.iter().any(|s| !s.is_offloaded()) {
-            wrong.push(format!("{command} {stages:?}"));
-        }
-    }
-    (!wrong.is_empty()).then(|| format!("not offloaded: {}", wrong.join(", ")))
+#[test]
+fn bash() {
+    try_all(Shell::Bash, Door::Hook, &[COMMON, BASH]);
 }
 
 #[test]
-fn bash() {
-    try_all(Shell::Bash, &[COMMON, BASH]);
+fn bash_with_shims() {
+    try_all(Shell::Bash, Door::Path, &[COMMON, BASH]);
 }
 
 #[test]
 fn dash() {
-    try_all(Shell::Dash, &[COMMON]);
+    try_all(Shell::Dash, Door::Hook, &[COMMON]);
+}
+
+#[test]
+fn dash_with_shims() {
+    try_all(Shell::Dash, Door::Path, &[COMMON]);
 }
 
 #[test]
 fn zsh() {
-    try_all(Shell::Zsh, &[COMMON, ZSH]);
+    try_all(Shell::Zsh, Door::Hook, &[COMMON, ZSH]);
+}
+
+#[test]
+fn zsh_with_shims() {
+    try_all(Shell::Zsh, Door::Path, &[COMMON, ZSH]);
 }
 
 #[test]
 fn fish() {
-    try_all(Shell::Fish, &[FISH]);
+    try_all(Shell::Fish, Door::Hook, &[FISH]);
+}
+
+#[test]
+fn fish_with_shims() {
+    try_all(Shell::Fish, Door::Path, &[FISH]);
 }

@@ -7,9 +7,11 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use posh_integration::Script;
+use posh_integration::oracle::Under;
+use posh_integration::{Lab, LabSpec, Script};
 
 use crate::arena::{Arena, Start, assert_none};
+use crate::programs;
 
 /// Name and script; `$D` is a directory with the files of [`fill`].
 const CASES: &[(&str, &str)] = &[
@@ -142,4 +144,18 @@ fn with_absolute_paths() {
 #[test]
 fn from_within_the_mount() {
     try_all(Start::Inside);
+}
+
+/// A shell knows by heart where it has found a command, so a job must find it there
+/// after its shell has ended.
+#[test]
+fn a_job_that_outlives_its_shell() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    fs::write(lab.data(1).join("a"), "one\ntwo\n").unwrap();
+    let text = r#"mkfifo ~/go ~/said; wc -l /mnt/s1/a
+        { { read -r x; wc -l /mnt/s1/a; } < ~/go > ~/said 2>&1; } > /dev/null 2>&1 &"#;
+    let outcome = Script::new(text).run(&lab.workstation, Under::Posh).unwrap();
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout), "2 /mnt/s1/a\n", "{outcome}");
+    fs::write(lab.workstation.path("/home/user/go"), "go\n").unwrap();
+    assert_eq!(fs::read_to_string(lab.workstation.path("/home/user/said")).unwrap(), "2 /mnt/s1/a\n");
 }

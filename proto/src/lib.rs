@@ -1,6 +1,6 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`]).
+//! ([`runtime`]) and the switches of the rules ([`rule`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -10,6 +10,7 @@
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
 pub mod frame;
+pub mod rule;
 pub mod runtime;
 
 pub mod executor {

@@ -26,7 +26,7 @@ const AGGREGATORS: [(&str, Joiner); 5] = [
     ("wc_total", Joiner::WcTotal),
 ];
 
-const ATTRIBUTES: [(&str, FileAttribute); 10] = [
+const ATTRIBUTES: [(&str, FileAttribute); 11] = [
     ("owner", FileAttribute::Owner),
     ("inode", FileAttribute::Inode),
     ("links", FileAttribute::Links),
@@ -37,6 +37,7 @@ const ATTRIBUTES: [(&str, FileAttribute); 10] = [
     ("dir_size", FileAttribute::DirSize),
     ("order", FileAttribute::Order),
     ("access_time", FileAttribute::AccessTime),
+    ("symlinks", FileAttribute::Symlinks),
 ];
 
 impl Compiler<'_> {

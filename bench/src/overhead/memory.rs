@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use posh_integration::explain::Report as Explained;
 use posh_integration::host::CONFIG;
-use posh_integration::oracle::collect;
+use posh_integration::oracle::{SCRIPT_LIMIT, collect};
 use posh_integration::programs::Programs;
 
 use crate::machine::{field, kib};
@@ -55,7 +55,7 @@ fn join_eight(site: &Site, words: &str) -> Result<()> {
     let text = format!("cat{words} | {} consume --parts {PARTS} --part-bytes {PART_BYTES}", reader.display());
     let mut command = site.host().command(site.host().programs().join("posh"));
     command.args(["--explain=json", "--split", &PARTS.to_string(), "--config", CONFIG, "-c", &text]);
-    let outcome = collect(site.host(), command, &text)?;
+    let outcome = collect(site.host(), command, &text, SCRIPT_LIMIT)?;
     ensure!(outcome.status.success(), "the join failed: {outcome}");
     let (_, explained) = Explained::take(&outcome.stderr)?;
     let cat = explained.stages("cat").next().context("posh saw no cat")?;

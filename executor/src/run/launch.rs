@@ -6,7 +6,7 @@ use posh_proto::executor::{ClientFile, MountPoint, RunSpec, Stage, descriptor::S
 use tokio::task::JoinSet;
 
 use super::{Report, Run, link::Link, plumbing::Plumbing};
-use crate::{error::Refusal, pool::Lease, runner::wire::Job, service::Shared, wiring::Wiring};
+use crate::{error::Refusal, own_mounts::OwnMounts, pool::Lease, runner::wire::Job, service::Shared, wiring::Wiring};
 
 /// Starts the run, or says why not; then nothing of it has run.
 pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
@@ -17,6 +17,8 @@ pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
     let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
+    let own_mounts = OwnMounts::of(&shared.config, &place.mounts, &spec.stages).await?;
+    own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
@@ -39,6 +41,8 @@ pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
         terminal_stages: terminal_stages(&job.stages),
         plan: Some((wiring, plumbing)),
         stages_left: job.stages.len(),
+        own_mounts,
+        held: Vec::new(),
         report: Report::default(),
         _lease: lease,
         _permits: [run_permit, descriptors],

@@ -38,6 +38,7 @@ use tonic::{Status, Streaming};
 use self::{inlet::Inlet, link::Link, outlet::Gate, plumbing::Plumbing};
 use crate::{
     error::Refusal,
+    own_mounts::OwnMounts,
     pool::Lease,
     service::{Shared, peer_name},
     sys,
@@ -70,6 +71,8 @@ enum End {
     Violation(String),
     /// The supervisor is gone.
     Lost(String),
+    /// What the commands wrote did not reach the storage behind an export.
+    Unpublished(String),
 }
 
 /// Serves one `Run` call to its end; nothing of the run is left afterwards.
@@ -118,6 +121,7 @@ impl End {
             Self::Rejected(refusal) => format!("rejected: {refusal}"),
             Self::Violation(what) => format!("violation: {what}"),
             Self::Lost(what) => format!("lost: {what}"),
+            Self::Unpublished(what) => format!("unpublished: {what}"),
         }
     }
 
@@ -130,6 +134,9 @@ impl End {
             Self::Rejected(refusal) => Ok(refusal.clone().into()),
             Self::Violation(what) => Err(Status::invalid_argument(what.as_str())),
             Self::Lost(what) => Err(Status::internal(format!("the run's supervisor is gone: {what}"))),
+            Self::Unpublished(what) => {
+                Err(Status::internal(format!("what it wrote there did not get any further: {what}")))
+            }
         })
     }
 }
@@ -198,6 +205,10 @@ struct Run {
     /// The plumbing that the streams take over once the client knows.
     plan: Option<(Wiring, Plumbing)>,
     stages_left: usize,
+    /// Exports whose files others see only later.
+    own_mounts: OwnMounts,
+    /// Ends that the client learns of when it can see what the stages wrote.
+    held: Vec<Exited>,
     report: Report,
     _lease: Lease,
     _permits: [OwnedSemaphorePermit; 2],
@@ -236,7 +247,8 @@ impl Run {
     /// Carries messages until all stages have exited and all streams have ended.
     async fn drive(&mut self, mut input: Streaming<RunInput>, output: &Output) -> End {
         let mut is_input_open = true;
-        while self.stages_left > 0 || !self.streams.is_empty() {
+        let mut publishing = JoinSet::new();
+        while self.stages_left > 0 || !self.streams.is_empty() || !publishing.is_empty() {
             tokio::select! {
                 () = output.closed() => return End::Cancelled,
                 message = input.message(), if is_input_open => match message {
@@ -256,8 +268,15 @@ impl Run {
                         if self.report.statuses.len() < LOGGED_PROGRAMS {
                             self.report.statuses.push(status_word(&exited));
                         }
-                        if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
-                            return End::Cancelled;
+                        if self.own_mounts.is_empty() {
+                            if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
+                                return End::Cancelled;
+                            }
+                        } else {
+                            self.hold(exited);
+                            if self.stages_left == 0 {
+                                publishing.spawn(self.own_mounts.clone().publish());
+                            }
                         }
                     }
                     Ok(Some(_)) => {}
@@ -265,9 +284,24 @@ impl Run {
                     Err(error) => return End::Lost(error.to_string()),
                 },
                 Some(_) = self.streams.join_next() => {}
+                Some(published) = publishing.join_next() => {
+                    if let Err(what) = published.unwrap_or_else(|error| Err(error.to_string())) {
+                        return End::Unpublished(what);
+                    }
+                    for exited in self.held.drain(..) {
+                        if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
+                            return End::Cancelled;
+                        }
+                    }
+                }
             }
         }
         End::Finished
+    }
+
+    /// Times there are not this machine's, so they do not tell all that changed.
+    fn hold(&mut self, exited: Exited) {
+        self.held.push(Exited { changes_incomplete: true, ..exited });
     }
 
     async fn take(&mut self, message: RunInput) -> Result<(), End> {

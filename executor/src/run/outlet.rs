@@ -116,13 +116,7 @@ enum Ended {
     Lost,
 }
 
-async fn send(
-    stream: u32,
-    sources: &[Arc<pipe::Receiver>],
-    gate: &Gate,
-    output: &Output,
-    traffic: &Traffic,
-) -> Ended {
+async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output: &Output, traffic: &Traffic) -> Ended {
     let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES };
     let mut pace = Pace::new();
     for source in sources {

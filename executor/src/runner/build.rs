@@ -180,6 +180,13 @@ impl Builder<'_> {
             io::Write::write_all(&mut target, &file.content)?;
             target.set_permissions(fs::Permissions::from_mode(file.mode & 0o7777))
         };
+        if is_shown(path) && fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
+            // Not what it leads to, which has a meaning of its own (/etc/localtime).
+            if !self.rebuilt.iter().any(|directory| directory == parent) {
+                self.rebuild(parent)?;
+            }
+            fs::remove_file(path).map_err(failed(attempt))?;
+        }
         if !is_shown(path) || self.rebuilt.contains(&parent.to_owned()) && !path.exists() {
             return write(path).map_err(failed(attempt));
         }

@@ -1,19 +1,21 @@
 //! What a command has changed in trees that the workstation's mount remembers:
 //! only this side can tell without asking for each file over the network.
 //!
-//! Directories are reported in which something is newer than the stage's start.
-//! One that is itself newer was never seen by the workstation, and neither was
-//! what is in it.
+//! The names of a tree are noted before the command starts. Afterwards, names
+//! that are gone are told, those that were there and have a newer change time,
+//! and the directories whose listing is another. What is new was never seen by
+//! the workstation, save in its directory's listing.
 
 use std::{
-    ffi::OsStr,
+    collections::{BTreeMap, HashMap, HashSet},
+    ffi::{OsStr, OsString},
     fs,
     os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use posh_proto::executor::{Stage, WatchedTree};
+use posh_proto::executor::{ChangedDirectory, Stage, WatchedTree};
 
 use super::view::View;
 
@@ -24,62 +26,116 @@ const MAX_ENTRIES: usize = 500_000;
 /// Directories that are reported; the workstation forgets each by a call of its own.
 const MAX_REPORTED: usize = 4096;
 
-/// The trees of one stage, and the moment before which nothing in them was its work.
+/// The trees of one stage as they were, and the moment before which nothing in them was its work.
 pub struct Watch {
     since: Duration,
-    trees: Vec<PathBuf>,
+    roots: Vec<PathBuf>,
+    before: Before,
+}
+
+/// Names that were there before the stage started.
+#[derive(Default)]
+struct Before {
+    /// Directory → its entries.
+    directories: HashMap<PathBuf, HashSet<OsString>>,
+    /// Roots that are no directories.
+    files: HashSet<PathBuf>,
+    incomplete: bool,
 }
 
 /// Directories with something new, and whether these are all.
 #[derive(Debug, Default, PartialEq)]
 pub struct Changes {
-    pub directories: Vec<PathBuf>,
+    pub directories: BTreeMap<PathBuf, Changed>,
     pub incomplete: bool,
 }
 
+/// What is new in one directory.
+#[derive(Debug, Default, PartialEq)]
+pub struct Changed {
+    pub names: bool,
+    pub written: Vec<OsString>,
+    pub removed: Vec<OsString>,
+}
+
 impl Watch {
-    /// To be made before the stage starts.
+    /// To be made before the stage starts; costs nothing when it changes no trees.
     pub fn new(view: &View, stage: &Stage) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let trees = stage.watched_trees.iter().map(|tree| root_of(view, tree));
-        Self { since: now.saturating_sub(TICK), trees: trees.collect() }
+        let roots: Vec<PathBuf> = stage.watched_trees.iter().map(|tree| root_of(view, tree)).collect();
+        Self::since(now.saturating_sub(TICK), roots)
     }
 
-    /// Walks the trees; costs nothing when there are none.
+    fn since(since: Duration, roots: Vec<PathBuf>) -> Self {
+        let before = Before::of(&roots);
+        Self { since, roots, before }
+    }
+
+    /// Walks the trees once more.
     pub fn changes(&self) -> Changes {
-        let mut changes = Changes::default();
+        let mut changes = Changes { incomplete: self.before.incomplete, ..Changes::default() };
         let mut left = MAX_ENTRIES;
-        for tree in &self.trees {
-            self.walk(tree.clone(), &mut changes, &mut left);
+        for root in &self.roots {
+            self.look_at_root(root, &mut changes);
+            self.walk(root.clone(), &mut changes, &mut left);
+        }
+        for (directory, names) in &self.before.directories {
+            if fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir()) {
+                continue;
+            }
+            // Its parent, if that is still there, has told of the directory itself.
+            changes.of(directory).removed = names.iter().cloned().collect();
+        }
+        if changes.directories.len() > MAX_REPORTED {
+            changes = Changes { incomplete: true, ..Changes::default() };
         }
         changes
     }
 
-    fn walk(&self, tree: PathBuf, changes: &mut Changes, left: &mut usize) {
-        let mut queue = vec![tree];
+    /// A root that came or went changed the directory above, which nobody walks.
+    fn look_at_root(&self, root: &Path, changes: &mut Changes) {
+        let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return };
+        let was_directory = self.before.directories.contains_key(root);
+        let was_there = was_directory || self.before.files.contains(root);
+        match fs::symlink_metadata(root) {
+            Ok(_) if !was_there => changes.of(parent).names = true,
+            Ok(found) if !was_directory && self.is_newer(&found) => changes.of(parent).written.push(name.to_owned()),
+            Err(_) if was_there => {
+                let parent = changes.of(parent);
+                parent.names = true;
+                parent.removed.push(name.to_owned());
+            }
+            _ => {}
+        }
+    }
+
+    fn walk(&self, root: PathBuf, changes: &mut Changes, left: &mut usize) {
+        let mut queue = vec![root];
         while let Some(directory) = queue.pop() {
+            // What was not there before was never seen, and neither was what is in it.
+            let Some(before) = self.before.directories.get(&directory) else { continue };
             let Ok(own) = fs::symlink_metadata(&directory) else { continue };
-            let mut changed = self.is_newer(&own);
             let Ok(entries) = fs::read_dir(&directory) else { continue };
+            let mut changed = Changed { names: self.is_newer(&own), ..Changed::default() };
+            let mut now = HashSet::new();
             for entry in entries.flatten() {
                 let Some(fewer) = left.checked_sub(1) else {
                     changes.incomplete = true;
                     return;
                 };
                 *left = fewer;
+                let name = entry.file_name();
                 let Ok(found) = entry.metadata() else { continue };
-                // A directory below is reported for itself.
-                changed |= !found.is_dir() && self.is_newer(&found);
-                if found.is_dir() && found.dev() == own.dev() && !self.was_made_since(&found) {
+                if found.is_dir() && found.dev() == own.dev() {
                     queue.push(entry.path());
+                } else if before.contains(&name) && self.is_newer(&found) {
+                    changed.written.push(name.clone());
                 }
+                now.insert(name);
             }
-            if changed && changes.directories.len() == MAX_REPORTED {
-                changes.incomplete = true;
-                return;
-            }
-            if changed {
-                changes.directories.push(directory);
+            changed.removed = before.difference(&now).cloned().collect();
+            if changed != Changed::default() {
+                changes.directories.insert(directory, changed);
             }
         }
     }
@@ -88,11 +144,56 @@ impl Watch {
         let seconds = u64::try_from(found.ctime()).unwrap_or(0);
         Duration::new(seconds, u32::try_from(found.ctime_nsec()).unwrap_or(0)) >= self.since
     }
+}
 
-    /// Where the file system does not say, it was not.
-    fn was_made_since(&self, found: &fs::Metadata) -> bool {
-        let made = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        made.is_some_and(|made| made >= self.since)
+impl Before {
+    /// Names only: the kind of each entry comes with its directory.
+    fn of(roots: &[PathBuf]) -> Self {
+        let mut before = Self::default();
+        let mut left = MAX_ENTRIES;
+        let mut queue: Vec<PathBuf> = Vec::new();
+        for root in roots {
+            match fs::symlink_metadata(root) {
+                Ok(found) if found.is_dir() => queue.push(root.clone()),
+                Ok(_) => drop(before.files.insert(root.clone())),
+                Err(_) => {}
+            }
+        }
+        while let Some(directory) = queue.pop() {
+            let Ok(entries) = fs::read_dir(&directory) else { continue };
+            let mut names = HashSet::new();
+            for entry in entries.flatten() {
+                let Some(fewer) = left.checked_sub(1) else {
+                    before.incomplete = true;
+                    return before;
+                };
+                left = fewer;
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    queue.push(entry.path());
+                }
+                names.insert(entry.file_name());
+            }
+            before.directories.insert(directory, names);
+        }
+        before
+    }
+}
+
+impl Changes {
+    fn of(&mut self, directory: &Path) -> &mut Changed {
+        self.directories.entry(directory.to_owned()).or_default()
+    }
+
+    /// As the contract has it.
+    pub fn message(&self) -> Vec<ChangedDirectory> {
+        let bytes = |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();
+        let directory = |(path, changed): (&PathBuf, &Changed)| ChangedDirectory {
+            path: path.as_os_str().as_bytes().to_vec().into(),
+            names_changed: changed.names,
+            written: bytes(&changed.written),
+            removed: bytes(&changed.removed),
+        };
+        self.directories.iter().map(directory).collect()
     }
 }
 
@@ -109,34 +210,74 @@ fn root_of(view: &View, tree: &WatchedTree) -> PathBuf {
 mod tests {
     use super::*;
 
-    #[test]
-    fn directories_with_something_new_are_reported() {
-        let tree = tempfile::tempdir().expect("a directory");
-        let root = tree.path();
-        for old in ["quiet", "written", "grown/deep"] {
-            fs::create_dir_all(root.join(old)).expect("a directory");
-        }
-        fs::write(root.join("quiet/f"), "old").expect("a file");
-        fs::write(root.join("written/f"), "old").expect("a file");
-        // The clock of files moves in ticks: what comes now must be told from what was.
-        let before = fs::symlink_metadata(root.join("written/f")).expect("it is there");
-        let probe = root.join("quiet/probe");
+    /// A moment after everything that is there: the clock of files moves in ticks,
+    /// and what comes now must be told from what was.
+    fn moment_after(directory: &Path) -> Duration {
+        let probe = directory.join("probe");
+        let time = |path: &Path| {
+            let found = fs::symlink_metadata(path).expect("it is there");
+            Duration::new(found.ctime().unsigned_abs(), u32::try_from(found.ctime_nsec()).unwrap_or(0))
+        };
+        fs::write(&probe, "x").expect("a file");
+        let first = time(&probe);
         let since = loop {
             fs::write(&probe, "x").expect("a file");
-            let found = fs::symlink_metadata(&probe).expect("it is there");
-            let changed = Duration::new(found.ctime().unsigned_abs(), u32::try_from(found.ctime_nsec()).unwrap_or(0));
-            if (found.ctime(), found.ctime_nsec()) > (before.ctime(), before.ctime_nsec()) {
-                break changed;
+            if time(&probe) > first {
+                break time(&probe);
             }
         };
-        let watch = Watch { since, trees: vec![root.to_owned()] };
         fs::remove_file(&probe).expect("removed");
+        since
+    }
+
+    fn changed(names: bool, written: &[&str], removed: &[&str]) -> Changed {
+        let names_of = |list: &[&str]| list.iter().map(OsString::from).collect();
+        Changed { names, written: names_of(written), removed: names_of(removed) }
+    }
+
+    #[test]
+    fn what_is_new_and_what_is_gone_is_reported() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = tree.path();
+        for directory in ["quiet", "written", "grown/deep", "lost", "gone/below"] {
+            fs::create_dir_all(root.join(directory)).expect("a directory");
+        }
+        for file in ["quiet/f", "written/f", "written/g", "lost/f", "gone/below/f"] {
+            fs::write(root.join(file), "old").expect("a file");
+        }
+        let watch = Watch::since(moment_after(clock.path()), vec![root.to_owned()]);
         fs::write(root.join("written/f"), "new").expect("a file");
         fs::create_dir(root.join("grown/deep/new")).expect("a directory");
         fs::write(root.join("grown/deep/new/f"), "new").expect("a file");
-        let mut found: Vec<_> = watch.changes().directories;
-        found.sort();
-        // `quiet` has lost the probe; `new` was never seen.
-        assert_eq!(found, [root.join("grown/deep"), root.join("quiet"), root.join("written")]);
+        fs::remove_file(root.join("lost/f")).expect("removed");
+        fs::remove_dir_all(root.join("gone")).expect("removed");
+        let expect = [
+            ("", changed(true, &[], &["gone"])),
+            ("gone", changed(false, &[], &["below"])),
+            ("gone/below", changed(false, &[], &["f"])),
+            ("grown/deep", changed(true, &[], &[])),
+            ("lost", changed(true, &[], &["f"])),
+            ("written", changed(false, &["f"], &[])),
+        ];
+        let expect = expect.into_iter().map(|(path, changed)| (root.join(path).components().collect(), changed));
+        assert_eq!(watch.changes().directories, expect.collect());
+    }
+
+    #[test]
+    fn a_root_that_comes_or_goes_is_told_of_its_parent() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = |name: &str| tree.path().join(name);
+        fs::create_dir(root("goes")).expect("a directory");
+        fs::write(root("file"), "old").expect("a file");
+        let since = moment_after(clock.path());
+        let watch = Watch::since(since, ["comes", "goes", "file"].map(root).to_vec());
+        fs::create_dir(root("comes")).expect("a directory");
+        fs::remove_dir(root("goes")).expect("removed");
+        fs::write(root("file"), "new").expect("a file");
+        let changes = watch.changes();
+        assert_eq!(changes.directories[tree.path()], changed(true, &["file"], &["goes"]));
+        assert!(!changes.incomplete);
     }
 }

@@ -11,9 +11,10 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::{ffi::OsStrExt as _, fs::FileExt as _},
     },
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
+use bytes::Bytes;
 use nix::{
     errno::Errno,
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat},
@@ -21,13 +22,19 @@ use nix::{
     sys::stat::{FileStat, Mode, SFlag, fstat},
     unistd::{Whence, lseek},
 };
-use posh_proto::executor::{File as Redirect, PathUse, Stage, rejected::Kind};
+use posh_proto::{
+    executor::{File as Redirect, PathUse, Stage, rejected::Kind},
+    rule::{self, Rule},
+};
 
 use super::view::View;
 use crate::error::Refusal;
 
 /// As many symbolic links as the kernel follows.
 const MAX_LINKS: usize = 40;
+
+/// Entries of a tree that are looked at before a command: beyond, it is walked faster by the command.
+const MAX_ENTRIES: usize = 100_000;
 
 /// Devices that are the same on every machine.
 const SAME_DEVICES: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
@@ -78,9 +85,15 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
     }
     let (at, status) =
         landing(cwd, path_of(&used.path), !used.no_follow).map_err(|errno| outside(errno.desc().to_owned()))?;
-    require_inside(view, &at).map_err(&outside)?;
-    require_plain(&status, used.no_follow).map_err(&outside)?;
-    if used.no_symlinks && passes_link(cwd, path_of(&used.path)) {
+    if rule::holds(Rule::Files) {
+        require_inside(view, &at).map_err(&outside)?;
+        require_plain(&status, used.no_follow).map_err(&outside)?;
+        require_uncovered(&at, used.recursive, &stage.covered).map_err(&outside)?;
+        if used.plain_symlinks_below {
+            require_plain_symlinks(&at).map_err(&outside)?;
+        }
+    }
+    if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
         return Err(outside("passes a symbolic link, which the workstation's mount may not follow".to_owned()));
     }
     if used.ends_in_newline && !ends_in_newline(cwd, path_of(&used.path)) {
@@ -131,6 +144,11 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     require_inside(view, &at).map_err(|why| Refusal::new(Kind::PathOutside, format!("{}: {why}", path.display())))?;
     let status = fstat(&handle).map_err(|errno| refuse(errno.desc()))?;
     require_plain(&status, false).map_err(|why| refuse(&why))?;
+    let writes = flags & OFlag::O_ACCMODE != OFlag::O_RDONLY;
+    if writes && status.st_nlink > 1 && rule::holds(Rule::InputIsOutput) {
+        // Through the mount, another name of it may look like another file.
+        return Err(refuse("it has several hard links"));
+    }
     // The very object that was checked, not its name once more.
     let kept = flags & (OFlag::O_ACCMODE | OFlag::O_APPEND | OFlag::O_NONBLOCK);
     let own = format!("/proc/self/fd/{}", handle.as_raw_fd());
@@ -203,6 +221,41 @@ pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     }
     let mounts = view.mounts().iter().map(|mount| mount.display().to_string()).collect::<Vec<_>>();
     Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
+}
+
+/// Nothing that the workstation has mounted inside a mount is known here.
+fn require_uncovered(at: &Path, recursive: bool, covered: &[Bytes]) -> Result<(), String> {
+    let hidden = |point: &&Path| at.starts_with(point) || (recursive && point.starts_with(at));
+    match covered.iter().map(|point| path_of(point)).find(hidden) {
+        None => Ok(()),
+        Some(point) => Err(format!("the workstation has something else mounted at {}", point.display())),
+    }
+}
+
+/// A mount with contain_symlinks (sshfs) refuses to read links that are absolute or have `..`.
+fn require_plain_symlinks(tree: &Path) -> Result<(), String> {
+    let mut queue = vec![tree.to_owned()];
+    let mut left = MAX_ENTRIES;
+    while let Some(directory) = queue.pop() {
+        let Ok(entries) = fs::read_dir(&directory) else { continue };
+        for entry in entries.flatten() {
+            left = left.checked_sub(1).ok_or_else(|| "has too many entries to look for links".to_owned())?;
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => queue.push(entry.path()),
+                Ok(kind) if kind.is_symlink() => require_plain_symlink(&entry.path())?,
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn require_plain_symlink(path: &Path) -> Result<(), String> {
+    let target = fs::read_link(path).unwrap_or_default();
+    if target.is_absolute() || target.components().any(|part| part == Component::ParentDir) {
+        return Err(format!("has the link {}, which the workstation's mount does not show", path.display()));
+    }
+    Ok(())
 }
 
 /// FIFOs, sockets and devices join processes of one machine.

@@ -9,7 +9,7 @@ use std::{
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::{ffi::OsStrExt as _, net::UnixStream},
+        unix::net::UnixStream,
     },
     rc::Rc,
 };
@@ -227,7 +227,7 @@ fn exited(live: &Live, ended: &sys::Ended) -> RunOutput {
         user_us,
         system_us,
         max_rss_kib: ended.max_rss_kib,
-        changed_directories: changes.directories.iter().map(|d| d.as_os_str().as_bytes().to_vec().into()).collect(),
+        changed_directories: changes.message(),
         changes_incomplete: changes.incomplete,
     };
     RunOutput { kind: Some(run_output::Kind::Exited(exited)) }

@@ -4,12 +4,17 @@
 
 use super::{Change, Coherence, WriteBehind};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 pub(super) struct Bind;
 
 impl Coherence for Bind {
     fn settle(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn hand_over(&self, _path: &Path) -> io::Result<()> {
         Ok(())
     }
 
@@ -19,5 +24,13 @@ impl Coherence for Bind {
 
     fn write_behind(&self) -> WriteBehind {
         WriteBehind::Allowed
+    }
+
+    fn renew(&self, _paths: &[PathBuf]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn publish(&self, _path: &Path, _since: SystemTime) -> io::Result<()> {
+        Ok(())
     }
 }

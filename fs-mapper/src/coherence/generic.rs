@@ -3,9 +3,10 @@
 //! whole file when it is closed (s3fs, gcsfuse), so nothing is written behind
 //! their back.
 
-use super::{Change, Coherence, WriteBehind, look};
+use super::{Change, Coherence, WriteBehind, kernel, look};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 pub(super) struct Generic;
 
@@ -19,9 +20,16 @@ impl Coherence for Generic {
         }
     }
 
+    fn hand_over(&self, path: &Path) -> io::Result<()> {
+        let message = format!("{} must be written through its mount", path.display());
+        Err(io::Error::new(io::ErrorKind::Unsupported, message))
+    }
+
     fn refresh(&self, change: &Change) -> io::Result<()> {
-        let (Change::FileWritten(path) | Change::NamesChanged(path)) = change;
-        match look::open(path)? {
+        if let Change::Removed(path) = change {
+            kernel::forget_name(path);
+        }
+        match look::open(change.path())? {
             Some(file) => look::attributes(&file),
             None => Ok(()),
         }
@@ -29,5 +37,14 @@ impl Coherence for Generic {
 
     fn write_behind(&self) -> WriteBehind {
         WriteBehind::ThroughLocalDescriptor
+    }
+
+    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
+        Err(super::unknown_daemon(path))
+    }
+
+    fn publish(&self, path: &Path, _since: SystemTime) -> io::Result<()> {
+        Err(super::unknown_daemon(path))
     }
 }

@@ -1,64 +1,134 @@
-//! rclone mount with a write cache (`--vfs-cache-mode writes` or `full`): a
-//! closed file is uploaded five seconds later (`--vfs-write-back`) or when the
-//! queue lets it, and overwrites what the server has. Nothing in the file
-//! system tells whether an upload is still to come, and directories are
-//! remembered for minutes without a way to make them forget from outside.
+//! rclone mount, by experiment with 1.60 and from its documentation:
 //!
-//! So a file that changed lately counts as not settled, and nothing is written
-//! behind the mount's back.
+//! - With a write cache (`--vfs-cache-mode`), a closed file is uploaded some
+//!   seconds later (`--vfs-write-back`). Until then its metadata file in the
+//!   cache says so: that it is dirty is written there with the first write.
+//! - Directories are remembered for minutes (`--dir-cache-time`). Only its
+//!   remote control (`--rc`) makes it forget, and the kernel keeps attributes for
+//!   `--attr-timeout` more.
+//! - A clean copy in the cache is used for as long as its fingerprint fits what
+//!   the cloud has. Over some protocols that is the size alone, and other
+//!   content of the same size is not noticed: such a copy is not trusted.
+//! - An open file is uploaded whole when it is closed, and overwrites what came
+//!   in between: redirects are always written through the mount.
 
-use super::{Change, Coherence, WriteBehind};
+mod cache;
+mod daemon;
+mod remote_control;
+
+use self::{cache::Copy, daemon::Daemon};
+use super::{Change, Coherence, WriteBehind, kernel};
 use std::io;
-use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
 
-/// A file untouched for so long has been uploaded, unless the network is down or
-/// the upload is very slow: twelve times the default write-back delay.
-const UPLOADED_AFTER: Duration = Duration::from_secs(60);
+/// How long an upload is waited for before a command reads the file on the
+/// server. Beyond, running here is quicker: the data is in this machine's cache.
+const SETTLE_LIMIT: Duration = Duration::from_millis(800);
+/// How long what a command wrote beside the executor may take to the cloud:
+/// the default delay is 5 s, the rest is for large files.
+const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
+/// Between two looks at the cache's metadata files, which are small and local.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 pub(super) struct Rclone;
 
 impl Coherence for Rclone {
     fn settle(&self, path: &Path) -> io::Result<()> {
-        let modified = match std::fs::metadata(path) {
-            Ok(found) if found.is_dir() => return Ok(()),
-            Ok(found) => found.modified()?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        // A time in the future says that a clock is wrong: not settled either.
-        if SystemTime::now().duration_since(modified).is_ok_and(|age| age >= UPLOADED_AFTER) {
-            return Ok(());
+        let daemon = Daemon::of(path)?;
+        let Some(cache) = daemon.cache()? else { return Ok(()) };
+        let inside = daemon.inside(path);
+        let end = Instant::now() + SETTLE_LIMIT;
+        while let Some(dirty) = cache.find(&inside, Copy::is_dirty)? {
+            // A file that will wait for longer than we do need not be waited for.
+            let starts = dirty.recorded + daemon.write_back();
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || starts > SystemTime::now() + left {
+                return Err(not_yet(&daemon, &dirty.path));
+            }
+            sleep(LOOK_AGAIN);
         }
-        let message = format!("{} changed in the last minute and may not be uploaded yet", path.display());
-        Err(io::Error::new(io::ErrorKind::WouldBlock, message))
+        Ok(())
+    }
+
+    fn hand_over(&self, path: &Path) -> io::Result<()> {
+        let daemon = Daemon::of(path)?;
+        daemon.remote_control()?.noop()?;
+        let Some(cache) = daemon.cache()? else { return Ok(()) };
+        match cache.find(&daemon.inside(path), |copy| copy.dirty || copy.is_weak())? {
+            Some(copy) if copy.dirty => Err(not_yet(&daemon, &copy.path)),
+            Some(copy) => Err(not_trusted(&daemon, &copy.path)),
+            None => Ok(()),
+        }
     }
 
     fn refresh(&self, change: &Change) -> io::Result<()> {
-        let (Change::FileWritten(path) | Change::NamesChanged(path)) = change;
-        let message = format!("rclone may show the old state of {} for minutes", path.display());
-        Err(io::Error::new(io::ErrorKind::Unsupported, message))
+        match change {
+            Change::FileWritten(path) | Change::NameChanged(path) | Change::Removed(path) => {
+                let daemon = Daemon::of(path)?;
+                let control = daemon.remote_control()?;
+                let inside = daemon.inside(path);
+                control.forget("file", &inside)?;
+                control.forget("dir", inside.parent().unwrap_or(Path::new("")))?;
+                kernel::forget(path)
+            }
+            Change::ListingChanged(dir) | Change::EntriesChanged(dir) => {
+                let daemon = Daemon::of(dir)?;
+                daemon.remote_control()?.forget("dir", &daemon.inside(dir))?;
+                kernel::forget_entries(dir)
+            }
+            Change::Anything(top) => {
+                let daemon = Daemon::of(top)?;
+                daemon.remote_control()?.forget_all()?;
+                sleep(daemon.attribute_life());
+                Ok(())
+            }
+        }
     }
 
     fn write_behind(&self) -> WriteBehind {
         WriteBehind::ThroughLocalDescriptor
     }
+
+    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let Some(first) = paths.first() else { return Ok(()) };
+        let daemon = Daemon::of(first)?;
+        if let Some(cache) = daemon.cache()? {
+            for path in paths {
+                if let Some(copy) = cache.find(&daemon.inside(path), |copy| !copy.dirty && copy.is_weak())? {
+                    return Err(not_trusted(&daemon, &copy.path));
+                }
+            }
+        }
+        daemon.remote_control()?.forget_all()?;
+        if !daemon.attribute_life().is_zero() {
+            kernel::drop_caches(first)?;
+        }
+        paths.iter().try_for_each(|path| kernel::forget(path))
+    }
+
+    fn publish(&self, path: &Path, since: SystemTime) -> io::Result<()> {
+        let daemon = Daemon::of(path)?;
+        let Some(cache) = daemon.cache()? else { return Ok(()) };
+        let end = Instant::now() + PUBLISH_LIMIT;
+        while let Some(dirty) = cache.find(Path::new(""), |copy| copy.dirty && copy.recorded >= since)? {
+            if Instant::now() >= end {
+                return Err(not_yet(&daemon, &dirty.path));
+            }
+            sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs::File;
+fn not_yet(daemon: &Daemon, inside: &Path) -> io::Error {
+    let message = format!("{} is not uploaded yet", daemon.shown(inside).display());
+    io::Error::new(io::ErrorKind::WouldBlock, message)
+}
 
-    #[test]
-    fn a_file_that_changed_lately_is_not_settled() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("f");
-        let file = File::create(&path).expect("a file");
-        assert_eq!(Rclone.settle(&path).expect_err("fresh").kind(), io::ErrorKind::WouldBlock);
-        file.set_modified(SystemTime::now() - 2 * UPLOADED_AFTER).expect("a time");
-        Rclone.settle(&path).expect("old");
-        file.set_modified(SystemTime::now() + 2 * UPLOADED_AFTER).expect("a time");
-        assert_eq!(Rclone.settle(&path).expect_err("from the future").kind(), io::ErrorKind::WouldBlock);
-    }
+fn not_trusted(daemon: &Daemon, inside: &Path) -> io::Error {
+    let path = daemon.shown(inside);
+    let message = format!("rclone may not notice that its copy of {} is old: it knows only the size", path.display());
+    io::Error::new(io::ErrorKind::Unsupported, message)
 }

@@ -14,16 +14,24 @@
 //!   it can be one that the command has just replaced.
 //! - Listing a directory that was forgotten also brings the attributes of its
 //!   entries anew, into the daemon.
-//! - Not found: a way to make it forget a directory that is gone (20 s).
+//! - Setting attributes takes two round trips, an open one; a path that was not
+//!   looked at for 20 s one more for each directory on the way.
+//! - An open is answered after the writes before it, whoever made them: files are
+//!   served over one connection each, in order (sftp-server(8)).
+//! - Not found: a way to make it forget a directory that is gone, or the listing of
+//!   one whose attributes this user may not set. Its memory ends by itself, so these are waited out.
 
-use super::{Change, Coherence, WriteBehind, look};
+use super::{Change, Coherence, WriteBehind, kernel, look};
 use std::io;
 use std::os::unix::fs::{MetadataExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
 
-/// Names of a directory whose attributes are looked at again; beyond it they may
-/// be a second old in the kernel.
-const MOST_ENTRIES: usize = 5000;
+/// The daemon's memory (`dcache_timeout`, as it is unless set) and the kernel's.
+const MEMORY: Duration = Duration::from_secs(22);
+/// Between two looks at something that is waited out.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 pub(super) struct Sshfs;
 
@@ -33,38 +41,102 @@ impl Coherence for Sshfs {
         Ok(())
     }
 
+    fn hand_over(&self, path: &Path) -> io::Result<()> {
+        self.settle(path)
+    }
+
     fn refresh(&self, change: &Change) -> io::Result<()> {
         match change {
             Change::FileWritten(path) => match look::open(path)? {
                 Some(file) => look::attributes(&file),
                 None => {
-                    forget_name(path);
+                    kernel::forget_name(path);
                     Ok(())
                 }
             },
-            Change::NamesChanged(dir) => forget_listing(dir),
+            Change::ListingChanged(dir) => match forget_listing(dir)? {
+                Listing::Forgotten => Ok(()),
+                Listing::Kept => {
+                    sleep(MEMORY);
+                    Ok(())
+                }
+            },
+            Change::NameChanged(path) => forget_name_in_listing(path),
+            // Listing it anew gives the daemon the attributes of all that is in it, in a
+            // few round trips however many there are; the kernel then asks the daemon.
+            Change::EntriesChanged(dir) => {
+                if forget_listing(dir)? == Listing::Kept {
+                    sleep(MEMORY);
+                }
+                kernel::forget_entries(dir)
+            }
+            Change::Removed(path) => forget_removed(path),
+            Change::Anything(path) => Err(super::unknown_daemon(path)),
         }
     }
 
     fn write_behind(&self) -> WriteBehind {
         WriteBehind::Allowed
     }
-}
 
-/// Has the kernel look the name up again.
-fn forget_name(path: &Path) {
-    let _never_made = std::fs::hard_link("/", path);
-}
-
-fn forget_listing(dir: &Path) -> io::Result<()> {
-    match std::fs::metadata(dir).and_then(|found| chown(dir, None, Some(found.gid()))) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
+    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
+        Err(super::unknown_daemon(path))
     }
-    // Listing it anew gives the daemon the attributes of all that is in it, in a
-    // few round trips however many there are; the kernel then asks the daemon.
-    for entry in std::fs::read_dir(dir)?.take(MOST_ENTRIES) {
-        look::attributes_at(&entry?.path())?;
+
+    /// A closed file is on the server.
+    fn publish(&self, _path: &Path, _since: SystemTime) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Listing {
+    Forgotten,
+    /// The owner alone may set attributes: the listing is remembered to its end.
+    Kept,
+}
+
+/// A listing goes when the attributes of its directory are set.
+fn forget_listing(dir: &Path) -> io::Result<Listing> {
+    match std::fs::metadata(dir).and_then(|found| chown(dir, None, Some(found.gid()))) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Listing::Kept),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(Listing::Forgotten),
+    }
+}
+
+/// Where the listing can't be forgotten, it may still be right about this name.
+fn forget_name_in_listing(path: &Path) -> io::Result<()> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    if forget_listing(dir)? == Listing::Forgotten {
+        return Ok(());
+    }
+    drop(look::open(path)?);
+    kernel::forget_name(path);
+    let is_there = path.symlink_metadata().is_ok();
+    let end = Instant::now() + MEMORY;
+    while Instant::now() < end {
+        let is_listed = std::fs::read_dir(dir)?.flatten().any(|entry| entry.file_name() == name);
+        if is_listed == is_there {
+            break;
+        }
+        sleep(LOOK_AGAIN);
     }
     Ok(())
+}
+
+/// Opening a file that is gone makes the daemon forget it; a directory is waited for.
+fn forget_removed(path: &Path) -> io::Result<()> {
+    let end = Instant::now() + MEMORY;
+    loop {
+        drop(look::open(path)?);
+        kernel::forget_name(path);
+        match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            // Still remembered, or there again by now; then it is true that it is there.
+            Ok(found) if found.is_dir() && Instant::now() < end => sleep(LOOK_AGAIN),
+            other => return other.map(drop),
+        }
+    }
 }

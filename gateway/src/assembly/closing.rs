@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use posh_proto::rule::{self, Rule};
+
 use super::procfs::{Process, Snapshot};
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
 
@@ -39,15 +41,28 @@ pub struct Edge {
 pub struct Closing {
     /// Pipes that join two waiting stages and that nobody else uses.
     pub edges: Vec<Edge>,
-    /// Stages (by index) with a pipe end about which more can be learned by waiting, and for how
-    /// long after their enlistment that is worth it.
-    pub pending: BTreeMap<usize, Duration>,
+    /// Stages (by index) with a pipe end about which more can be learned by waiting.
+    pub pending: BTreeMap<usize, Patience>,
+}
+
+/// How long it is worth to wait for a process, and how long that process has so far been ready
+/// to run and had no processor, which does not count: it can't decide anything then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Patience {
+    /// How long.
+    pub longest: Duration,
+    /// With whom.
+    pub process: Pid,
+    /// For so long it has had no processor, since it started.
+    pub starved: Duration,
 }
 
 /// Who is what among the processes.
 pub struct Actors<'a> {
     /// Files that shims lead to.
     pub stage_programs: &'a HashSet<PathBuf>,
+    /// The sessions' shells.
+    pub shells: &'a HashSet<Pid>,
     /// Stages that wait for a directive, by process.
     pub waiting: &'a HashMap<Pid, usize>,
     /// Stages that have got theirs and stand in for a remote command.
@@ -74,7 +89,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
             if let Some(patience) = pipe.may_change(stage.pid) {
-                let longest = closing.pending.entry(index).or_default();
+                let longest = closing.pending.entry(index).or_insert(patience);
                 *longest = patience.max(*longest);
             } else if end.writes() {
                 closing.edges.extend(pipe.edge_from(index, end));
@@ -115,9 +130,13 @@ impl Pipe<'_> {
     }
 
     /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
-    fn may_change(&self, stage: Pid) -> Option<Duration> {
+    fn may_change(&self, stage: Pid) -> Option<Patience> {
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
-        others.filter_map(|(process, _)| self.patience_with(process)).max()
+        let patience = |process: &Process| {
+            let longest = self.patience_with(process)?;
+            Some(Patience { longest, process: process.pid, starved: process.starved })
+        };
+        others.filter_map(|(process, _)| patience(process)).max()
     }
 
     /// A shell above the stage that has the pipe as its own input, output or errors: it had it
@@ -142,7 +161,7 @@ impl Pipe<'_> {
         }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
-        if !is_fork {
+        if !is_fork && !self.actors.shells.contains(&process.pid) {
             // Another program: it may still be one that execs (nice, env, a shell).
             return (!(self.actors.settled)(process)).then_some(MAY_EXEC);
         }
@@ -157,7 +176,8 @@ impl Pipe<'_> {
 
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.
     fn edge_from(&self, writer: usize, end: &Descriptor) -> Option<Edge> {
-        if end.queued_bytes > 0 {
+        let alone = rule::holds(Rule::PipeHolders);
+        if end.queued_bytes > 0 && alone {
             return None;
         }
         let mut reader: Option<(usize, u32)> = None;
@@ -167,7 +187,7 @@ impl Pipe<'_> {
                 return None;
             }
             if held.writes {
-                if stage != Some(writer) && !self.is_bystander(stage, held.fd) {
+                if alone && stage != Some(writer) && !self.is_bystander(stage, held.fd) {
                     return None;
                 }
                 continue;
@@ -181,7 +201,8 @@ impl Pipe<'_> {
                 _ if self.is_bystander(stage, held.fd) => {}
                 // The shell keeps its end of a process substitution until the command has ended.
                 _ if process.waits_for_children() && self.only_lends(process) => {}
-                _ => return None,
+                _ if alone => return None,
+                _ => {}
             }
         }
         let (reader, fd) = reader?;

@@ -5,8 +5,10 @@
 
 mod closing;
 mod procfs;
+mod writers;
 
 pub use closing::Edge;
+pub use writers::{Writers, Written};
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use posh_proto::rule::{self, Rule};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -22,7 +25,7 @@ use crate::{
     session::Sessions,
     stage_link::StageLink,
 };
-use closing::{Actors, Closing};
+use closing::{Actors, Closing, Patience};
 use procfs::{Orphans, Process, Snapshot, Wanted};
 
 /// No stage waits longer than this in all.
@@ -119,8 +122,8 @@ impl Sleep {
 struct Waiting {
     stage: StageLink,
     since: Instant,
-    /// What it waits for now, by the patience with it, and since when.
-    pending: Option<(Duration, Instant)>,
+    /// What it waits for now.
+    pending: Option<Pending>,
 }
 
 impl Waiting {
@@ -129,15 +132,34 @@ impl Waiting {
     }
 
     /// Notes what it waits for; a shell that has listed its files and forks now gets its time anew.
-    fn note(&mut self, patience: Option<Duration>) {
-        self.pending = match (self.pending, patience) {
-            (Some((old, since)), Some(new)) if old == new => Some((old, since)),
-            (_, new) => new.map(|patience| (patience, Instant::now())),
-        };
+    fn note(&mut self, patience: Option<Patience>) {
+        self.pending = patience.map(|now| match self.pending {
+            Some(old) if old.last.longest == now.longest => old.going_on(now),
+            _ => Pending { since: Instant::now(), starved: Duration::ZERO, last: now },
+        });
     }
 
     fn is_patient(&self) -> bool {
-        self.since.elapsed() < LONGEST && self.pending.is_some_and(|(patience, since)| since.elapsed() < patience)
+        let goes_on = |p: Pending| p.since.elapsed() < p.last.longest + p.starved;
+        self.since.elapsed() < LONGEST && self.pending.is_some_and(goes_on)
+    }
+}
+
+/// Waiting for a process, since when, and for how much of that it had no processor.
+#[derive(Clone, Copy)]
+struct Pending {
+    since: Instant,
+    starved: Duration,
+    last: Patience,
+}
+
+impl Pending {
+    /// The same at a later look. Only what one process lacked counts: a shell that forks
+    /// again and again does not get its time anew.
+    fn going_on(self, now: Patience) -> Self {
+        let same = self.last.process == now.process;
+        let more = if same { now.starved.saturating_sub(self.last.starved) } else { Duration::ZERO };
+        Self { since: self.since, starved: self.starved + more, last: now }
     }
 }
 
@@ -242,6 +264,7 @@ impl Assembly {
             snapshot,
             &Actors {
                 stage_programs: &self.sessions.stage_programs(),
+                shells: &self.sessions.roots().into_iter().collect(),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains(&pid),
                 settled: &settled,
@@ -289,7 +312,7 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
 /// Output files that another live process has open: it may write through the
 /// same offset. A shell that waits for its only child, our stage, will not.
 fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
-    let files: HashSet<PathBuf> = output_files(stage).collect();
+    let files: HashSet<PathBuf> = output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
     let shared = |file: &PathBuf| {
         snapshot.processes().any(|p| {
             let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);

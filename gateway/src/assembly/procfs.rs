@@ -7,6 +7,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use crate::enlisted::Pid;
@@ -36,6 +37,8 @@ pub struct Process {
     pub system_call: Option<(i64, u64)>,
     /// That call is a read(2) from some pipe.
     pub sleeps_in_pipe: bool,
+    /// How long it was ready to run, in all, and had no processor.
+    pub starved: Duration,
 }
 
 /// One end of one pipe in one process.
@@ -65,19 +68,9 @@ impl Snapshot {
     /// from those trees (their parent ended) but may hold what they inherited.
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
-        let mut processes = HashMap::new();
-        let mut queue: Vec<Pid> = roots.to_vec();
-        queue.extend(orphans.find(roots));
-        while let Some(pid) = queue.pop() {
-            if processes.contains_key(&pid) {
-                continue;
-            }
-            if let Some(process) = read_process(pid, wanted) {
-                queue.extend(children(pid));
-                processes.insert(pid, process);
-            }
-        }
-        Self { processes }
+        let pids = processes_below(roots, orphans);
+        let processes = pids.into_iter().filter_map(|pid| Some((pid, read_process(pid, wanted)?)));
+        Self { processes: processes.collect() }
     }
 
     /// A snapshot of made-up processes.
@@ -160,6 +153,19 @@ pub fn pipe_inode(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
 }
 
+/// The processes below `roots`, and those that were cut off from these trees.
+pub fn processes_below(roots: &[Pid], orphans: &mut Orphans) -> HashSet<Pid> {
+    let mut found = HashSet::new();
+    let mut queue: Vec<Pid> = roots.to_vec();
+    queue.extend(orphans.find(roots));
+    while let Some(pid) = queue.pop() {
+        if found.insert(pid) {
+            queue.extend(children(pid));
+        }
+    }
+    found
+}
+
 fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     let (parent, state, _) = read_stat(pid)?;
     let mut process = Process {
@@ -171,6 +177,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
         files: Vec::new(),
         system_call: None,
         sleeps_in_pipe: false,
+        starved: Duration::ZERO,
     };
     let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Some(process) };
     for entry in directory.flatten() {
@@ -183,6 +190,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
+        process.starved = read_starved(pid).unwrap_or_default();
         process.sleeps_in_pipe = matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
     }
     Some(process)
@@ -219,6 +227,12 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
     let number = words.next()?.parse().ok()?;
     let first = words.next().and_then(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok()).unwrap_or(0);
     Some((number, first))
+}
+
+/// The second number of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+fn read_starved(pid: Pid) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
 fn children(pid: Pid) -> Vec<Pid> {

@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use posh_proto::executor::{Chunk, Credit, RunInput, RunOutput, Signal, WindowSize, run_input, run_output};
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -236,13 +237,15 @@ impl<'a> Relay<'a> {
                 }
                 let Some(&(stage, fd)) = self.feeds.get(&(run, stream)) else { return };
                 let output = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`");
-                if output.is_failed() {
+                let released = output.push((run, stream), data);
+                let undelivered = output.take_undelivered();
+                for data in released {
+                    self.tell(stage, ForStage::Data(fd, data)).await;
+                }
+                if undelivered {
                     // Written before the command could know: here, this write would have met SIGPIPE.
                     self.break_pipe(run, stage).await;
-                } else {
-                    for data in output.push((run, stream), data) {
-                        self.tell(stage, ForStage::Data(fd, data)).await;
-                    }
+                    self.tell_undelivered(stage, fd).await;
                 }
             }
             Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
@@ -344,6 +347,9 @@ impl<'a> Relay<'a> {
             }
             self.to_run(run, run_input::Kind::Closed(stream)).await;
         }
+        if self.outputs.get_mut(&(stage, fd)).is_some_and(Output::take_undelivered) {
+            self.tell_undelivered(stage, fd).await;
+        }
     }
 
     async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
@@ -369,6 +375,12 @@ impl<'a> Relay<'a> {
                 self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
             }
         }
+    }
+
+    /// The command may have exited well by now, its last bytes under way: its stage
+    /// program must know that they came, though it can't write them.
+    async fn tell_undelivered(&self, stage: usize, fd: u32) {
+        self.tell(stage, ForStage::Data(fd, Bytes::from_static(b"\n"))).await;
     }
 
     fn input_of(&self, stream: Stream) -> Option<(usize, u32)> {
@@ -411,9 +423,8 @@ impl<'a> Relay<'a> {
             if let ForStage::Exit { status, .. } = &farewell {
                 self.outcome.statuses.insert(index, as_shell(*status));
             }
-            let mut written =
-                Written::by(self.gateway, &self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
-            state.exits().for_each(|exited| written.add(&exited.changed_directories));
+            let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
+            let written = Written::by(self.gateway, stage, reading, state.exits());
             let tell = state.tell.clone();
             self.farewells.spawn(async move {
                 refresh::refresh(written).await;

@@ -9,12 +9,15 @@ mod settle;
 mod start;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use posh_annotations::ToolVersion;
+use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::{Edge, Pipeline, Shape},
@@ -74,7 +77,10 @@ async fn carry_out_as(
         if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
             break;
         }
+        let elsewhere = planned.connections.iter().filter(|(_, c)| is_elsewhere(gateway, c)).map(|(id, _)| *id);
+        let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
         let builder = Builder::new(&world, &commands, &pipeline.shape, &planned.readings, &planned.plan);
+        let builder = builder.with_other_zones(elsewhere);
         match start::start(&planned.connections, builder.build(&run_id)).await {
             Ok(flights) => {
                 outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
@@ -151,7 +157,7 @@ impl Planned {
         split: Option<u32>,
     ) -> Self {
         let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
-        settle::settle(&gateway.view().table, &mut readings).await;
+        settle::settle(gateway, commands, &mut readings).await;
         let stages = commands.iter().enumerate().map(|(index, command)| {
             let around = Surroundings {
                 edges: &shape.edges,
@@ -251,11 +257,13 @@ async fn can_run(
     if about.machine != gateway.machine {
         return Err(format!("{name} is a {} machine, this one a {}", about.machine, gateway.machine));
     }
-    if let Some(locale) = needed_locale(stage).filter(|l| !has_locale(&about.locales, l)) {
+    let identical = !rule::holds(Rule::Identity);
+    if let Some(locale) = needed_locales(stage).find(|l| !identical && !has_locale(&about.locales, l)) {
         return Err(format!("{name} does not have the locale {locale}"));
     }
-    let uses_zone = reading.invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none();
-    if uses_zone && about.localtime_sha256 != gateway.localtime {
+    // Where it can be shown our zone, it is.
+    let shown = about.namespaces && !gateway.localtime.is_empty();
+    if !shown && !identical && facts::shows_local_time(stage, &reading.invocation) && is_elsewhere(gateway, connection) {
         return Err(format!("{name} is in another time zone; set TZ"));
     }
     let policy = reading.invocation.tool_version;
@@ -268,12 +276,21 @@ async fn can_run(
     Ok(())
 }
 
-/// The locale of messages and characters, unless it is one that every machine has.
-fn needed_locale(stage: &Enlisted) -> Option<String> {
-    let set =
-        ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| stage.variable(name).filter(|v| !v.is_empty()));
-    let name = set?.to_string_lossy().into_owned();
-    (!matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8")).then_some(name)
+/// Whether an executor's machine shows other local times than this one.
+fn is_elsewhere(gateway: &Gateway, connection: &Connection) -> bool {
+    connection.about.localtime_sha256 != gateway.localtime
+}
+
+/// The locales that count for a command (locale(7): `LC_ALL` stands for all kinds, `LANG` for
+/// those not named), without those that every machine has.
+fn needed_locales(stage: &Enlisted) -> impl Iterator<Item = String> {
+    let value = |name: &OsStr| stage.variable(name.to_str()?).filter(|v| !v.is_empty());
+    let all = value(OsStr::new("LC_ALL"));
+    let kinds = stage.env.iter().map(|(name, _)| name.as_os_str());
+    let kinds = kinds.filter(|name| name.as_bytes().starts_with(b"LC_") || *name == "LANG").filter(|_| all.is_none());
+    let set = all.into_iter().chain(kinds.filter_map(value)).map(|name| name.to_string_lossy().into_owned());
+    let set: BTreeSet<String> = set.collect();
+    set.into_iter().filter(|name| !matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8"))
 }
 
 /// Codeset names are compared as glibc does: letters and digits only, in lower case.

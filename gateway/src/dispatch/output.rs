@@ -21,6 +21,8 @@ pub struct Output {
     /// What they all said first. An aggregator behind them may say it, too.
     said: Bytes,
     held_parts: usize,
+    /// Bytes came for a reader who had gone, since the question was last asked.
+    undelivered: bool,
 }
 
 #[derive(Debug)]
@@ -43,6 +45,7 @@ impl Output {
             start: None,
             said: Bytes::new(),
             held_parts: 0,
+            undelivered: false,
         }
     }
 
@@ -56,9 +59,11 @@ impl Output {
 
     /// Takes bytes of a stream; what may go to the descriptor now comes back.
     pub fn push(&mut self, stream: Stream, data: Bytes) -> Vec<Bytes> {
-        let Some(index) = self.parts.iter().position(|p| p.stream == stream).filter(|_| !self.failed) else {
+        if self.failed {
+            self.undelivered |= !data.is_empty();
             return Vec::new();
-        };
+        }
+        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else { return Vec::new() };
         if let Some(start) = self.start.as_mut().filter(|_| index < self.held_parts) {
             start.push(index, &data);
             return self.decide();
@@ -158,14 +163,14 @@ impl Output {
     pub fn fail(&mut self) -> Vec<Stream> {
         self.failed = true;
         self.start = None;
+        self.undelivered = self.parts.iter().any(|p| !p.waiting.is_empty());
         self.parts.iter_mut().for_each(|p| p.waiting.clear());
         self.parts.iter().filter(|p| !p.ended).map(|p| p.stream).collect()
     }
 
-    /// Nobody reads it, see [`Self::fail`].
-    #[must_use]
-    pub fn is_failed(&self) -> bool {
-        self.failed
+    /// Whether bytes came, since this was last asked, that nobody reads any more.
+    pub fn take_undelivered(&mut self) -> bool {
+        std::mem::take(&mut self.undelivered)
     }
 
     /// All streams have ended.
@@ -230,7 +235,9 @@ mod tests {
         let mut output = Output::new(&[(0, 1), (1, 1)]);
         output.end((0, 1));
         assert_eq!(output.fail(), [(1, 1)]);
+        assert!(!output.take_undelivered());
         assert_eq!(text(&output.push((1, 1), "x".into())), "");
+        assert!(output.take_undelivered() && !output.take_undelivered());
         output.end((1, 1));
         assert!(output.is_done());
     }

@@ -1,6 +1,6 @@
 //! After a remote command has changed files, the mounts here must not go on
 //! showing what they remember (design §5, rule 8). Which files changed is known
-//! from redirects and from the annotation.
+//! from redirects, from the annotation, and from the executor, which looks.
 
 use std::{
     collections::BTreeSet,
@@ -11,78 +11,119 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use fs_mapper::{MountTable, Resolution, coherence::Change};
-use posh_annotations::{CurrentDir, FileKind};
+use fs_mapper::{
+    MountTable, Resolution,
+    coherence::{Adapter, Change, WriteBehind},
+};
+use posh_annotations::FileKind;
+use posh_proto::{
+    executor::{ChangedDirectory, Exited},
+    rule::{self, Rule},
+};
 
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
+    lower,
     state::Gateway,
 };
 
 /// A mount that does not answer in this time is not waited for: the command has
-/// ended, and its shell must go on.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// ended, and its shell must go on. It is longer than the memory that some adapters wait out.
+const DEADLINE: Duration = Duration::from_secs(25);
+/// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
+const AT_ONCE: usize = 16;
+/// Beyond so many files, one listing of their directory costs less than asking for each.
+const FEW_FILES: usize = 64;
 
 /// What one stage has changed, as far as can be known.
 pub struct Written {
     table: Arc<MountTable>,
-    changes: Vec<Change>,
+    changes: BTreeSet<Change>,
 }
-
-/// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
-const AT_ONCE: usize = 16;
 
 impl Written {
-    /// Adds directories in which the executor found something changed.
-    pub fn add(&mut self, directories: &[Bytes]) {
-        let named = directories.iter().map(|d| PathBuf::from(OsStr::from_bytes(d)));
-        self.changes.extend(named.map(Change::NamesChanged));
-    }
-
-    /// Redirects of a stage, and the files and directories that its annotation says it changes.
+    /// Redirects of a stage, the files that its annotation says it changes, and what
+    /// the executors saw in the trees that it may have changed.
     #[must_use]
-    pub fn by(gateway: &Gateway, stage: &Enlisted, reading: Option<&Reading>) -> Self {
-        let mut files = BTreeSet::new();
-        let mut directories = BTreeSet::new();
+    pub fn by<'a>(
+        gateway: &Gateway,
+        stage: &Enlisted,
+        reading: Option<&Reading>,
+        exits: impl Iterator<Item = &'a Exited>,
+    ) -> Self {
+        let table = Arc::clone(&gateway.view().table);
+        let mut changes = BTreeSet::new();
         let redirects = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
-        files.extend(redirects.filter(|d| d.kind == Kind::File && d.writes()).map(|d| d.path.clone()));
-        for (file, place) in reading.into_iter().flat_map(|r| r.invocation.files.iter().zip(&r.places)) {
-            let Some(Place::At(_, path, _)) = place else { continue };
-            if file.kind.writes() {
-                note(file.kind, path.as_path(), &mut files, &mut directories);
+        let redirects = redirects.filter(|d| d.kind == Kind::File && d.writes() && was_opened_there(&table, &d.path));
+        changes.extend(redirects.map(|d| Change::FileWritten(d.path.clone())));
+        let files = reading.into_iter().flat_map(|r| r.invocation.files.iter().zip(&r.places));
+        for (file, place) in files {
+            if let Some(Place::At(_, path, _)) = place.as_ref().filter(|_| file.kind.writes()) {
+                changes.extend(by_annotation(file.kind, path.as_path()));
             }
         }
-        let writes_cwd = reading.is_some_and(|r| r.invocation.current_dir == CurrentDir::Writes);
-        if writes_cwd {
-            directories.insert(stage.cwd.clone());
+        let trees = reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
+        for exited in exits {
+            changes.extend(exited.changed_directories.iter().flat_map(seen));
+            if exited.changes_incomplete {
+                changes.extend(trees.iter().map(|(path, adapter)| unseen(path, *adapter)));
+            }
         }
-        let changes =
-            directories.into_iter().map(Change::NamesChanged).chain(files.into_iter().map(Change::FileWritten));
-        Self { table: Arc::clone(&gateway.view().table), changes: changes.collect() }
+        Self { table, changes }
     }
 }
 
-fn note(kind: FileKind, path: &Path, files: &mut BTreeSet<PathBuf>, directories: &mut BTreeSet<PathBuf>) {
+fn was_opened_there(table: &MountTable, path: &Path) -> bool {
+    match table.resolve(path, Path::new("/")) {
+        Resolution::Owned(owned) => table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed,
+        Resolution::Local { .. } => false,
+    }
+}
+
+/// Of a tree, the executor tells.
+fn by_annotation(kind: FileKind, path: &Path) -> Vec<Change> {
     if kind.recursive() {
-        directories.insert(path.to_owned());
-    } else {
-        files.insert(path.to_owned());
-        directories.extend(path.parent().map(Path::to_owned));
+        return Vec::new();
+    }
+    vec![Change::FileWritten(path.to_owned()), Change::NameChanged(path.to_owned())]
+}
+
+/// What an executor saw in one directory.
+fn seen(directory: &ChangedDirectory) -> Vec<Change> {
+    let path = PathBuf::from(OsStr::from_bytes(&directory.path));
+    let within = |name: &bytes::Bytes| path.join(OsStr::from_bytes(name));
+    let mut changes: Vec<Change> = directory.removed.iter().map(|name| Change::Removed(within(name))).collect();
+    if directory.written.len() > FEW_FILES {
+        changes.push(Change::EntriesChanged(path));
+        return changes;
+    }
+    changes.extend(directory.written.iter().map(|name| Change::FileWritten(within(name))));
+    changes.extend(directory.names_changed.then_some(Change::ListingChanged(path)));
+    changes
+}
+
+/// An executor could not tell what changed in a tree.
+fn unseen(tree: &Path, adapter: Adapter) -> Change {
+    match adapter {
+        Adapter::Rclone => Change::Anything(tree.to_owned()),
+        _ => Change::EntriesChanged(tree.to_owned()),
     }
 }
 
 /// Makes the mounts forget. Blocks as long as they do, up to a deadline.
 pub async fn refresh(written: Written) {
-    if written.changes.is_empty() {
+    if written.changes.is_empty() || !rule::holds(Rule::Coherence) {
         return;
     }
     let work = tokio::task::spawn_blocking(move || {
         let Written { table, changes } = &written;
+        let changes: Vec<&Change> = changes.iter().collect();
         std::thread::scope(|scope| {
-            for share in changes.chunks(changes.len().div_ceil(AT_ONCE)) {
-                scope.spawn(move || share.iter().for_each(|change| refresh_one(table, change)));
+            // Dealt out in turn: those of one kind, which take equally long, go to different threads.
+            for first in 0..changes.len().min(AT_ONCE) {
+                let share = changes.iter().skip(first).step_by(AT_ONCE);
+                scope.spawn(move || share.for_each(|change| refresh_one(table, change)));
             }
         });
     });
@@ -92,10 +133,27 @@ pub async fn refresh(written: Written) {
 }
 
 fn refresh_one(table: &MountTable, change: &Change) {
-    let (Change::FileWritten(path) | Change::NamesChanged(path)) = change;
-    let Resolution::Owned(owned) = table.resolve(path, Path::new("/")) else { return };
+    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return };
     if let Err(error) = table.mount(owned.mount).coherence().refresh(change) {
         // Usually the command removed the file again, or never made it.
-        tracing::debug!(path = %path.display(), %error, "nothing to refresh");
+        tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_executor_saw() {
+        let mut directory = ChangedDirectory { path: "/mnt/d".into(), names_changed: true, ..Default::default() };
+        directory.written = vec!["f".into()];
+        directory.removed = vec!["gone".into()];
+        let path = |text: &str| PathBuf::from(text);
+        let listing = Change::ListingChanged(path("/mnt/d"));
+        let (removed, written) = (Change::Removed(path("/mnt/d/gone")), Change::FileWritten(path("/mnt/d/f")));
+        assert_eq!(seen(&directory), [removed.clone(), written, listing]);
+        directory.written = vec!["f".into(); FEW_FILES + 1];
+        assert_eq!(seen(&directory), [removed, Change::EntriesChanged(path("/mnt/d"))]);
     }
 }

@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use posh_integration::host::PATH;
 use posh_integration::programs::Programs;
-use posh_integration::{Lab, LabSpec, demo, init};
+use posh_integration::wire::Profile;
+use posh_integration::{Lab, LabSpec, cases, demo, init, network, wire};
 
 /// Runs laboratories for posh.
 #[derive(Debug, Parser)]
@@ -33,29 +34,47 @@ enum Task {
         /// How many servers; server N has /srv/sN, which the workstation mounts as /mnt/sN.
         #[arg(long, default_value_t = 1)]
         servers: usize,
+        /// Each server's link: wan, wifi, lan, or MILLISECONDS:MEGABITS; else nothing limits it.
+        #[arg(long)]
+        link: Option<Profile>,
         /// The command and its arguments.
         #[arg(required = true, last = true)]
         command: Vec<OsString>,
     },
+    /// Measures links, to show that they are what they are said to be.
+    Links {
+        /// wan, wifi, lan, or MILLISECONDS:MEGABITS.
+        #[arg(default_values = ["wan", "wifi", "lan"])]
+        links: Vec<Profile>,
+    },
     /// Runs the paper's applications under bash and under posh, and compares.
     Demo(demo::Options),
+    /// Runs the cases of integration/cases under their shells and under posh, and compares.
+    Cases(cases::options::Options),
 }
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().task {
         Task::Init => init::run()?,
         Task::Hold { servers } => hold(servers)?,
-        Task::Run { servers, command } => return look_around(servers, &command),
+        Task::Run { servers, link, command } => {
+            return look_around(LabSpec { link, ..LabSpec::servers(servers) }, &command);
+        }
+        Task::Links { links } => links.into_iter().try_for_each(measure)?,
         Task::Demo(options) => {
             let same = demo::run(options)?;
             return Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Task::Cases(options) => {
+            let passed = cases::options::main(&options)?;
+            return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn look_around(servers: usize, words: &[OsString]) -> Result<ExitCode> {
-    let lab = Lab::start(&LabSpec::servers(servers), &Programs::beside_this()?)?;
+fn look_around(spec: LabSpec, words: &[OsString]) -> Result<ExitCode> {
+    let lab = Lab::start(&spec, &Programs::beside_this()?)?;
     let (program, arguments) = words.split_first().context("clap requires a command")?;
     let path = format!("{}:{PATH}", lab.workstation.programs().display());
     let mut command = lab.workstation.command(program);
@@ -63,6 +82,13 @@ fn look_around(servers: usize, words: &[OsString]) -> Result<ExitCode> {
     command.envs(std::env::var_os("TERM").map(|term| ("TERM", term)));
     let status = lab.workstation.spawn(command)?.wait()?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn measure(link: Profile) -> Result<()> {
+    let lab = Lab::start(&LabSpec::servers(1).link(link).without_executors(), &Programs::beside_this()?)?;
+    let measured = wire::check::measure(&lab.workstation, &lab.servers[0].host, &network::addresses(1).1)?;
+    println!("{link}: measured {measured}");
+    Ok(())
 }
 
 fn hold(servers: usize) -> Result<()> {

@@ -16,6 +16,7 @@ use crate::explain::Report;
 use crate::oracle::{Outcome, Under};
 use crate::programs::Programs;
 use crate::tree::{self, Tree};
+use crate::wire::Profile;
 use crate::workload::{Size, Store, Workload};
 use site::Site;
 
@@ -28,9 +29,9 @@ pub struct Options {
     /// A few megabytes of data instead of some 100.
     #[arg(long)]
     small: bool,
-    /// Rate of each server's link in Mbit/s (the paper's university link); 0 for no limit.
-    #[arg(long, value_name = "MBIT", default_value_t = 600)]
-    rate: u32,
+    /// Each server's link: wan (20 ms, 600 Mbit/s, the paper's), wifi, lan, or MILLISECONDS:MEGABITS.
+    #[arg(long, value_name = "LINK", default_value = "lan")]
+    link: Profile,
 }
 
 fn by_name(name: &str) -> std::result::Result<Workload, String> {
@@ -157,7 +158,7 @@ fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
         format!("cat {} | grep -v '^ip,' | cut -d , -f 1 | sort | uniq -c | sort -rn | head -n 3", names.join(" "));
     let mut command = site.workstation().command(site.workstation().programs().join("posh"));
     command.args(["--explain", "-c", &text]);
-    let outcome = crate::oracle::collect(site.workstation(), command, &text)?;
+    let outcome = crate::oracle::collect(site.workstation(), command, &text, crate::oracle::SCRIPT_LIMIT)?;
     let said = [&outcome.stdout[..], &outcome.stderr].concat();
     Ok(format!("$ posh --explain -c \"{text}\"\n{}", String::from_utf8_lossy(&said)))
 }

@@ -38,10 +38,8 @@ impl Site {
         if !nix::unistd::geteuid().is_root() {
             return Ok(Site::Plain(Plain::start(programs)?));
         }
-        let rate_megabits = (options.rate > 0).then_some(options.rate);
-        let spec = LabSpec { rate_megabits, ..LabSpec::servers(SERVERS) };
-        let link =
-            rate_megabits.map_or("an unlimited link".into(), |r| format!("a link of {r} Mbit/s without added latency"));
+        let spec = LabSpec::servers(SERVERS).link(options.link);
+        let link = format!("a link of {}", options.link);
         Ok(Site::Lab(Box::new(Lab::start(&spec, programs)?), link))
     }
 

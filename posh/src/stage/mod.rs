@@ -1,7 +1,7 @@
 //! The stage program's story: look, ask, then either become the real command or
 //! stand in for it while it runs elsewhere.
 //!
-//! It must not care how it was entered (symlink on PATH now, exec hook later):
+//! It must not care how it was entered (symlink on PATH, exec hook):
 //! `entry` alone knows that. Everything up to `enlist` is on the path of
 //! every local command, so it makes few system calls and starts no runtime.
 

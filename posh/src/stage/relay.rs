@@ -17,6 +17,7 @@ use nix::{
     },
     unistd::{Whence, lseek},
 };
+use posh_proto::rule::{self, Rule};
 use posh_proto::stage::{Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
 
 use super::{EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, wire::Link};
@@ -69,6 +70,8 @@ struct Relay<'a> {
 /// Relays until the remote command has ended and all its output is written, then
 /// ends as it did.
 pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
+    // ps(1) and pkill(1) are to find the command, not what stands in for it.
+    process::rename(&entry.name);
     let mut mask_before = SigSet::empty();
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
@@ -143,7 +146,7 @@ impl Relay<'_> {
     /// Bytes that came for a reader who had gone: here, the write itself would have
     /// met SIGPIPE, so the command gets it now. It need not ever write again.
     fn tell_of_broken_pipes(&mut self) {
-        let broken = self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
+        let broken = rule::holds(Rule::Streaming) && self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
         if broken && !self.told_of_broken_pipe {
             self.told_of_broken_pipe = true;
             self.queue_signal(Signal::SIGPIPE as u32, false);
@@ -160,9 +163,10 @@ impl Relay<'_> {
         let sources: Vec<usize> =
             (0..self.sources.len()).filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0).collect();
         fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
+        let watch = rule::holds(Rule::Streaming);
         // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
         let sinks: Vec<usize> =
-            (0..self.sinks.len()).filter(|&i| self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
+            (0..self.sinks.len()).filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
         for &i in &sinks {
             let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));
@@ -310,7 +314,7 @@ impl Relay<'_> {
         }
         match (exit.how, undelivered) {
             // The command could write more than its output here took: it ends as if that write had been its own.
-            (Some(exit::How::Code(0)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(),
+            (Some(exit::How::Code(code)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(code.cast_signed()),
             (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
             (Some(exit::How::Code(code)), _) => code.cast_signed(),
             (Some(exit::How::Signal(signal)), _) => process::die_by(signal.cast_signed()),
@@ -318,11 +322,13 @@ impl Relay<'_> {
         }
     }
 
-    fn end_at_closed_pipe(&self) -> i32 {
-        if process::ignores(Signal::SIGPIPE) {
-            return self.end_at_write_error(Errno::EPIPE);
+    /// `code` is what the command itself ended with.
+    fn end_at_closed_pipe(&self, code: i32) -> i32 {
+        match (process::ignores(Signal::SIGPIPE), code) {
+            (false, _) => process::die_by(Signal::SIGPIPE as i32),
+            (true, 0) => self.end_at_write_error(Errno::EPIPE),
+            (true, _) => code,
         }
-        process::die_by(Signal::SIGPIPE as i32)
     }
 
     /// In the words of the GNU tools.

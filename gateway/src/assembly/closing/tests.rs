@@ -49,6 +49,7 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
         files: Vec::new(),
         system_call: call.map(|number| (number, 0)),
         sleeps_in_pipe: false,
+        starved: Duration::ZERO,
     }
 }
 
@@ -56,6 +57,10 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
 fn process_of(stage: &Enlisted) -> Process {
     let ends: Vec<_> = stage.descriptors.iter().map(|d| (d.fd, d.identity.1, d.writes())).collect();
     process(stage.pid, 'S', STAGE_PROGRAM, &ends, None)
+}
+
+fn patience(found: &Closing) -> Vec<(usize, Duration)> {
+    found.pending.iter().map(|(stage, patience)| (*stage, patience.longest)).collect()
 }
 
 fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
@@ -67,6 +72,7 @@ fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
         &snapshot,
         &Actors {
             stage_programs: &[PathBuf::from(STAGE_PROGRAM)].into(),
+            shells: &[].into(),
             waiting: &waiting,
             directed: &|pid| pid == 99,
             settled: &|_| false,
@@ -119,7 +125,7 @@ fn a_running_shell_may_still_let_go() {
 fn a_stage_program_that_has_not_enlisted_is_waited_for() {
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
     let reader = |pid| process(pid, 'S', STAGE_PROGRAM, &[(0, 7, false)], None);
-    assert_eq!(look(&writer, vec![reader(31)]).pending, [(0, WILL_ENLIST)].into());
+    assert_eq!(patience(&look(&writer, vec![reader(31)])), [(0, WILL_ENLIST)]);
     // One that stands in for a remote command already will not enlist again.
     assert!(look(&writer, vec![reader(99)]).pending.is_empty());
 }
@@ -131,10 +137,10 @@ fn a_shell_that_still_expands_words_is_waited_for() {
     let shell = || process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4));
     let child = |call| process(30, 'S', "/bin/bash", &[(0, 7, false)], Some(call));
     let lists = look(&writer, vec![shell(), child(nix::libc::SYS_getdents64)]);
-    assert_eq!(lists.pending, [(0, EXPANDS_FILES)].into());
+    assert_eq!(patience(&lists), [(0, EXPANDS_FILES)]);
     let reads = Process { sleeps_in_pipe: true, ..child(nix::libc::SYS_read) };
     let reads = Process { system_call: Some((nix::libc::SYS_read, 5)), ..reads };
-    assert_eq!(look(&writer, vec![shell(), reads]).pending, [(0, EXPANDS_OUTPUT)].into());
+    assert_eq!(patience(&look(&writer, vec![shell(), reads])), [(0, EXPANDS_OUTPUT)]);
 }
 
 #[test]

@@ -43,8 +43,13 @@ impl Relay<'_> {
         let bytes = data.len() as u64;
         match self.outputs.get_mut(&(stage, fd)) {
             Some(output) => {
-                for data in output.push((JOINED, fd), data) {
+                let released = output.push((JOINED, fd), data);
+                let undelivered = output.take_undelivered();
+                for data in released {
                     self.tell(stage, ForStage::Data(fd, data)).await;
+                }
+                if undelivered {
+                    self.tell_undelivered(stage, fd).await;
                 }
             }
             // Into /dev/null.

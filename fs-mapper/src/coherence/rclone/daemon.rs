@@ -1,0 +1,277 @@
+//! Which process serves a mount, and how it was told to: everything is read from
+//! /proc, nothing has to be configured. What can't be found out is an error, and
+//! then commands run on this machine.
+
+use super::{cache::Cache, remote_control::RemoteControl};
+use crate::mountinfo::{MountEntry, MountInfo};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// `--vfs-write-back` unless it is given.
+const DEFAULT_WRITE_BACK: Duration = Duration::from_secs(5);
+/// `--attr-timeout` unless it is given.
+const DEFAULT_ATTRIBUTE_LIFE: Duration = Duration::from_secs(1);
+
+/// A running `rclone mount`.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    mount: MountEntry,
+    process: PathBuf,
+    words: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
+}
+
+impl Daemon {
+    /// Of the mount that a path lies on.
+    pub(super) fn of(path: &Path) -> io::Result<Daemon> {
+        let info = MountInfo::read().map_err(io::Error::other)?;
+        let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
+        let mount = around.max_by_key(|mount| mount.mount_point.components().count()).cloned();
+        let mount = mount.filter(|mount| mount.fs_type.starts_with("fuse")).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::Unsupported, format!("{} is on no rclone mount", path.display()))
+        })?;
+        let process = process_of(&mount)?.ok_or_else(|| {
+            let what = format!("the rclone process of {} is not to be found", mount.mount_point.display());
+            io::Error::new(io::ErrorKind::Unsupported, what)
+        })?;
+        let words = parts(&fs::read(process.join("cmdline"))?);
+        let variables = parts(&fs::read(process.join("environ"))?);
+        let variables = variables.into_iter().filter_map(|variable| {
+            let bytes = variable.as_bytes();
+            let equals = bytes.iter().position(|byte| *byte == b'=')?;
+            Some((OsStr::from_bytes(&bytes[..equals]).to_owned(), OsStr::from_bytes(&bytes[equals + 1..]).to_owned()))
+        });
+        Ok(Daemon { mount, words: words.into_iter().skip(1).collect(), variables: variables.collect(), process })
+    }
+
+    /// A path below the mount's root, as rclone names it.
+    pub(super) fn inside(&self, path: &Path) -> PathBuf {
+        let below = path.strip_prefix(&self.mount.mount_point).unwrap_or(path);
+        self.mount.root.strip_prefix("/").unwrap_or(&self.mount.root).join(below)
+    }
+
+    /// The same as this machine shows it.
+    pub(super) fn shown(&self, inside: &Path) -> PathBuf {
+        let root = self.mount.root.strip_prefix("/").unwrap_or(&self.mount.root);
+        self.mount.mount_point.join(inside.strip_prefix(root).unwrap_or(inside))
+    }
+
+    /// Its write cache; `None` when every write goes to the cloud before close(2) returns.
+    pub(super) fn cache(&self) -> io::Result<Option<Cache>> {
+        if self.setting("vfs-cache-mode").is_none_or(|mode| mode == "off" || mode == "0") {
+            return Ok(None);
+        }
+        let said = self.remote_control().and_then(|control| control.metadata_directory());
+        let root = match said {
+            Ok(Some(directory)) => PathBuf::from(directory),
+            _ => self.metadata_directory()?,
+        };
+        // Made with the mount; if it is elsewhere, we do not know where.
+        match root.is_dir() {
+            true => Ok(Some(Cache { root })),
+            false => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("the cache of {} is not at {}", self.mount.mount_point.display(), root.display()),
+            )),
+        }
+    }
+
+    /// By the rules of rclone's documentation: below `--cache-dir`, by the name and path of the remote.
+    fn metadata_directory(&self) -> io::Result<PathBuf> {
+        let below = |variable: &str, rest: &str| self.variable(variable).map(|home| Path::new(home).join(rest));
+        let caches = self.setting("cache-dir").map(PathBuf::from);
+        let caches = caches.or_else(|| below("XDG_CACHE_HOME", "rclone")).or_else(|| below("HOME", ".cache/rclone"));
+        let source = self.mount.source.to_str().filter(|_| self.setting("devname").is_none());
+        let (Some(caches), Some((name, path))) = (caches, source.and_then(|source| source.split_once(':'))) else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the place of rclone's cache is not known"));
+        };
+        let caches = self.process.join("cwd").join(caches);
+        Ok(caches.join("vfsMeta").join(name).join(path.trim_matches('/')))
+    }
+
+    /// Its remote control, if it has one.
+    pub(super) fn remote_control(&self) -> io::Result<RemoteControl> {
+        let on = self.setting("rc").is_some_and(|value| matches!(value.as_str(), "" | "true" | "1"));
+        if !on {
+            let what = format!("rclone at {} runs without --rc", self.mount.mount_point.display());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        RemoteControl::at(self.setting("rc-addr").as_deref().unwrap_or("localhost:5572"))
+    }
+
+    /// How long after its last use a file waits before it is uploaded.
+    pub(super) fn write_back(&self) -> Duration {
+        self.setting("vfs-write-back").and_then(|text| duration(&text)).unwrap_or(DEFAULT_WRITE_BACK)
+    }
+
+    /// How long the kernel keeps attributes and names.
+    pub(super) fn attribute_life(&self) -> Duration {
+        self.setting("attr-timeout").and_then(|text| duration(&text)).unwrap_or(DEFAULT_ATTRIBUTE_LIFE)
+    }
+
+    /// The value of `--name`, of `-o name=value` (mount.rclone), or of `RCLONE_NAME`;
+    /// empty for one that stands without a value at the end or before another.
+    fn setting(&self, name: &str) -> Option<String> {
+        let mut found = None;
+        for (index, word) in self.words.iter().enumerate() {
+            let Some(word) = word.to_str() else { continue };
+            let next = || self.words.get(index + 1).and_then(|w| w.to_str()).filter(|w| !w.starts_with('-'));
+            if let Some(rest) = word.strip_prefix("--").and_then(|word| word.strip_prefix(name)) {
+                match rest.strip_prefix('=') {
+                    Some(value) => found = Some(value.to_owned()),
+                    // A switch takes no next word.
+                    None if rest.is_empty() && name == "rc" => found = Some(String::new()),
+                    None if rest.is_empty() => found = Some(next().unwrap_or_default().to_owned()),
+                    None => {}
+                }
+            } else if let Some(options) = word.strip_prefix("-o") {
+                let options = if options.is_empty() { next().unwrap_or_default() } else { options };
+                for option in options.split(',') {
+                    let (key, value) = option.split_once('=').unwrap_or((option, ""));
+                    if key.replace('_', "-") == name {
+                        found = Some(value.to_owned());
+                    }
+                }
+            }
+        }
+        let variable = format!("RCLONE_{}", name.replace('-', "_").to_uppercase());
+        found.or_else(|| self.variable(&variable)?.to_str().map(str::to_owned))
+    }
+
+    fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
+    }
+}
+
+fn parts(text: &[u8]) -> Vec<OsString> {
+    let parts = text.split(|byte| *byte == 0).filter(|part| !part.is_empty());
+    parts.map(|part| OsString::from_vec(part.to_vec())).collect()
+}
+
+/// The process that holds the mount's connection to the kernel: fdinfo of /dev/fuse
+/// names it (Linux 6.10 or so). Before that, an rclone whose words name the mount point.
+fn process_of(mount: &MountEntry) -> io::Result<Option<PathBuf>> {
+    let mut by_words = None;
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let process = entry.path();
+        let is_rclone = fs::read(process.join("comm"))
+            .is_ok_and(|name| name.starts_with(b"rclone") || name.starts_with(b"mount.rclone"));
+        if !is_rclone {
+            continue;
+        }
+        match serves(&process, mount.device.1) {
+            Some(true) => return Ok(Some(process)),
+            Some(false) => {}
+            None => {
+                let words = fs::read(process.join("cmdline")).map(|text| parts(&text)).unwrap_or_default();
+                if words.iter().any(|word| Path::new(word) == mount.mount_point) {
+                    by_words = Some(process);
+                }
+            }
+        }
+    }
+    Ok(by_words)
+}
+
+/// Whether a process holds this connection; `None` where the kernel does not tell.
+fn serves(process: &Path, connection: u32) -> Option<bool> {
+    let mut told = None;
+    for entry in fs::read_dir(process.join("fd")).ok()?.flatten() {
+        if !fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/fuse")) {
+            continue;
+        }
+        let Ok(info) = fs::read_to_string(process.join("fdinfo").join(entry.file_name())) else { continue };
+        let number = info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse::<u32>().ok());
+        match number {
+            Some(number) if number == connection => return Some(true),
+            Some(_) => told = Some(false),
+            None => {}
+        }
+    }
+    told
+}
+
+/// As Go writes durations: `1m30s`, `250ms`, `0`; a number alone is seconds.
+fn duration(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let seconds = match &rest[..unit] {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "d" => 86400.0,
+            _ => return None,
+        };
+        total += Duration::try_from_secs_f64(number * seconds).ok()?;
+        rest = &rest[unit..];
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn daemon(words: &str, variables: &[(&str, &str)]) -> Daemon {
+        let line = b"66 64 0:42 / /mnt/w rw,nosuid - fuse.rclone cloud:bucket/top rw";
+        let info = MountInfo::parse(line).expect("a mount");
+        let os = |text: &str| OsString::from(text);
+        Daemon {
+            mount: info.entries()[0].clone(),
+            process: "/proc/1".into(),
+            words: words.split(' ').map(os).collect(),
+            variables: variables.iter().map(|(name, value)| (os(name), os(value))).collect(),
+        }
+    }
+
+    #[test]
+    fn settings() {
+        let check = |words: &str, name: &str, expect: Option<&str>| {
+            let daemon = daemon(words, &[("RCLONE_VFS_CACHE_MODE", "full")]);
+            assert_eq!(daemon.setting(name).as_deref(), expect, "{words} {name}");
+        };
+        check("mount cloud: /w --vfs-cache-mode writes", "vfs-cache-mode", Some("writes"));
+        check("mount --vfs-cache-mode=writes cloud: /w", "vfs-cache-mode", Some("writes"));
+        check("mount cloud: /w", "vfs-cache-mode", Some("full"));
+        check("cloud: /w -o rw,vfs_cache_mode=minimal,rc", "vfs-cache-mode", Some("minimal"));
+        check("cloud: /w -o rw,vfs_cache_mode=minimal,rc", "rc", Some(""));
+        check("mount --rc cloud: /w", "rc", Some(""));
+        check("mount --rc-addr :1 cloud: /w", "rc", None);
+        check("mount cloud: /w --vfs-write-back", "vfs-write-back", Some(""));
+    }
+
+    #[test]
+    fn paths_in_the_mount_and_in_the_cache() {
+        let daemon = daemon("mount cloud:bucket/top /mnt/w --vfs-cache-mode writes", &[("HOME", "/home/u")]);
+        assert_eq!(daemon.inside(Path::new("/mnt/w/d/f")), Path::new("d/f"));
+        assert_eq!(daemon.shown(Path::new("d/f")), Path::new("/mnt/w/d/f"));
+        let expect = Path::new("/home/u/.cache/rclone/vfsMeta/cloud/bucket/top");
+        assert_eq!(daemon.metadata_directory().expect("known"), expect);
+    }
+
+    #[test]
+    fn durations() {
+        let check = |text: &str, expect: Option<u64>| {
+            assert_eq!(duration(text).map(|d| d.as_millis()), expect.map(u128::from), "{text}");
+        };
+        check("0", Some(0));
+        check("0s", Some(0));
+        check("1m30s", Some(90_000));
+        check("250ms", Some(250));
+        check("1.5s", Some(1500));
+        check("soon", None);
+    }
+}

@@ -1,0 +1,112 @@
+//! rclone's remote control: one short HTTP request for each call. Only what needs
+//! no password is used.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+/// It answers from memory, on this machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// An answer names the paths that were forgotten, or counts files.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// Where a daemon listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RemoteControl {
+    address: SocketAddr,
+}
+
+impl RemoteControl {
+    /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or `localhost`.
+    pub(super) fn at(text: &str) -> io::Result<Self> {
+        let text = match text.split_once(':') {
+            Some(("" | "localhost", port)) => format!("127.0.0.1:{port}"),
+            _ => text.to_owned(),
+        };
+        let unknown = |_| io::Error::new(io::ErrorKind::Unsupported, format!("rclone listens at {text}"));
+        Ok(Self { address: text.parse().map_err(unknown)? })
+    }
+
+    /// Whether it answers.
+    pub(super) fn noop(&self) -> io::Result<()> {
+        self.call("rc/noop", "{}").map(drop)
+    }
+
+    /// Makes the daemon forget one file or directory; `kind` is the parameter's name.
+    pub(super) fn forget(&self, kind: &str, inside: &Path) -> io::Result<()> {
+        let Some(text) = inside.to_str() else { return self.forget_all() };
+        if text.is_empty() {
+            return self.forget_all();
+        }
+        let body = serde_json::json!({ kind: text }).to_string();
+        self.call("vfs/forget", &body).map(drop)
+    }
+
+    /// Makes the daemon forget every directory.
+    pub(super) fn forget_all(&self) -> io::Result<()> {
+        self.call("vfs/forget", "{}").map(drop)
+    }
+
+    /// Where the metadata of the mount's cache is; `None` without a cache.
+    pub(super) fn metadata_directory(&self) -> io::Result<Option<String>> {
+        let said = self.call("vfs/stats", "{}")?;
+        Ok(said["diskCache"]["pathMeta"].as_str().map(str::to_owned))
+    }
+
+    fn call(&self, what: &str, body: &str) -> io::Result<serde_json::Value> {
+        let mut stream = TcpStream::connect_timeout(&self.address, ANSWER_LIMIT)?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+        stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+        let length = body.len();
+        let request = format!(
+            "POST /{what} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes())?;
+        let mut answer = Vec::new();
+        stream.take(MOST_BYTES).read_to_end(&mut answer)?;
+        answer_of(what, &answer)
+    }
+}
+
+/// The value in an HTTP answer with status 200.
+fn answer_of(what: &str, answer: &[u8]) -> io::Result<serde_json::Value> {
+    let body = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").map(|at| &answer[at + 4..]);
+    let head = answer.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let refused = || {
+        let head = String::from_utf8_lossy(head).into_owned();
+        io::Error::other(format!("rclone's remote control answers {what} with {head:?}"))
+    };
+    if head.split(|byte| *byte == b' ').nth(1) != Some(b"200") {
+        return Err(refused());
+    }
+    serde_json::from_slice(body.ok_or_else(refused)?).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let check = |text: &str, expect: Option<&str>| {
+            let found = RemoteControl::at(text).ok().map(|control| control.address.to_string());
+            assert_eq!(found.as_deref(), expect, "{text}");
+        };
+        check("localhost:5572", Some("127.0.0.1:5572"));
+        check(":5573", Some("127.0.0.1:5573"));
+        check("[::1]:5572", Some("[::1]:5572"));
+        check("unix:///run/rclone.sock", None);
+        check("example.org:5572", None);
+    }
+
+    #[test]
+    fn answers() {
+        let answer = |text: &str| answer_of("rc/noop", text.as_bytes());
+        assert_eq!(answer("HTTP/1.0 200 OK\r\nA: b\r\n\r\n{\"a\": 1}").expect("an answer")["a"], 1);
+        let refusal = answer("HTTP/1.1 401 Unauthorized\r\n\r\nno").expect_err("refused").to_string();
+        assert_eq!(refusal, "rclone's remote control answers rc/noop with \"HTTP/1.1 401 Unauthorized\"");
+        assert!(answer("").is_err());
+    }
+}

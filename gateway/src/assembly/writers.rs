@@ -1,0 +1,76 @@
+//! Files on mounts that processes of the sessions hold open for writing: what was
+//! written to them may still be on its way when a command elsewhere reads them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use super::procfs::{Orphans, processes_below};
+use crate::enlisted::Pid;
+
+/// Looks for them. It remembers which processes are no part of a session.
+#[derive(Debug, Default)]
+pub struct Writers(Mutex<Orphans>);
+
+/// A file that someone may write to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// As /proc shows it.
+    pub path: PathBuf,
+    /// The writer's offset, in bytes: at 0, nothing was written in the usual way.
+    pub offset: u64,
+}
+
+impl Writers {
+    /// Those below some directories, in the processes below `roots`. Reads /proc only.
+    #[must_use]
+    pub fn find(&self, roots: &[Pid], below: &[PathBuf]) -> Vec<Written> {
+        let pids = processes_below(roots, &mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        pids.into_iter().flat_map(|pid| written_by(pid, below)).collect()
+    }
+}
+
+fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
+    let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    let written = directory.flatten().filter_map(|entry| {
+        let link = entry.path();
+        let path = fs::read_link(&link).ok()?;
+        if !below.iter().any(|top| path.starts_with(top)) {
+            return None;
+        }
+        // The link's permissions tell the access mode (proc_pid_fd(5)).
+        let writes = fs::symlink_metadata(&link).ok()?.permissions().mode() & 0o200 != 0;
+        let offset = offset(pid, link.file_name()?.as_ref());
+        writes.then_some(Written { path, offset })
+    });
+    written.collect()
+}
+
+/// Where it can't be read, something may have been written.
+fn offset(pid: Pid, fd: &Path) -> u64 {
+    let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd));
+    let line = info.ok().and_then(|text| text.lines().find_map(|line| line.strip_prefix("pos:")?.trim().parse().ok()));
+    line.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn our_own_open_files_are_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let mut file = fs::File::create(top.join("written")).unwrap();
+        file.write_all(b"four").unwrap();
+        let read = fs::File::open(top.join("written")).unwrap();
+        let found = Writers::default().find(&[std::process::id()], std::slice::from_ref(&top));
+        assert_eq!(found, [Written { path: top.join("written"), offset: 4 }]);
+        drop((file, read));
+        assert_eq!(Writers::default().find(&[std::process::id()], &[top]), []);
+    }
+}

@@ -1,0 +1,35 @@
+//! What a run would be that does not show the workstation's paths (the rule `paths` left
+//! out, in debug builds): the exports stand below another directory, and the words of the
+//! commands are changed to match. Tests show with it that this is not enough.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+
+use bytes::Bytes;
+use posh_proto::executor::{RunSpec, descriptor::Source};
+
+/// Where the exports stand then.
+const DIRECTORY: &[u8] = b"/elsewhere";
+
+/// Changes a run accordingly.
+pub fn move_to(spec: &mut RunSpec) {
+    let mounts: Vec<Bytes> = spec.mounts.iter().map(|mount| mount.path.clone()).collect();
+    let moved = |path: &mut Bytes| {
+        let below = |mount: &Bytes| Path::new(OsStr::from_bytes(path)).starts_with(OsStr::from_bytes(mount));
+        if mounts.iter().any(below) {
+            *path = [DIRECTORY, path].concat().into();
+        }
+    };
+    spec.mounts.iter_mut().for_each(|mount| moved(&mut mount.path));
+    for stage in &mut spec.stages {
+        moved(&mut stage.cwd);
+        stage.argv.iter_mut().for_each(moved);
+        stage.paths.iter_mut().for_each(|used| moved(&mut used.path));
+        stage.watched_trees.iter_mut().for_each(|tree| moved(&mut tree.path));
+        stage.guards.iter_mut().flat_map(|guard| &mut guard.files).for_each(moved);
+        for descriptor in &mut stage.descriptors {
+            if let Some(Source::File(file)) = &mut descriptor.source {
+                moved(&mut file.path);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What counts as equal: both outputs, the status, the statuses of the last pipeline,
+//! the directory and the home afterwards; and which commands had to run where. The
+//! names of the runs' directories are taken for one name.
+
+use std::path::Path;
+
+use super::site::Run;
+use super::{Case, Wanted};
+use crate::explain::Report;
+use crate::oracle::replace;
+use crate::tree::{Tree, differences, renamed};
+
+/// What stands for the name of a run's directory; as long as that.
+const NAME: &str = "run-RUNRUN";
+
+/// How two runs of a case differ, one entry each; empty when nobody could tell.
+pub fn differing(case: &Case, one: &Run, other: &Run) -> Vec<String> {
+    let mut found = Vec::new();
+    let (left, right) = (&one.outcome, &other.outcome);
+    if left.status != right.status {
+        found.push(format!("status: {} / {}", left.status, right.status));
+    }
+    if one.statuses != other.statuses {
+        found.push(format!("$? and PIPESTATUS: {:?} / {:?}", one.statuses, other.statuses));
+    }
+    found.extend(output("stdout", (&left.stdout, one), (&right.stdout, other), case.unordered));
+    found.extend(output("stderr", (&left.stderr, one), (&right.stderr, other), false));
+    found.extend(files("", (&one.left, one), (&other.left, other)));
+    found.extend(files("~/", (&one.home, one), (&other.home, other)));
+    found.extend(case.times.iter().filter_map(|path| time(path, one, other)));
+    found
+}
+
+fn output(name: &str, (left, one): (&[u8], &Run), (right, other): (&[u8], &Run), unordered: bool) -> Option<String> {
+    // Most are equal as they are, and some have megabytes.
+    if left == right {
+        return None;
+    }
+    let neutral = |bytes: &[u8], run: &Run| replace(bytes, run.name.as_bytes(), NAME.as_bytes());
+    let (left, right) = (neutral(left, one), neutral(right, other));
+    let equal = if unordered { sorted(&left) == sorted(&right) } else { left == right };
+    (!equal).then(|| {
+        format!("{name}: {}\n{:width$}/ {}", excerpt(&left, &right), "", excerpt(&right, &left), width = name.len())
+    })
+}
+
+fn sorted(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut lines: Vec<_> = bytes.split_inclusive(|b| *b == b'\n').collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// A text from a little before the place where it differs from another.
+fn excerpt(bytes: &[u8], other: &[u8]) -> String {
+    const BEFORE: usize = 80;
+    const SHOWN: usize = 400;
+    let differs = bytes.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let from = differs.saturating_sub(BEFORE);
+    let shown = &bytes[from..bytes.len().min(from + SHOWN)];
+    let place = if from > 0 { format!(" from {from}") } else { String::new() };
+    format!("{} bytes{place} {:?}", bytes.len(), String::from_utf8_lossy(shown))
+}
+
+fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)) -> Vec<String> {
+    if left == right {
+        return Vec::new();
+    }
+    // Only what differs is looked at closely: a case has megabytes of files.
+    // Its entries hold the inode numbers and times of the files, which each run has anew.
+    let comparable = |path: &Path| !path.ends_with(".git/index");
+    let pick = |tree: &Tree, than: &Tree, run: &Run| {
+        let differing = tree.iter().filter(|(path, entry)| than.get(*path) != Some(*entry) && comparable(path));
+        renamed(differing.map(|(path, entry)| (path.clone(), entry.clone())).collect(), &run.name, NAME)
+    };
+    let found = differences(&pick(left, right, one), &pick(right, left, other));
+    found.into_iter().map(|difference| format!("file {prefix}{difference}")).collect()
+}
+
+fn time(path: &Path, one: &Run, other: &Run) -> Option<String> {
+    let of = |run: &Run| run.left.get(path).map(|entry| entry.modified_s);
+    let (left, right) = (of(one), of(other));
+    (left != right || left.is_none()).then(|| format!("time of {}: {left:?} / {right:?}", path.display()))
+}
+
+/// Which commands did not run where the case demands it.
+pub fn misplaced(case: &Case, report: &Report) -> Vec<String> {
+    let there = case.offloads.iter().filter(|w| count(report, w, true) < w.count);
+    let here = case.local.iter().filter(|w| count(report, w, false) < w.count);
+    let there = there.map(|w| format!("not offloaded: {w}"));
+    there.chain(here.map(|w| format!("did not run here: {w}"))).collect()
+}
+
+fn count(report: &Report, wanted: &Wanted, offloaded: bool) -> usize {
+    report.stages(&wanted.command).filter(|stage| stage.is_offloaded() == offloaded).count()
+}
+
+/// Where each stage ran, and why, one line each.
+pub fn placements(report: &Report) -> String {
+    let mut text = String::new();
+    for (number, pipeline) in (1..).zip(&report.pipelines) {
+        for stage in &pipeline.stages {
+            let words: String = stage.argv.join(" ").chars().take(100).collect();
+            text += &format!("    {number} {}: {words:?} ({})\n", stage.placement, stage.reason);
+        }
+    }
+    text
+}
+
+/// Whether something of it ran on a server.
+pub fn offloaded(report: &Report) -> bool {
+    report.pipelines.iter().flat_map(|p| &p.stages).any(crate::explain::Stage::is_offloaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::Outcome;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+    use std::time::Duration;
+
+    fn run(name: &str, stdout: &str) -> Run {
+        let status = ExitStatus::from_raw(0);
+        let outcome = Outcome { stdout: stdout.into(), stderr: Vec::new(), status, report: None, wall: Duration::ZERO };
+        Run { outcome, statuses: "0 0".into(), left: Tree::new(), home: Tree::new(), name: name.into() }
+    }
+
+    fn case(unordered: bool) -> Case {
+        let text = format!("{{name: a, script: x, unordered: {unordered}}}");
+        serde_yaml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn names_of_runs_do_not_count_and_order_only_where_there_is_one() {
+        let (one, other) = (run("run-000001", "run-000001/f\nb\n"), run("run-000002", "b\nrun-000002/f\n"));
+        assert_eq!(differing(&case(true), &one, &other), Vec::<String>::new());
+        assert_eq!(differing(&case(false), &one, &other).len(), 1);
+        let less = run("run-000003", "b\n");
+        assert!(
+            differing(&case(true), &one, &less)[0].starts_with("stdout: 15 bytes"),
+            "{:?}",
+            differing(&case(true), &one, &less)
+        );
+    }
+}

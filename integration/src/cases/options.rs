@@ -1,0 +1,116 @@
+//! `posh-lab cases`: which cases are run, and how.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use posh_proto::rule::Rule;
+
+use super::fixture::Fixture;
+use super::site::Setting;
+use super::{Case, load, run, summary, without};
+use crate::error::{LabError, Result};
+use crate::programs::Programs;
+
+/// The options.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// How posh is to see commands: by its directory on PATH, or by its hook in execve
+    #[arg(long, value_enum)]
+    door: Option<Door>,
+    /// Leave this rule out of all programs (debug builds only)
+    #[arg(long, value_name = "RULE")]
+    without: Vec<Rule>,
+    /// Leave out each rule in turn and print the table of docs/rules.md
+    #[arg(long)]
+    rules_table: bool,
+    /// Only cases whose title (file:name) holds this
+    #[arg(long, value_name = "TEXT")]
+    filter: Vec<String>,
+    /// How many laboratories at once
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Only print the titles
+    #[arg(long)]
+    list: bool,
+    /// Print where each case's stages ran, and where the mount itself differs from a local copy
+    #[arg(long)]
+    verbose: bool,
+    /// Files or directories; all cases of the source tree when left out
+    paths: Vec<PathBuf>,
+}
+
+/// The two ways in which posh can see that a command is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Door {
+    /// A directory of links at the front of PATH.
+    Path,
+    /// A library preloaded into the shell.
+    Hook,
+}
+
+impl Door {
+    /// The value of posh's option.
+    pub fn name(self) -> &'static str {
+        match self {
+            Door::Path => "path",
+            Door::Hook => "hook",
+        }
+    }
+}
+
+/// Runs what is asked for and prints what came of it; true when nothing failed.
+pub fn main(options: &Options) -> Result<bool> {
+    let paths = if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
+    let mut cases = load::load(&paths)?.map_err(LabError::Cases)?;
+    cases.retain(|case| options.filter.is_empty() || options.filter.iter().any(|text| case.title().contains(text)));
+    if options.list {
+        cases.iter().for_each(|case| println!("{}", case.title()));
+        return Ok(true);
+    }
+    let setting = Setting {
+        programs: Programs::beside_this()?,
+        fixture: Arc::new(Fixture::make()?),
+        without: options.without.clone(),
+        door: options.door,
+    };
+    if options.rules_table {
+        return without::table(&cases, &setting, options.jobs);
+    }
+    let start = Instant::now();
+    let verbosity = match (options.verbose, options.without.is_empty()) {
+        (true, _) => Verbosity::All,
+        (false, true) => Verbosity::Failures,
+        (false, false) => Verbosity::Quiet,
+    };
+    let tell = |verdict: &run::Verdict| tell(&cases[verdict.number], verdict, verbosity);
+    let verdicts = run::run(&cases, &setting, options.jobs, &tell)?;
+    if options.verbose {
+        print!("{}", summary::slowest(&cases, &verdicts));
+    }
+    print!("{}", summary::numbers(&cases, &verdicts, start.elapsed()));
+    if let [rule] = options.without[..] {
+        print!("{}", without::Effect::of(rule, &cases, &verdicts).in_full(&cases));
+    }
+    Ok(verdicts.iter().all(|v| v.faults.is_empty()))
+}
+
+/// Of which cases something is printed as they end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verbosity {
+    /// None: with a rule left out, many fail, and only which ones is of interest.
+    Quiet,
+    Failures,
+    All,
+}
+
+fn tell(case: &Case, verdict: &run::Verdict, verbose: Verbosity) {
+    if !verdict.faults.is_empty() && verbose != Verbosity::Quiet {
+        return println!("{}", summary::failure(case, verdict));
+    }
+    if verbose == Verbosity::All {
+        let by_mount: String = verdict.by_mount.iter().map(|d| format!("    by the mount: {d}\n")).collect();
+        println!("passed {}\n{}{by_mount}", case.title(), verdict.placements);
+    }
+}

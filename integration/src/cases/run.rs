@@ -1,0 +1,92 @@
+//! Runs many cases: some workers, each with machines of its own, take one case after
+//! the other. A laboratory in which a script hung is replaced.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::site::{Setting, Site, Way};
+use super::{Case, Oracle, judge};
+use crate::error::{LabError, Result};
+
+/// What came of one case.
+#[derive(Debug)]
+pub struct Verdict {
+    /// Its place among those that were run.
+    pub number: usize,
+    /// How posh differed from its shell, or what did not run where it must.
+    pub faults: Vec<String>,
+    /// How the shell itself differed on the mount from a local copy.
+    pub by_mount: Vec<String>,
+    /// Something of it ran on a server.
+    pub offloaded: bool,
+    /// Where everything ran, and why.
+    pub placements: String,
+    /// All three runs together.
+    pub wall: Duration,
+}
+
+impl Verdict {
+    /// A run that came to no end, or could not be started.
+    fn broken(number: usize, error: &LabError) -> Verdict {
+        let faults = vec![error.to_string()];
+        Verdict { number, faults, by_mount: Vec::new(), offloaded: false, placements: String::new(), wall: Duration::ZERO }
+    }
+}
+
+/// Runs all `cases`; `done` hears of each as it ends. The answer is in their order.
+pub fn run(cases: &[Case], setting: &Setting, jobs: usize, done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<Verdict>> {
+    let next = AtomicUsize::new(0);
+    let verdicts = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let work = || -> Result<()> {
+            let mut site = Site::start(setting)?;
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(case) = cases.get(number) else { return Ok(()) };
+                let verdict = match try_case(&mut site, case, number) {
+                    Ok(verdict) => verdict,
+                    Err(error) => {
+                        site = Site::start(setting)?;
+                        Verdict::broken(number, &error)
+                    }
+                };
+                done(&verdict);
+                verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
+            }
+        };
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+    })?;
+    let mut verdicts = verdicts.into_inner().unwrap_or_else(PoisonError::into_inner);
+    verdicts.sort_by_key(|verdict| verdict.number);
+    Ok(verdicts)
+}
+
+fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
+    let start = Instant::now();
+    let copy = site.run(case, Way::Copy)?;
+    let mount = site.run(case, Way::Mount)?;
+    let posh = site.run(case, Way::Posh)?;
+    let report = posh.outcome.report();
+    let oracle = match case.oracle {
+        Oracle::Mount => &mount,
+        Oracle::Local => &copy,
+    };
+    let mut faults = judge::differing(case, oracle, &posh);
+    faults.extend(judge::misplaced(case, report));
+    let known = !case.known.is_empty();
+    match (known, faults.is_empty()) {
+        (true, true) => faults.push(format!("no difference any more; remove `known: {}`", case.known.trim())),
+        (true, false) => faults.clear(),
+        (false, _) => {}
+    }
+    Ok(Verdict {
+        number,
+        faults,
+        by_mount: judge::differing(case, &copy, &mount),
+        offloaded: judge::offloaded(report),
+        placements: judge::placements(report),
+        wall: start.elapsed(),
+    })
+}

@@ -1,0 +1,174 @@
+//! What a server of the laboratory has otherwise than the workstation, so that
+//! nothing agrees by accident: accounts, time zone, default locale, a locale that is
+//! missing, and one older tool. Also the ordinary user, who has an account on both
+//! under one name with two numbers, a mount and an executor of her own.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+
+use crate::error::{Attempt, Result};
+use crate::host::Host;
+use crate::services::{self, Service, write_file};
+
+/// The ordinary user's name on both machines.
+pub const NAME: &str = "ada";
+/// Her number, and her group's, on the workstation; on a server they are another's.
+pub const HERE: u32 = 1000;
+/// Her number, and her group's, on a server.
+pub const THERE: u32 = 2001;
+/// Her home, on both machines.
+pub const HOME: &str = "/home/ada";
+/// Her sockets and her mount table on the workstation.
+pub const RUNTIME: &str = "/run/ada";
+/// Where she has mounted her directory of the first server.
+pub const MOUNT: &str = "/mnt/u1";
+/// That directory.
+pub const DIRECTORY: &str = "/srv/u1";
+
+/// Where the files lie that are bound over those in /etc.
+const OWN_ETC: &str = "/run/lab-etc";
+/// Where her executor listens.
+const EXECUTOR_PORT: u16 = 7401;
+/// The tool of which a server has an older version.
+pub const OLDER_TOOL: &str = "tsort";
+/// A locale that only the workstation has.
+pub const OWN_LOCALE: &str = "nds_DE.utf8";
+
+/// Her mount and her executor.
+#[derive(Debug)]
+pub struct Person {
+    // Dropped in this order.
+    _mount: Service,
+    _executor: Service,
+}
+
+/// Accounts, time zone and locales of the workstation.
+pub fn furnish_workstation(host: &Host) -> Result<()> {
+    accounts(host, &[(NAME, HERE), ("bob", 1001), ("carl", THERE)])?;
+    // A locale of that name behaves as C.UTF-8 does, but a server does not know it.
+    let script = format!(
+        "mkdir /run/locale; cp -a /usr/lib/locale/. /run/locale; cp -a /run/locale/C.utf8 /run/locale/{OWN_LOCALE}"
+    );
+    shell(host, &script)?;
+    bind(host, "/run/locale", "/usr/lib/locale")?;
+    // In containers only root may open /dev/fuse.
+    shell(host, "mknod -m 666 /run/fuse c 10 229")?;
+    bind(host, "/run/fuse", "/dev/fuse")
+}
+
+/// The same of a server: other numbers for the same names, Tokyo, the C locale, an older tool.
+pub fn furnish_server(host: &Host) -> Result<()> {
+    accounts(host, &[(NAME, THERE), ("dora", HERE), ("bob", 2002)])?;
+    bind(host, "/usr/share/zoneinfo/Asia/Tokyo", "/etc/localtime")?;
+    let older = format!(
+        "#!/bin/sh\n[ \"$1\" = --version ] && exec echo '{OLDER_TOOL} (GNU coreutils) 8.4'\n\
+         # As releases before did not: each line ends in a blank.\n/usr/bin/{OLDER_TOOL} \"$@\" | sed 's/$/ /'\n"
+    );
+    services::write_file(host, "/run/older-tool", older.as_bytes())?;
+    let script = "mkdir /run/local-bin; cp /run/older-tool /run/local-bin/tsort; chmod 755 /run/local-bin/tsort";
+    shell(host, script)?;
+    bind(host, "/run/local-bin", "/usr/local/bin")
+}
+
+/// /etc/passwd, /etc/group and /etc/shadow with the system's accounts and `people`.
+fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
+    let directory = host.path(OWN_ETC);
+    fs::create_dir_all(&directory).attempt(|| format!("make {}", directory.display()))?;
+    let lines: [&dyn Fn(&str, u32) -> String; 3] = [
+        &|name, number| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n"),
+        &|name, number| format!("{name}:x:{number}:\n"),
+        &|name, _| format!("{name}:*:19000:0:99999:7:::\n"),
+    ];
+    for (file, line) in ["passwd", "group", "shadow"].iter().zip(lines) {
+        let path = format!("/etc/{file}");
+        let before = String::from_utf8_lossy(&services::read_file(host, &path)?).into_owned();
+        let kept = before.lines().filter(|l| is_system(l, file)).map(|l| format!("{l}\n"));
+        let added = people.iter().map(|(name, number)| line(name, *number));
+        let own = format!("{OWN_ETC}/{file}");
+        write_file(host, &own, kept.chain(added).collect::<String>().as_bytes())?;
+        bind(host, &own, &path)?;
+    }
+    Ok(())
+}
+
+/// Whether a line of such a file is about an account that comes with the system; in
+/// the shadow file, which has no numbers, those of this machine's people do no harm.
+fn is_system(line: &str, file: &str) -> bool {
+    let number = line.split(':').nth(2).and_then(|n| n.parse::<u32>().ok());
+    file == "shadow" || number.is_none_or(|n| !(HERE..65_000).contains(&n))
+}
+
+fn bind(host: &Host, from: &str, to: &str) -> Result<()> {
+    let (source, target, none) = (from.to_owned(), to.to_owned(), None::<&str>);
+    host.run(move || mount(Some(source.as_str()), target.as_str(), none, MsFlags::MS_BIND, none))
+        .attempt(|| format!("bind {from} to {to} on {}", host.name()))
+}
+
+fn shell(host: &Host, script: &str) -> Result<()> {
+    let mut command = host.command("sh");
+    command.args(["-euc", script]);
+    host.must(command).map(drop)
+}
+
+impl Person {
+    /// Gives her homes, an executor that runs as her, an sshfs mount that she makes
+    /// herself, and a mount table.
+    pub fn settle(workstation: &Host, server: &Host, address: &str) -> Result<Person> {
+        for (host, path, number) in [
+            (workstation, HOME, HERE),
+            (workstation, RUNTIME, HERE),
+            (workstation, MOUNT, HERE),
+            (server, HOME, THERE),
+            (server, DIRECTORY, THERE),
+        ] {
+            own_directory(host, path, number)?;
+        }
+        let mut executor = services::executor_command(server, address, EXECUTOR_PORT);
+        executor.arg("--export").arg(format!("u1={DIRECTORY}")).env("HOME", HOME);
+        let executor = services::start_listening(server, as_number(executor, THERE))?;
+        let key = format!("{RUNTIME}/key");
+        write_file(workstation, &key, &services::user_key(workstation)?)?;
+        give(workstation, &key, HERE, 0o600)?;
+        let mount = services::sshfs_command(workstation, &format!("{NAME}@{address}:{DIRECTORY}"), MOUNT, &key);
+        let mount = services::mount(workstation, as_number(mount, HERE), MOUNT)?;
+        let table = format!(
+            "[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n\
+             [[mount]]\npath = \"{MOUNT}\"\nexecutor = \"store1\"\nexport = \"u1\"\n"
+        );
+        write_file(workstation, format!("{RUNTIME}/mounts.toml"), table.as_bytes())?;
+        // Waits for the mount, which nobody else may look at.
+        let mut look = workstation.command("stat");
+        look.arg(MOUNT);
+        workstation.must(as_number(look, HERE))?;
+        Ok(Person { _mount: mount, _executor: executor })
+    }
+
+    /// Her variables on the workstation.
+    pub fn variables() -> [(&'static str, String); 4] {
+        let config = format!("{RUNTIME}/mounts.toml");
+        [("HOME", HOME.into()), ("XDG_RUNTIME_DIR", RUNTIME.into()), ("POSH_CONFIG", config), ("USER", NAME.into())]
+    }
+}
+
+/// The same command as the account with this number.
+pub fn as_number(mut command: Command, number: u32) -> Command {
+    use std::os::unix::process::CommandExt;
+    command.uid(number).gid(number);
+    command
+}
+
+fn own_directory(host: &Host, path: &str, number: u32) -> Result<()> {
+    let seen = host.path(path);
+    fs::create_dir_all(&seen).attempt(|| format!("make {path} on {}", host.name()))?;
+    give(host, path, number, 0o700)
+}
+
+fn give(host: &Host, path: &str, number: u32, mode: u32) -> Result<()> {
+    let seen = host.path(path);
+    chown(&seen, Some(number), Some(number))
+        .and_then(|()| fs::set_permissions(&seen, fs::Permissions::from_mode(mode)))
+        .attempt(|| format!("give {path} on {} to {number}", host.name()))
+}

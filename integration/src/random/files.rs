@@ -1,0 +1,160 @@
+//! The files of a random program: their names are fixed, their contents are drawn.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::generate::Numbers;
+
+/// Files that programs name, simple names first. Bytes, since one is not UTF-8.
+pub const NAMES: &[&[u8]] =
+    &[b"a", b"b", b"c.txt", b"two words", b"new\nline", b"-dash", b".hidden", "\u{fc}ber".as_bytes(), b"\xff\xfe"];
+/// Files that a glob finds.
+pub const PARTS: usize = 3;
+/// Compressed files, `z0.gz` and so on.
+pub const COMPRESSED: usize = 2;
+/// The words of texts: few, so that programs find what they look for.
+const WORDS: &[&str] = &["needle", "hay", "foo", "Banana", "apple", "10", "9", "x.y", "na\u{ef}ve", "a"];
+/// What stands between words.
+const BETWEEN: &[&str] = &[" ", " ", ",", "\t", "  "];
+
+/// What a file contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Words, a few in each line.
+    Words,
+    /// The same, in the order of sort.
+    Sorted,
+    /// Numbers, one in each line.
+    Numbers,
+    /// Few and long lines.
+    Long,
+    /// Lines that end as on other systems.
+    Returns,
+    /// Text with bytes that are not UTF-8.
+    Invalid,
+    /// All bytes.
+    Binary,
+}
+
+/// A file's content.
+#[derive(Debug, Clone)]
+pub struct Content {
+    /// See [`Kind`].
+    pub kind: Kind,
+    /// Lines; about 12 bytes each.
+    pub lines: usize,
+    /// Tells contents apart.
+    pub seed: u64,
+    /// The last line has its newline.
+    pub ended: bool,
+}
+
+/// All files of a program.
+#[derive(Debug, Clone)]
+pub struct Files {
+    /// Those of [`NAMES`].
+    pub named: Vec<Content>,
+    /// Those that a glob finds.
+    pub parts: Vec<Content>,
+    /// The compressed ones.
+    pub compressed: Vec<Content>,
+    /// The one on the workstation.
+    pub local: Content,
+}
+
+impl Content {
+    /// Its bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut numbers = Numbers::seeded(self.seed + 1);
+        let mut lines: Vec<Vec<u8>> = (0..self.lines).map(|_| self.line(&mut numbers)).collect();
+        if self.kind == Kind::Sorted {
+            lines.sort();
+        }
+        let mut bytes = Vec::new();
+        for line in lines {
+            bytes.extend_from_slice(&line);
+            bytes.extend_from_slice(if self.kind == Kind::Returns { b"\r\n" } else { b"\n" });
+        }
+        if !self.ended {
+            bytes.pop();
+        }
+        bytes
+    }
+
+    fn line(&self, numbers: &mut Numbers) -> Vec<u8> {
+        match self.kind {
+            Kind::Numbers => numbers.below(1_000).to_string().into_bytes(),
+            Kind::Binary => (0..numbers.below(24)).map(|_| numbers.below(256) as u8).collect(),
+            Kind::Long => words(numbers, 60),
+            Kind::Invalid if numbers.below(4) == 0 => [b"\xff\xc3 ", words(numbers, 2).as_slice()].concat(),
+            _ => {
+                let count = numbers.below(4);
+                words(numbers, count)
+            }
+        }
+    }
+
+    /// Every command takes it for text.
+    pub fn is_text(&self) -> bool {
+        !matches!(self.kind, Kind::Binary | Kind::Invalid)
+    }
+}
+
+fn words(numbers: &mut Numbers, count: u64) -> Vec<u8> {
+    let mut line = Vec::new();
+    for word in 0..count {
+        if word > 0 {
+            line.extend_from_slice(BETWEEN[numbers.below(BETWEEN.len() as u64) as usize].as_bytes());
+        }
+        line.extend_from_slice(WORDS[numbers.below(WORDS.len() as u64) as usize].as_bytes());
+    }
+    line
+}
+
+impl Files {
+    /// All are text for every command.
+    pub fn are_text(&self) -> bool {
+        let all = self.named.iter().chain(&self.parts).chain(&self.compressed).chain([&self.local]);
+        all.into_iter().all(Content::is_text)
+    }
+
+    /// Writes those of the mount into a new directory.
+    pub fn fill(&self, directory: &Path) -> io::Result<()> {
+        fs::create_dir_all(directory.join("tree/deep/er"))?;
+        for (name, content) in NAMES.iter().zip(&self.named) {
+            fs::write(directory.join(OsStr::from_bytes(name)), content.bytes())?;
+        }
+        for (number, content) in self.parts.iter().enumerate() {
+            fs::write(directory.join(format!("part-{number}")), content.bytes())?;
+        }
+        for (number, content) in self.compressed.iter().enumerate() {
+            fs::write(directory.join(format!("z{number}.gz")), compressed(&content.bytes())?)?;
+        }
+        fs::write(directory.join("list"), "a\nb\nc.txt\n")?;
+        fs::write(directory.join("patterns"), "needle\nBanana\n")?;
+        for (name, content) in
+            [("one.t", &self.named[0]), ("deep/two.t", &self.named[1]), ("deep/er/a b", &self.named[2])]
+        {
+            fs::write(directory.join("tree").join(name), content.bytes())?;
+        }
+        fs::write(directory.join("tree/deep/empty.t"), "")?;
+        std::os::unix::fs::symlink("../one.t", directory.join("tree/deep/link"))?;
+        std::os::unix::fs::symlink("a", directory.join("link"))
+    }
+}
+
+/// By the machine's own gzip.
+fn compressed(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new("gzip").arg("-nc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    let bytes = bytes.to_owned();
+    // What is compressed may not fit into the pipe while nobody reads it.
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes));
+    let output = child.wait_with_output()?;
+    writer.join().expect("writing to a pipe does not panic")?;
+    Ok(output.stdout)
+}

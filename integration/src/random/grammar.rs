@@ -1,0 +1,200 @@
+//! Strategies for random programs. In every choice the simplest comes first and lists
+//! may become shorter, so that a program in which posh differs shrinks to what matters.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::commands::{CHANGES, FILTERS, LOCALES, PAIRS, SMALL, SOURCES, UMASKS};
+use super::files::{COMPRESSED, Content, Files, Kind, NAMES, PARTS};
+use super::{Around, Body, Entry, Errors, File, Input, Join, Lines, List, Node, Output, Parallel, Program, Settings};
+use super::{Side, Stage};
+
+/// How deep groups stand in groups.
+const DEPTH: u32 = 3;
+/// Lines of most files.
+const FEW: usize = 40;
+/// Lines of some files: more than a pipe holds.
+const MANY: usize = 9_000;
+
+/// Programs with their files.
+pub fn program() -> impl Strategy<Value = Program> {
+    (settings(), list(DEPTH, 1..5), files()).prop_map(|(settings, body, files)| Program { files, settings, body })
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let rare = |of: usize| prop_oneof![4 => Just(0), 1 => 0..of];
+    (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.15), rare(UMASKS.len()), rare(LOCALES.len()))
+        .prop_map(|(inside, pipefail, errexit, umask, locale)| Settings { inside, pipefail, errexit, umask, locale })
+}
+
+fn files() -> impl Strategy<Value = Files> {
+    let all = |text: bool| {
+        let some = move |count: usize| vec(content(text), count);
+        (some(NAMES.len()), some(PARTS), some(COMPRESSED), content(text))
+            .prop_map(|(named, parts, compressed, local)| Files { named, parts, compressed, local })
+    };
+    prop_oneof![2 => all(true), 1 => all(false)]
+}
+
+fn content(text: bool) -> impl Strategy<Value = Content> {
+    let kinds = [Kind::Words, Kind::Sorted, Kind::Numbers, Kind::Long, Kind::Returns, Kind::Invalid, Kind::Binary];
+    let kinds = if text { &kinds[..5] } else { &kinds[..] };
+    let lines = prop_oneof![1 => Just(0), 8 => 1..FEW, 2 => 1..1_000usize, 1 => 1..MANY];
+    let ended = prop::bool::weighted(0.25).prop_map(|no| !no);
+    (select(kinds.to_vec()), lines, 0..1_000u64, ended).prop_map(|(kind, lines, seed, ended)| {
+        // A long line is as many short ones.
+        let lines = if kind == Kind::Long { lines / 20 + 1 } else { lines };
+        Content { kind, lines, seed, ended }
+    })
+}
+
+fn list(depth: u32, length: std::ops::Range<usize>) -> BoxedStrategy<List> {
+    vec(entry(depth), length).boxed()
+}
+
+fn entry(depth: u32) -> BoxedStrategy<Entry> {
+    let join = prop_oneof![
+        8 => Just(Join::Then),
+        5 => Just(Join::Status),
+        2 => Just(Join::And),
+        2 => Just(Join::Or),
+        2 => Just(Join::Background),
+    ];
+    (node(depth), prop::bool::weighted(0.05), join)
+        .prop_map(|(node, negated, join)| Entry { node, negated, join })
+        .boxed()
+}
+
+fn node(depth: u32) -> BoxedStrategy<Node> {
+    let leaf = prop_oneof![
+        20 => pipeline(depth).prop_map(Node::Pipeline),
+        2 => (vec(file(), 1..4), simple_stage()).prop_map(|(files, stage)| Node::For(files, stage)),
+        2 => parallel().prop_map(Node::Parallel),
+        1 => pipeline(0).prop_map(Node::Substitution),
+        1 => Just(Node::Read),
+        2 => (0..CHANGES.len(), file()).prop_map(|(index, file)| Node::Change(index, file)),
+    ];
+    if depth == 0 {
+        return leaf.boxed();
+    }
+    let inner = || list(depth - 1, 1..3);
+    prop_oneof![
+        26 => leaf,
+        2 => (lines(), inner()).prop_map(|(lines, body)| Node::While(lines, body)),
+        1 => (pipeline(0), inner(), inner()).prop_map(|(test, yes, no)| Node::If(test, yes, no)),
+        2 => (file(), any::<bool>(), inner()).prop_map(|(file, exec, body)| Node::Descriptor(file, exec, body)),
+    ]
+    .boxed()
+}
+
+fn parallel() -> impl Strategy<Value = Parallel> {
+    (vec((0..SMALL.len(), file()), 1..5), any::<bool>()).prop_map(|(jobs, by_file)| Parallel { jobs, by_file })
+}
+
+fn lines() -> impl Strategy<Value = Lines> {
+    prop_oneof![Just(Lines::List), file().prop_map(Lines::Head)]
+}
+
+fn pipeline(depth: u32) -> BoxedStrategy<Vec<Stage>> {
+    prop_oneof![6 => vec(stage(depth), 1..4), 1 => vec(stage(depth), 1..7)].boxed()
+}
+
+fn stage(depth: u32) -> BoxedStrategy<Stage> {
+    dressed(body(depth))
+}
+
+/// A stage that is one command.
+fn simple_stage() -> BoxedStrategy<Stage> {
+    dressed(filter().boxed())
+}
+
+fn dressed(body: BoxedStrategy<Body>) -> BoxedStrategy<Stage> {
+    let locale = prop_oneof![9 => Just(0), 1 => 0..LOCALES.len()];
+    (body, input(), output(), errors(), locale)
+        .prop_map(|(body, input, output, errors, locale)| Stage { body, input, output, errors, locale })
+        .boxed()
+}
+
+fn filter() -> impl Strategy<Value = Body> {
+    (0..FILTERS.len(), vec(file(), 0..3)).prop_map(|(index, files)| Body::Filter(index, files))
+}
+
+fn body(depth: u32) -> BoxedStrategy<Body> {
+    let leaf = prop_oneof![
+        20 => filter(),
+        2 => (0..PAIRS.len(), side(depth), side(depth)).prop_map(|(index, left, right)| Body::Pair(index, left, right)),
+        2 => (0..SOURCES.len()).prop_map(Body::Source),
+        2 => prop::bool::weighted(0.3).prop_map(Body::Tee),
+    ];
+    if depth == 0 {
+        return leaf.boxed();
+    }
+    let around = prop_oneof![
+        4 => Just(Around::Braces),
+        3 => Just(Around::Subshell),
+        1 => Just(Around::Directory),
+        1 => Just(Around::Function),
+        1 => Just(Around::Eval),
+        1 => Just(Around::Bash),
+    ];
+    prop_oneof![24 => leaf, 5 => (around, list(depth - 1, 1..4)).prop_map(|(around, list)| Body::Group(around, list))]
+        .boxed()
+}
+
+fn side(depth: u32) -> BoxedStrategy<Side> {
+    let plain = prop_oneof![4 => file().prop_map(Side::File), 1 => Just(Side::Stdin)];
+    if depth < DEPTH {
+        return plain.boxed();
+    }
+    prop_oneof![5 => plain, 2 => pipeline(0).prop_map(Side::Process)].boxed()
+}
+
+fn file() -> impl Strategy<Value = File> {
+    prop_oneof![
+        16 => (0..NAMES.len(), prop::bool::weighted(0.3)).prop_map(|(index, absolute)| File::Mount(index, absolute)),
+        2 => Just(File::Parts),
+        3 => (0..8usize).prop_map(File::Written),
+        1 => Just(File::Deep),
+        1 => Just(File::Link),
+        1 => Just(File::Local),
+        1 => (0..COMPRESSED).prop_map(File::Compressed),
+        1 => Just(File::Missing),
+        1 => Just(File::Directory),
+    ]
+}
+
+fn input() -> impl Strategy<Value = Input> {
+    prop_oneof![
+        20 => Just(Input::Inherited),
+        5 => file().prop_map(Input::From),
+        1 => Just(Input::Null),
+        1 => (0..9usize).prop_map(Input::Document),
+        1 => Just(Input::Words),
+        2 => Just(Input::Third),
+        1 => file().prop_map(Input::Both),
+        1 => Just(Input::Closed),
+    ]
+}
+
+fn output() -> impl Strategy<Value = Output> {
+    prop_oneof![
+        24 => Just(Output::Inherited),
+        4 => Just(Output::To),
+        2 => Just(Output::Append),
+        1 => Just(Output::Local),
+        1 => Just(Output::Null),
+        1 => Just(Output::Errors),
+        1 => Just(Output::Closed),
+    ]
+}
+
+fn errors() -> impl Strategy<Value = Errors> {
+    prop_oneof![
+        24 => Just(Errors::Inherited),
+        1 => Just(Errors::To),
+        1 => Just(Errors::Null),
+        3 => Just(Errors::Output),
+        1 => Just(Errors::Closed),
+    ]
+}

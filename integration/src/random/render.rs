@@ -1,0 +1,403 @@
+//! A program as text for bash. Where what was drawn would depend on how fast which
+//! process is, something else is written in its place: the rules are at [`Around`]
+//! (what may be said where) and at [`Writer::pipeline`].
+
+mod commands;
+mod words;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use self::words::{prefix, quoted, to_directory};
+use super::commands::{FILTERS, LOCALES, Reads, UMASKS};
+use super::{Around as Group, Body, Entry, Errors, File, Input, Join, Lines, Node, Output, Program, Stage};
+
+/// A program's text.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// For `bash -c`; `$D` is the program's directory on the mount, `$L` the one on the workstation.
+    pub script: String,
+    /// Two processes may complain at the same time, each in several writes, so bytes of stderr have no order.
+    pub complains_at_once: bool,
+}
+
+/// Where relative names start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Elsewhere: names are absolute.
+    Home,
+    /// The program's directory.
+    Inside,
+    /// A directory in it.
+    Below,
+}
+
+/// What may be said at one place in a program.
+#[derive(Debug, Clone, Copy)]
+struct Around {
+    place: Place,
+    /// No errors and no files written: whoever reads this may stop early, so how far
+    /// this comes is chance.
+    quiet: bool,
+    /// Errors go where the output goes, so only the last stage may complain.
+    merged: bool,
+    /// Nothing else runs at the same time.
+    alone: bool,
+    /// Standard input is a pipe which others read after this: it must be read to its end.
+    shared_pipe: bool,
+    /// There is a descriptor 3.
+    third: bool,
+}
+
+/// Writes the whole program.
+pub fn render(program: &Program) -> Text {
+    let settings = &program.settings;
+    let mut writer = Writer {
+        are_text: program.files.are_text(),
+        pipefail: settings.pipefail,
+        errexit: settings.errexit,
+        ..Writer::default()
+    };
+    let place = if settings.inside { Place::Inside } else { Place::Home };
+    let around = Around { place, quiet: false, merged: false, alone: true, shared_pipe: false, third: false };
+    if settings.umask > 0 {
+        let _ = writeln!(writer.text, "umask {}", UMASKS[settings.umask]);
+    }
+    if settings.locale > 0 {
+        let _ = writeln!(writer.text, "export LC_ALL={}", LOCALES[settings.locale]);
+    }
+    if settings.errexit {
+        writer.text += "set -e\n";
+    }
+    if settings.pipefail {
+        writer.text += "set -o pipefail\n";
+    }
+    writer.list(&program.body, around);
+    Text { script: writer.text, complains_at_once: writer.at_once }
+}
+
+#[derive(Debug, Default)]
+struct Writer {
+    text: String,
+    /// Bodies of here-documents, which follow the next newline.
+    pending: String,
+    /// Names given so far, of files, functions and here-documents.
+    names: usize,
+    /// How deep the list is that is being written.
+    depth: usize,
+    /// Files that are complete.
+    written: Vec<String>,
+    /// Those of them that the current top-level entry reads or appends to.
+    used: BTreeSet<String>,
+    /// Those of them that it appends to.
+    busy: BTreeSet<String>,
+    /// Indices into [`NAMES`] that may not be there any more.
+    gone: BTreeSet<usize>,
+    /// Places that may complain.
+    complaints: usize,
+    at_once: bool,
+    are_text: bool,
+    pipefail: bool,
+    errexit: bool,
+}
+
+impl Writer {
+    fn list(&mut self, list: &[Entry], mut around: Around) {
+        self.depth += 1;
+        let (mut later, mut waits) = (Vec::new(), false);
+        let before = self.complaints;
+        for (index, entry) in list.iter().enumerate() {
+            // Nobody waits for it where a shell ends at the first error.
+            let background = !around.quiet && !around.merged && !self.errexit;
+            if entry.join == Join::Background && background {
+                let complete = self.written.len();
+                self.background(entry, Around { alone: false, shared_pipe: false, third: false, ..around });
+                later.extend(self.written.drain(complete..));
+                (around.alone, waits) = (false, true);
+            } else {
+                // A list of && and || would be in the background as a whole.
+                let last = list.get(index + 1).is_none_or(|next| next.join == Join::Background);
+                let chained = index > 0 && matches!(list[index - 1].join, Join::And | Join::Or);
+                self.entry(entry, (last, chained), around);
+            }
+            if self.depth == 1 && !waits {
+                self.used.clear();
+                self.busy.clear();
+            }
+        }
+        if waits {
+            self.line("wait");
+            self.at_once |= self.complaints > before;
+        }
+        self.written.extend(later);
+        self.depth -= 1;
+    }
+
+    fn entry(&mut self, entry: &Entry, (last, chained): (bool, bool), around: Around) {
+        if entry.negated && matches!(entry.node, Node::Pipeline(_)) {
+            self.text += "! ";
+        }
+        let early = self.node(&entry.node, around);
+        match entry.join {
+            Join::And if !last && !around.quiet => self.line(" &&"),
+            Join::Or if !last && !around.quiet => self.line(" ||"),
+            // Of a chain, another pipeline may have been the last.
+            Join::Status if !around.quiet && (early || chained) => self.line("\necho \"$?\""),
+            Join::Status if !around.quiet => self.line("\necho \"${PIPESTATUS[*]}\""),
+            _ => self.line(""),
+        }
+    }
+
+    fn background(&mut self, entry: &Entry, around: Around) {
+        let output = self.fresh("out");
+        let target = format!(" > {}{output}", prefix(around));
+        // bash gives it /dev/null only where nothing is piped into the shell.
+        if let Node::Pipeline(stages) = &entry.node {
+            self.pipeline(&without_stdin(stages), around, Some(&target));
+        } else {
+            self.line("{");
+            self.node(&entry.node, around);
+            self.line("");
+            let _ = write!(self.text, "}} < /dev/null{target}");
+        }
+        self.line(" &");
+        self.written.push(output);
+    }
+
+    /// Writes a node without a newline behind it; whether only its last status is no chance.
+    fn node(&mut self, node: &Node, around: Around) -> bool {
+        match node {
+            Node::Pipeline(stages) => return self.pipeline(stages, around, None),
+            Node::Change(index, file) => self.change(*index, *file, around),
+            Node::For(files, stage) => self.for_loop(files, stage, around),
+            Node::Parallel(parallel) => self.parallel(parallel, around),
+            Node::While(lines, body) => self.while_loop(lines, body, around),
+            Node::If(test, yes, no) => self.branch((test, yes, no), around),
+            Node::Substitution(stages) => self.substitution(stages, around),
+            Node::Descriptor(file, exec, body) => self.descriptor(*file, *exec, body, around),
+            Node::Read => self.text += "read -r x; echo \"<$x>\"",
+        }
+        true
+    }
+
+    /// Writes stages. Behind the last one that may leave its input unread nothing is
+    /// chance; before it nothing may be seen but what comes out in the end.
+    fn pipeline(&mut self, stages: &[Stage], around: Around, output: Option<&str>) -> bool {
+        let stops = (1..stages.len()).rev().find(|k| !self.drains(&stages[*k]));
+        let alone = self.pipefail && stops.is_some();
+        if alone {
+            self.line("( set +o pipefail");
+        }
+        let mut hidden = Vec::new();
+        let mut complaining = 0;
+        for (index, stage) in stages.iter().enumerate() {
+            let (complete, before) = (self.written.len(), self.complaints);
+            let (first, last) = (index == 0, index + 1 == stages.len());
+            let inner = Around {
+                quiet: around.quiet || stops.is_some_and(|k| index < k) || (around.merged && !last),
+                alone: around.alone && stages.len() == 1,
+                shared_pipe: around.shared_pipe && first,
+                third: around.third && first,
+                ..around
+            };
+            if !first {
+                self.text += " | ";
+            }
+            self.stage(stage, !first, inner, output.filter(|_| last));
+            hidden.extend(self.written.drain(complete..));
+            complaining += usize::from(self.complaints > before);
+        }
+        self.at_once |= complaining > 1;
+        self.written.extend(hidden);
+        if alone {
+            self.line("");
+            self.text += ")";
+        }
+        stops.is_some() || stages.iter().any(|s| matches!(s.body, Body::Group(..)))
+    }
+
+    /// Whether a stage reads the pipe before it to its end.
+    fn drains(&self, stage: &Stage) -> bool {
+        let writes =
+            matches!(stage.output, Output::Inherited | Output::To | Output::Append | Output::Local | Output::Null);
+        writes
+            && stage.input == Input::Inherited
+            && match &stage.body {
+                Body::Filter(index, files) => files.is_empty() && self.reads_all(FILTERS[*index].1),
+                Body::Tee(_) => true,
+                Body::Pair(..) | Body::Source(_) => false,
+                Body::Group(_, list) => match list.first() {
+                    Some(Entry { node: Node::Pipeline(stages), join, .. }) => {
+                        *join != Join::Background && stages.iter().all(|s| self.drains(s))
+                    }
+                    _ => false,
+                },
+            }
+    }
+
+    fn reads_all(&self, reads: Reads) -> bool {
+        reads == Reads::All || reads == Reads::Text && self.are_text
+    }
+
+    fn stage(&mut self, stage: &Stage, piped: bool, around: Around, output: Option<&str>) {
+        let compound = self.is_compound(&stage.body);
+        let mut made = Vec::new();
+        if stage.locale > 0 && !compound {
+            let _ = write!(self.text, "LC_ALL={} ", LOCALES[stage.locale]);
+        }
+        if let Body::Group(kind, list) = &stage.body {
+            let shared_pipe = match stage.input {
+                Input::Inherited => piped || around.shared_pipe,
+                Input::Document(_) | Input::Words => true,
+                _ => false,
+            };
+            let merged = around.merged || stage.errors == Errors::Output;
+            let alone = around.alone && stage.input == Input::Inherited;
+            let complete = self.written.len();
+            self.group(*kind, list, Around { shared_pipe, merged, alone, ..around });
+            made.extend(self.written.drain(complete..));
+        }
+        // After the group: what a here-document contains follows the next newline.
+        let input = self.input(stage, piped, around);
+        let output = match output {
+            Some(target) => target.to_owned(),
+            None => self.output(stage.output, around, &mut made),
+        };
+        let errors = self.errors(stage, compound, around, &mut made);
+        let redirects = format!("{input}{output}{errors}");
+        match &stage.body {
+            Body::Filter(index, files) => self.filter(*index, files, (piped, &redirects), around),
+            Body::Pair(index, left, right) => self.pair(*index, left, right, around),
+            Body::Source(index) => self.source(*index, &redirects, around),
+            Body::Tee(append) => self.tee(*append, around, &mut made),
+            Body::Group(..) => {}
+        }
+        if !compound || matches!(stage.body, Body::Group(..)) {
+            self.text += &redirects;
+        }
+        self.written.extend(made);
+    }
+
+    fn group(&mut self, kind: Group, list: &[Entry], around: Around) {
+        match kind {
+            Group::Braces => self.enclosed("{", "}", list, around),
+            Group::Subshell => self.enclosed("(", ")", list, around),
+            Group::Directory => {
+                let _ = write!(self.text, "( cd {}tree", to_directory(around));
+                self.enclosed("", ")", list, Around { place: Place::Below, ..around });
+            }
+            Group::Function => {
+                let name = self.fresh("f");
+                let _ = write!(self.text, "{{ {name}() ");
+                self.enclosed("{", "}", list, around);
+                let _ = write!(self.text, "; {name}; }}");
+            }
+            Group::Eval | Group::Bash => {
+                let text = self.nested(|w| w.list(list, around));
+                let command = if kind == Group::Eval { "eval" } else { "bash -c" };
+                let _ = write!(self.text, "{command} {}", quoted(&text));
+            }
+        }
+    }
+
+    fn enclosed(&mut self, open: &str, close: &str, list: &[Entry], around: Around) {
+        self.line(open);
+        self.list(list, around);
+        self.text += close;
+    }
+
+    fn while_loop(&mut self, lines: &Lines, body: &[Entry], around: Around) {
+        let mut inner = Around { alone: false, third: false, ..around };
+        let ways = prefix(around);
+        match lines {
+            Lines::List => inner.shared_pipe = false,
+            Lines::Head(file) => {
+                let quiet = Around { quiet: true, ..around };
+                let word = self.word(*file, quiet);
+                let _ = write!(self.text, "head -n 3 {word} | ");
+                inner.shared_pipe = true;
+            }
+        }
+        self.line("while read -r x; do");
+        self.line("echo \"$x\"");
+        if *lines == Lines::List && !around.quiet {
+            self.complaints += usize::from(!self.gone.is_empty());
+            self.line(&format!("wc -l {ways}\"$x\""));
+        }
+        self.list(body, inner);
+        self.text += "done";
+        if *lines == Lines::List {
+            let _ = write!(self.text, " < {ways}list");
+        }
+    }
+
+    fn branch(&mut self, (test, yes, no): (&[Stage], &[Entry], &[Entry]), around: Around) {
+        self.text += "if ";
+        self.pipeline(test, around, None);
+        self.line("; then");
+        self.list(yes, around);
+        self.line("else");
+        self.list(no, around);
+        self.text += "fi";
+    }
+
+    fn substitution(&mut self, stages: &[Stage], around: Around) {
+        // bash complains of NULs.
+        self.complaints += usize::from(!self.are_text);
+        self.at_once |= !self.are_text;
+        let text = self.nested(|w| {
+            w.pipeline(stages, around, None);
+        });
+        let _ = write!(self.text, "x=$({text}); echo \"$? ${{#x}} $x\"");
+    }
+
+    fn descriptor(&mut self, file: File, exec: bool, body: &[Entry], around: Around) {
+        // One file, not more.
+        let word = self.word(if file == File::Parts { File::Deep } else { file }, around);
+        let inner = Around { third: true, alone: false, ..around };
+        if exec {
+            self.line(&format!("( exec 3< {word}"));
+            self.list(body, inner);
+            self.text += ")";
+        } else {
+            self.enclosed("{", "}", body, inner);
+            let _ = write!(self.text, " 3< {word}");
+        }
+    }
+
+    /// What `write` writes, apart.
+    fn nested(&mut self, write: impl FnOnce(&mut Writer)) -> String {
+        let outer = (std::mem::take(&mut self.text), std::mem::take(&mut self.pending));
+        write(self);
+        if !self.pending.is_empty() {
+            self.line("");
+        }
+        let inner = std::mem::replace(&mut self.text, outer.0);
+        self.pending = outer.1;
+        inner
+    }
+
+    fn line(&mut self, text: &str) {
+        for (index, line) in text.split('\n').enumerate() {
+            if index > 0 {
+                self.newline();
+            }
+            self.text += line;
+        }
+        self.newline();
+    }
+
+    fn newline(&mut self) {
+        self.text.push('\n');
+        self.text += &std::mem::take(&mut self.pending);
+    }
+}
+
+/// The same, but the first stage does not read what others read too.
+fn without_stdin(stages: &[Stage]) -> Vec<Stage> {
+    let mut stages = stages.to_vec();
+    if matches!(stages[0].input, Input::Inherited | Input::Third) {
+        stages[0].input = Input::Null;
+    }
+    stages
+}

@@ -1,0 +1,115 @@
+//! A story is what somebody does in an interactive shell. It is told once by the shell
+//! alone, on the mount, and once by posh; then both are compared, turn by turn.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::time::Duration;
+
+use posh_integration::oracle::Under;
+use posh_integration::process::wait_gone;
+use posh_integration::quiet::processes_left;
+use posh_integration::running::Running;
+use posh_integration::terminal::Size;
+use posh_integration::terminal::session::{Session, Setting, Turn};
+use posh_integration::{Lab, Shell};
+
+/// What the followed file holds when a story begins.
+const LOG: &str = "hay\na needle\nhay\n";
+/// What a remote command may take to end after its stage has ended.
+pub const PROMISE: Duration = Duration::from_secs(1);
+
+/// One telling: the shell and where it runs.
+pub struct Teller<'a> {
+    pub lab: &'a Lab,
+    pub session: Session,
+    pub under: Under,
+    turns: Vec<Turn>,
+}
+
+impl Teller<'_> {
+    /// Types a line and keeps what came of it; gives the status.
+    pub fn line(&mut self, text: &str) -> u32 {
+        let turn = self.session.line(text).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
+        self.keep(turn)
+    }
+
+    /// Types a line that goes on until something is pressed; it has begun when `sign` was written.
+    pub fn begin(&mut self, text: &str, sign: &str) {
+        self.session.begin(text, sign).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
+    }
+
+    /// Presses keys that lead to a prompt, and does not compare what comes of it: a matter of luck in any shell.
+    pub fn by_luck(&mut self, keys: &str) {
+        self.key(keys);
+        self.turns.pop();
+    }
+
+    /// Presses keys after which no prompt is due.
+    pub fn press(&mut self, keys: &str) {
+        self.session.terminal().keys(keys).unwrap();
+    }
+
+    /// Appends to the followed file through the workstation's mount, whose own view of it is new then.
+    pub fn append(&self, text: &str) {
+        let log = self.lab.workstation.path("/mnt/s1/log");
+        OpenOptions::new().append(true).open(log).unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Presses a key that leads to a prompt.
+    pub fn key(&mut self, key: &str) -> u32 {
+        let turn = self.session.key(key).unwrap_or_else(|e| panic!("{:?}: {key:?}: {e}", self.under));
+        self.keep(turn)
+    }
+
+    /// Waits until `sign` was written.
+    pub fn until(&mut self, sign: &str) {
+        self.session.terminal().until(sign).unwrap_or_else(|e| panic!("{:?}: {e}", self.under));
+    }
+
+    fn keep(&mut self, turn: Turn) -> u32 {
+        let status = turn.status;
+        self.turns.push(turn);
+        status
+    }
+
+    /// The command as it runs on the server, by the first word of its command line. Alone, there is none.
+    pub fn remote(&self, name: &str) -> Vec<Running> {
+        let found: Vec<_> =
+            self.on_server().into_iter().filter(|p| p.command_line.split(' ').next() == Some(name)).collect();
+        assert_eq!(found.len(), usize::from(self.under != Under::Shell), "{name} on the server: {found:?}");
+        found
+    }
+
+    fn on_server(&self) -> Vec<Running> {
+        self.lab.servers[0].host.processes().unwrap()
+    }
+
+    /// These have ended, and nothing else is left on the server.
+    pub fn assert_gone(&self, processes: &[Running]) {
+        for process in processes {
+            assert!(wait_gone(process.pid, PROMISE).unwrap(), "{:?}: {process:?} still runs", self.under);
+        }
+        let left = processes_left(&self.lab.servers[0].host, PROMISE).unwrap();
+        assert!(left.is_empty(), "{:?}: left on the server: {left:?}", self.under);
+    }
+}
+
+/// Tells a story in both ways, and compares what was written.
+pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) {
+    let mut told = Vec::new();
+    for (under, home) in [(Under::Shell, "/home/user/alone"), (Under::Posh, "/home/user/under")] {
+        let setting = Setting { shell, under, size: Size::USUAL, home, rc };
+        let session = Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
+        let mut teller = Teller { lab, session, under, turns: Vec::new() };
+        fs::write(lab.data(1).join("log"), LOG).unwrap();
+        story(&mut teller);
+        let Teller { session, turns, .. } = teller;
+        let status = session.end().unwrap_or_else(|e| panic!("{under:?}: {e}"));
+        told.push((turns, status));
+    }
+    let [(alone, alone_end), (posh, posh_end)] = told.as_slice() else { unreachable!("two tellings") };
+    for (number, (alone, posh)) in alone.iter().zip(posh).enumerate() {
+        assert!(alone == posh, "turn {number} differs\n--- {}: {alone:?}\n--- posh: {posh:?}", shell.name());
+    }
+    assert_eq!((alone.len(), alone_end), (posh.len(), posh_end), "turns, and how the shell ended");
+}
