@@ -9,8 +9,6 @@ mod visitor;
 
 use std::sync::Mutex;
 
-use posh_integration::Outcome;
-
 use visitor::{Front, Run, Visitor};
 
 /// How often the stock shell is asked again before a difference counts.
@@ -58,7 +56,9 @@ fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) {
         None => tally.same += 1,
         Some(_) if varies => tally.varies.push(run.name.clone()),
         Some((front, posh)) => {
-            tally.faults.push(format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words));
+            tally
+                .faults
+                .push(format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words));
         }
     }
 }
