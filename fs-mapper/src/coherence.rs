@@ -25,6 +25,8 @@ pub enum Change {
     /// Names in a directory were made, removed or renamed; what became of those
     /// that are no longer there, or were there before, is told by other changes.
     ListingChanged(PathBuf),
+    /// One name in its directory was made, or removed.
+    NameChanged(PathBuf),
     /// Anything in a directory, but nothing in those below it.
     EntriesChanged(PathBuf),
     /// A file or directory is gone.
@@ -39,6 +41,7 @@ impl Change {
         match self {
             Change::FileWritten(path)
             | Change::ListingChanged(path)
+            | Change::NameChanged(path)
             | Change::EntriesChanged(path)
             | Change::Removed(path)
             | Change::Anything(path) => path,

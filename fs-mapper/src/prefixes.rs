@@ -1,23 +1,18 @@
 //! The stage program's quick look: could this word of an argv reach an owned
 //! mount? It knows a short list of paths only, and errs towards "perhaps".
-//!
-//! It walks as the whole table does, so what it answers "no" to is local for
-//! the gateway too. A word that is a name in the working directory costs one
-//! readlink(2) and a few hundred bytes of memory; one that is an option costs
-//! nothing or one.
+//! The looking itself is `posh_hook::look`, which the exec hook does too; here
+//! the list is chosen from the table, and written.
 
-use crate::places::{Place, Places, Terrain, dir_of, parent, path_of};
-use crate::walk::{End, LastLink, Position};
+use crate::places::{Place, Places, Terrain, parent, path_of};
+use posh_hook::look::{self, Look, PlaceKind};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-
-/// Paths that are looked up for one word; a word with more of them is a script
-/// of some kind, and asking the gateway is cheaper than looking further.
-const MAX_LOOKUPS: usize = 32;
 
 /// The owned mount points, and those that must not be touched.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Prefixes {
-    places: Places,
+    /// In path order, each once; of the form that `posh_hook::look::Places` reads.
+    text: Vec<u8>,
 }
 
 impl Prefixes {
@@ -30,135 +25,69 @@ impl Prefixes {
         // A path that the automounter will mount comes first: it is an owner's to be.
         let awaited = automounts.iter().map(|place| Place { terrain: Terrain::Owned, ..place.clone() });
         let needed = places.iter().filter(|place| place.terrain != Terrain::Local || inside(place)).cloned();
-        let chosen = awaited.chain(needed).map(|place| Place { index: 0, ..place });
-        Prefixes { places: Places::new(chosen.collect()) }
+        Prefixes::write(&Places::new(awaited.chain(needed).collect()))
+    }
+
+    fn write(places: &Places) -> Prefixes {
+        let mut text = Vec::new();
+        for place in places.iter() {
+            text.push(kind(place.terrain).letter());
+            text.extend_from_slice(&place.dir);
+            text.push(0);
+        }
+        Prefixes { text }
     }
 
     /// The owned mount points, in path order.
     pub fn owned(&self) -> Vec<PathBuf> {
-        let owned = self.places.iter().filter(|place| place.terrain == Terrain::Owned);
-        owned.map(|place| path_of(&place.dir)).collect()
+        self.places().owned().map(path_of).collect()
     }
 
-    /// Bytes for a file that the stage program reads: per path a letter for its
-    /// kind, the path, a NUL.
+    /// Bytes for the session file: per path a letter for its kind, the path, a NUL.
     pub fn encode(&self) -> Vec<u8> {
-        let mut text = Vec::new();
-        for place in self.places.iter() {
-            text.push(letter(place.terrain));
-            text.extend_from_slice(&place.dir);
-            text.push(0);
-        }
-        text
+        self.text.clone()
     }
 
     /// The reverse; `None` when it was not made by `encode`.
     pub fn decode(text: &[u8]) -> Option<Prefixes> {
-        if text.is_empty() {
-            return Some(Prefixes::default());
-        }
-        let entries = text.strip_suffix(b"\0")?.split(|byte| *byte == 0);
-        let places = entries.map(|entry| {
-            let (kind, dir) = entry.split_first()?;
-            let terrain =
-                [Terrain::Local, Terrain::Owned, Terrain::Closed].into_iter().find(|t| letter(*t) == *kind)?;
-            let whole = dir.starts_with(b"/") && dir.ends_with(b"/");
-            whole.then(|| Place { dir: dir.to_vec(), terrain, index: 0 })
-        });
-        Some(Prefixes { places: Places::new(places.collect::<Option<_>>()?) })
+        look::Places::read(text).map(|_| Prefixes { text: text.to_vec() })
     }
 
     /// Whether a directory as from getcwd(3) lies on an owned mount. No system call.
     pub fn cwd_is_owned(&self, cwd: &Path) -> bool {
-        self.places.around(&dir_of(cwd)).is_some_and(|place| place.terrain == Terrain::Owned)
+        look::is_owned(self.places(), cwd.as_os_str().as_bytes())
     }
 
-    /// Whether one word of an argv could name something on an owned mount:
-    /// the word itself, what follows its first `=`, what follows a short
-    /// option's letter, or what begins at a `/` in it. `cwd` as from getcwd(3).
-    ///
-    /// A word that begins with `-` is taken for an option. A `/` in the middle
-    /// of a name begins a path only in an option (`-xzf/mnt/a`), or when the
-    /// name after it leads to an owned mount by its text alone (`r/mnt/logs/x`);
-    /// otherwise each word with slashes would cost a lookup per slash.
+    /// Whether one word of an argv could name something on an owned mount, see
+    /// [`Look::may_touch`]. `cwd` as from getcwd(3).
     pub fn may_touch(&self, word: &[u8], cwd: &Path) -> bool {
-        if self.places.iter().all(|place| place.terrain != Terrain::Owned) {
-            return false;
-        }
-        let start = Position::at(&self.places, cwd);
-        if start.terrain == Terrain::Owned {
-            return true;
-        }
-        let mut lookups = 0;
-        self.candidates(word).any(|path| {
-            lookups += 1;
-            lookups > MAX_LOOKUPS || self.reaches(&start, path)
-        })
+        Look::new(self.places(), cwd.as_os_str().as_bytes()).may_touch(word)
     }
 
-    fn reaches(&self, start: &Position, path: &[u8]) -> bool {
-        if path.is_empty() || path.contains(&0) {
-            return false;
-        }
-        let mut position = start.clone();
-        position.walk(&self.places, path, LastLink::Follow);
-        position.end == End::Open && position.terrain == Terrain::Owned
-    }
-
-    /// Every part of a word that may be a path.
-    fn candidates<'w>(&self, word: &'w [u8]) -> impl Iterator<Item = &'w [u8]> {
-        let option = word.starts_with(b"-");
-        let whole = (!option).then_some(word);
-        let short = if option && word.get(1) != Some(&b'-') { word.get(2..) } else { None };
-        let value = word.iter().position(|byte| *byte == b'=').map(|equals| &word[equals + 1..]);
-        // An absolute path is taken from its slash below, whatever stands before it.
-        let relative = [whole, short, value].into_iter().flatten().filter(|path| !path.starts_with(b"/"));
-        relative.chain(self.absolute(word, option).map(|slash| &word[slash..]))
-    }
-
-    /// Where an absolute path may begin in a word.
-    fn absolute(&self, word: &[u8], option: bool) -> impl Iterator<Item = usize> {
-        word.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(slash, _)| slash).filter(move |slash| {
-            let Some(before) = slash.checked_sub(1).map(|index| word[index]) else { return true };
-            before != b'/' && (option || !is_of_a_name(before) || self.begins_like_an_owned(&word[*slash..]))
-        })
-    }
-
-    /// Whether the first component is that of an owned mount point.
-    fn begins_like_an_owned(&self, path: &[u8]) -> bool {
-        let slashes = path.iter().take_while(|byte| **byte == b'/').count();
-        let path = &path[slashes.saturating_sub(1)..];
-        let end = path[1..].iter().position(|byte| *byte == b'/').map_or(path.len(), |slash| 1 + slash);
-        let first = &path[..end];
-        let mut owned = self.places.iter().filter(|place| place.terrain == Terrain::Owned);
-        owned.any(|place| place.dir.starts_with(first) && place.dir.get(end) == Some(&b'/'))
+    fn places(&self) -> look::Places<'_> {
+        look::Places::read(&self.text).expect("the text was made or checked here")
     }
 }
 
-fn letter(terrain: Terrain) -> u8 {
+fn kind(terrain: Terrain) -> PlaceKind {
     match terrain {
-        Terrain::Local => b'l',
-        Terrain::Owned => b'o',
-        Terrain::Closed => b'c',
+        Terrain::Local => PlaceKind::Local,
+        Terrain::Owned => PlaceKind::Owned,
+        Terrain::Closed => PlaceKind::Closed,
     }
-}
-
-/// Letters, digits and what file names commonly hold: a slash after one of these
-/// goes on with a path, after anything else (`:`, `,`, a quote) it may begin one.
-fn is_of_a_name(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || byte >= 0x80
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::ffi::OsStrExt;
+    use crate::places::dir_of;
+    use posh_hook::look::MAX_LOOKUPS;
     use std::os::unix::fs::symlink;
 
     fn prefixes(places: &[(&str, Terrain)]) -> Prefixes {
         let place =
             |(dir, terrain): &(&str, Terrain)| Place { dir: dir.as_bytes().to_vec(), terrain: *terrain, index: 0 };
-        Prefixes { places: Places::new(places.iter().map(place).collect()) }
+        Prefixes::write(&Places::new(places.iter().map(place).collect()))
     }
 
     /// Mount points that do not exist: whatever looked below one would find nothing.

@@ -1,6 +1,6 @@
 //! Sessions: one for each shell that `posh` started. A session owns a directory
 //! of shims and the file that tells a stage where to ask; both go away when the
-//! shell's process ends, however it ends.
+//! shell's process ends, however it ends, and none that it left behind looks there.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -26,6 +26,9 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{enlisted::Pid, report::Reports};
+
+/// The directory of shims in a session's directory.
+const SHIMS: &str = "bin";
 
 /// What `posh` asks for.
 #[derive(Debug, Clone)]
@@ -120,7 +123,7 @@ impl Sessions {
             reports: Reports::default(),
             stage_program: request.stage_program.clone(),
         });
-        let shims = session.directory.join("bin");
+        let shims = session.directory.join(SHIMS);
         let made = session.make(&shims, &request, commands).and_then(|()| self.write_file(&session, prefixes));
         if let Err(source) = made {
             session.remove();
@@ -197,10 +200,26 @@ impl Sessions {
     async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
+        // A shell knows by heart where it has found a command.
+        while let Some(left) = session.left_behind().await {
+            let _ = left.ready(Interest::READABLE).await;
+        }
         session.remove();
         self.lock().remove(&session.id);
         self.announce();
     }
+}
+
+/// Processes, this one aside, that look for commands in `directory`. Those of others can't be looked at.
+fn processes_with(directory: &Path) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
+    let looks_there = |pid: &Pid| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let paths = environment.split(|b| *b == 0).filter_map(|variable| variable.strip_prefix(b"PATH="));
+        paths.flat_map(|path| path.split(|b| *b == b':')).any(|d| Path::new(OsStr::from_bytes(d)) == directory)
+    };
+    pids.filter(|pid| *pid != std::process::id()).filter(looks_there).collect()
 }
 
 fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
@@ -213,6 +232,15 @@ fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
 }
 
 impl Session {
+    /// A process that looks for commands in this session's directory: a job that the
+    /// shell did not wait for.
+    async fn left_behind(&self) -> Option<AsyncFd<OwnedFd>> {
+        let shims = self.directory.join(SHIMS);
+        // With many processes this takes some milliseconds.
+        let found = tokio::task::spawn_blocking(move || processes_with(&shims));
+        found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
+    }
+
     fn make(&self, shims: &Path, request: &Request, commands: &[String]) -> io::Result<()> {
         fs::DirBuilder::new().mode(0o700).create(&self.directory)?;
         fs::DirBuilder::new().mode(0o700).create(shims)?;

@@ -31,5 +31,5 @@ pub mod workload;
 pub use error::{LabError, Result};
 pub use host::Host;
 pub use lab::{Lab, LabSpec, ServerSpec};
-pub use oracle::{Outcome, Script, Shell};
+pub use oracle::{Door, Outcome, Script, Shell};
 pub use process::Process;

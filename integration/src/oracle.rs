@@ -56,11 +56,35 @@ pub enum Under {
     PoshExplained,
 }
 
+/// How posh is to see what the shell executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// The exec hook, posh's default.
+    Hook,
+    /// Shims at the front of PATH.
+    Path,
+}
+
+impl Door {
+    /// Both, for tests that hold for each.
+    pub const ALL: [Door; 2] = [Door::Hook, Door::Path];
+
+    /// The word that `--door` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Door::Hook => "hook",
+            Door::Path => "path",
+        }
+    }
+}
+
 /// A script with its surroundings.
 #[derive(Debug, Clone)]
 pub struct Script {
     /// The shell that reads it.
     pub shell: Shell,
+    /// posh's own choice when `None`.
+    pub door: Option<Door>,
     /// Its text, given with `-c`.
     pub text: String,
     /// Where it starts.
@@ -80,6 +104,7 @@ impl Script {
     pub fn new(text: impl Into<String>) -> Script {
         Script {
             shell: Shell::Bash,
+            door: None,
             text: text.into(),
             directory: None,
             variables: Vec::new(),
@@ -92,6 +117,12 @@ impl Script {
     /// The same for another shell.
     pub fn shell(mut self, shell: Shell) -> Script {
         self.shell = shell;
+        self
+    }
+
+    /// The same through a certain door.
+    pub fn door(mut self, door: Door) -> Script {
+        self.door = Some(door);
         self
     }
 
@@ -121,6 +152,9 @@ impl Script {
         }
         if under != Under::Shell && self.shell != Shell::Bash {
             command.args(["--shell", self.shell.name()]);
+        }
+        if let (Some(door), true) = (self.door, under != Under::Shell) {
+            command.args(["--door", door.name()]);
         }
         command.arg("-c").arg(&self.text).envs(self.variables.iter().map(|(n, v)| (n, v)));
         if let Some(directory) = &self.directory {

@@ -78,6 +78,18 @@ fn difference(name: &str, under: Under, script: &Script, runs: (&Outcome, &Outco
     text
 }
 
+/// The commands of which not every one ran on the server.
+pub fn kept_here(report: &Report, commands: &[&str]) -> Option<String> {
+    let mut wrong = Vec::new();
+    for command in commands {
+        let stages: Vec<_> = report.stages(command).collect();
+        if stages.is_empty() || stages.iter().any(|s| !s.is_offloaded()) {
+            wrong.push(format!("{command} {stages:?}"));
+        }
+    }
+    (!wrong.is_empty()).then(|| format!("not offloaded: {}", wrong.join(", ")))
+}
+
 /// Panics with everything that went wrong in a table of cases.
 pub fn assert_none(faults: &[String], of: usize) {
     assert!(faults.is_empty(), "{} of {of} cases failed:\n\n{}", faults.len(), faults.join("\n"));

@@ -9,8 +9,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use posh_integration::explain::Report;
@@ -33,6 +33,8 @@ const FAULTS: usize = 3;
 const WORKERS: usize = 3;
 /// Trees of strategies are deep, and large without optimisation.
 const STACK_BYTES: usize = 64 << 20;
+/// So often it says how far it is.
+const PROGRESS: usize = 500;
 /// Smaller programs that are tried for one fault.
 const SHRINKS: usize = 400;
 /// The share of programs, of which something ran on the server, that is demanded.
@@ -82,7 +84,8 @@ impl Pair {
             return Ok(posh.outcome.report().clone());
         }
         let again = run(&self.bash, Under::Shell, program, (&format!("{name}-again"), &text.script))?;
-        let chance = differences(&renamed(bash, name), &renamed(again, &format!("{name}-again")), text.complains_at_once);
+        let chance =
+            differences(&renamed(bash, name), &renamed(again, &format!("{name}-again")), text.complains_at_once);
         if !chance.is_empty() {
             return Err(format!("bash itself differs from run to run:\n{chance}"));
         }
@@ -100,23 +103,26 @@ fn renamed(result: Result, name: &str) -> Result {
     }
 }
 
-fn run(lab: &Lab, under: Under, program: &Program, (name, script): (&str, &str)) -> std::result::Result<Result, String> {
+fn run(
+    lab: &Lab,
+    under: Under,
+    program: &Program,
+    (name, script): (&str, &str),
+) -> std::result::Result<Result, String> {
     let data = lab.data(1).join(name);
     let here = lab.workstation.path("/home/user").join(name);
     fs::create_dir(&data).and_then(|()| fs::create_dir(&here)).unwrap();
     program.files.fill(&data).unwrap();
     fs::write(here.join("local"), program.files.local.bytes()).unwrap();
     let mount = lab.mount(1).join(name);
-    let mut script = Script::new(script).variable("D", mount.to_str().unwrap()).variable("L", format!("/home/user/{name}"));
+    let mut script =
+        Script::new(script).variable("D", mount.to_str().unwrap()).variable("L", format!("/home/user/{name}"));
     if program.settings.inside {
         script = script.directory(&mount);
     }
     let outcome = script.run(&lab.workstation, under).map_err(|e| format!("{under:?}: {e}"))?;
-    let result = Result {
-        outcome,
-        on_mount: tree::snapshot(&data, &[]).unwrap(),
-        here: tree::snapshot(&here, &[]).unwrap(),
-    };
+    let result =
+        Result { outcome, on_mount: tree::snapshot(&data, &[]).unwrap(), here: tree::snapshot(&here, &[]).unwrap() };
     fs::remove_dir_all(&data).and_then(|()| fs::remove_dir_all(&here)).unwrap();
     Ok(result)
 }
@@ -214,6 +220,9 @@ fn count(counts: &mut Counts, report: &Report) {
     let stages = || report.pipelines.iter().flat_map(|p| &p.stages);
     let offloaded = stages().filter(|s| s.is_offloaded()).count();
     counts.programs += 1;
+    if counts.programs.is_multiple_of(PROGRESS) {
+        println!("{} random programs", counts.programs);
+    }
     counts.programs_offloaded += usize::from(offloaded > 0);
     counts.stages += stages().count();
     counts.stages_offloaded += offloaded;
@@ -241,7 +250,9 @@ fn programs_look_the_same() {
         counts.stages_offloaded,
         counts.stages
     );
-    let shown = faults.iter().map(|f| format!("program {} (POSH_RANDOM_SEED={seed} POSH_RANDOM_FIRST={}):\n{}", f.number, f.number, f.text));
+    let shown = faults
+        .iter()
+        .map(|f| format!("program {} (POSH_RANDOM_SEED={seed} POSH_RANDOM_FIRST={}):\n{}", f.number, f.number, f.text));
     assert!(faults.is_empty(), "posh differs from bash in\n{}", shown.collect::<Vec<_>>().join("\n"));
     let share = counts.programs_offloaded as f64 / counts.programs as f64;
     assert!(share >= OFFLOADED, "only {share:.2} of the programs offloaded anything");

@@ -1,8 +1,9 @@
-//! Becoming the user's own shell, with a session's shims at the front of PATH.
+//! Becoming the user's own shell, with the exec hook in it, or with a session's
+//! shims at the front of PATH.
 //!
 //! posh execs the shell in its own process, so that the process tree, the
-//! descriptors, the signal dispositions and the environment (PATH excepted) are
-//! those that the shell would have had by itself. Only `--explain` keeps posh as
+//! descriptors, the signal dispositions and the environment (with shims, PATH
+//! excepted) are those that the shell would have had by itself. Only `--explain` keeps posh as
 //! the parent, because somebody must print the report afterwards. Whatever is
 //! wrong with posh itself, the shell still runs, and its commands run here.
 
@@ -26,12 +27,14 @@ use nix::{
     },
     unistd::{AccessFlags, access, execve},
 };
+use posh_hook::session::PRELOAD_VARIABLE;
 use posh_proto::{PROTOCOL_VERSION, gateway::OpenSessionRequest, runtime::RuntimeDir};
 
 use crate::{
     Error,
     cli::Format,
     gateway::{self, Client, Target, c_string, environment},
+    hook,
     signals::Held,
 };
 
@@ -43,6 +46,8 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 pub struct Launch {
     /// Which one.
     pub shell: Shell,
+    /// How its commands are to be seen; `None`: by the hook, where that can be used.
+    pub door: Option<Door>,
     /// Report afterwards what ran where.
     pub explain: Option<Format>,
     /// Splitting factor, else as configured.
@@ -64,6 +69,15 @@ pub enum Shell {
     Fish,
     /// dash
     Dash,
+}
+
+/// How posh sees what a shell executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Door {
+    /// A library in the shell and in what it starts
+    Hook,
+    /// Shims at the front of PATH
+    Path,
 }
 
 /// What the shell is to run.
@@ -135,20 +149,62 @@ fn looks_like_option(word: &OsStr) -> bool {
 /// # Errors
 /// [`Error::NoShell`], [`Error::Exec`]: nothing was run.
 pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
-    let path = env::var_os("PATH");
-    let outer_path = path.as_deref().map(without_shims);
-    let session = outer_path.as_deref().and_then(|path| session(launch, path, notes));
+    let outer_path = env::var_os("PATH").as_deref().map(without_shims);
     let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
     let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
-    let inner_path = match (&session, outer_path.as_deref()) {
-        (Some(session), Some(path)) => Some(prepend(&session.shims, path)),
-        _ => path,
+    let session = session(launch, search, notes);
+    let library = session.as_ref().and_then(|_| library(launch, &shell, notes));
+    let variables = match (&session, library, outer_path) {
+        (Some(session), Some(library), path) => hooked(session, &library, path),
+        (Some(session), None, Some(path)) => shimmed(session, &path),
+        // Shims need a PATH to be on.
+        (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
     };
-    let image = Image::new(&shell, launch.shell.argv(&launch.program), inner_path)?;
+    let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
     match (launch.explain, session) {
         (Some(format), Some(session)) => image.run_and_report(format, session, notes),
         _ => image.replace_us(),
     }
+}
+
+/// The hook's library, unless the other door was asked for or is all that there is.
+fn library(launch: &Launch, shell: &Path, notes: &mut dyn Write) -> Option<PathBuf> {
+    if launch.door == Some(Door::Path) {
+        return None;
+    }
+    let found = hook::library_for(shell);
+    if let (Err(error), Some(Door::Hook)) = (&found, launch.door) {
+        let mut reason = error.to_string();
+        if let Some(cause) = std::error::Error::source(error) {
+            reason = format!("{reason}: {cause}");
+        }
+        let _ = writeln!(notes, "posh: no exec hook, shims on PATH instead: {reason}");
+    }
+    found.ok()
+}
+
+type Variables = Vec<(OsString, OsString)>;
+
+/// The environment with the hook's variables at its end, and without an outer posh's shims.
+fn hooked(session: &Session, library: &Path, path: Option<OsString>) -> Variables {
+    let directory = session.shims.parent().unwrap_or(&session.shims);
+    let mut variables = replaced("PATH", path);
+    variables.extend(hook::variables(directory, library, env::var_os(PRELOAD_VARIABLE)));
+    variables
+}
+
+/// The environment with the shims at the front of PATH.
+fn shimmed(session: &Session, path: &OsStr) -> Variables {
+    replaced("PATH", Some(prepend(&session.shims, path)))
+}
+
+/// The environment with another value of one variable, if there is one.
+fn replaced(name: &str, value: Option<OsString>) -> Variables {
+    let with = |(own, before): (OsString, OsString)| match &value {
+        Some(value) if own == name => (own, value.clone()),
+        _ => (own, before),
+    };
+    env::vars_os().map(with).collect()
 }
 
 /// An open session of the gateway.
@@ -246,17 +302,13 @@ struct Image {
 }
 
 impl Image {
-    fn new(program: &Path, argv: Vec<OsString>, path: Option<OsString>) -> Result<Self, Error> {
+    fn new(program: &Path, argv: Vec<OsString>, variables: Variables) -> Result<Self, Error> {
         let argv = argv.iter().map(|word| c_string(word.as_bytes())).collect::<Result<_, _>>()?;
-        let replaced = env::vars_os().map(|(name, value)| match &path {
-            Some(path) if name == "PATH" => (name, path.clone()),
-            _ => (name, value),
-        });
         Ok(Self {
             program: program.to_owned(),
             program_for_exec: c_string(program.as_os_str().as_bytes())?,
             argv,
-            environment: environment(replaced)?,
+            environment: environment(variables.into_iter())?,
         })
     }
 

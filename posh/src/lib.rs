@@ -10,6 +10,7 @@ pub mod cli;
 pub mod descriptors;
 pub mod error;
 pub mod gateway;
+mod hook;
 pub mod launch;
 pub mod plan_only;
 pub mod signals;

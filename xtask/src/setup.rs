@@ -52,6 +52,11 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("less", "less", false),
     // What users load in their bashrc; this is the one program in it.
     ("dh_bash-completion", "bash-completion", false),
+    ("fakeroot", "fakeroot", false),
+    ("make", "make", false),
+    ("perl", "perl-base", false),
+    ("python3", "python3", false),
+    ("su", "util-linux", false),
 ];
 
 const SSHD: &str = "openssh-server";

@@ -299,9 +299,9 @@ impl Run {
         End::Finished
     }
 
-    /// Times there are not this machine's, so what changed can't be told from them.
+    /// Times there are not this machine's, so they do not tell all that changed.
     fn hold(&mut self, exited: Exited) {
-        self.held.push(Exited { changed_directories: Vec::new(), changes_incomplete: true, ..exited });
+        self.held.push(Exited { changes_incomplete: true, ..exited });
     }
 
     async fn take(&mut self, message: RunInput) -> Result<(), End> {

@@ -12,6 +12,9 @@ use std::path::Path;
 /// be a second old in the kernel.
 const MOST_ENTRIES: usize = 5000;
 
+/// MS_REMOUNT of mount(2), which rustix has only in a call that passes data.
+const REMOUNT: MountFlags = MountFlags::from_bits_retain(32);
+
 /// Has one name looked up and its attributes asked for again.
 pub(super) fn forget(path: &Path) -> io::Result<()> {
     forget_name(path);
@@ -48,8 +51,9 @@ pub(super) fn drop_caches(path: &Path) -> io::Result<()> {
     let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
     let Some(mount) = around.max_by_key(|mount| mount.mount_point.components().count()) else { return Ok(()) };
     // Options of the mount stand before those of the file system, which has its own `rw`.
-    let flags = mount.options.split(',').fold(MountFlags::empty(), |flags, option| flags | flag(option));
-    rustix::mount::mount_remount(&mount.mount_point, flags, "").map_err(|errno| {
+    let flags = mount.options.split(',').fold(REMOUNT, |flags, option| flags | flag(option));
+    // Without any data: NFS would take an empty text for other options than it has.
+    rustix::mount::mount("none", &mount.mount_point, "", flags, None).map_err(|errno| {
         let what = format!("cannot drop what the kernel remembers of {}", mount.mount_point.display());
         io::Error::new(io::Error::from(errno).kind(), format!("{what}: {errno}"))
     })

@@ -4,9 +4,10 @@
 //! forced statx(2) does the same for a directory and its names.
 //!
 //! From the documentation and the kernel's source, not yet held against a real
-//! server.
+//! server: the options of a mount decide which of these promises it keeps.
 
 use super::{Change, Coherence, WriteBehind, kernel, look};
+use crate::mountinfo::MountInfo;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -22,22 +23,26 @@ impl Coherence for Nfs {
     }
 
     fn hand_over(&self, path: &Path) -> io::Result<()> {
+        if !Options::of(path)?.close_to_open {
+            let what = format!("{} is mounted with nocto: a change on the server would go unnoticed", path.display());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
         self.settle(path)
     }
 
     fn refresh(&self, change: &Change) -> io::Result<()> {
         let path = change.path();
+        let options = Options::of(path)?;
+        if !options.keeps_attributes && !options.keeps_names {
+            return Ok(());
+        }
         if let Some(file) = look::open(path)? {
             look::attributes(&file)?;
-            return match change {
-                Change::EntriesChanged(dir) => kernel::forget_entries(dir),
-                _ => Ok(()),
-            };
         }
-        // It is gone: what its directory remembers of it goes with a look at that.
-        match path.parent().map(look::open).transpose()?.flatten() {
-            Some(parent) => look::attributes(&parent),
-            None => Ok(()),
+        match change {
+            Change::EntriesChanged(dir) => kernel::forget_entries(dir),
+            Change::NameChanged(path) | Change::Removed(path) | Change::FileWritten(path) => forget_in_directory(path),
+            Change::ListingChanged(_) | Change::Anything(_) => Ok(()),
         }
     }
 
@@ -48,12 +53,75 @@ impl Coherence for Nfs {
     /// All that an NFS client remembers is in the kernel.
     fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
         let Some(first) = paths.first() else { return Ok(()) };
-        kernel::drop_caches(first)?;
+        let options = Options::of(first)?;
+        if options.keeps_attributes || options.keeps_names {
+            kernel::drop_caches(first)?;
+        }
         paths.iter().try_for_each(|path| look::attributes_at(path))
     }
 
     /// Commands that have ended have closed their files, and close(2) sends what is left.
     fn publish(&self, _path: &Path, _since: SystemTime) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// What a directory remembers of its names goes with a look at its attributes.
+fn forget_in_directory(path: &Path) -> io::Result<()> {
+    match path.parent().map(look::open).transpose()?.flatten() {
+        Some(parent) => look::attributes(&parent),
+        None => Ok(()),
+    }
+}
+
+/// What a mount keeps, by its options (nfs(5)).
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    /// Attributes live for some seconds: not `noac`, nor `actimeo=0`.
+    keeps_attributes: bool,
+    /// Names do: not `lookupcache=none`.
+    keeps_names: bool,
+    /// An open asks the server: not `nocto`.
+    close_to_open: bool,
+}
+
+impl Options {
+    fn of(path: &Path) -> io::Result<Self> {
+        let info = MountInfo::read().map_err(io::Error::other)?;
+        let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
+        let mount = around.max_by_key(|mount| mount.mount_point.components().count());
+        Ok(Self::parse(mount.map_or("", |mount| mount.options.as_str())))
+    }
+
+    /// The kernel shows `actimeo` as the four bounds that it sets, and leaves out what is by default.
+    fn parse(options: &str) -> Self {
+        let has = |wanted: &str| options.split(',').any(|option| option == wanted);
+        let zero = |name: &str| has(&format!("{name}=0"));
+        let no_life = has("noac") || zero("actimeo") || ["acregmax", "acdirmax"].into_iter().all(zero);
+        Self {
+            keeps_attributes: !no_life,
+            keeps_names: !(has("lookupcache=none") || no_life),
+            close_to_open: !has("nocto"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_options_say() {
+        let check = |options: &str, keeps_attributes, keeps_names, close_to_open| {
+            assert_eq!(Options::parse(options), Options { keeps_attributes, keeps_names, close_to_open }, "{options}");
+        };
+        check("rw,relatime,vers=4.2,rsize=1048576,hard,proto=tcp,addr=10.0.0.1", true, true, true);
+        check("rw,vers=3,noac,addr=10.0.0.1", false, false, true);
+        check("rw,acregmin=0,acregmax=0,acdirmin=0,acdirmax=0", false, false, true);
+        check("rw,acregmin=0,acregmax=0", true, true, true);
+        check("rw,actimeo=0", false, false, true);
+        check("rw,lookupcache=none", true, false, true);
+        check("rw,lookupcache=pos", true, true, true);
+        check("rw,nocto,nosharecache", true, true, false);
     }
 }

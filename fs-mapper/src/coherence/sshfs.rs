@@ -54,10 +54,22 @@ impl Coherence for Sshfs {
                     Ok(())
                 }
             },
-            Change::ListingChanged(dir) => forget_listing(dir),
+            Change::ListingChanged(dir) => match forget_listing(dir)? {
+                Listing::Forgotten => Ok(()),
+                Listing::Kept => {
+                    sleep(MEMORY);
+                    Ok(())
+                }
+            },
+            Change::NameChanged(path) => forget_name_in_listing(path),
             // Listing it anew gives the daemon the attributes of all that is in it, in a
             // few round trips however many there are; the kernel then asks the daemon.
-            Change::EntriesChanged(dir) => forget_listing(dir).and_then(|()| kernel::forget_entries(dir)),
+            Change::EntriesChanged(dir) => {
+                if forget_listing(dir)? == Listing::Kept {
+                    sleep(MEMORY);
+                }
+                kernel::forget_entries(dir)
+            }
             Change::Removed(path) => forget_removed(path),
             Change::Anything(path) => Err(super::unknown_daemon(path)),
         }
@@ -78,17 +90,40 @@ impl Coherence for Sshfs {
     }
 }
 
+#[derive(Debug, PartialEq, Eq)]
+enum Listing {
+    Forgotten,
+    /// The owner alone may set attributes: the listing is remembered to its end.
+    Kept,
+}
+
 /// A listing goes when the attributes of its directory are set.
-fn forget_listing(dir: &Path) -> io::Result<()> {
+fn forget_listing(dir: &Path) -> io::Result<Listing> {
     match std::fs::metadata(dir).and_then(|found| chown(dir, None, Some(found.gid()))) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // The owner alone may set attributes. The old listing is as old as it gets.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            sleep(MEMORY);
-            Ok(())
-        }
-        other => other,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Listing::Kept),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(Listing::Forgotten),
     }
+}
+
+/// Where the listing can't be forgotten, it may still be right about this name.
+fn forget_name_in_listing(path: &Path) -> io::Result<()> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    if forget_listing(dir)? == Listing::Forgotten {
+        return Ok(());
+    }
+    drop(look::open(path)?);
+    kernel::forget_name(path);
+    let is_there = path.symlink_metadata().is_ok();
+    let end = Instant::now() + MEMORY;
+    while Instant::now() < end {
+        let is_listed = std::fs::read_dir(dir)?.flatten().any(|entry| entry.file_name() == name);
+        if is_listed == is_there {
+            break;
+        }
+        sleep(LOOK_AGAIN);
+    }
+    Ok(())
 }
 
 /// Opening a file that is gone makes the daemon forget it; a directory is waited for.

@@ -61,6 +61,8 @@ pub struct Patience {
 pub struct Actors<'a> {
     /// Files that shims lead to.
     pub stage_programs: &'a HashSet<PathBuf>,
+    /// The sessions' shells.
+    pub shells: &'a HashSet<Pid>,
     /// Stages that wait for a directive, by process.
     pub waiting: &'a HashMap<Pid, usize>,
     /// Stages that have got theirs and stand in for a remote command.
@@ -163,7 +165,7 @@ impl Pipe<'_> {
         }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
-        if !is_fork {
+        if !is_fork && !self.actors.shells.contains(&process.pid) {
             // Another program: it may still be one that execs (nice, env, a shell).
             return (!(self.actors.settled)(process)).then_some(MAY_EXEC);
         }

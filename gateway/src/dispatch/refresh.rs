@@ -86,8 +86,7 @@ fn by_annotation(kind: FileKind, path: &Path) -> Vec<Change> {
     if kind.recursive() {
         return Vec::new();
     }
-    let listing = path.parent().map(|parent| Change::ListingChanged(parent.to_owned()));
-    [Change::FileWritten(path.to_owned())].into_iter().chain(listing).collect()
+    vec![Change::FileWritten(path.to_owned()), Change::NameChanged(path.to_owned())]
 }
 
 /// What an executor saw in one directory.

@@ -122,7 +122,7 @@ pub const FILTERS: &[(&str, Reads)] = &[
     ("awk 'END {print NR}'", Reads::All),
     ("awk -F, '{print $2}'", Reads::All),
     ("awk '/needle/ {n++} END {print n + 0}'", Reads::All),
-    ("awk 'NR % 2'", Reads::All),
+    ("awk 'NR%2'", Reads::All),
     ("awk '{print NR, $0}'", Reads::All),
     ("awk 'NR == 3 {exit 4} {print}'", Reads::Early),
     ("awk 'length($0) > 8'", Reads::All),

@@ -2,12 +2,15 @@
 //! process is, something else is written in its place: the rules are at [`Around`]
 //! (what may be said where) and at [`Writer::pipeline`].
 
+mod commands;
+mod words;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::commands::{CHANGES, FILTERS, LOCALES, PAIRS, Reads, SMALL, SOURCES, UMASKS};
-use super::files::NAMES;
-use super::{Around as Group, Body, Entry, Errors, File, Input, Join, Lines, Node, Output, Parallel, Program, Side, Stage};
+use self::words::{prefix, quoted, to_directory};
+use super::commands::{FILTERS, LOCALES, Reads, UMASKS};
+use super::{Around as Group, Body, Entry, Errors, File, Input, Join, Lines, Node, Output, Program, Stage};
 
 /// A program's text.
 #[derive(Debug, Clone)]
@@ -49,11 +52,14 @@ struct Around {
 /// Writes the whole program.
 pub fn render(program: &Program) -> Text {
     let settings = &program.settings;
-    let mut writer =
-        Writer { are_text: program.files.are_text(), pipefail: settings.pipefail, ..Writer::default() };
+    let mut writer = Writer {
+        are_text: program.files.are_text(),
+        pipefail: settings.pipefail,
+        errexit: settings.errexit,
+        ..Writer::default()
+    };
     let place = if settings.inside { Place::Inside } else { Place::Home };
-    let around =
-        Around { place, quiet: false, merged: false, alone: true, shared_pipe: false, third: false };
+    let around = Around { place, quiet: false, merged: false, alone: true, shared_pipe: false, third: false };
     if settings.umask > 0 {
         let _ = writeln!(writer.text, "umask {}", UMASKS[settings.umask]);
     }
@@ -92,6 +98,7 @@ struct Writer {
     at_once: bool,
     are_text: bool,
     pipefail: bool,
+    errexit: bool,
 }
 
 impl Writer {
@@ -100,7 +107,9 @@ impl Writer {
         let (mut later, mut waits) = (Vec::new(), false);
         let before = self.complaints;
         for (index, entry) in list.iter().enumerate() {
-            if entry.join == Join::Background && !around.quiet && !around.merged {
+            // Nobody waits for it where a shell ends at the first error.
+            let background = !around.quiet && !around.merged && !self.errexit;
+            if entry.join == Join::Background && background {
                 let complete = self.written.len();
                 self.background(entry, Around { alone: false, shared_pipe: false, third: false, ..around });
                 later.extend(self.written.drain(complete..));
@@ -108,7 +117,8 @@ impl Writer {
             } else {
                 // A list of && and || would be in the background as a whole.
                 let last = list.get(index + 1).is_none_or(|next| next.join == Join::Background);
-                self.entry(entry, last, around);
+                let chained = index > 0 && matches!(list[index - 1].join, Join::And | Join::Or);
+                self.entry(entry, (last, chained), around);
             }
             if self.depth == 1 && !waits {
                 self.used.clear();
@@ -123,7 +133,7 @@ impl Writer {
         self.depth -= 1;
     }
 
-    fn entry(&mut self, entry: &Entry, last: bool, around: Around) {
+    fn entry(&mut self, entry: &Entry, (last, chained): (bool, bool), around: Around) {
         if entry.negated && matches!(entry.node, Node::Pipeline(_)) {
             self.text += "! ";
         }
@@ -131,7 +141,8 @@ impl Writer {
         match entry.join {
             Join::And if !last && !around.quiet => self.line(" &&"),
             Join::Or if !last && !around.quiet => self.line(" ||"),
-            Join::Status if !around.quiet && early => self.line("\necho \"$?\""),
+            // Of a chain, another pipeline may have been the last.
+            Join::Status if !around.quiet && (early || chained) => self.line("\necho \"$?\""),
             Join::Status if !around.quiet => self.line("\necho \"${PIPESTATUS[*]}\""),
             _ => self.line(""),
         }
@@ -207,7 +218,8 @@ impl Writer {
 
     /// Whether a stage reads the pipe before it to its end.
     fn drains(&self, stage: &Stage) -> bool {
-        let writes = matches!(stage.output, Output::Inherited | Output::To | Output::Append | Output::Local | Output::Null);
+        let writes =
+            matches!(stage.output, Output::Inherited | Output::To | Output::Append | Output::Local | Output::Null);
         writes
             && stage.input == Input::Inherited
             && match &stage.body {
@@ -266,124 +278,12 @@ impl Writer {
         self.written.extend(made);
     }
 
-    /// It is written as several commands.
-    fn is_compound(&self, body: &Body) -> bool {
-        match body {
-            Body::Filter(index, _) => FILTERS[*index].0.contains(" | "),
-            Body::Source(index) => SOURCES[*index].contains(" | "),
-            Body::Group(..) => true,
-            Body::Pair(..) | Body::Tee(_) => false,
-        }
-    }
-
-    /// Several commands with redirects need braces; the text of one stays as it is.
-    fn compound(&mut self, text: &str, redirects: &str) {
-        let compound = text.contains(" | ");
-        match compound && !redirects.is_empty() {
-            true => self.text += &format!("{{ {text}; }}{redirects}"),
-            false => self.text += text,
-        }
-    }
-
-    fn filter(&mut self, index: usize, files: &[File], (piped, redirects): (bool, &str), around: Around) {
-        let (text, reads) = FILTERS[index];
-        let from_stdin = files.is_empty();
-        let complains = reads == Reads::Checks
-            || reads == Reads::Compressed && from_stdin
-            || reads == Reads::Text && !self.are_text;
-        self.complaints += usize::from(complains);
-        let stops = !self.reads_all(reads) && from_stdin && around.shared_pipe;
-        let (text, reads) = if around.quiet && complains || stops { FILTERS[0] } else { (text, reads) };
-        let operands = self.operands(text, reads, files, around);
-        // tr has no operands; others take the second for their output.
-        let operands = match text.split(' ').next() {
-            Some("tr") if piped || operands.is_empty() || redirects.contains('<') => String::new(),
-            Some("tr") => format!(" < {}", operands.trim_start()),
-            _ => operands,
-        };
-        let text = text.replace('@', prefix(around));
-        let text = if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
-        self.compound(&text, redirects);
-    }
-
-    fn operands(&mut self, text: &str, reads: Reads, files: &[File], around: Around) -> String {
-        let single = matches!(text.split(' ').next(), Some("tr" | "uniq" | "base64"));
-        let mut files = files.to_vec();
-        if single {
-            files.truncate(1);
-        }
-        let mut words = String::new();
-        for file in files {
-            let compressed = reads == Reads::Compressed;
-            let file = match file {
-                File::Mount(index, _) if compressed => File::Compressed(index % 2),
-                File::Missing | File::Directory if compressed && !around.quiet => file,
-                _ if compressed => File::Compressed(0),
-                File::Parts if single => File::Mount(0, false),
-                file => file,
-            };
-            let _ = write!(words, " {}", self.word(file, around));
-        }
-        words
-    }
-
-    fn pair(&mut self, index: usize, left: &Side, right: &Side, around: Around) {
-        if around.quiet {
-            let _ = write!(self.text, "cat {}list", prefix(around));
-            return;
-        }
-        self.complaints += 1;
-        self.text += PAIRS[index];
-        for side in [left, right] {
-            self.text += " ";
-            match side {
-                Side::File(file) => {
-                    // Two operands, not more.
-                    let file = if *file == File::Parts { File::Deep } else { *file };
-                    let word = self.word(file, around);
-                    self.text += &word;
-                }
-                // Others read on from there.
-                Side::Stdin if around.shared_pipe => self.text += "/dev/null",
-                Side::Stdin => self.text += "-",
-                Side::Process(stages) => {
-                    let inner = Around { quiet: true, alone: false, shared_pipe: false, third: false, ..around };
-                    let stages = without_stdin(stages);
-                    let text = self.nested(|w| {
-                        w.pipeline(&stages, inner, None);
-                    });
-                    let _ = write!(self.text, "<({text})");
-                }
-            }
-        }
-    }
-
-    fn source(&mut self, index: usize, redirects: &str, around: Around) {
-        let text = SOURCES[index];
-        // xargs tells which signal ended a command.
-        let complains = ["missing", "diff", "xargs"].iter().any(|w| text.contains(w));
-        self.complaints += usize::from(complains);
-        let text = if around.quiet && complains { SOURCES[0] } else { text };
-        let text = text.replace('@', prefix(around));
-        self.compound(&text, redirects);
-    }
-
-    fn tee(&mut self, append: bool, around: Around, made: &mut Vec<String>) {
-        if around.quiet {
-            self.text += "cat";
-            return;
-        }
-        let name = if append { self.appended() } else { self.fresh("out") };
-        let _ = write!(self.text, "tee {}{}{name}", if append { "-a " } else { "" }, prefix(around));
-        made.push(name);
-    }
-
     fn group(&mut self, kind: Group, list: &[Entry], around: Around) {
         match kind {
             Group::Braces => self.enclosed("{", "}", list, around),
             Group::Subshell => self.enclosed("(", ")", list, around),
             Group::Directory => {
-                let _ = write!(self.text, "( cd {}tree", absolute_or(around));
+                let _ = write!(self.text, "( cd {}tree", to_directory(around));
                 self.enclosed("", ")", list, Around { place: Place::Below, ..around });
             }
             Group::Function => {
@@ -404,62 +304,6 @@ impl Writer {
         self.line(open);
         self.list(list, around);
         self.text += close;
-    }
-
-    fn change(&mut self, index: usize, file: File, around: Around) {
-        let File::Mount(number, _) = file else {
-            self.text += "true";
-            return;
-        };
-        let word = self.word(file, around);
-        if around.quiet || !around.alone {
-            let _ = write!(self.text, "cat {word}");
-            return;
-        }
-        self.complaints += 1;
-        self.gone.insert(number);
-        self.text += &CHANGES[index].replace('%', &word).replace('@', prefix(around));
-    }
-
-    fn for_loop(&mut self, files: &[File], stage: &Stage, around: Around) {
-        let words: Vec<String> = files.iter().map(|f| self.word(*f, around)).collect();
-        let Body::Filter(index, _) = stage.body else { return };
-        let (text, reads) = FILTERS[index];
-        let complains = reads == Reads::Checks || reads == Reads::Compressed || !self.are_text;
-        self.complaints += usize::from(complains);
-        let text = if around.quiet && complains { FILTERS[0].0 } else { text };
-        let operand = if text.starts_with("tr ") { " < \"$x\"" } else { " \"$x\"" };
-        let text = text.replace('@', prefix(around));
-        let text = if text.contains('%') { text.replace(" %", operand) } else { text + operand };
-        let mut made = Vec::new();
-        let output = self.output(stage.output, Around { alone: false, ..around }, &mut made);
-        let _ = write!(self.text, "for x in {}; do {{ {text}; }}{output}; done", words.join(" "));
-        self.written.extend(made);
-    }
-
-    fn parallel(&mut self, parallel: &Parallel, around: Around) {
-        let before = self.complaints;
-        let by_file = parallel.by_file && !around.quiet;
-        self.line("{");
-        for (index, file) in &parallel.jobs {
-            // Their answers end in a newline and are short only for such files.
-            let file = match file {
-                File::Written(_) | File::Compressed(_) => File::Mount(0, false),
-                file => *file,
-            };
-            let word = self.word(file, around);
-            self.line(&format!("{} {word} &", SMALL[*index]));
-        }
-        self.line("wait");
-        self.at_once |= self.complaints > before;
-        if by_file {
-            let name = self.fresh("out");
-            let path = format!("{}{name}", prefix(around));
-            let _ = write!(self.text, "}} > {path}; sort -o {path} {path}; cat {path}");
-            self.written.push(name);
-        } else {
-            self.text += "} | sort";
-        }
     }
 
     fn while_loop(&mut self, lines: &Lines, body: &[Entry], around: Around) {
@@ -500,6 +344,7 @@ impl Writer {
     fn substitution(&mut self, stages: &[Stage], around: Around) {
         // bash complains of NULs.
         self.complaints += usize::from(!self.are_text);
+        self.at_once |= !self.are_text;
         let text = self.nested(|w| {
             w.pipeline(stages, around, None);
         });
@@ -518,143 +363,6 @@ impl Writer {
             self.enclosed("{", "}", body, inner);
             let _ = write!(self.text, " 3< {word}");
         }
-    }
-
-    fn input(&mut self, stage: &Stage, piped: bool, around: Around) -> String {
-        match &stage.input {
-            Input::Inherited => String::new(),
-            // One file, not more.
-            Input::From(File::Parts) => format!(" < {}", self.word(File::Deep, around)),
-            Input::From(file) => format!(" < {}", self.word(*file, around)),
-            Input::Null => " < /dev/null".into(),
-            Input::Document(lines) => {
-                let end = self.fresh("E");
-                for line in 0..*lines {
-                    let _ = writeln!(self.pending, "needle {} of hay", line * 7 % 5);
-                }
-                let _ = writeln!(self.pending, "{end}");
-                format!(" <<{end}")
-            }
-            Input::Words => " <<< 'a needle'".into(),
-            Input::Third if around.third && !piped => " <&3".into(),
-            Input::Third => String::new(),
-            // It would make files where there are none.
-            Input::Both(file) => match file {
-                File::Mount(index, _) if !self.gone.contains(index) => format!(" <> {}", self.word(*file, around)),
-                _ => String::new(),
-            },
-            Input::Closed if around.quiet => String::new(),
-            Input::Closed => {
-                self.complaints += 1;
-                " <&-".into()
-            }
-        }
-    }
-
-    fn output(&mut self, output: Output, around: Around, made: &mut Vec<String>) -> String {
-        let on_mount = prefix(around);
-        match output {
-            Output::Null => return " > /dev/null".into(),
-            _ if around.quiet => return String::new(),
-            Output::Inherited => {}
-            Output::To => {
-                made.push(self.fresh("out"));
-                return format!(" > {on_mount}{}", made[made.len() - 1]);
-            }
-            Output::Append => {
-                made.push(self.appended());
-                return format!(" >> {on_mount}{}", made[made.len() - 1]);
-            }
-            Output::Local => return format!(" > \"$L\"/{}", self.fresh("out")),
-            Output::Errors if around.alone => return " >&2".into(),
-            Output::Errors => {}
-            Output::Closed => {
-                self.complaints += 1;
-                return " >&-".into();
-            }
-        }
-        String::new()
-    }
-
-    fn errors(&mut self, stage: &Stage, compound: bool, around: Around, made: &mut Vec<String>) -> String {
-        let group = matches!(stage.body, Body::Group(..));
-        match stage.errors {
-            Errors::Null => " 2> /dev/null".into(),
-            // Two processes would write into one pipe.
-            Errors::Output if compound && !group => String::new(),
-            Errors::Output => " 2>&1".into(),
-            _ if around.quiet => String::new(),
-            Errors::Inherited => String::new(),
-            Errors::To if group => String::new(),
-            Errors::To => {
-                made.push(self.fresh("out"));
-                format!(" 2> {}{}", prefix(around), made[made.len() - 1])
-            }
-            Errors::Closed => " 2>&-".into(),
-        }
-    }
-
-    /// An operand as a word of the shell.
-    fn word(&mut self, file: File, around: Around) -> String {
-        let ways = prefix(around);
-        match file {
-            File::Mount(index, absolute) => {
-                if self.gone.contains(&index) {
-                    self.complaints += 1;
-                    if around.quiet {
-                        return format!("{ways}list");
-                    }
-                }
-                named(NAMES[index], if absolute { "\"$D\"/" } else { ways })
-            }
-            File::Parts => format!("{ways}part-*"),
-            File::Written(index) => {
-                let complete: Vec<&String> = self.written.iter().filter(|n| !self.busy.contains(*n)).collect();
-                if complete.is_empty() || around.quiet {
-                    return self.word(File::Mount(index, false), around);
-                }
-                let name = complete[index % complete.len()].clone();
-                // It is not there if what makes it was not reached.
-                self.complaints += 1;
-                self.used.insert(name.clone());
-                format!("{ways}{name}")
-            }
-            File::Deep => format!("{ways}tree/deep/two.t"),
-            File::Link => {
-                self.complaints += usize::from(self.gone.contains(&0));
-                let name = if around.quiet && self.gone.contains(&0) { "list" } else { "link" };
-                format!("{ways}{name}")
-            }
-            File::Local => "\"$L\"/local".into(),
-            File::Compressed(number) => format!("{ways}z{number}.gz"),
-            File::Missing | File::Directory if around.quiet => format!("{ways}list"),
-            File::Missing => {
-                self.complaints += 1;
-                format!("{ways}missing")
-            }
-            File::Directory => {
-                self.complaints += 1;
-                format!("{ways}tree")
-            }
-        }
-    }
-
-    /// A file that is there already, if one may be written; else a new one.
-    fn appended(&mut self) -> String {
-        let free = self.written.iter().find(|n| !self.used.contains(*n)).cloned();
-        let name = match free {
-            Some(name) => name,
-            None => self.fresh("out"),
-        };
-        // Nobody else uses it at the same time.
-        self.used.insert(name.clone());
-        self.busy.insert(name.clone());
-        name
-    }
-
-    fn fresh(&mut self, kind: &str) -> String {
-        self.names += 1;
-        format!("{kind}{}", self.names)
     }
 
     /// What `write` writes, apart.
@@ -692,37 +400,4 @@ fn without_stdin(stages: &[Stage]) -> Vec<Stage> {
         stages[0].input = Input::Null;
     }
     stages
-}
-
-fn prefix(around: Around) -> &'static str {
-    match around.place {
-        Place::Home => "\"$D\"/",
-        Place::Inside => "",
-        Place::Below => "../",
-    }
-}
-
-/// The way to the program's directory from anywhere in it.
-fn absolute_or(around: Around) -> &'static str {
-    if around.place == Place::Inside { "" } else { "\"$D\"/" }
-}
-
-/// A name that no shell and no command takes for something else.
-fn named(name: &[u8], ways: &str) -> String {
-    let ways = if ways.is_empty() && name[0] == b'-' { "./" } else { ways };
-    if name.iter().all(|b| b.is_ascii_alphanumeric() || b".-".contains(b)) {
-        return format!("{ways}{}", String::from_utf8_lossy(name));
-    }
-    let mut word = format!("{ways}$'");
-    for byte in name {
-        match byte {
-            b'a'..=b'z' | b' ' => word.push(char::from(*byte)),
-            byte => drop(write!(word, "\\x{byte:02x}")),
-        }
-    }
-    word + "'"
-}
-
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }

@@ -23,6 +23,7 @@ pub struct Teller<'a> {
     pub lab: &'a Lab,
     pub session: Session,
     pub under: Under,
+    pub home: &'static str,
     turns: Vec<Turn>,
 }
 
@@ -100,7 +101,7 @@ pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) 
     for (under, home) in [(Under::Shell, "/home/user/alone"), (Under::Posh, "/home/user/under")] {
         let setting = Setting { shell, under, size: Size::USUAL, home, rc };
         let session = Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
-        let mut teller = Teller { lab, session, under, turns: Vec::new() };
+        let mut teller = Teller { lab, session, under, home, turns: Vec::new() };
         fs::write(lab.data(1).join("log"), LOG).unwrap();
         story(&mut teller);
         let Teller { session, turns, .. } = teller;

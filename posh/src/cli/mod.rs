@@ -15,7 +15,7 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
 use crate::{
     gateway::Target,
-    launch::{Launch, Program, Shell},
+    launch::{Door, Launch, Program, Shell},
 };
 
 /// One thing to do.
@@ -126,6 +126,9 @@ struct CommandLine {
     /// The shell to start
     #[arg(long, value_enum, default_value_t = Shell::Bash)]
     shell: Shell,
+    /// How posh sees what the shell executes; the hook, where the shell can load it
+    #[arg(long, value_enum)]
+    door: Option<Door>,
     /// Print to stderr, when the shell has ended, where each stage ran and why
     #[arg(long, value_enum, value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     explain: Option<Format>,
@@ -156,8 +159,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, c
     let line = CommandLine::try_parse_from(arguments)?;
     let target = Target { config: line.config, socket: line.socket };
     if let Some(question) = line.question {
-        if line.explain.is_some() || line.split.is_some() {
-            let message = "--explain and --split are for starting a shell; see `posh explain --help`";
+        if line.explain.is_some() || line.split.is_some() || line.door.is_some() {
+            let message = "--explain, --split and --door are for starting a shell; see `posh explain --help`";
             return Err(CommandLine::command().error(ErrorKind::ArgumentConflict, message));
         }
         return Ok(Request::Ask(target, question));
@@ -167,7 +170,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, c
         (command, script) if command.is_empty() => Program::Script(script),
         (command, _) => Program::Command(without_dashes(command)?),
     };
-    Ok(Request::Launch(Launch { shell: line.shell, explain: line.explain, split: line.split, program, target }))
+    let CommandLine { shell, door, explain, split, .. } = line;
+    Ok(Request::Launch(Launch { shell, door, explain, split, program, target }))
 }
 
 /// `sh -c -- CMD` is how a careful caller protects a CMD that begins with `-`.
@@ -232,9 +236,23 @@ mod tests {
 
     #[test]
     fn own_options_are_read_up_to_the_script() {
-        let line = ["posh", "--shell", "zsh", "--explain=json", "--split", "4", "--config", "m", "--socket", "s", "x"];
+        let line = [
+            "posh",
+            "--shell",
+            "zsh",
+            "--door",
+            "path",
+            "--explain=json",
+            "--split",
+            "4",
+            "--config",
+            "m",
+            "--socket",
+            "s",
+            "x",
+        ];
         let launch = launch(&line);
-        assert_eq!((launch.shell, launch.explain), (Shell::Zsh, Some(Format::Json)));
+        assert_eq!((launch.shell, launch.door, launch.explain), (Shell::Zsh, Some(Door::Path), Some(Format::Json)));
         assert_eq!(launch.split, NonZeroU32::new(4));
         assert_eq!(launch.target, Target { config: Some("m".into()), socket: Some("s".into()) });
     }
@@ -261,6 +279,8 @@ mod tests {
             &["posh", "-c", "--"],
             &["posh", "--split", "0"],
             &["posh", "--shell", "tcsh"],
+            &["posh", "--door", "window"],
+            &["posh", "--door", "path", "mounts"],
             &["posh", "--explain=yaml"],
             &["posh", "--explain", "mounts"],
             &["posh", "resolve"],

@@ -44,6 +44,9 @@ const STATUS_BYTES: u64 = 1 << 20;
 /// joins it to one that might.
 pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
     let cwd = std::env::current_dir().unwrap_or_default();
+    if entry.is_worth_asking {
+        return Some(describe(entry, session, cwd));
+    }
     let touches = session.prefixes.cwd_is_owned(&cwd)
         || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), &cwd))
         || (0..=2).any(|fd| descriptor_touches(fd, session));
@@ -68,7 +71,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf) -> Enlist {
         name: entry.name.to_string_lossy().into_owned(),
         program: bytes_of(entry.program.as_os_str()),
         argv: entry.argv.iter().map(|a| bytes_of(a)).collect(),
-        env: std::env::vars_os().map(|(name, value)| joined(&name, &value)).collect(),
+        env: entry.environment.iter().map(|v| bytes::Bytes::copy_from_slice(v.to_bytes())).collect(),
         cwd: cwd.into_os_string().into_vec().into(),
         umask: status.umask,
         window_size: window_size(&descriptors),
@@ -83,10 +86,6 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf) -> Enlist {
 
 fn bytes_of(word: &OsStr) -> bytes::Bytes {
     bytes::Bytes::copy_from_slice(word.as_bytes())
-}
-
-fn joined(name: &OsStr, value: &OsStr) -> bytes::Bytes {
-    [name.as_bytes(), b"=", value.as_bytes()].concat().into()
 }
 
 fn limit(resource: Resource) -> Option<ResourceLimit> {

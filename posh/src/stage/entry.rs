@@ -1,10 +1,14 @@
 //! How the stage program was entered, and what it stands for: the session, the
-//! command's name and the real program. The PATH door: the kernel tells by which
-//! path we were executed (`AT_EXECFN`, getauxval(3)); argv[0] would not do, since
-//! `exec -a` changes it. The session lies beside the directory of shims.
+//! command's name and the real program.
+//!
+//! The PATH door: the kernel tells by which path we were executed (`AT_EXECFN`,
+//! getauxval(3)); argv[0] would not do, since `exec -a` changes it. The session
+//! lies beside the directory of shims. The exec hook: the last variables of the environment
+//! tell the path that was to be executed and the session, and what the real
+//! program must get so that it is hooked in turn.
 
 use std::{
-    ffi::{CString, OsStr, OsString},
+    ffi::{CStr, CString, OsStr, OsString},
     fmt, fs, io,
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
@@ -13,6 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use posh_hook::session::{PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE};
 use posh_proto::stage::SessionFile;
 use prost::Message;
 
@@ -29,9 +34,14 @@ pub struct Entry {
     pub program: PathBuf,
     /// argv, `argv[0]` included and kept.
     pub argv: Vec<OsString>,
+    /// The variables that the shell gave, as they are.
+    pub environment: Vec<CString>,
     /// `None` when the session is gone: then everything runs here.
     pub session: Option<Session>,
-    shim: OsString,
+    /// The quick look was taken before we were started.
+    pub is_worth_asking: bool,
+    /// What is put behind the environment for the real program.
+    carried: Vec<CString>,
 }
 
 /// Where to ask, and which paths are worth asking for.
@@ -74,52 +84,104 @@ impl Entry {
     /// # Errors
     /// [`EntryError`] when no real program can be named.
     pub fn find() -> Result<Self, EntryError> {
-        let shim = OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).to_owned();
+        let executed = OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).to_owned();
+        let environment = process::environment();
+        if Path::new(&executed).is_symlink() {
+            return Self::by_shim(executed, environment);
+        }
+        Self::by_hook(environment).ok_or(EntryError::NotAShim(executed))
+    }
+
+    fn by_shim(shim: OsString, environment: Vec<CString>) -> Result<Self, EntryError> {
         let path = Path::new(&shim);
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(EntryError::NotAShim(shim));
         };
         let name = name.to_owned();
-        if !path.is_symlink() {
-            return Err(EntryError::NotAShim(shim));
-        }
         let program = real_program(&name, directory).ok_or_else(|| EntryError::NotFound(name.clone()))?;
         let session = directory.parent().and_then(|d| read_session(&d.join(SESSION_FILE)));
-        Ok(Self { name, program, argv: super::arguments(), session, shim })
+        // bash sets `_` to the path that it executes: the real program must not see the shim there.
+        let (wrong, right) = (variable("_", &shim), variable("_", program.as_os_str()));
+        let environment =
+            environment.into_iter().map(|v| if Some(&v) == wrong.as_ref() { right.clone() } else { Some(v) });
+        Ok(Self {
+            name,
+            environment: environment.flatten().collect(),
+            argv: super::arguments(),
+            session,
+            is_worth_asking: false,
+            carried: Vec::new(),
+            program,
+        })
+    }
+
+    /// The hook puts its variables last: the session, for a program that preloads
+    /// the library, and the path. What was there before is the shell's.
+    fn by_hook(mut environment: Vec<CString>) -> Option<Self> {
+        let target = environment.pop()?;
+        let program = PathBuf::from(OsStr::from_bytes(value(&target, TARGET_VARIABLE)?));
+        let preload = environment.pop_if(|last| value(last, SESSION_VARIABLE).is_none());
+        let session = environment.pop()?;
+        let directory = Path::new(OsStr::from_bytes(value(&session, SESSION_VARIABLE)?)).to_owned();
+        let carried = match preload {
+            Some(preload) => {
+                value(&preload, PRELOAD_VARIABLE)?;
+                vec![session, preload]
+            }
+            None => Vec::new(),
+        };
+        Some(Self {
+            name: program.file_name()?.to_owned(),
+            environment,
+            argv: super::arguments(),
+            session: read_session(&directory.join(SESSION_FILE)),
+            is_worth_asking: true,
+            carried,
+            program,
+        })
     }
 
     /// Becomes the real program, with everything as the shell prepared it. Returns
     /// only when that failed, with the status that a shell would give.
     #[must_use]
     pub fn run_here(&self) -> i32 {
-        let environment: Vec<CString> = std::env::vars_os().filter_map(|(k, v)| self.variable(&k, v)).collect();
         let argv: Vec<CString> = self.argv.iter().filter_map(|a| c_string(a.clone())).collect();
         let Some(program) = c_string(self.program.clone().into_os_string()) else { return 126 };
-        let error = process::exec(&program, &argv, &environment);
+        let error = self.exec(&program, &argv);
         if error.raw_os_error() == Some(nix::libc::ENOEXEC) {
-            return self.run_as_script(argv, &environment);
+            return self.run_as_script(argv);
         }
         let status = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
         process::complain(status, &format!("{}: {error}", self.program.display()))
     }
 
     /// A file without `#!`: execve(2) refuses it and every shell runs it by sh.
-    fn run_as_script(&self, mut argv: Vec<CString>, environment: &[CString]) -> i32 {
+    fn run_as_script(&self, mut argv: Vec<CString>) -> i32 {
         let Some(program) = c_string(self.program.clone().into_os_string()) else { return 126 };
         argv.splice(..argv.len().min(1), [c"sh".to_owned(), program]);
-        let error = process::exec(c"/bin/sh", &argv, environment);
+        let error = self.exec(c"/bin/sh", &argv);
         process::complain(126, &format!("{}: {error}", self.program.display()))
     }
 
-    /// One `NAME=VALUE`. bash sets `_` to the path that it executes: the real
-    /// program must not see the shim there.
-    fn variable(&self, name: &OsStr, value: OsString) -> Option<CString> {
-        let value = if name == "_" && value == self.shim { self.program.clone().into_os_string() } else { value };
-        let mut bytes = name.as_bytes().to_vec();
-        bytes.push(b'=');
-        bytes.extend_from_slice(value.as_bytes());
-        CString::new(bytes).ok()
+    /// Without what is carried when that is what makes the environment too long.
+    fn exec(&self, program: &CStr, argv: &[CString]) -> io::Error {
+        let environment: Vec<CString> = self.environment.iter().chain(&self.carried).cloned().collect();
+        let error = process::exec(program, argv, &environment);
+        match error.raw_os_error() {
+            Some(nix::libc::E2BIG) => process::exec(program, argv, &self.environment),
+            _ => error,
+        }
     }
+}
+
+/// One `NAME=VALUE`.
+fn variable(name: &str, value: &OsStr) -> Option<CString> {
+    CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
+}
+
+/// The value, if it is that variable.
+fn value<'v>(variable: &'v CStr, name: &str) -> Option<&'v [u8]> {
+    variable.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
 fn c_string(word: OsString) -> Option<CString> {

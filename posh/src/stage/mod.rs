@@ -1,7 +1,7 @@
 //! The stage program's story: look, ask, then either become the real command or
 //! stand in for it while it runs elsewhere.
 //!
-//! It must not care how it was entered (symlink on PATH now, exec hook later):
+//! It must not care how it was entered (symlink on PATH, exec hook):
 //! `entry` alone knows that. Everything up to `enlist` is on the path of
 //! every local command, so it makes few system calls and starts no runtime.
 
@@ -34,6 +34,8 @@ pub fn run() -> i32 {
     };
     let Some(session) = &entry.session else { return entry.run_here() };
     let Some(enlist) = enlist::worth_asking(&entry, session) else { return entry.run_here() };
+    // ps(1) and pkill(1) are to find the command, not what stands in for it.
+    process::rename(&entry.name);
     let Ok(mut link) = Link::connect(&session.socket) else { return entry.run_here() };
     match ask(&mut link, enlist) {
         Some(remote) => relay::stand_in(link, &remote, &entry),

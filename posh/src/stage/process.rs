@@ -2,14 +2,17 @@
 //! Rust's runtime: execve, dying by a signal, messages on descriptor 2.
 #![allow(
     unsafe_code,
-    reason = "execve with borrowed C strings, resetting a signal's disposition and reading into memory that nobody has \
+    reason = "execve with borrowed C strings, the environment as it is, resetting a signal's disposition and reading into memory that nobody has \
               filled yet have no safe wrapper"
 )]
 
 use std::{
-    ffi::{CStr, CString},
+    ffi::{CStr, CString, OsStr},
     io,
-    os::fd::{AsFd, BorrowedFd, RawFd},
+    os::{
+        fd::{AsFd, BorrowedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
     ptr,
 };
 
@@ -23,6 +26,19 @@ pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Er
     // SAFETY: both arrays end in a null pointer and borrow strings that live until the call returns.
     unsafe { nix::libc::execve(program.as_ptr(), argv.as_ptr(), environment.as_ptr()) };
     io::Error::last_os_error()
+}
+
+/// The environment as execve(2) gave it: std's view leaves out what has no `=`.
+pub fn environment() -> Vec<CString> {
+    unsafe extern "C" {
+        static environ: *const *const std::ffi::c_char;
+    }
+    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer; this process has one
+    // thread, and nothing in it changes the environment.
+    unsafe {
+        let entries = (0..).map(|index| *environ.add(index)).take_while(|entry| !entry.is_null());
+        entries.map(|entry| CStr::from_ptr(entry).to_owned()).collect()
+    }
 }
 
 /// A descriptor inherited from the shell. It stays open until we end, since
@@ -77,6 +93,13 @@ pub fn die_by(signal: i32) -> i32 {
     only.add(signal);
     let _ = only.thread_unblock();
     status
+}
+
+/// Gives this process the short name that a program of this name would have (comm of proc(5)).
+pub fn rename(name: &OsStr) {
+    if let Ok(name) = CString::new(name.as_bytes()) {
+        let _ = nix::sys::prctl::set_name(&name);
+    }
 }
 
 /// Whether the shell had us ignore a signal.

@@ -163,8 +163,9 @@ impl Relay<'_> {
         fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
         let watch = rule::holds(Rule::Streaming);
         // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
-        let sinks: Vec<usize> =
-            (0..self.sinks.len()).filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
+        let sinks: Vec<usize> = (0..self.sinks.len())
+            .filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle())
+            .collect();
         for &i in &sinks {
             let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));

@@ -35,7 +35,7 @@ fn with_gateway() -> (Installed, Fake) {
 #[test]
 fn the_shell_is_posh_itself_with_only_path_changed() {
     let (installed, fake) = with_gateway();
-    let ours = installed.posh(&["--split", "3", "-c", "echo $$; env -0 | tr '\\0' '|'"]);
+    let ours = installed.posh(&["--door", "path", "--split", "3", "-c", "echo $$; env -0 | tr '\\0' '|'"]);
     let theirs = installed.bash(&["-c", "echo $$; env -0 | tr '\\0' '|'"]);
     assert_eq!(stderr(&ours), "");
     let (pid, ours) = stdout(&ours).split_once('\n').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
@@ -50,6 +50,48 @@ fn the_shell_is_posh_itself_with_only_path_changed() {
     assert_eq!((session.protocol, session.split, session.explain), (posh_proto::PROTOCOL_VERSION, 3, false));
     assert_eq!(session.stage_program, installed.at("bin/posh-stage").as_os_str().as_bytes());
     assert!(theirs.contains(&format!("PATH={}|", String::from_utf8_lossy(&session.path))), "{session:?}");
+}
+
+#[test]
+fn by_the_hook_nothing_at_all_is_changed() {
+    let (installed, fake) = with_gateway();
+    let look = "env -0 | tr '\\0' '|'; export -p; cat /proc/self/environ | tr '\\0' '|'; echo \"$LD_PRELOAD\"";
+    for own in [None, Some("libSegFault-of-nobody.so")] {
+        let run = |shell: std::path::PathBuf, arguments: &[&str]| {
+            let mut command = installed.command(shell, arguments);
+            command.envs(own.map(|library| ("LD_PRELOAD", library))).output().unwrap()
+        };
+        let ours = run(installed.at("bin/posh"), &["--door", "hook", "-c", look]);
+        assert_eq!(stdout(&ours), stdout(&run("bash".into(), &["-c", look])));
+        assert!(own.is_some() || stderr(&ours).is_empty(), "{}", stderr(&ours));
+    }
+    assert_eq!(fake.asked.lock().unwrap().sessions.len(), 2);
+    // Without a session there is nothing to hook for.
+    let installed = Installed::new();
+    let loaded = stdout(&installed.posh(&["-c", "grep -c hook- /proc/self/maps; ls -A $XDG_RUNTIME_DIR/posh"]));
+    assert_eq!(loaded, "0\n");
+}
+
+#[test]
+fn the_hook_is_loaded_unless_it_can_not_be() {
+    let (installed, _fake) = with_gateway();
+    let loaded = |installed: &Installed, arguments: &[&str]| {
+        let line =
+            ["-c", "grep -c hook- /proc/self/maps > counted; read n < counted; [ $n -gt 0 ]; echo $?; rm counted"];
+        installed.posh(&[arguments, &line].concat())
+    };
+    assert_eq!(stdout(&loaded(&installed, &[])), "0\n");
+    assert_eq!(stdout(&loaded(&installed, &["--door", "path"])), "1\n");
+    // A shell that is a static program: the stage program will do.
+    fs::create_dir(installed.at("static")).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_posh-stage"), installed.at("static/bash")).unwrap();
+    let path = format!("{}:/bin", installed.at("static").display());
+    let output =
+        installed.command(installed.at("bin/posh"), &["--door", "hook", "-c", "true"]).env("PATH", path).output();
+    let said = stderr(&output.unwrap());
+    let expected =
+        format!("posh: no exec hook, shims on PATH instead: {} is not a", installed.at("static/bash").display());
+    assert!(said.starts_with(&expected), "{said}");
 }
 
 #[test]
@@ -250,7 +292,7 @@ fn what_was_named_and_is_not_there_is_said() {
 fn the_socket_can_be_named_instead() {
     let installed = Installed::new();
     let fake = Fake::listen(&installed.at("named.sock"), &installed.at("shims"));
-    let mut command = installed.command(installed.at("bin/posh"), &["-c", "echo $PATH"]);
+    let mut command = installed.command(installed.at("bin/posh"), &["--door", "path", "-c", "echo $PATH"]);
     let output = command.env("POSH_SOCKET", installed.at("named.sock")).output().unwrap();
     assert!(stdout(&output).starts_with(installed.at("shims").to_str().unwrap()), "{}", stderr(&output));
     assert_eq!(fake.asked.lock().unwrap().sessions.len(), 1);
@@ -300,8 +342,8 @@ fn a_nested_posh_does_not_see_the_outer_shims() {
     let installed = Installed::new().configured();
     let shims = installed.at("run/posh/session-1/bin");
     let fake = Fake::listen(&installed.socket(), &shims);
-    let inner = format!("{} -c 'echo $PATH'", installed.at("bin/posh").display());
-    let path = stdout(&installed.posh(&["-c", &inner]));
+    let inner = format!("{} --door path -c 'echo $PATH'", installed.at("bin/posh").display());
+    let path = stdout(&installed.posh(&["--door", "path", "-c", &inner]));
     assert_eq!(path.matches(shims.to_str().unwrap()).count(), 1, "{path}");
     let asked = fake.asked.lock().unwrap();
     assert_eq!((asked.sessions.len(), &asked.sessions[0].path), (2, &asked.sessions[1].path));

@@ -72,6 +72,7 @@ fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
         &snapshot,
         &Actors {
             stage_programs: &[PathBuf::from(STAGE_PROGRAM)].into(),
+            shells: &[].into(),
             waiting: &waiting,
             directed: &|pid| pid == 99,
             settled: &|_| false,

@@ -1,0 +1,244 @@
+//! The decision at the door, and what follows from it: a program is executed
+//! as it is given, or with the session's variables, or the stage program is
+//! executed in its place.
+#![allow(unsafe_code, reason = "reads and builds the arrays that execve(2) takes")]
+
+use core::{
+    ffi::{CStr, c_char, c_int},
+    mem::MaybeUninit,
+    ptr,
+};
+
+use crate::{
+    look::{self, Look},
+    message::SessionFile,
+    session::{self, Session},
+    sys::{self, AT_FDCWD, E2BIG, PATH_BYTES},
+    target::{self, Target},
+    text::{Full, Text},
+};
+
+/// A variable whose value is a path, or a few of them.
+type Variable = Text<{ PATH_BYTES + 16 }>;
+
+/// argv or an environment: pointers to C strings, the last one null.
+pub(crate) type Strings = *const *const c_char;
+
+/// Sizes of the array for an environment that grows by our variables. On the stack, since what
+/// a child of vfork allocates stays with its parent. The usual one fits the first; above
+/// the last (half a MiB) a program is executed as given, and what it starts is not seen.
+const SMALL: usize = 256;
+const MIDDLE: usize = 4096;
+const LARGE: usize = 65_536;
+/// At most so many variables are added.
+const MAX_EXTRAS: usize = 3;
+
+/// What is about to be executed.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    /// As in openat(2).
+    pub(crate) directory: c_int,
+    /// As it was given, or found on PATH.
+    pub(crate) path: &'a CStr,
+    pub(crate) argv: Strings,
+    pub(crate) environment: Strings,
+    /// Working directory and descriptors will be others than this process has now.
+    pub(crate) moved: bool,
+}
+
+/// How it is to go.
+pub(crate) struct Plan {
+    session: &'static Session,
+    /// The session's variable for the loader, with the user's libraries; `None` for a program that can't be preloaded.
+    preload: Option<Variable>,
+    /// The stage program and the variable that tells it what it stands for.
+    stage: Option<(Text<PATH_BYTES>, Variable)>,
+}
+
+impl Plan {
+    /// `None`: exactly as given.
+    ///
+    /// # Safety
+    /// The request's arrays are null or end in a null pointer, and all others point to C strings.
+    pub(crate) unsafe fn of(request: &Request<'_>) -> Option<Self> {
+        let session = session::current()?;
+        // Not here, for this user: another root directory, another mount namespace, another user.
+        if !session.library().is_some_and(sys::is_readable) {
+            return None;
+        }
+        let target = target::look(request.directory, request.path);
+        if target == Target::Closed {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        let (stage, preload) = unsafe { (stage_for(session, request), preload(session, request.environment).ok()?) };
+        let preload = (target == Target::Preloads).then_some(preload);
+        (stage.is_some() || preload.is_some()).then_some(Self { session, preload, stage })
+    }
+
+    /// The session's variables for a program that preloads.
+    pub(crate) fn variables(&self) -> Option<[&CStr; 2]> {
+        Some([self.session.session.as_c_str()?, self.preload.as_ref()?.as_c_str()?])
+    }
+
+    /// Makes attempts, the best first, each with the program to execute instead (`None`: the one given) and the
+    /// environment, until one gives 0 or an error that is the given program's own.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
+    pub(crate) unsafe fn attempt(
+        &self,
+        environment: Strings,
+        exec: &mut dyn FnMut(Option<&CStr>, Strings) -> c_int,
+    ) -> c_int {
+        // SAFETY: the caller's promise holds for both calls.
+        unsafe {
+            if self.stage(environment, exec) == Some(0) {
+                return 0;
+            }
+            let with_session = self
+                .variables()
+                .and_then(|variables| extended(environment, &variables, &mut |environment| exec(None, environment)));
+            match with_session {
+                // It fits without our variables, or its error is the right one.
+                None | Some(E2BIG) => exec(None, environment),
+                Some(result) => result,
+            }
+        }
+    }
+
+    unsafe fn stage(
+        &self,
+        environment: Strings,
+        exec: &mut dyn FnMut(Option<&CStr>, Strings) -> c_int,
+    ) -> Option<c_int> {
+        let (program, target) = self.stage.as_ref()?;
+        let (program, target, session) = (program.as_c_str()?, target.as_c_str()?, self.session.session.as_c_str()?);
+        let mut exec = |environment| exec(Some(program), environment);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.preload.as_ref().and_then(Text::as_c_str) {
+                Some(preload) => extended(environment, &[session, preload, target], &mut exec),
+                None => extended(environment, &[session, target], &mut exec),
+            }
+        }
+    }
+}
+
+/// The stage program, if the command is one that posh knows and it may touch a mount.
+unsafe fn stage_for(session: &Session, request: &Request<'_>) -> Option<(Text<PATH_BYTES>, Variable)> {
+    let path = request.path.to_bytes();
+    let name = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())?;
+    let program = session.stage_program(name)?;
+    // SAFETY: the caller's promise.
+    if request.directory != AT_FDCWD || !unsafe { may_touch(session, request) }? {
+        return None;
+    }
+    let executable = sys::is_executable(request.path) && program.as_c_str().is_some_and(sys::is_executable);
+    let target = Text::of(&[session::TARGET_VARIABLE.as_bytes(), b"=", path, b"\0"]).ok()?;
+    executable.then_some((program, target))
+}
+
+/// The quick look: at the working directory, every word, and descriptors 0 to 2.
+unsafe fn may_touch(session: &Session, request: &Request<'_>) -> Option<bool> {
+    let file = session.file()?;
+    let SessionFile { always_enlist, places } = SessionFile::read(file.as_bytes())?;
+    if always_enlist {
+        return Some(true);
+    }
+    places.owned().next()?;
+    if request.moved {
+        return Some(true);
+    }
+    let cwd = sys::working_directory();
+    let look = Look::new(places, cwd.as_bytes());
+    // SAFETY: the caller's promise.
+    let mut words = unsafe { strings(request.argv) }.skip(1);
+    let touches = look.cwd_is_owned() || (0..=2).any(|fd| is_owned(places, fd)) || (0..=1).any(is_pipe);
+    Some(touches || words.any(|word| look.may_touch(word.to_bytes())))
+}
+
+fn is_owned(places: look::Places<'_>, fd: usize) -> bool {
+    const LINKS: [&[u8]; 3] = [b"/proc/self/fd/0", b"/proc/self/fd/1", b"/proc/self/fd/2"];
+    let target = LINKS.get(fd).and_then(|link| sys::read_link(link).ok());
+    target.is_some_and(|target| look::is_owned(places, target.as_bytes()))
+}
+
+fn is_pipe(fd: c_int) -> bool {
+    sys::stat(fd, c"", sys::AT_EMPTY_PATH).is_some_and(sys::Stat::is_pipe)
+}
+
+/// `LD_PRELOAD=` with our library first and then those that the environment names.
+unsafe fn preload(session: &Session, environment: Strings) -> Result<Variable, Full> {
+    let name = session::PRELOAD_VARIABLE.as_bytes();
+    let value = |variable: &'static CStr| variable.to_bytes().strip_prefix(name)?.strip_prefix(b"=");
+    // SAFETY: the caller's promise.
+    let theirs = unsafe { strings(environment) }.filter_map(value).last().filter(|value| !value.is_empty());
+    let ours = session.preload.as_bytes().strip_suffix(b"\0").unwrap_or_default();
+    match theirs {
+        None => Text::of(&[ours, b"\0"]),
+        Some(theirs) => Text::of(&[ours, b":", theirs, b"\0"]),
+    }
+}
+
+/// The strings of an array. They live as long as the exec takes, which is all that anybody here does.
+unsafe fn strings(array: Strings) -> impl Iterator<Item = &'static CStr> {
+    // SAFETY: the caller's promise: nothing behind the null pointer is read, and all before are C strings.
+    let count = if array.is_null() { 0 } else { unsafe { session::count(array) } };
+    // SAFETY: as above.
+    (0..count).map(move |index| unsafe { CStr::from_ptr(*array.add(index)) })
+}
+
+/// Calls with the environment and these variables behind it; `None` when there are too many for that.
+unsafe fn extended(environment: Strings, extras: &[&CStr], call: &mut dyn FnMut(Strings) -> c_int) -> Option<c_int> {
+    // SAFETY: the caller's promise.
+    let count = if environment.is_null() { 0 } else { unsafe { session::count(environment) } };
+    let parts = [(environment, count)];
+    // SAFETY: the part has that many entries.
+    unsafe { joined(&parts, extras, call) }
+}
+
+/// Calls with an array on the stack: the first parts, then the others, then null.
+///
+/// # Safety
+/// Each part has that many entries.
+pub(crate) unsafe fn joined(
+    parts: &[(Strings, usize)],
+    extras: &[&CStr],
+    call: &mut dyn FnMut(Strings) -> c_int,
+) -> Option<c_int> {
+    let needed = parts.iter().fold(MAX_EXTRAS + 1, |sum, (_, count)| sum.saturating_add(*count));
+    // SAFETY: the size was chosen so that all fits; the parts are as promised.
+    unsafe {
+        if needed <= SMALL {
+            Some(on_stack::<SMALL>(parts, extras, call))
+        } else if needed <= MIDDLE {
+            Some(on_stack::<MIDDLE>(parts, extras, call))
+        } else {
+            (needed <= LARGE).then(|| on_stack::<LARGE>(parts, extras, call))
+        }
+    }
+}
+
+/// Not inlined: each size is taken from the stack only by those who need it.
+#[inline(never)]
+unsafe fn on_stack<const N: usize>(
+    parts: &[(Strings, usize)],
+    extras: &[&CStr],
+    call: &mut dyn FnMut(Strings) -> c_int,
+) -> c_int {
+    let mut array = [const { MaybeUninit::<*const c_char>::uninit() }; N];
+    let mut slots = array.iter_mut();
+    let mut put = |entry: *const c_char| {
+        if let Some(slot) = slots.next() {
+            slot.write(entry);
+        }
+    };
+    for (part, count) in parts {
+        // SAFETY: the part has that many entries.
+        (0..*count).for_each(|index| put(unsafe { *part.add(index) }));
+    }
+    extras.iter().for_each(|extra| put(extra.as_ptr()));
+    put(ptr::null());
+    call(array.as_ptr().cast())
+}

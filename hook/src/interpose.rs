@@ -1,0 +1,283 @@
+//! The functions that stand in front of the C library's, by its names: each says
+//! what is to be executed, and [`crate::door`] decides how. They behave as the manual of the function says.
+#![allow(unsafe_code, reason = "C functions that get raw pointers and call the C library's own")]
+
+use core::{
+    ffi::{CStr, c_char, c_int, c_void},
+    mem,
+};
+
+use crate::{
+    door::{Plan, Request, Strings, joined},
+    lend, search,
+    session::Next,
+    sys::{self, AT_EMPTY_PATH, AT_FDCWD, E2BIG, ENOEXEC, ENOSYS},
+};
+
+unsafe extern "C" {
+    #[link_name = "environ"]
+    static ENVIRONMENT: Strings;
+}
+
+type Execve = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
+type Execveat = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
+type Fexecve = unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
+type Spawn = unsafe extern "C" fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+type System = unsafe extern "C" fn(*const c_char) -> c_int;
+type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
+
+/// The C library's function of that type; `None` where it has none.
+macro_rules! next {
+    ($function:expr, $type:ty) => {{
+        let address = $function.address();
+        // SAFETY: an address that is not null is that of the function with this name, and this is its type.
+        (!address.is_null()).then(|| unsafe { mem::transmute::<*mut c_void, $type>(address) })
+    }};
+}
+
+/// What a function of the exec family gives back.
+fn failed(error: c_int) -> c_int {
+    sys::set_errno(error);
+    -1
+}
+
+/// Executes; the error.
+unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings) -> c_int {
+    let Some(next) = next!(Next::Execve, Execve) else { return ENOSYS };
+    let mut exec = |program: Option<&CStr>, environment| {
+        // SAFETY: the caller's own arguments, or strings and arrays that live until the call returns.
+        unsafe { next(program.unwrap_or(path).as_ptr(), argv, environment) };
+        sys::errno()
+    };
+    let request = Request { directory: AT_FDCWD, path, argv, environment, moved: false };
+    // SAFETY: the caller's arrays are as execve(2) wants them.
+    unsafe {
+        match Plan::of(&request) {
+            Some(plan) => plan.attempt(environment, &mut exec),
+            None => exec(None, environment),
+        }
+    }
+}
+
+/// execve(2).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn execve(path: *const c_char, argv: Strings, environment: Strings) -> c_int {
+    // SAFETY: the caller's promise; a null path is the kernel's to refuse.
+    unsafe {
+        if path.is_null() {
+            return execve(c"".as_ptr(), argv, environment);
+        }
+        failed(exec_path(CStr::from_ptr(path), argv, environment))
+    }
+}
+
+/// execv(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { execve(path, argv, ENVIRONMENT) }
+}
+
+/// execvp(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { execvpe(file, argv, ENVIRONMENT) }
+}
+
+/// execvpe(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, environment: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let error = search::each(CStr::from_ptr(file), |path| {
+            let error = exec_path(path, argv, environment);
+            Some(if error == ENOEXEC { exec_script(path, argv, environment) } else { error })
+        });
+        failed(error.unwrap_or(ENOSYS))
+    }
+}
+
+/// A file that is no program: execvp(3) gives it to the shell.
+unsafe fn exec_script(path: &CStr, argv: Strings, environment: Strings) -> c_int {
+    const SHELL: &CStr = c"/bin/sh";
+    let head = [SHELL.as_ptr(), path.as_ptr()];
+    // SAFETY: the array is the caller's; its first entry, if any, is replaced by the two of ours.
+    unsafe {
+        let count = if argv.is_null() { 0 } else { crate::session::count(argv) };
+        let rest = if count > 0 { (argv.add(1), count - 1) } else { (argv, 0) };
+        let exec = &mut |argv| exec_path(SHELL, argv, environment);
+        joined(&[(head.as_ptr(), head.len()), rest], &[], exec).unwrap_or(E2BIG)
+    }
+}
+
+/// execveat(2).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn execveat(
+    directory: c_int,
+    path: *const c_char,
+    argv: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
+    let Some(next) = next!(Next::Execveat, Execveat) else { return failed(ENOSYS) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let given = (!path.is_null()).then(|| CStr::from_ptr(path)).filter(|_| flags & !AT_EMPTY_PATH == 0);
+        let Some(given) = given else { return next(directory, path, argv, environment, flags) };
+        if !given.is_empty() && (directory == AT_FDCWD || given.to_bytes().starts_with(b"/")) {
+            return execve(path, argv, environment);
+        }
+        if given.is_empty() && directory >= 0 {
+            return fexecve(directory, argv, environment);
+        }
+        let request = Request { directory, path: given, argv, environment, moved: false };
+        carry(&request, &mut |environment| next(directory, path, argv, environment, flags))
+    }
+}
+
+/// fexecve(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings) -> c_int {
+    let Some(next) = next!(Next::Fexecve, Fexecve) else { return failed(ENOSYS) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let path = sys::descriptor_path(fd);
+        let path = path.as_ref().and_then(|path| path.as_c_str()).unwrap_or(c"");
+        let request = Request { directory: AT_FDCWD, path, argv, environment, moved: false };
+        carry(&request, &mut |environment| next(fd, argv, environment))
+    }
+}
+
+/// Executes what has no path of its own with the session's variables; gives -1, and the error in `errno`.
+unsafe fn carry(request: &Request<'_>, exec: &mut dyn FnMut(Strings) -> c_int) -> c_int {
+    let mut exec = |_: Option<&CStr>, environment| {
+        exec(environment);
+        sys::errno()
+    };
+    // SAFETY: the caller's promise. Its program has no path, so there is no stage program for it.
+    unsafe {
+        failed(match Plan::of(request) {
+            Some(plan) => plan.attempt(request.environment, &mut exec),
+            None => exec(None, request.environment),
+        })
+    }
+}
+
+/// posix_spawn(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn posix_spawn(
+    pid: *mut c_int,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    environment: Strings,
+) -> c_int {
+    let Some(next) = next!(Next::Spawn, Spawn) else { return ENOSYS };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let spawn = &mut |program: Option<&CStr>, environment| {
+            let program = program.map_or(path, CStr::as_ptr);
+            next(pid, program, actions, attributes, argv, environment)
+        };
+        if path.is_null() {
+            return spawn(None, environment);
+        }
+        let moved = !actions.is_null();
+        let request = Request { directory: AT_FDCWD, path: CStr::from_ptr(path), argv, environment, moved };
+        keeping_errno(|| match Plan::of(&request) {
+            Some(plan) => plan.attempt(environment, spawn),
+            None => spawn(None, environment),
+        })
+    }
+}
+
+/// posix_spawnp(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn posix_spawnp(
+    pid: *mut c_int,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    environment: Strings,
+) -> c_int {
+    let by_name = next!(Next::SpawnPath, Spawn);
+    let (Some(by_name), Some(by_path)) = (by_name, next!(Next::Spawn, Spawn)) else { return ENOSYS };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let spawn = &mut |program: Option<&CStr>, environment| match program {
+            Some(program) => by_path(pid, program.as_ptr(), actions, attributes, argv, environment),
+            None => by_name(pid, file, actions, attributes, argv, environment),
+        };
+        keeping_errno(|| {
+            let found = search::first(CStr::from_ptr(file));
+            let found = found.as_ref().and_then(|path| path.as_c_str());
+            let moved = !actions.is_null();
+            let plan =
+                found.and_then(|path| Plan::of(&Request { directory: AT_FDCWD, path, argv, environment, moved }));
+            match plan {
+                Some(plan) => plan.attempt(environment, spawn),
+                None => spawn(None, environment),
+            }
+        })
+    }
+}
+
+/// For functions that give their error back and leave `errno` alone.
+fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
+    let before = sys::errno();
+    let result = call();
+    sys::set_errno(before);
+    result
+}
+
+/// system(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    let Some(next) = next!(Next::System, System) else { return failed(ENOSYS) };
+    // SAFETY: the caller's promise.
+    lend::to_shell(|| unsafe { next(command) })
+}
+
+/// popen(3).
+///
+/// # Safety
+/// As the manual says.
+#[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
+pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+    let Some(next) = next!(Next::Popen, Popen) else {
+        sys::set_errno(ENOSYS);
+        return core::ptr::null_mut();
+    };
+    // SAFETY: the caller's promise.
+    lend::to_shell(|| unsafe { next(command, mode) })
+}

@@ -1,0 +1,42 @@
+//! The exec hook: a library that the dynamic loader puts into the user's shell
+//! and into what it starts. It stands in front of execve(2) and its family, looks
+//! whether a command may touch a mount that has an owner, and only then starts
+//! the stage program in its place.
+//!
+//! It lives in processes that know nothing of it, between fork and exec, in
+//! children of vfork that share their parent's memory. So: no allocation, no
+//! standard library, no panic, nothing written but the stack, and memory that is
+//! mapped is unmapped before the exec. The C library is called by names without versions and
+//! is not linked to, so that one file serves every glibc.
+//!
+//! posh's build script builds this crate with `--cfg posh_preload` as a C
+//! library; only then are the functions of [`interpose`] exported by their C
+//! names, and only then does [`session`] run before `main`. As a Rust library it is the quick
+//! look ([`look`]) of the stage program, and the check whether a program can be served at all ([`target`]).
+#![cfg_attr(not(test), no_std)]
+
+mod door;
+pub mod interpose;
+mod lend;
+pub mod look;
+mod message;
+mod places;
+mod search;
+pub mod session;
+mod sys;
+pub mod target;
+mod text;
+pub mod variadic;
+mod walk;
+
+/// Reached by no code: a test looks into the built library for the name that this refers to.
+#[cfg(all(posh_preload, not(test)))]
+#[panic_handler]
+#[allow(unsafe_code, reason = "the reference must be to a symbol that exists nowhere")]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    unsafe extern "C" {
+        fn posh_hook_must_not_panic() -> !;
+    }
+    // SAFETY: never called: the optimiser removes this function, since nothing panics.
+    unsafe { posh_hook_must_not_panic() }
+}

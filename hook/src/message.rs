@@ -1,0 +1,83 @@
+//! What the door needs of a session file: two fields of the message `SessionFile`
+//! in proto/stage.proto, in protobuf's encoding. Everything else is the stage program's.
+
+use crate::places::Places;
+
+/// The fields' numbers.
+const ALWAYS_ENLIST: u64 = 3;
+const PREFIXES: u64 = 4;
+/// A number of seven-bit groups has at most so many (64 bits).
+const MAX_GROUPS: u32 = 10;
+
+/// Of one session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SessionFile<'a> {
+    /// Every command that posh knows goes to the stage program.
+    pub(crate) always_enlist: bool,
+    /// The mounts.
+    pub(crate) places: Places<'a>,
+}
+
+impl<'a> SessionFile<'a> {
+    /// `None` when the bytes are no such message.
+    pub(crate) fn read(mut bytes: &'a [u8]) -> Option<Self> {
+        let (mut always_enlist, mut prefixes): (bool, &[u8]) = (false, b"");
+        while !bytes.is_empty() {
+            let key = number(&mut bytes)?;
+            match (key >> 3, key & 7) {
+                (field, 0) => {
+                    let value = number(&mut bytes)?;
+                    always_enlist |= field == ALWAYS_ENLIST && value != 0;
+                }
+                (field, 2) => {
+                    let length = usize::try_from(number(&mut bytes)?).ok()?;
+                    let (value, rest) = bytes.split_at_checked(length)?;
+                    bytes = rest;
+                    if field == PREFIXES {
+                        prefixes = value;
+                    }
+                }
+                _ => return None,
+            }
+        }
+        Places::read(prefixes).map(|places| Self { always_enlist, places })
+    }
+}
+
+/// A number at the front, least significant group first; the highest bit says that more follow.
+fn number(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0_u64;
+    for group in 0..MAX_GROUPS {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f).checked_shl(7 * group)?;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SessionFile;
+
+    #[test]
+    fn the_two_fields_are_found_among_the_others() {
+        let bytes = b"\x0a\x03s-1\x12\x02/s\x18\x01\x22\x06o/m/a/";
+        assert_eq!(SessionFile::read(bytes), None);
+        let bytes = b"\x0a\x03s-1\x12\x02/s\x18\x01\x22\x05o/m/\0";
+        let read = SessionFile::read(bytes).unwrap();
+        assert!(read.always_enlist);
+        assert_eq!(read.places.owned().collect::<Vec<_>>(), [b"/m/"]);
+        let read = SessionFile::read(b"").unwrap();
+        assert!(!read.always_enlist && read.places.owned().next().is_none());
+    }
+
+    #[test]
+    fn what_is_cut_off_is_no_message() {
+        for bytes in [&b"\x22\x05o/m/"[..], b"\x22", b"\x22\xff", b"\x1d\0\0\0\0", &[0x18; 1], &[0xff; 11]] {
+            assert_eq!(SessionFile::read(bytes), None, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The owned mount points and their like, read from the text in which a session
+//! hands them over: per place a letter for what may be done below it, the path
+//! with a slash at its end, a NUL. A slash at the end makes "below" the same as
+//! "begins with".
+
+/// What a lookup may do below a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Terrain {
+    /// A local disk: look.
+    Local,
+    /// An executor's: touch nothing, the executor resolves the rest.
+    Owned,
+    /// A network or FUSE mount without owner, an automounter, /proc: touch nothing.
+    Closed,
+}
+
+impl Terrain {
+    /// What stands for it in the text.
+    #[must_use]
+    pub const fn letter(self) -> u8 {
+        match self {
+            Self::Local => b'l',
+            Self::Owned => b'o',
+            Self::Closed => b'c',
+        }
+    }
+
+    const fn of(letter: u8) -> Option<Self> {
+        match letter {
+            b'l' => Some(Self::Local),
+            b'o' => Some(Self::Owned),
+            b'c' => Some(Self::Closed),
+            _ => None,
+        }
+    }
+}
+
+/// What is known of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is a place.
+    Here(Terrain),
+    /// There are places below it, so it is a real directory and no symlink.
+    Above,
+    /// Nothing.
+    Unknown,
+}
+
+/// Places as text; a few dozen, so that each question reads them all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places<'a>(&'a [u8]);
+
+impl<'a> Places<'a> {
+    /// `None` when the text is not of that form.
+    #[must_use]
+    pub fn read(text: &'a [u8]) -> Option<Self> {
+        let ends = text.is_empty() || text.ends_with(b"\0");
+        (ends && Self::entries(text).all(|entry| entry.is_some())).then_some(Self(text))
+    }
+
+    fn entries(text: &'a [u8]) -> impl Iterator<Item = Option<(Terrain, &'a [u8])>> {
+        let count = if text.is_empty() { 0 } else { usize::MAX };
+        let text = text.strip_suffix(b"\0").unwrap_or(text);
+        text.split(|byte| *byte == 0).take(count).map(|entry| {
+            let (letter, dir) = entry.split_first()?;
+            let whole = dir.starts_with(b"/") && dir.ends_with(b"/");
+            whole.then_some((Terrain::of(*letter)?, dir))
+        })
+    }
+
+    /// Each with its path.
+    pub fn iter(self) -> impl Iterator<Item = (Terrain, &'a [u8])> {
+        Self::entries(self.0).flatten()
+    }
+
+    /// The owned ones' paths.
+    pub fn owned(self) -> impl Iterator<Item = &'a [u8]> {
+        self.iter().filter(|(terrain, _)| *terrain == Terrain::Owned).map(|(_, dir)| dir)
+    }
+
+    /// `dir` with a slash at the end, as in all of these.
+    pub(crate) fn at(self, dir: &[u8]) -> Found {
+        let mut found = Found::Unknown;
+        for (terrain, place) in self.iter() {
+            if place == dir {
+                return Found::Here(terrain);
+            }
+            if place.starts_with(dir) {
+                found = Found::Above;
+            }
+        }
+        found
+    }
+
+    /// What the place with the longest path that holds `dir` is.
+    pub(crate) fn around(self, dir: &[u8]) -> Terrain {
+        let holding = self.iter().filter(|(_, place)| dir.starts_with(place));
+        holding.max_by_key(|(_, place)| place.len()).map_or(Terrain::Local, |(terrain, _)| terrain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_share_a_prefix_are_not_below_each_other() {
+        let places = Places::read(b"o/mnt/logs/\0c/mnt/logs-old/\0l/mnt/logs/a/\0o/mnt/logs.d/x/\0").unwrap();
+        let cases: &[(&str, Terrain)] = &[
+            ("/mnt/logs/", Terrain::Owned),
+            ("/mnt/logs/b/", Terrain::Owned),
+            ("/mnt/logs/a/b/", Terrain::Local),
+            ("/mnt/logs-old/b/", Terrain::Closed),
+            ("/mnt/logs-ol/", Terrain::Local),
+        ];
+        for (dir, expected) in cases {
+            assert_eq!(places.around(dir.as_bytes()), *expected, "{dir}");
+        }
+        assert_eq!(places.at(b"/mnt/logs.d/"), Found::Above);
+        assert_eq!(places.at(b"/mnt/log/"), Found::Unknown);
+        assert_eq!(places.at(b"/mnt/logs/a/"), Found::Here(Terrain::Local));
+        assert_eq!(places.owned().count(), 2);
+    }
+
+    #[test]
+    fn only_whole_texts_are_read() {
+        let check = |text: &[u8], expected: Option<usize>| {
+            assert_eq!(Places::read(text).map(|places| places.iter().count()), expected, "{text:?}");
+        };
+        check(b"", Some(0));
+        check(b"o/a/\0c/b/\0", Some(2));
+        for text in [&b"o/a/"[..], b"o/a\0", b"oa/\0", b"x/a/\0", b"\0", b"o/a/\0\0"] {
+            check(text, None);
+        }
+    }
+}

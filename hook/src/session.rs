@@ -1,0 +1,320 @@
+//! The session that this process belongs to. Two variables carry it from one
+//! program to the next, always as the last two of the environment; before `main` they are taken
+//! out, kept here, and removed from /proc/self/environ too, so that no program and no user sees them.
+//!
+//! The user's own `LD_PRELOAD` stays in its place: the loader takes the last one,
+//! which is ours and names the user's libraries behind us.
+#![allow(
+    unsafe_code,
+    reason = "reads and shortens the environment as the kernel laid it out, before any other code runs"
+)]
+
+use core::{
+    cell::UnsafeCell,
+    ffi::{CStr, c_char, c_int, c_void},
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use crate::{
+    sys::{self, AT_FDCWD, File, Mapped, PATH_BYTES},
+    text::{Full, Text},
+};
+
+/// Names the session's directory.
+pub const SESSION_VARIABLE: &str = "POSH_HOOK";
+/// Tells the stage program which path was to be executed.
+pub const TARGET_VARIABLE: &str = "POSH_HOOK_EXEC";
+/// The dynamic loader's (ld.so(8)).
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+
+const SESSION: &[u8] = b"POSH_HOOK=";
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+
+/// The file in the session's directory that tells of mounts, and the directory of shims.
+const SESSION_FILE: &[u8] = b"/session\0";
+const SHIMS: &[u8] = b"/bin/";
+
+/// The longest path of library and session that is carried. Both lie in the directory of the gateway's sockets,
+/// whose paths have 108 bytes at most (unix(7)); what is kept here is touched at the start of every program.
+pub const MAX_PATH_BYTES: usize = 240;
+
+/// A variable whose value is such a path.
+pub(crate) type Carried = Text<{ MAX_PATH_BYTES + 16 }>;
+
+/// The functions that ours stand in front of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    Execve,
+    Execveat,
+    Fexecve,
+    Spawn,
+    SpawnPath,
+    System,
+    Popen,
+}
+
+impl Next {
+    const ALL: [Self; 7] =
+        [Self::Execve, Self::Execveat, Self::Fexecve, Self::Spawn, Self::SpawnPath, Self::System, Self::Popen];
+
+    const fn name(self) -> &'static CStr {
+        match self {
+            Self::Execve => c"execve",
+            Self::Execveat => c"execveat",
+            Self::Fexecve => c"fexecve",
+            Self::Spawn => c"posix_spawn",
+            Self::SpawnPath => c"posix_spawnp",
+            Self::System => c"system",
+            Self::Popen => c"popen",
+        }
+    }
+
+    /// Its address, null where the C library has no such function.
+    pub(crate) fn address(self) -> *mut c_void {
+        let Some(slot) = FUNCTIONS.get(self as usize) else { return ptr::null_mut() };
+        let known = slot.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // Another library's start-up code came before ours.
+        let found = sys::next_function(self.name());
+        slot.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+static FUNCTIONS: [AtomicPtr<c_void>; 7] = [const { AtomicPtr::new(ptr::null_mut()) }; 7];
+
+/// What is kept for the next program.
+pub(crate) struct Session {
+    /// `LD_PRELOAD=` with our library alone, a NUL at the end.
+    pub(crate) preload: Carried,
+    /// `POSH_HOOK=` with the session's directory, a NUL at the end.
+    pub(crate) session: Carried,
+}
+
+impl Session {
+    /// Reads the two variables; the user's part of the first one is left out.
+    pub(crate) fn read(session: &[u8], preload: &[u8]) -> Option<Self> {
+        let directory = session.strip_prefix(SESSION).filter(|path| path.starts_with(b"/"))?;
+        let libraries = preload.strip_prefix(PRELOAD)?;
+        let library = libraries.split(|byte| matches!(byte, b':' | b' ')).next()?;
+        let read = || -> Result<Self, Full> {
+            let preload = Text::of(&[PRELOAD, library, b"\0"])?;
+            Ok(Self { preload, session: Text::of(&[SESSION, directory, b"\0"])? })
+        };
+        read().ok().filter(|_| library.starts_with(b"/"))
+    }
+
+    /// The path of our library.
+    pub(crate) fn library(&self) -> Option<&CStr> {
+        let value = self.preload.as_bytes().strip_prefix(PRELOAD)?;
+        CStr::from_bytes_with_nul(value).ok()
+    }
+
+    fn directory(&self) -> &[u8] {
+        let value = self.session.as_bytes().strip_prefix(SESSION).unwrap_or_default();
+        value.strip_suffix(b"\0").unwrap_or(value)
+    }
+
+    /// The stage program, if a command of this name is one that posh knows: what the shim of that name leads to.
+    pub(crate) fn stage_program(&self, name: &[u8]) -> Option<Text<PATH_BYTES>> {
+        let shim = Text::<PATH_BYTES>::of(&[self.directory(), SHIMS, name]).ok()?;
+        let mut program = sys::read_link(shim.as_bytes()).ok()?;
+        program.push(b"\0").ok()?;
+        Some(program)
+    }
+
+    /// The session file, while the session lives.
+    pub(crate) fn file(&self) -> Option<Mapped> {
+        let path = Text::<PATH_BYTES>::of(&[self.directory(), SESSION_FILE]).ok()?;
+        File::open(AT_FDCWD, path.as_c_str()?)?.map()
+    }
+}
+
+/// Written once, before `main` and before there is another thread; only read from then on.
+struct Kept(UnsafeCell<Option<Session>>);
+
+// SAFETY: see `Kept`.
+unsafe impl Sync for Kept {}
+
+static KEPT: Kept = Kept(UnsafeCell::new(None));
+
+/// This process's session.
+pub(crate) fn current() -> Option<&'static Session> {
+    // SAFETY: nobody writes after the start, see `Kept`.
+    unsafe { (*KEPT.0.get()).as_ref() }
+}
+
+#[cfg(all(posh_preload, not(test)))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: unsafe extern "C" fn(c_int, *const *const c_char, *mut *mut c_char) = start;
+
+/// Runs before `main`, with what `main` will get.
+///
+/// # Safety
+/// `environment` is null, or the array that the kernel made, which ends in a null
+/// pointer and which nobody else uses now.
+#[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
+unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *mut *mut c_char) {
+    // Now, since a forked child of a program with threads must not ask the loader.
+    for function in Next::ALL {
+        function.address();
+    }
+    if environment.is_null() {
+        return;
+    }
+    // SAFETY: the array is as described above, so that its entries up to the null pointer can be read and written, and
+    // each is a C string on the initial stack.
+    unsafe {
+        let count = count(environment.cast_const().cast());
+        if count < 2 {
+            return;
+        }
+        let (session, preload) = (*environment.add(count - 2), *environment.add(count - 1));
+        let found = Session::read(CStr::from_ptr(session).to_bytes(), CStr::from_ptr(preload).to_bytes());
+        let Some(found) = found else { return };
+        *KEPT.0.get() = Some(found);
+        *environment.add(count - 2) = ptr::null_mut();
+        // Some programs (Go's runtime) look for the auxiliary vector behind the first null pointer: the two words
+        // between are an entry of it that means nothing, (AT_IGNORE, 0).
+        const AT_IGNORE: usize = 1;
+        *environment.add(count - 1) = ptr::without_provenance_mut(AT_IGNORE);
+        erase(session, preload);
+    }
+}
+
+/// Entries before the null pointer.
+///
+/// # Safety
+/// `array` ends in a null pointer.
+pub(crate) unsafe fn count(array: *const *const c_char) -> usize {
+    // SAFETY: nothing behind the null pointer is read.
+    unsafe { (0..).find(|index| (*array.add(*index)).is_null()).unwrap_or(0) }
+}
+
+/// Removes the strings of the last two variables from where /proc/self/environ shows them.
+///
+/// # Safety
+/// Both are C strings of ours to write.
+unsafe fn erase(first: *mut c_char, last: *mut c_char) {
+    // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours, all between is theirs.
+    unsafe {
+        let end = last.add(CStr::from_ptr(last).count_bytes() + 1);
+        if first.add(CStr::from_ptr(first).count_bytes() + 1) != last {
+            return;
+        }
+        ptr::write_bytes(first, 0, end.addr() - first.addr());
+    }
+    end_environment_at(first.addr());
+}
+
+/// Tells the kernel that the environment's strings end earlier. Without that they
+/// would show as so many NULs.
+fn end_environment_at(address: usize) {
+    const PR_SET_MM: i64 = 35;
+    const PR_SET_MM_ENV_END: i64 = 11;
+    const PR_SET_MM_MAP: i64 = 14;
+    // Needs CAP_SYS_RESOURCE; the other way needs no right, but a kernel with CONFIG_CHECKPOINT_RESTORE, and more time.
+    if sys::prctl(PR_SET_MM, PR_SET_MM_ENV_END, address, 0) {
+        return;
+    }
+    if let Some(mut map) = MemoryMap::of_this_process() {
+        map.env_end = address as u64;
+        sys::prctl(PR_SET_MM, PR_SET_MM_MAP, (&raw const map).addr(), size_of::<MemoryMap>());
+    }
+}
+
+/// `struct prctl_mm_map` of include/uapi/linux/prctl.h.
+#[repr(C)]
+struct MemoryMap {
+    start_code: u64,
+    end_code: u64,
+    start_data: u64,
+    end_data: u64,
+    start_brk: u64,
+    brk: u64,
+    start_stack: u64,
+    arg_start: u64,
+    arg_end: u64,
+    env_start: u64,
+    env_end: u64,
+    auxv: u64,
+    auxv_size: u32,
+    exe_fd: u32,
+}
+
+impl MemoryMap {
+    /// What the kernel has now, from proc_pid_stat(5).
+    fn of_this_process() -> Option<Self> {
+        /// Numbers of at most 20 digits, 52 of them, and the name.
+        const STAT_BYTES: usize = 1200;
+        let mut buffer = [0; STAT_BYTES];
+        let count = File::open(AT_FDCWD, c"/proc/self/stat")?.read(&mut buffer, 0)?;
+        let line = buffer.get(..count)?;
+        let name_end = line.iter().rposition(|byte| *byte == b')')?;
+        // The word behind the name is field 3.
+        let field = |number: usize| decimal(line.get(name_end + 2..)?.split(|byte| *byte == b' ').nth(number - 3)?);
+        Some(Self {
+            start_code: field(26)?,
+            end_code: field(27)?,
+            start_data: field(45)?,
+            end_data: field(46)?,
+            start_brk: field(47)?,
+            brk: sys::heap_end(),
+            start_stack: field(28)?,
+            arg_start: field(48)?,
+            arg_end: field(49)?,
+            env_start: field(50)?,
+            env_end: field(51)?,
+            auxv: 0,
+            auxv_size: 0,
+            exe_fd: u32::MAX,
+        })
+    }
+}
+
+fn decimal(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |value, digit| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        value.checked_mul(10)?.checked_add(digit.into())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn library(preload: &[u8]) -> Option<Vec<u8>> {
+        let session = Session::read(b"POSH_HOOK=/run/s", preload)?;
+        session.library().map(|path| path.to_bytes().to_vec())
+    }
+
+    #[test]
+    fn only_what_posh_wrote_is_taken() {
+        assert_eq!(library(b"LD_PRELOAD=/l/hook.so").as_deref(), Some(&b"/l/hook.so"[..]));
+        assert_eq!(library(b"LD_PRELOAD=/l/hook.so:libfakeroot.so").as_deref(), Some(&b"/l/hook.so"[..]));
+        for other in [&b"LD_PRELOAD="[..], b"LD_PRELOAD=libx.so", b"PATH=/bin", b""] {
+            assert_eq!(library(other), None);
+        }
+        assert!(Session::read(b"POSH_HOOK=", b"LD_PRELOAD=/l").is_none());
+        assert!(Session::read(b"HOME=/root", b"LD_PRELOAD=/l").is_none());
+    }
+
+    #[test]
+    fn the_kernel_s_map_of_this_process_is_read() {
+        let map = MemoryMap::of_this_process().unwrap();
+        assert!(map.start_code < map.end_code && map.arg_start < map.arg_end && map.arg_end <= map.env_start);
+        assert!(map.env_start < map.env_end && map.start_brk <= map.brk);
+    }
+
+    #[test]
+    fn numbers() {
+        for (digits, value) in [(&b"0"[..], Some(0)), (b"1234", Some(1234)), (b"-1", None), (b"1x", None)] {
+            assert_eq!(decimal(digits), value);
+        }
+        assert_eq!(decimal(b"18446744073709551616"), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! The C library's calls behind safe functions. Numbers of errors and flags are
+//! Linux's own for every machine that this is built for.
+#![allow(unsafe_code, reason = "this file is where the C library is called; each function says why its call is sound")]
+
+use core::{
+    ffi::{CStr, c_char, c_int, c_long, c_void},
+    ptr,
+};
+
+use crate::text::Text;
+
+mod c {
+    use core::ffi::{c_char, c_int, c_long, c_void};
+
+    unsafe extern "C" {
+        pub fn readlink(path: *const c_char, buffer: *mut c_char, size: usize) -> isize;
+        pub fn access(path: *const c_char, mode: c_int) -> c_int;
+        pub fn eaccess(path: *const c_char, mode: c_int) -> c_int;
+        pub fn openat(directory: c_int, path: *const c_char, flags: c_int, ...) -> c_int;
+        pub fn pread(fd: c_int, buffer: *mut c_void, count: usize, offset: i64) -> isize;
+        pub fn close(fd: c_int) -> c_int;
+        pub fn getcwd(buffer: *mut c_char, size: usize) -> *mut c_char;
+        pub fn fgetxattr(fd: c_int, name: *const c_char, value: *mut c_void, size: usize) -> isize;
+        pub fn mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+        pub fn munmap(at: *mut c_void, len: usize) -> c_int;
+        pub fn syscall(number: c_long, ...) -> c_long;
+        pub fn __errno_location() -> *mut c_int;
+        pub fn getenv(name: *const c_char) -> *const c_char;
+        pub fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    }
+}
+
+pub const ENOENT: c_int = 2;
+pub const E2BIG: c_int = 7;
+pub const ENOEXEC: c_int = 8;
+pub const EACCES: c_int = 13;
+pub const ENODEV: c_int = 19;
+pub const ENOTDIR: c_int = 20;
+pub const EINVAL: c_int = 22;
+pub const ENAMETOOLONG: c_int = 36;
+pub const ENOSYS: c_int = 38;
+pub const ETIMEDOUT: c_int = 110;
+pub const ESTALE: c_int = 116;
+
+/// The working directory, for calls that take a directory.
+pub const AT_FDCWD: c_int = -100;
+pub const AT_EMPTY_PATH: c_int = 0x1000;
+
+/// The kernel's longest path (PATH_MAX), its NUL included.
+pub const PATH_BYTES: usize = 4096;
+
+const F_OK: c_int = 0;
+const X_OK: c_int = 1;
+const R_OK: c_int = 4;
+const O_NONBLOCK: c_int = 0o4000;
+const O_NOCTTY: c_int = 0o400;
+const O_CLOEXEC: c_int = 0o2_000_000;
+const PROT_READ: c_int = 1;
+const PROT_WRITE: c_int = 2;
+const MAP_PRIVATE: c_int = 2;
+const MAP_ANONYMOUS: c_int = 0x20;
+const STATX_TYPE_MODE_SIZE: c_int = 0x1 | 0x2 | 0x200;
+
+#[cfg(target_arch = "x86_64")]
+mod number {
+    pub const STATX: core::ffi::c_long = 332;
+    pub const PRCTL: core::ffi::c_long = 157;
+    pub const BRK: core::ffi::c_long = 12;
+}
+#[cfg(target_arch = "aarch64")]
+mod number {
+    pub const STATX: core::ffi::c_long = 291;
+    pub const PRCTL: core::ffi::c_long = 167;
+    pub const BRK: core::ffi::c_long = 214;
+}
+
+/// The calling thread's `errno`.
+pub fn errno() -> c_int {
+    // SAFETY: glibc's function gives the address of the thread's own variable.
+    unsafe { *c::__errno_location() }
+}
+
+/// Sets it.
+pub fn set_errno(value: c_int) {
+    // SAFETY: as above.
+    unsafe { *c::__errno_location() = value }
+}
+
+/// The path as a C string, for one call.
+fn with_path<T>(path: &[u8], call: impl FnOnce(*const c_char) -> T) -> Result<T, c_int> {
+    let text = Text::<{ PATH_BYTES + 2 }>::of(&[path, b"\0"]).map_err(|_| ENAMETOOLONG)?;
+    text.as_c_str().map(|path| call(path.as_ptr())).ok_or(EINVAL)
+}
+
+/// readlink(2).
+pub fn read_link(path: &[u8]) -> Result<Text<PATH_BYTES>, c_int> {
+    let mut target = Text::new();
+    let buffer = target.buffer();
+    // SAFETY: the path is a C string, and the buffer is ours and has the size that is told.
+    let length = with_path(path, |path| unsafe { c::readlink(path, buffer.as_mut_ptr().cast(), PATH_BYTES) })?;
+    target.set_len(usize::try_from(length).map_err(|_| errno())?);
+    Ok(target)
+}
+
+/// Whether a path with a slash at its end is a directory: one that may not be searched is one, too.
+pub fn is_directory(dir: &[u8]) -> bool {
+    let Ok(inside) = Text::<{ PATH_BYTES + 2 }>::of(&[dir, b"."]) else { return false };
+    // SAFETY: access only reads the C string.
+    let found = with_path(inside.as_bytes(), |path| unsafe { c::access(path, F_OK) });
+    found.is_ok_and(|result| result == 0 || errno() == EACCES)
+}
+
+/// Whether the effective user may read a file.
+pub fn is_readable(path: &CStr) -> bool {
+    // SAFETY: eaccess only reads the C string.
+    unsafe { c::eaccess(path.as_ptr(), R_OK) == 0 }
+}
+
+/// Whether the effective user may execute it.
+pub fn is_executable(path: &CStr) -> bool {
+    // SAFETY: as above.
+    unsafe { c::eaccess(path.as_ptr(), X_OK) == 0 }
+}
+
+/// The path by which a process opens its own descriptor anew, a NUL at the end.
+pub fn descriptor_path(fd: c_int) -> Option<Text<32>> {
+    let mut rest = u32::try_from(fd).ok()?;
+    let mut digits = [0_u8; 10];
+    let mut used = 0;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        used += 1;
+        if rest == 0 {
+            break;
+        }
+    }
+    let digits = digits.get(digits.len() - used..)?;
+    Text::of(&[b"/proc/self/fd/", digits, b"\0"]).ok()
+}
+
+/// getcwd(3); the root where there is none, as the stage program takes it.
+pub fn working_directory() -> Text<PATH_BYTES> {
+    let mut cwd = Text::new();
+    // SAFETY: the buffer is ours and has the size that is told.
+    let found = unsafe { c::getcwd(cwd.buffer().as_mut_ptr().cast(), PATH_BYTES) };
+    if found.is_null() {
+        let _ = cwd.push(b"/");
+        return cwd;
+    }
+    let length = cwd.buffer().iter().position(|byte| *byte == 0).unwrap_or(0);
+    cwd.set_len(length);
+    cwd
+}
+
+/// The variable's value in the process's own environment, which must not be changed while it is used.
+pub fn variable<'a>(name: &CStr) -> Option<&'a CStr> {
+    // SAFETY: the name is a C string; what getenv gives is null or one.
+    unsafe {
+        let value = c::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value))
+    }
+}
+
+/// The definition of a function that comes after ours: usually the C library's.
+pub fn next_function(name: &CStr) -> *mut c_void {
+    const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
+    // SAFETY: the handle is the one that dlsym(3) knows, the name is a C string.
+    unsafe { c::dlsym(RTLD_NEXT, name.as_ptr()) }
+}
+
+/// prctl(2) with three arguments.
+pub fn prctl(option: c_long, which: c_long, value: usize, size: usize) -> bool {
+    // SAFETY: used with PR_SET_MM only, whose pointers, if any, are to the caller's live structure.
+    unsafe { c::syscall(number::PRCTL, option, which, value, size, 0_usize) == 0 }
+}
+
+/// The end of the heap, as the kernel has it.
+pub fn heap_end() -> u64 {
+    // SAFETY: an impossible end leaves the heap as it is (brk(2)).
+    let end = unsafe { c::syscall(number::BRK, 0_usize) };
+    end.cast_unsigned()
+}
+
+/// What statx(2) says of a file.
+#[derive(Debug, Clone, Copy)]
+pub struct Stat {
+    /// Type and permissions.
+    pub mode: u16,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+impl Stat {
+    /// A regular file.
+    pub fn is_file(self) -> bool {
+        self.mode & 0o170_000 == 0o100_000
+    }
+
+    /// A pipe or FIFO.
+    pub fn is_pipe(self) -> bool {
+        self.mode & 0o170_000 == 0o010_000
+    }
+
+    /// Runs as another user or group.
+    pub fn is_set_id(self) -> bool {
+        self.mode & 0o6000 != 0
+    }
+}
+
+/// statx(2) of a path, or with an empty one of the descriptor itself.
+pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
+    const STATX_BYTES: usize = 256;
+    #[repr(C, align(8))]
+    struct Buffer([u8; STATX_BYTES]);
+    let mut buffer = Buffer([0; STATX_BYTES]);
+    // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never changes.
+    let result = unsafe {
+        let to: *mut u8 = buffer.0.as_mut_ptr();
+        c::syscall(number::STATX, directory, path.as_ptr(), flags, STATX_TYPE_MODE_SIZE, to)
+    };
+    if result != 0 {
+        return None;
+    }
+    // stx_mode is at 28, stx_size at 40 (include/uapi/linux/stat.h).
+    let mode = buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?;
+    let size = buffer.0.get(40..48)?.try_into().ok().map(u64::from_ne_bytes)?;
+    Some(Stat { mode, size })
+}
+
+/// A file that is open for reading; closed when dropped.
+pub struct File(c_int);
+
+impl File {
+    /// Opens it; never waits, and is not inherited.
+    pub fn open(directory: c_int, path: &CStr) -> Option<Self> {
+        // SAFETY: the path is a C string; without O_CREAT there is no third argument.
+        let fd = unsafe { c::openat(directory, path.as_ptr(), O_NONBLOCK | O_NOCTTY | O_CLOEXEC) };
+        (fd >= 0).then_some(Self(fd))
+    }
+
+    /// What statx(2) says of it.
+    pub fn stat(&self) -> Option<Stat> {
+        stat(self.0, c"", AT_EMPTY_PATH)
+    }
+
+    /// Fills the buffer from an offset; the number of bytes.
+    pub fn read(&self, buffer: &mut [u8], offset: u64) -> Option<usize> {
+        let offset = i64::try_from(offset).ok()?;
+        // SAFETY: the buffer is ours and has the size that is told.
+        let count = unsafe { c::pread(self.0, buffer.as_mut_ptr().cast(), buffer.len(), offset) };
+        usize::try_from(count).ok()
+    }
+
+    /// Whether it has capabilities of its own (capabilities(7)).
+    pub fn has_capabilities(&self) -> bool {
+        // SAFETY: with size 0 nothing is written.
+        unsafe { c::fgetxattr(self.0, c"security.capability".as_ptr(), ptr::null_mut(), 0) > 0 }
+    }
+
+    /// Its bytes, mapped.
+    pub fn map(&self) -> Option<Mapped> {
+        let len = usize::try_from(self.stat()?.size).ok().filter(|len| *len > 0)?;
+        Mapped::new(len, PROT_READ, MAP_PRIVATE, self.0)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours and is not used after this.
+        unsafe { c::close(self.0) };
+    }
+}
+
+/// Mapped memory; unmapped when dropped.
+pub struct Mapped {
+    at: *mut c_void,
+    len: usize,
+}
+
+impl Mapped {
+    fn new(len: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<Self> {
+        const MAP_FAILED: usize = usize::MAX;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        let at = unsafe { c::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
+        (at.addr() != MAP_FAILED).then_some(Self { at, len })
+    }
+
+    /// The bytes of a file that is replaced, never changed.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is that long, readable, and lives as long as this value.
+        unsafe { core::slice::from_raw_parts(self.at.cast(), self.len) }
+    }
+
+    /// Memory for so many bytes, zeroed, for the rest of the process's life.
+    pub fn forever(len: usize) -> Option<*mut c_void> {
+        let new = Self::new(len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1)?;
+        let at = new.at;
+        core::mem::forget(new);
+        Some(at)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever borrowed its bytes is gone.
+        unsafe { c::munmap(self.at, self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_have_paths() {
+        for fd in [0, 7, 10, 1_234_567_890] {
+            let expected = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).unwrap();
+            assert_eq!(descriptor_path(fd).unwrap().as_c_str(), Some(expected.as_c_str()));
+        }
+        assert!(descriptor_path(-1).is_none());
+    }
+
+    #[test]
+    fn links_and_directories() {
+        assert_eq!(read_link(b"/proc/self/cwd").unwrap().as_bytes(), working_directory().as_bytes());
+        assert_eq!(read_link(b"/").err(), Some(EINVAL));
+        assert_eq!(read_link(b"/nonexistent").err(), Some(ENOENT));
+        assert!(is_directory(b"/etc/") && !is_directory(b"/etc/passwd/") && !is_directory(b"/nonexistent/"));
+    }
+}

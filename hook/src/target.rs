@@ -1,0 +1,188 @@
+//! Whether a program can be served: loaded by the dynamic loader that this
+//! library is for, with no rights of its own. The loader would print an error for a
+//! program of another machine, a static program would show the variables that
+//! carry us, and one with rights of its own drops the library but not the rest.
+
+use core::ffi::{CStr, c_int};
+
+use crate::{
+    sys::{AT_FDCWD, File, PATH_BYTES, stat},
+    text::Text,
+};
+
+/// What can be done with a program that is about to be executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// It loads preloaded libraries of our kind.
+    Preloads,
+    /// It can be executed but not be preloaded: static, or for another loader of this machine.
+    Plain,
+    /// Not to be touched: missing, unreadable, with rights of its own, for another machine, or of an unknown kind.
+    Closed,
+}
+
+/// The file name of the loader, which is the same on every glibc system of a machine.
+#[cfg(target_arch = "x86_64")]
+const LOADER: &[u8] = b"ld-linux-x86-64.so.2";
+#[cfg(target_arch = "aarch64")]
+const LOADER: &[u8] = b"ld-linux-aarch64.so.1";
+/// `e_machine` of elf(5).
+#[cfg(target_arch = "x86_64")]
+const MACHINE: u16 = 62;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: u16 = 183;
+
+/// The ELF header, the usual number of program headers, and the loader's name behind them.
+const HEAD_BYTES: usize = 1024;
+/// The kernel reads so much of a `#!` line (BINPRM_BUF_SIZE).
+const SCRIPT_BYTES: usize = 256;
+/// Interpreters that are scripts themselves: as many as execve(2) follows.
+const MAX_INTERPRETERS: usize = 5;
+/// Program headers that are looked at; linkers make about a dozen.
+const MAX_HEADERS: usize = 32;
+const HEADER_BYTES: usize = 56;
+const PT_INTERP: u32 = 3;
+
+/// The same for a program that is named by its path.
+#[must_use]
+pub fn look_at(path: &CStr) -> Target {
+    look(AT_FDCWD, path)
+}
+
+/// Looks at a file without changing anything.
+pub(crate) fn look(directory: c_int, path: &CStr) -> Target {
+    let mut head = [0; HEAD_BYTES];
+    let mut interpreter: Text<PATH_BYTES>;
+    let (mut directory, mut path) = (directory, path);
+    for _ in 0..MAX_INTERPRETERS {
+        let Some((file, head)) = open(directory, path, &mut head) else { return Target::Closed };
+        if head.starts_with(b"\x7fELF") {
+            return if file.has_capabilities() { Target::Closed } else { elf(&file, head) };
+        }
+        let Some(next) = script(head).and_then(|name| Text::of(&[name, b"\0"]).ok()) else { return Target::Closed };
+        interpreter = next;
+        let Some(next) = interpreter.as_c_str() else { return Target::Closed };
+        (directory, path) = (AT_FDCWD, next);
+    }
+    Target::Closed
+}
+
+/// A regular file without rights of its own, and how it begins.
+fn open<'h>(directory: c_int, path: &CStr, head: &'h mut [u8]) -> Option<(File, &'h [u8])> {
+    // Before it is opened: opening a FIFO or a device may do something.
+    stat(directory, path, 0).filter(|found| found.is_file() && !found.is_set_id())?;
+    let file = File::open(directory, path)?;
+    let count = file.read(head, 0)?;
+    Some((file, head.get(..count)?))
+}
+
+/// The interpreter that a `#!` line names.
+fn script(head: &[u8]) -> Option<&[u8]> {
+    let line = head.get(..SCRIPT_BYTES.min(head.len()))?.strip_prefix(b"#!")?;
+    let line = line.split(|byte| *byte == b'\n').next()?;
+    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t' | 0)).filter(|word| !word.is_empty());
+    words.next()
+}
+
+/// A program of another machine, or a damaged one, is the kernel's to refuse or to run.
+fn elf(file: &File, head: &[u8]) -> Target {
+    const CLASS_64_LITTLE: &[u8] = &[2, 1];
+    let ours = head.get(4..6) == Some(CLASS_64_LITTLE) && u16_at(head, 18) == Some(MACHINE);
+    let mut buffer = [0; MAX_HEADERS * HEADER_BYTES];
+    let headers = if ours { program_headers(file, head, &mut buffer) } else { None };
+    let Some(headers) = headers else { return Target::Closed };
+    let interpreter = headers.chunks_exact(HEADER_BYTES).find(|header| u32_at(header, 0) == Some(PT_INTERP));
+    match interpreter.map(|header| loader_is_ours(file, head, header)) {
+        Some(Some(true)) => Target::Preloads,
+        Some(None) => Target::Closed,
+        Some(Some(false)) | None => Target::Plain,
+    }
+}
+
+fn program_headers<'b>(file: &File, head: &'b [u8], buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+    let start = u64_at(head, 32)?;
+    let count = usize::from(u16_at(head, 56)?).min(MAX_HEADERS);
+    let known = usize::from(u16_at(head, 54)?) == HEADER_BYTES;
+    known.then(|| part(file, head, start, buffer.get_mut(..count * HEADER_BYTES)?)).flatten()
+}
+
+fn loader_is_ours(file: &File, head: &[u8], header: &[u8]) -> Option<bool> {
+    let (offset, size) = (u64_at(header, 8)?, usize::try_from(u64_at(header, 32)?).ok()?);
+    let mut buffer = [0; SCRIPT_BYTES];
+    let name = part(file, head, offset, buffer.get_mut(..size)?)?;
+    let name = name.split(|byte| *byte == 0).next()?;
+    Some(name.rsplit(|byte| *byte == b'/').next() == Some(LOADER))
+}
+
+/// Some bytes of the file: from its head, or read.
+fn part<'b>(file: &File, head: &'b [u8], offset: u64, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+    let start = usize::try_from(offset).ok()?;
+    let end = start.checked_add(buffer.len())?;
+    if let Some(there) = head.get(start..end) {
+        return Some(there);
+    }
+    let count = file.read(buffer, offset)?;
+    (count == buffer.len()).then_some(buffer)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CString, fs, os::unix::fs::PermissionsExt, path::Path};
+
+    use super::*;
+
+    fn kind(path: &Path) -> Target {
+        look(AT_FDCWD, &CString::new(path.to_str().unwrap()).unwrap())
+    }
+
+    #[test]
+    fn programs_and_scripts_of_this_machine() {
+        let dir = std::env::temp_dir().join(format!("posh-hook-target-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let put = |name: &str, text: &[u8]| {
+            fs::write(dir.join(name), text).unwrap();
+            dir.join(name)
+        };
+        assert_eq!(kind(Path::new("/bin/sh")), Target::Preloads);
+        assert_eq!(kind(&put("sh-script", b"#! /bin/sh -e\n")), Target::Preloads);
+        let chained = format!("#!{}\n", dir.join("sh-script").display());
+        assert_eq!(kind(&put("chained", chained.as_bytes())), Target::Preloads);
+        let myself = format!("#!{}\n", dir.join("loop").display());
+        assert_eq!(kind(&put("loop", myself.as_bytes())), Target::Closed);
+        assert_eq!(kind(&put("absent-interpreter", b"#!/nonexistent/sh\n")), Target::Closed);
+        assert_eq!(kind(&put("empty-line", b"#!\n")), Target::Closed);
+        assert_eq!(kind(&put("text", b"echo hello\n")), Target::Closed);
+        assert_eq!(kind(&put("empty", b"")), Target::Closed);
+        assert_eq!(kind(&dir), Target::Closed);
+        assert_eq!(kind(&dir.join("absent")), Target::Closed);
+
+        let mut shell = fs::read("/bin/sh").unwrap();
+        let privileged = put("privileged", &shell);
+        fs::set_permissions(&privileged, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert_eq!(kind(&privileged), Target::Closed);
+        shell[4] = 1;
+        assert_eq!(kind(&put("other-class", &shell)), Target::Closed);
+        (shell[4], shell[18]) = (2, 8);
+        assert_eq!(kind(&put("other-machine", &shell)), Target::Closed);
+        shell[18] = MACHINE.to_le_bytes()[0];
+        assert_eq!(kind(&put("whole", &shell)), Target::Preloads);
+        for length in [4, 20, 64, 200, 600] {
+            assert_eq!(kind(&put("cut-short", &shell[..length])), Target::Closed, "{length} bytes");
+        }
+        // The tests are static programs themselves.
+        assert_eq!(kind(Path::new("/proc/self/exe")), Target::Plain);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

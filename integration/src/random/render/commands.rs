@@ -1,0 +1,187 @@
+//! Commands and their operands as text.
+
+use std::fmt::Write as _;
+
+use super::super::commands::{CHANGES, FILTERS, PAIRS, Reads, SMALL, SOURCES};
+use super::super::files::COMPRESSED;
+use super::super::{Body, File, Parallel, Side, Stage};
+use super::words::{compressed, prefix};
+use super::{Around, Writer, without_stdin};
+
+impl Writer {
+    /// It is written as several commands.
+    pub(super) fn is_compound(&self, body: &Body) -> bool {
+        match body {
+            Body::Filter(index, _) => FILTERS[*index].0.contains(" | "),
+            Body::Source(index) => SOURCES[*index].contains(" | "),
+            Body::Group(..) => true,
+            Body::Pair(..) | Body::Tee(_) => false,
+        }
+    }
+
+    /// Several commands with redirects need braces; the text of one stays as it is.
+    pub(super) fn compound(&mut self, text: &str, redirects: &str) {
+        let compound = text.contains(" | ");
+        match compound && !redirects.is_empty() {
+            true => self.text += &format!("{{ {text}; }}{redirects}"),
+            false => self.text += text,
+        }
+    }
+
+    pub(super) fn filter(&mut self, index: usize, files: &[File], (piped, redirects): (bool, &str), around: Around) {
+        let (text, reads) = FILTERS[index];
+        let before = self.complaints;
+        let from_stdin = files.is_empty();
+        let complains =
+            reads == Reads::Checks || reads == Reads::Compressed && from_stdin || reads != Reads::All && !self.are_text;
+        self.complaints += usize::from(complains);
+        let stops = !self.reads_all(reads) && from_stdin && around.shared_pipe;
+        let binary = self.are_text && text.starts_with("gzip -n9");
+        let (text, reads) = if around.quiet && complains || stops || binary { FILTERS[0] } else { (text, reads) };
+        let operands = self.operands(text, reads, files, around);
+        // tr has no operands; others take the second for their output.
+        let operands = match text.split(' ').next() {
+            Some("tr") if piped || operands.is_empty() || redirects.contains('<') => String::new(),
+            Some("tr") => format!(" < {}", operands.trim_start()),
+            _ => operands,
+        };
+        let text = text.replace('@', prefix(around));
+        let text = if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
+        self.at_once |= text.contains(" | ") && self.complaints > before;
+        self.compound(&text, redirects);
+    }
+
+    pub(super) fn operands(&mut self, text: &str, reads: Reads, files: &[File], around: Around) -> String {
+        let single = matches!(text.split(' ').next(), Some("tr" | "uniq" | "base64"));
+        let mut files = files.to_vec();
+        if single {
+            files.truncate(1);
+        }
+        let mut words = String::new();
+        for file in files {
+            let word = match file {
+                File::Missing | File::Directory if !around.quiet => self.word(file, around),
+                File::Mount(index, _) | File::Compressed(index) if reads == Reads::Compressed => {
+                    compressed(index % COMPRESSED, prefix(around))
+                }
+                _ if reads == Reads::Compressed => compressed(0, prefix(around)),
+                File::Parts if single => self.word(File::Mount(0, false), around),
+                file => self.word(file, around),
+            };
+            let _ = write!(words, " {word}");
+        }
+        words
+    }
+
+    pub(super) fn pair(&mut self, index: usize, left: &Side, right: &Side, around: Around) {
+        if around.quiet {
+            let _ = write!(self.text, "cat {}list", prefix(around));
+            return;
+        }
+        self.complaints += 1;
+        self.text += PAIRS[index];
+        for side in [left, right] {
+            self.text += " ";
+            match side {
+                Side::File(file) => {
+                    // Two operands, not more.
+                    let file = if *file == File::Parts { File::Deep } else { *file };
+                    let word = self.word(file, around);
+                    self.text += &word;
+                }
+                // Others read on from there.
+                Side::Stdin if around.shared_pipe => self.text += "/dev/null",
+                Side::Stdin => self.text += "-",
+                Side::Process(stages) => {
+                    let inner = Around { quiet: true, alone: false, shared_pipe: false, third: false, ..around };
+                    let stages = without_stdin(stages);
+                    let text = self.nested(|w| {
+                        w.pipeline(&stages, inner, None);
+                    });
+                    let _ = write!(self.text, "<({text})");
+                }
+            }
+        }
+    }
+
+    pub(super) fn source(&mut self, index: usize, redirects: &str, around: Around) {
+        let text = SOURCES[index];
+        // xargs tells which signal ended a command; sshfs does not let tar read every link.
+        let complains = ["missing", "diff", "xargs", "tar"].iter().any(|w| text.contains(w))
+            || text.contains("grep") && !self.are_text;
+        self.complaints += usize::from(complains);
+        let text = if around.quiet && complains { SOURCES[0] } else { text };
+        let text = text.replace('@', prefix(around));
+        self.compound(&text, redirects);
+    }
+
+    pub(super) fn tee(&mut self, append: bool, around: Around, made: &mut Vec<String>) {
+        if around.quiet {
+            self.text += "cat";
+            return;
+        }
+        let name = if append { self.appended() } else { self.fresh("out") };
+        let _ = write!(self.text, "tee {}{}{name}", if append { "-a " } else { "" }, prefix(around));
+        made.push(name);
+    }
+
+    pub(super) fn change(&mut self, index: usize, file: File, around: Around) {
+        let File::Mount(number, _) = file else {
+            self.text += "true";
+            return;
+        };
+        let word = self.word(file, around);
+        if around.quiet || !around.alone {
+            let _ = write!(self.text, "cat {word}");
+            return;
+        }
+        self.complaints += 1;
+        self.gone.insert(number);
+        self.text += &CHANGES[index].replace('%', &word).replace('@', prefix(around));
+    }
+
+    pub(super) fn for_loop(&mut self, files: &[File], stage: &Stage, around: Around) {
+        let before = self.complaints;
+        let words: Vec<String> = files.iter().map(|f| self.word(*f, around)).collect();
+        let Body::Filter(index, _) = stage.body else { return };
+        let (text, reads) = FILTERS[index];
+        let complains = matches!(reads, Reads::Checks | Reads::Compressed) || !self.are_text;
+        self.complaints += usize::from(complains);
+        let binary = self.are_text && text.starts_with("gzip -n9");
+        let text = if around.quiet && complains || binary { FILTERS[0].0 } else { text };
+        let operand = if text.starts_with("tr ") { " < \"$x\"" } else { " \"$x\"" };
+        let text = text.replace('@', prefix(around));
+        let text = if text.contains('%') { text.replace(" %", operand) } else { text + operand };
+        self.at_once |= text.contains(" | ") && self.complaints > before;
+        let mut made = Vec::new();
+        let output = self.output(stage.output, Around { alone: false, ..around }, &mut made);
+        let _ = write!(self.text, "for x in {}; do {{ {text}; }}{output}; done", words.join(" "));
+        self.written.extend(made);
+    }
+
+    pub(super) fn parallel(&mut self, parallel: &Parallel, around: Around) {
+        let before = self.complaints;
+        let by_file = parallel.by_file && !around.quiet;
+        self.line(if by_file { "{ {" } else { "{" });
+        for (index, file) in &parallel.jobs {
+            // Their answers end in a newline and are short only for such files.
+            let file = match file {
+                File::Written(_) | File::Compressed(_) => File::Mount(0, false),
+                file => *file,
+            };
+            let word = self.word(file, around);
+            let command = if around.quiet && !self.are_text { "wc -l" } else { SMALL[*index] };
+            self.line(&format!("{command} {word} &"));
+        }
+        self.line("wait");
+        self.at_once |= self.complaints > before;
+        if by_file {
+            let name = self.fresh("out");
+            let path = format!("{}{name}", prefix(around));
+            let _ = write!(self.text, "}} > {path}; sort -o {path} {path}; cat {path}; }}");
+            self.written.push(name);
+        } else {
+            self.text += "} | sort";
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Redirects, operands and names as text.
+
+use std::fmt::Write as _;
+
+use super::super::files::NAMES;
+use super::super::{Body, Errors, File, Input, Output, Stage};
+use super::{Around, Place, Writer};
+
+impl Writer {
+    pub(super) fn input(&mut self, stage: &Stage, piped: bool, around: Around) -> String {
+        match &stage.input {
+            Input::Inherited => String::new(),
+            // One file, not more.
+            Input::From(File::Parts) => format!(" < {}", self.word(File::Deep, around)),
+            Input::From(file) => format!(" < {}", self.word(*file, around)),
+            Input::Null => " < /dev/null".into(),
+            Input::Document(lines) => {
+                let end = self.fresh("E");
+                for line in 0..*lines {
+                    let _ = writeln!(self.pending, "needle {} of hay", line * 7 % 5);
+                }
+                let _ = writeln!(self.pending, "{end}");
+                format!(" <<{end}")
+            }
+            Input::Words => " <<< 'a needle'".into(),
+            Input::Third if around.third && !piped => " <&3".into(),
+            Input::Third => String::new(),
+            // It would make files where there are none.
+            Input::Both(file) => match file {
+                File::Mount(index, _) if !self.gone.contains(index) => format!(" <> {}", self.word(*file, around)),
+                _ => String::new(),
+            },
+            Input::Closed if around.quiet => String::new(),
+            Input::Closed => {
+                self.complaints += 1;
+                " <&-".into()
+            }
+        }
+    }
+
+    pub(super) fn output(&mut self, output: Output, around: Around, made: &mut Vec<String>) -> String {
+        let on_mount = prefix(around);
+        match output {
+            Output::Null => return " > /dev/null".into(),
+            _ if around.quiet => return String::new(),
+            Output::Inherited => {}
+            Output::To => {
+                made.push(self.fresh("out"));
+                return format!(" > {on_mount}{}", made[made.len() - 1]);
+            }
+            Output::Append => {
+                made.push(self.appended());
+                return format!(" >> {on_mount}{}", made[made.len() - 1]);
+            }
+            Output::Local => return format!(" > \"$L\"/{}", self.fresh("out")),
+            Output::Errors if around.alone => return " >&2".into(),
+            Output::Errors => {}
+            Output::Closed => {
+                self.complaints += 1;
+                return " >&-".into();
+            }
+        }
+        String::new()
+    }
+
+    pub(super) fn errors(&mut self, stage: &Stage, compound: bool, around: Around, made: &mut Vec<String>) -> String {
+        let group = matches!(stage.body, Body::Group(..));
+        match stage.errors {
+            Errors::Null => " 2> /dev/null".into(),
+            // Two processes would write into one pipe.
+            Errors::Output if compound && !group => String::new(),
+            Errors::Output => " 2>&1".into(),
+            _ if around.quiet => String::new(),
+            Errors::Inherited => String::new(),
+            Errors::To if group => String::new(),
+            Errors::To => {
+                made.push(self.fresh("out"));
+                format!(" 2> {}{}", prefix(around), made[made.len() - 1])
+            }
+            Errors::Closed => " 2>&-".into(),
+        }
+    }
+
+    /// An operand as a word of the shell.
+    pub(super) fn word(&mut self, file: File, around: Around) -> String {
+        let ways = prefix(around);
+        match file {
+            File::Mount(index, absolute) => {
+                if self.gone.contains(&index) {
+                    self.complaints += 1;
+                    if around.quiet {
+                        return format!("{ways}list");
+                    }
+                }
+                named(NAMES[index], if absolute { "\"$D\"/" } else { ways })
+            }
+            File::Parts => format!("{ways}part-*"),
+            File::Written(index) => {
+                let complete: Vec<&String> = self.written.iter().filter(|n| !self.busy.contains(*n)).collect();
+                if complete.is_empty() || around.quiet {
+                    return self.word(File::Mount(index, false), around);
+                }
+                let name = complete[index % complete.len()].clone();
+                // It is not there if what makes it was not reached.
+                self.complaints += 1;
+                self.used.insert(name.clone());
+                format!("{ways}{name}")
+            }
+            File::Deep => format!("{ways}tree/deep/two.t"),
+            File::Link => {
+                self.complaints += usize::from(self.gone.contains(&0));
+                let name = if around.quiet && self.gone.contains(&0) { "list" } else { "link" };
+                format!("{ways}{name}")
+            }
+            File::Local => "\"$L\"/local".into(),
+            // What reads it compressed does not ask here; to others it is binary.
+            File::Compressed(number) if self.are_text => self.word(File::Mount(number, false), around),
+            File::Compressed(number) => compressed(number, ways),
+            File::Missing | File::Directory if around.quiet => format!("{ways}list"),
+            File::Missing => {
+                self.complaints += 1;
+                format!("{ways}missing")
+            }
+            File::Directory => {
+                self.complaints += 1;
+                format!("{ways}tree")
+            }
+        }
+    }
+
+    /// A file that is there already, if one may be written; else a new one.
+    pub(super) fn appended(&mut self) -> String {
+        let free = self.written.iter().find(|n| !self.used.contains(*n)).cloned();
+        let name = match free {
+            Some(name) => name,
+            None => self.fresh("out"),
+        };
+        // Nobody else uses it at the same time.
+        self.used.insert(name.clone());
+        self.busy.insert(name.clone());
+        name
+    }
+
+    pub(super) fn fresh(&mut self, kind: &str) -> String {
+        self.names += 1;
+        format!("{kind}{}", self.names)
+    }
+}
+
+pub(super) fn prefix(around: Around) -> &'static str {
+    match around.place {
+        Place::Home => "\"$D\"/",
+        Place::Inside => "",
+        Place::Below => "../",
+    }
+}
+
+/// The way to the program's directory from anywhere in it.
+pub(super) fn to_directory(around: Around) -> &'static str {
+    if around.place == Place::Inside { "" } else { "\"$D\"/" }
+}
+
+/// The name of a compressed file.
+pub(super) fn compressed(number: usize, ways: &str) -> String {
+    format!("{ways}z{number}.gz")
+}
+
+/// A name that no shell and no command takes for something else.
+pub(super) fn named(name: &[u8], ways: &str) -> String {
+    let ways = if ways.is_empty() && name[0] == b'-' { "./" } else { ways };
+    if name.iter().all(|b| b.is_ascii_alphanumeric() || b".-".contains(b)) {
+        return format!("{ways}{}", String::from_utf8_lossy(name));
+    }
+    let mut word = format!("{ways}$'");
+    for byte in name {
+        match byte {
+            b'a'..=b'z' | b' ' => word.push(char::from(*byte)),
+            byte => drop(write!(word, "\\x{byte:02x}")),
+        }
+    }
+    word + "'"
+}
+
+pub(super) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}

@@ -1,0 +1,323 @@
+//! The ways into the stage program. Through the exec hook nothing that a user can
+//! look at differs from the shell alone, and whatever executes a command is seen; the
+//! shims on PATH have the limits that docs/doors.md names.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use posh_integration::explain::Report;
+use posh_integration::{Door, Script};
+
+use crate::arena::{Arena, Start, assert_none, kept_here};
+
+/// Name, script, and the commands that must all have been offloaded.
+type Case = (&'static str, &'static str, &'static [&'static str]);
+
+/// Where a user, or a script, could see that posh is there.
+const LOOKS: &[Case] = &[
+    ("env", "env; sh -c env; env -i env", &[]),
+    (
+        "env-as-root-sees-it",
+        "cat /proc/$$/environ | tr '\\0' '\\n'; sh -c 'cat /proc/$$/environ' | tr '\\0' '\\n'",
+        &[],
+    ),
+    ("environ", "cat /proc/self/environ | tr '\\0' '\\n'; env -i A=b cat /proc/self/environ | od -c", &[]),
+    ("path", r#"echo "$PATH"; printenv PATH; bash -c 'echo $PATH'"#, &[]),
+    ("type", "type grep; type -a cat; type -t sort; type nosuchcommand", &[]),
+    ("command-v", "command -v grep; command -V sort; command -v nosuchcommand; sh -c 'command -v wc'", &[]),
+    ("which", "which grep cat nosuchcommand; which -a sort", &[]),
+    ("hash", r#"grep -c needle "$D/f"; wc -l "$D/f"; hash; hash -t grep"#, &["grep", "wc"]),
+    ("exported", "export -p; declare -x; compgen -e", &[]),
+    ("variables", r#"set | grep -E 'posh-|POSH_HOOK|LD_'; echo "[$LD_PRELOAD]""#, &[]),
+    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,args= -C ps)", &[]),
+    ("descriptors", "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
+    ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#, &["grep"]),
+    (
+        "status",
+        "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l",
+        &[],
+    ),
+    ("limits", "ulimit -a; sh -c 'ulimit -a'", &[]),
+    ("static-program", r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#, &[]),
+];
+
+/// Whoever executes a command, and however it is named.
+const EXECS: &[Case] = &[
+    (
+        "absolute",
+        r#"/bin/grep -c needle "$D/f"; /usr/bin/sort "$D/a"; ../../bin/wc -l "$D/f""#,
+        &["grep", "sort", "wc"],
+    ),
+    (
+        "reset-path",
+        r#"PATH=/usr/bin:/bin; grep -c needle "$D/f"; sh -c 'PATH=/bin; wc -l "$1"' sh "$D/f""#,
+        &["grep", "wc"],
+    ),
+    (
+        "no-path",
+        r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#,
+        &["grep", "wc"],
+    ),
+    (
+        "env-i",
+        r#"env -i /bin/grep -c needle "$D/f"; env -i sh -c 'wc -l "$1"' sh "$D/f"; env -i A=b cat "$D/a""#,
+        &["grep", "wc", "cat"],
+    ),
+    ("exec-a", r#"(exec -a other grep -c needle "$D/f" "$D/absent"); echo $?"#, &["grep"]),
+    ("exec-c", r#"(exec -c /bin/cat "$D/a"); (exec -c sh -c 'wc -l "$1"' sh "$D/f")"#, &["cat", "wc"]),
+    ("exec", r#"exec /bin/grep -c needle "$D/f""#, &["grep"]),
+    (
+        "pipeline-of-paths",
+        r#"/bin/cat "$D/f" | /bin/grep needle | /usr/bin/sort | /usr/bin/wc -l"#,
+        &["cat", "grep", "sort", "wc"],
+    ),
+    (
+        "nested-script",
+        r#"printf 'grep -c needle "$1"; sh ~/n2 "$1"' > ~/n1; printf '/usr/bin/wc -l "$1"' > ~/n2; bash ~/n1 "$D/f""#,
+        &["grep", "wc"],
+    ),
+    (
+        "executable-script",
+        r##"printf '#!/bin/sh\ngrep -c needle "$1"\n' > ~/s; printf 'wc -l "$1"\n' > ~/t; chmod +x ~/s ~/t; ~/s "$D/f"; ~/t "$D/f"; env ~/t "$D/f""##,
+        &["grep", "wc"],
+    ),
+    ("env", r#"env A=b grep -c needle "$D/f"; env -u HOME wc -l "$D/f""#, &["grep", "wc"]),
+    ("nice", r#"nice -n 5 grep -c needle "$D/f"; nice sh -c 'nice; wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
+    ("timeout", r#"timeout 60 grep -c needle "$D/f"; timeout -k 5 60 sh -c 'exit 3'; echo $?"#, &["grep"]),
+    ("setsid-nohup", r#"setsid -w grep -c needle "$D/f"; nohup wc -l "$D/f" 2> /dev/null"#, &["grep", "wc"]),
+    (
+        "xargs",
+        r#"printf '%s\n' "$D/a" "$D/f" | xargs -n 1 grep -c needle; printf %s "$D/a" | xargs -I @ sh -c 'wc -l @'"#,
+        &["grep", "wc"],
+    ),
+    (
+        "find",
+        r#"find "$D/tree" -name '*.txt' -exec grep -c needle {} \; | sort; find "$D/tree" -name '*.txt' -execdir wc -l {} + | sort"#,
+        &["grep", "wc"],
+    ),
+    ("chroot", r#"chroot / grep -c needle "$D/f""#, &["grep"]),
+    (
+        "make",
+        r#"printf 'all: one two\none:\n\t@grep -c needle "$(D)/f"\ntwo:\n\t@wc -l "$(D)/f" | sort\n' > ~/Makefile; make -s -f ~/Makefile D="$D"; make -s -j 2 -f ~/Makefile D="$D" SHELL=/bin/bash | sort -u"#,
+        &["grep", "wc"],
+    ),
+    (
+        "perl",
+        r#"perl -e '$|=1; system("grep -c needle \"$ARGV[0]\""); system("grep", "-c", "needle", $ARGV[0]); print `wc -l "$ARGV[0]"; true`; open(P, "-|", "sort", "-u", $ARGV[0]); print scalar(<P>); close(P); exec "tail", "-n1", $ARGV[0]' "$D/f""#,
+        &["grep", "wc", "sort", "tail"],
+    ),
+    (
+        "awk",
+        r#"awk -v f="$D/f" 'BEGIN { system("grep -c needle \"" f "\""); ("wc -l < \"" f "\"") | getline n; print n; print "x" | ("cat - \"" f "\" | tail -n 2") }'"#,
+        &["grep", "wc", "tail"],
+    ),
+    (
+        "python-subprocess",
+        r#"/usr/bin/python3 -c 'import subprocess as s, sys
+f = sys.argv[1]
+run = lambda *a, **k: print(s.run(*a, stdout=s.PIPE, **k).stdout)
+run(["grep", "-c", "needle", f])
+run(["grep", "-c", "needle", f], close_fds=False)
+run(["/bin/grep", "-c", "needle", "f"], cwd=f[:-2], env={"A": "b"})
+run(["grep", "-c", "needle", f], start_new_session=True, preexec_fn=lambda: None)
+run("wc -l < \"%s\"; true" % f, shell=True)
+print(s.getoutput("sort -u \"%s\" | tail -n 1" % f))' "$D/f""#,
+        &["grep", "wc", "sort", "tail"],
+    ),
+    (
+        "python-os",
+        r#"/usr/bin/python3 -c 'import os, sys
+f = sys.argv[1]
+print(os.system("grep -c needle \"%s\"" % f), os.popen("wc -l < \"%s\"" % f).read(), os.environ.get("LD_PRELOAD"), flush=True)
+os.waitpid(os.posix_spawn("/bin/grep", ["grep", "-c", "needle", f], os.environ), 0)
+os.waitpid(os.posix_spawnp("sort", ["sort", "-u", f, "-o", "/dev/null"], {}), 0)
+quiet = [(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]
+os.waitpid(os.posix_spawnp("grep", ["grep", "needle", f], os.environ, file_actions=quiet), 0)
+os.spawnlp(os.P_WAIT, "head", "head", "-n", "1", f)
+os.system("printenv LD_PRELOAD POSH_HOOK")
+os.execlp("tail", "tail", "-n", "1", f)' "$D/f""#,
+        &["grep", "wc", "sort", "head", "tail"],
+    ),
+    ("many-words", r#"cat "$D/a" $(yes "$D/a" | head -n 3000) | wc -l"#, &["cat", "wc"]),
+    (
+        "unset-preload",
+        r#"unset LD_PRELOAD; grep -c needle "$D/f"; LD_PRELOAD= wc -l "$D/f"; env -u LD_PRELOAD cat "$D/a""#,
+        &["grep", "wc", "cat"],
+    ),
+    (
+        "descriptor-of-a-program",
+        r#"perl -e 'open(F, "<", "/bin/cat"); exec {"/proc/self/fd/".fileno(F)} "cat", $ARGV[0]' "$D/a"; grep -c needle "$D/f""#,
+        &["grep"],
+    ),
+    ("dollar-zero", r#"bash -c 'echo "$0"; exec -a "$0" grep -c needle "$1"' name "$D/f""#, &["grep"]),
+];
+
+/// Programs that must be left alone, and failures that must stay what they are.
+const LEFT_ALONE: &[Case] = &[
+    ("not-found", r#"nosuchcommand; ./grep "$D/f"; /nonexistent/grep "$D/f"; "$D/f/grep"; echo $?"#, &[]),
+    ("directory", r#"mkdir -p ~/d/grep; ~/d/grep "$D/f"; echo $?; env ~/d/grep; echo $?"#, &[]),
+    (
+        "not-executable",
+        r#"cp /bin/grep ~/d-grep; chmod -x ~/d-grep; ~/d-grep x "$D/f"; echo $?; env ~/d-grep; echo $?"#,
+        &[],
+    ),
+    (
+        "script-named-sort",
+        r#"mkdir -p ~/b; printf 'echo mine "$#"\n' > ~/b/sort; chmod +x ~/b/sort; ~/b/sort "$D/f"; env ~/b/sort "$D/f"; PATH=~/b:$PATH; sort "$D/f""#,
+        &[],
+    ),
+    (
+        "program-named-sort",
+        r##"mkdir -p ~/c; printf '#!/bin/sh\necho mine "$#"\n' > ~/c/sort; chmod +x ~/c/sort; ~/c/sort "$D/f"; PATH=~/c:$PATH; sort "$D/f""##,
+        &[],
+    ),
+    (
+        "bad-interpreter",
+        r##"printf '#!/nonexistent/sh\n' > ~/cat; chmod +x ~/cat; ~/cat "$D/f"; echo $?; env ~/cat "$D/f"; echo $?"##,
+        &[],
+    ),
+    ("empty-program", r#"mkdir -p ~/e; : > ~/e/cat; chmod +x ~/e/cat; ~/e/cat "$D/f"; echo $?"#, &[]),
+    (
+        "damaged-program",
+        r#"mkdir -p ~/e; head -c 64 /bin/cat > ~/e/head; chmod +x ~/e/head; ~/e/head "$D/f"; echo $?"#,
+        &[],
+    ),
+    (
+        "own-library",
+        r#"export LD_PRELOAD=libnothing-of-this-name.so; env 2> /dev/null | grep LD_; unset LD_PRELOAD; grep -c needle "$D/f""#,
+        &[],
+    ),
+    (
+        "fakeroot",
+        r#"fakeroot sh -c 'id -u; : > ~/owned; chown 7:8 ~/owned; stat -c "%u %g" ~/owned; grep -c needle "$1"; echo "$LD_PRELOAD"' sh "$D/f""#,
+        &[],
+    ),
+    ("stdbuf", r#"stdbuf -oL grep -c needle "$D/f""#, &[]),
+    (
+        "other-user",
+        r#"setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'grep -c root /etc/passwd; env | grep -E "LD_|HOOK"; sort /etc/shells | tail -n 1'"#,
+        &[],
+    ),
+    ("su", r#"su -s /bin/sh nobody -c 'grep -c root /etc/passwd; env | sort'; echo $?"#, &[]),
+    (
+        "other-mounts",
+        r#"unshare -m sh -c 'mount -t tmpfs none /run/user; grep -c root /etc/passwd; sort /etc/shells | tail -n 1; env | grep LD_'"#,
+        &[],
+    ),
+    (
+        "other-root",
+        r#"unshare -m sh -c 'mkdir -p ~/root && mount --bind / ~/root && mount -t tmpfs none ~/root/run && chroot ~/root sh -c "grep -c root /etc/passwd; env | grep LD_"'"#,
+        &[],
+    ),
+    (
+        "static-in-the-middle",
+        r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'grep -c needle "$0"; wc -l "$0"' "$D/f""#,
+        &[],
+    ),
+    (
+        "posh-in-posh",
+        r#"/run/posh-bin/posh -c 'grep -c needle "$0"; env | grep -E "LD_|HOOK"; echo $PATH' "$D/f""#,
+        &[],
+    ),
+];
+
+/// The longest word that a program takes, to the byte: what posh adds must not count.
+const LONGEST: &str = r#"
+ulimit -s 512
+longest() {
+    low=60000 high=131072
+    while [ $((high - low)) -gt 1 ]; do
+        middle=$(((low + high) / 2)) word=
+        printf -v word "%0${middle}d" 1
+        if "$@" "$word" 2> /dev/null; then low=$middle; else high=$middle; fi
+    done
+    echo "$low"
+}
+longest /bin/true
+longest env true
+export long=$(printf '%030000d' 1)
+longest /bin/true
+longest sh -c : sh
+"#;
+
+fn fill(directory: &Path) -> io::Result<()> {
+    let line = |i: usize| format!("line {i} with {}\n", if i.is_multiple_of(50) { "a needle" } else { "hay" });
+    fs::write(directory.join("f"), (0..500).map(line).collect::<String>())?;
+    fs::write(directory.join("a"), "one needle\ntwo\n")?;
+    for number in 0..6 {
+        let below = directory.join(format!("tree/{}", number % 2));
+        fs::create_dir_all(&below)?;
+        fs::write(below.join(format!("{number}.txt")), (0..60 + number).map(line).collect::<String>())?;
+    }
+    Ok(())
+}
+
+fn try_all(cases: &[Case], check: impl Fn(&str, &Report) -> Option<String>) {
+    let arena = Arena::new(fill);
+    let mut faults = Vec::new();
+    for (name, text, offloaded) in cases {
+        let script = Script::new(*text).door(Door::Hook);
+        match arena.attempt(name, &script, Start::Home) {
+            Err(fault) => faults.push(fault),
+            Ok(report) => {
+                let fault = kept_here(&report, offloaded).or_else(|| check(name, &report));
+                faults.extend(fault.map(|f| format!("{name}: {f} in\n  {text}")));
+            }
+        }
+    }
+    assert_none(&faults, cases.len());
+}
+
+#[test]
+fn nobody_sees_the_hook() {
+    try_all(LOOKS, |_, _| None);
+}
+
+#[test]
+fn every_way_to_execute_is_seen() {
+    try_all(EXECS, |_, _| None);
+}
+
+#[test]
+fn what_can_not_be_served_is_left_alone() {
+    try_all(LEFT_ALONE, |name, report| {
+        // After `unset LD_PRELOAD` the same session goes on offloading.
+        let expected = usize::from(name == "own-library");
+        let offloaded = report.pipelines.iter().flat_map(|p| &p.stages).filter(|s| s.is_offloaded()).count();
+        (offloaded != expected).then(|| format!("{offloaded} stages were offloaded"))
+    });
+}
+
+#[test]
+fn a_program_s_own_library_keeps_it_here() {
+    let arena = Arena::new(fill);
+    let script = Script::new(r#"fakeroot grep -c needle "$D/f""#).door(Door::Hook);
+    let report = arena.attempt("fakeroot", &script, Start::Home).unwrap();
+    let grep = report.stages("grep").next().expect("the hook is beside the other library");
+    assert!(!grep.is_offloaded() && grep.reason.contains("LD_PRELOAD"), "{grep:?}");
+}
+
+#[test]
+fn what_is_added_does_not_make_a_command_line_too_long() {
+    let arena = Arena::new(fill);
+    arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook), Start::Home).unwrap();
+}
+
+#[test]
+fn the_doors_can_be_nested() {
+    let arena = Arena::new(fill);
+    for outer in Door::ALL {
+        for inner in Door::ALL {
+            let text = format!(
+                r#"/run/posh-bin/posh --door {} --explain=json -c '/usr/bin/env grep -c needle "$0"' "$D/f" 2>&1 > ~/out | jq '.[].stages[] | .placement'; cat ~/out"#,
+                inner.name()
+            );
+            let script = Script::new(text).door(outer).variable("D", arena.lab.mount(1).to_str().unwrap());
+            fs::write(arena.lab.data(1).join("f"), "a needle\n").unwrap();
+            let outcome = script.run(&arena.lab.workstation, posh_integration::oracle::Under::Posh).unwrap();
+            let said = String::from_utf8_lossy(&outcome.stdout);
+            assert!(said.starts_with("\"store1\"\n") && said.ends_with("\n1\n"), "{outer:?} {inner:?}: {outcome}");
+        }
+    }
+}
