@@ -163,6 +163,15 @@ fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     }
 }
 
+/// The same of a place; what is here is shown as it is.
+#[must_use]
+pub fn shows(world: &World<'_>, place: &Place, attribute: FileAttribute) -> bool {
+    match place {
+        Place::At(_, _, mount) => shown_alike(world.table.mount(*mount), attribute),
+        Place::Here(_) => true,
+    }
+}
+
 fn attribute(attribute: FileAttribute) -> &'static str {
     match attribute {
         FileAttribute::Owner => "owners",

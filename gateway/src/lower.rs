@@ -245,7 +245,7 @@ impl<'a> Builder<'a> {
             argv: argv_of(&enlisted.argv, &reading.invocation, part).iter().map(|w| bytes(w)).collect(),
             descriptors,
             paths: paths_of(self.world, reading, part),
-            guards: client_files::guards(enlisted, &reading.invocation),
+            guards: client_files::guards(enlisted, &reading.invocation, self.has_same_inodes(reading)),
             watched_trees: watched_trees(self.world, reading),
             covered: self.covered(part.executor),
             ..bare(id, enlisted, &reading.invocation)
@@ -258,6 +258,13 @@ impl<'a> Builder<'a> {
                 spec.client_files.push(file);
             }
         }
+    }
+
+    /// Whether files have the same inode numbers here and on the server.
+    fn has_same_inodes(&self, reading: &Reading) -> bool {
+        let mut places = reading.places.iter().flatten().chain(&reading.cwd);
+        let same = places.all(|place| facts::shows(self.world, place, FileAttribute::Inode));
+        same || !rule::holds(Rule::GitIndex)
     }
 
     /// Where this machine has something else mounted inside of what an executor serves.

@@ -99,6 +99,8 @@ fn fill(directory: &Path) -> io::Result<()> {
     git(&["init", "-q", "-b", "main"])?;
     git(&["config", "user.name", "A. Developer"])?;
     git(&["config", "user.email", "developer@example.org"])?;
+    git(&["config", "core.checkStat", "minimal"])?;
+    git(&["config", "core.trustctime", "false"])?;
     git(&["add", "."])?;
     git(&["commit", "-q", "-m", "first"])?;
     std::fs::write(repository.join("dir/file"), "one\ntwo\n")?;
