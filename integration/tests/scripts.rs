@@ -47,7 +47,7 @@ fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) {
     if Visitor::was_ended(&stock) {
         return tally.lock().unwrap().endless.push(run.name.clone());
     }
-    let mut outcomes = Front::UNDER_TEST.iter().map(|&front| (front, visitor.run(run, front)));
+    let mut outcomes = Front::UNDER_TEST.into_iter().map(|front| (front, visitor.run(run, front)));
     let differs = outcomes.find(|(_, outcome)| *outcome != stock);
     // Only then does it matter whether the stock shell agrees with itself.
     let varies = differs.is_some() && (0..RERUNS).any(|_| visitor.run(run, Front::Stock) != stock);
