@@ -6,13 +6,17 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::AT_FDCWD;
 use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, makedev, mknod};
 
 use crate::error::{Attempt, Result};
 
 /// Devices and the terminals' file system, each the machine's own.
-const DEVICES: [&str; 9] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "fuse", "net/tun"];
+const DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "fuse", "net/tun"];
 const TERMINALS: &str = "pts";
+/// Makes terminals in the `pts` beside it, so it must be a node of this directory and not another's shown here (pts(4)).
+const MULTIPLEXER: (&str, u64, u64) = ("ptmx", 5, 2);
 /// As proc(5) and udev(7) have them.
 const LINKS: [(&str, &str); 4] = [
     ("fd", "/proc/self/fd"),
@@ -40,6 +44,11 @@ pub fn replace() -> Result<()> {
     }
     let terminals = directory(root, TERMINALS)?;
     bind(&Path::new("/dev").join(TERMINALS), &terminals)?;
+    let (name, major, minor) = MULTIPLEXER;
+    let node = root.join(name);
+    mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(major, minor))
+        .and_then(|()| fchmodat(AT_FDCWD, &node, Mode::from_bits_truncate(0o666), FchmodatFlags::FollowSymlink))
+        .attempt(|| format!("make {}", node.display()))?;
     tmpfs(&directory(root, "shm")?, "mode=1777")?;
     let none: Option<&str> = None;
     mount(Some(WORKSHOP), "/dev", none, MsFlags::MS_MOVE, none).attempt(|| "put a new /dev in place".into())
