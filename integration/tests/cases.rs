@@ -39,7 +39,7 @@ fn all_pass(cases: &[Case], setting: &Setting) {
     // Past the test harness, which would keep it: the number of cases is to be seen.
     let door = setting.door.map_or("the default door", Door::name);
     let numbers = summary::numbers(cases, &verdicts, start.elapsed());
-    writeln!(std::io::stdout(), "cases through {door}:\n{numbers}").unwrap();
+    std::io::stdout().lock().write_all(format!("cases through {door}:\n{numbers}\n").as_bytes()).unwrap();
     let failed: Vec<_> = verdicts.iter().filter(|v| !v.faults.is_empty()).collect();
     let texts: String = failed.iter().map(|v| summary::failure(&cases[v.number], v)).collect();
     assert!(failed.is_empty(), "{} of {} cases failed:\n\n{texts}", failed.len(), cases.len());

@@ -9,7 +9,7 @@ use std::path::Path;
 use posh_integration::explain::Report;
 use posh_integration::{Door, Script};
 
-use crate::arena::{Arena, Start, assert_none, kept_here};
+use crate::arena::{Arena, assert_none, kept_here};
 
 /// Name, script, and the commands that must all have been offloaded.
 type Case = (&'static str, &'static str, &'static [&'static str]);
@@ -258,7 +258,7 @@ fn try_all(cases: &[Case], check: impl Fn(&str, &Report) -> Option<String>) {
     let mut faults = Vec::new();
     for (name, text, offloaded) in cases {
         let script = Script::new(*text).door(Door::Hook);
-        match arena.attempt(name, &script, Start::Home) {
+        match arena.attempt(name, &script) {
             Err(fault) => faults.push(fault),
             Ok(report) => {
                 let fault = kept_here(&report, offloaded).or_else(|| check(name, &report));
@@ -293,7 +293,7 @@ fn what_can_not_be_served_is_left_alone() {
 fn a_program_s_own_library_keeps_it_here() {
     let arena = Arena::new(fill);
     let script = Script::new(r#"fakeroot grep -c needle "$D/f""#).door(Door::Hook);
-    let report = arena.attempt("fakeroot", &script, Start::Home).unwrap();
+    let report = arena.attempt("fakeroot", &script).unwrap();
     let grep = report.stages("grep").next().expect("the hook is beside the other library");
     assert!(!grep.is_offloaded() && grep.reason.contains("LD_PRELOAD"), "{grep:?}");
 }
@@ -301,7 +301,7 @@ fn a_program_s_own_library_keeps_it_here() {
 #[test]
 fn what_is_added_does_not_make_a_command_line_too_long() {
     let arena = Arena::new(fill);
-    arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook), Start::Home).unwrap();
+    arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook)).unwrap();
 }
 
 #[test]
