@@ -30,7 +30,7 @@ impl Arena {
         Arena { lab, fill }
     }
 
-    /// Tries one script, which finds the directory's absolute path in `D`; the report, or how posh differed.
+    /// Tries one script, whose variable `D` is its directory on the mount; the report, or how posh differed.
     pub fn attempt(&self, name: &str, script: &Script) -> Result<Report, String> {
         let mut outcomes = Vec::new();
         for (under, run) in RUNS {

@@ -47,7 +47,7 @@ impl Effect {
     }
 
     fn row(&self, cases: &[Case]) -> String {
-        let name = |number: &usize| format!("{}", cases[*number].name);
+        let name = |number: &usize| cases[*number].name.as_str();
         let held: Vec<_> = self.held.iter().map(name).collect();
         let silent = if self.silent.is_empty() { String::new() } else { format!(" ({} silent)", self.silent.len()) };
         format!("| {} | {}{silent} | {} | {} |\n", self.rule, self.held.len(), self.others.len(), held.join(", "))
