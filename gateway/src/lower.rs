@@ -18,8 +18,8 @@ use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse}
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
-        RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
+        ResourceLimit, RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
     rule::{self, Rule},
 };
@@ -287,7 +287,8 @@ impl<'a> Builder<'a> {
     ) -> Option<WireDescriptor> {
         let Some(local) = enlisted.descriptor(fd) else {
             let closed = rule::holds(Rule::ClosedDescriptors);
-            let source = if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
+            let source =
+                if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
             return Some(WireDescriptor { fd, source: Some(source) });
         };
         if fd > 0 && matches!(self.plan.joins[place.stage], Join::By { .. }) && !place.is_whole && local.writes() {

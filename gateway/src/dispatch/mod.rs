@@ -263,7 +263,8 @@ async fn can_run(
     }
     // Where it can be shown our zone, it is.
     let shown = about.namespaces && !gateway.localtime.is_empty();
-    if !shown && !identical && facts::shows_local_time(stage, &reading.invocation) && is_elsewhere(gateway, connection) {
+    if !shown && !identical && facts::shows_local_time(stage, &reading.invocation) && is_elsewhere(gateway, connection)
+    {
         return Err(format!("{name} is in another time zone; set TZ"));
     }
     let policy = reading.invocation.tool_version;
