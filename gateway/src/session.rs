@@ -27,9 +27,6 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{enlisted::Pid, report::Reports};
 
-/// The directory of shims in a session's directory.
-const SHIMS: &str = "bin";
-
 /// What `posh` asks for.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -123,7 +120,7 @@ impl Sessions {
             reports: Reports::default(),
             stage_program: request.stage_program.clone(),
         });
-        let shims = session.directory.join(SHIMS);
+        let shims = session.directory.join("bin");
         let made = session.make(&shims, &request, commands).and_then(|()| self.write_file(&session, prefixes));
         if let Err(source) = made {
             session.remove();
@@ -220,16 +217,21 @@ impl Sessions {
     }
 }
 
-/// Processes, this one aside, that look for commands in `directory`. Those of others can't be looked at.
+/// Processes, this one aside, one of whose variables is `directory`, or a list of
+/// directories with one in it: its shims, or what the exec hook is told. Those of
+/// others can't be looked at.
 fn processes_with(directory: &Path) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
-    let looks_there = |pid: &Pid| {
+    let names_it = |pid: &Pid| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let paths = environment.split(|b| *b == 0).filter_map(|variable| variable.strip_prefix(b"PATH="));
-        paths.flat_map(|path| path.split(|b| *b == b':')).any(|d| Path::new(OsStr::from_bytes(d)) == directory)
+        let values = environment.split(|b| *b == 0).filter_map(|v| v.splitn(2, |b| *b == b'=').nth(1));
+        let paths = values.flat_map(|value| value.split(|b| *b == b':'));
+        paths
+            .filter(|path| path.first() == Some(&b'/'))
+            .any(|path| Path::new(OsStr::from_bytes(path)).starts_with(directory))
     };
-    pids.filter(|pid| *pid != std::process::id()).filter(looks_there).collect()
+    pids.filter(|pid| *pid != std::process::id()).filter(names_it).collect()
 }
 
 fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
@@ -242,12 +244,11 @@ fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
 }
 
 impl Session {
-    /// A process that looks for commands in this session's directory: a job that the
-    /// shell did not wait for.
+    /// A process whose commands come to this session: a job that the shell did not wait for.
     async fn left_behind(&self) -> Option<AsyncFd<OwnedFd>> {
-        let shims = self.directory.join(SHIMS);
+        let directory = self.directory.clone();
         // With many processes this takes some milliseconds.
-        let found = tokio::task::spawn_blocking(move || processes_with(&shims));
+        let found = tokio::task::spawn_blocking(move || processes_with(&directory));
         found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
     }
 

@@ -52,7 +52,7 @@ mod tests {
             bytes.extend([7; 22]);
             bytes.extend(name.bytes());
             bytes.push(0);
-            while (bytes.len() - start) % ALIGNMENT != 0 {
+            while !(bytes.len() - start).is_multiple_of(ALIGNMENT) {
                 bytes.push(0);
             }
         }

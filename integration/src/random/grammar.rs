@@ -24,8 +24,17 @@ pub fn program() -> impl Strategy<Value = Program> {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let rare = |of: usize| prop_oneof![4 => Just(0), 1 => 0..of];
-    (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.15), rare(UMASKS.len()), rare(LOCALES.len()))
-        .prop_map(|(inside, pipefail, errexit, umask, locale)| Settings { inside, pipefail, errexit, umask, locale })
+    let sometimes = prop::bool::weighted;
+    (sometimes(0.3), any::<bool>(), sometimes(0.2), sometimes(0.15), rare(UMASKS.len()), rare(LOCALES.len())).prop_map(
+        |(by_path, inside, pipefail, errexit, umask, locale)| Settings {
+            by_path,
+            inside,
+            pipefail,
+            errexit,
+            umask,
+            locale,
+        },
+    )
 }
 
 fn files() -> impl Strategy<Value = Files> {

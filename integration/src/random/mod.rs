@@ -27,6 +27,8 @@ pub struct Program {
 /// What holds for a whole program.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
+    /// posh comes to its commands by PATH, not by the exec hook.
+    pub by_path: bool,
     /// It starts in its directory, not in the home of the user.
     pub inside: bool,
     /// `set -o pipefail`.
