@@ -73,6 +73,9 @@ pub fn furnish_server(host: &Host) -> Result<()> {
     bind(host, "/run/local-bin", "/usr/local/bin")
 }
 
+/// The line of an account, by its name and number.
+type Line = fn(&str, u32) -> String;
+
 /// /etc/passwd, /etc/group and /etc/shadow with the system's accounts and `people`.
 fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
     let directory = host.path(OWN_ETC);
@@ -80,7 +83,7 @@ fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
     let passwd = |name: &str, number: u32| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n");
     let group = |name: &str, number: u32| format!("{name}:x:{number}:\n");
     let shadow = |name: &str, _: u32| format!("{name}:*:19000:0:99999:7:::\n");
-    let files: [(&str, fn(&str, u32) -> String); 3] = [("passwd", passwd), ("group", group), ("shadow", shadow)];
+    let files: [(&str, Line); 3] = [("passwd", passwd), ("group", group), ("shadow", shadow)];
     for (file, line) in files {
         let path = format!("/etc/{file}");
         let before = String::from_utf8_lossy(&services::read_file(host, &path)?).into_owned();
