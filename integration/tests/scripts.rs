@@ -9,8 +9,6 @@ mod visitor;
 
 use std::sync::Mutex;
 
-use posh_integration::Outcome;
-
 use visitor::{Front, Run, Visitor};
 
 /// How often the stock shell is asked again before a difference counts.
@@ -49,7 +47,7 @@ fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) {
     if Visitor::was_ended(&stock) {
         return tally.lock().unwrap().endless.push(run.name.clone());
     }
-    let mut outcomes = Front::UNDER_TEST.iter().map(|&front| (front, visitor.run(run, front)));
+    let mut outcomes = Front::UNDER_TEST.into_iter().map(|front| (front, visitor.run(run, front)));
     let differs = outcomes.find(|(_, outcome)| *outcome != stock);
     // Only then does it matter whether the stock shell agrees with itself.
     let varies = differs.is_some() && (0..RERUNS).any(|_| visitor.run(run, Front::Stock) != stock);
@@ -58,7 +56,9 @@ fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) {
         None => tally.same += 1,
         Some(_) if varies => tally.varies.push(run.name.clone()),
         Some((front, posh)) => {
-            tally.faults.push(format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words));
+            tally
+                .faults
+                .push(format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words));
         }
     }
 }

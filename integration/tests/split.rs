@@ -177,6 +177,9 @@ fn statuses_of_split_stages() {
         "sort /mnt/s1/large /mnt/s2/large | head -n 2; echo ${PIPESTATUS[@]}",
         "cat /mnt/s1/large /mnt/s2/large | sort -r | head -n 2; echo ${PIPESTATUS[@]}",
         "cat /mnt/s1/a /mnt/s2/missing | grep -c nothing | cat; echo ${PIPESTATUS[@]}",
+        // One process ends in the first file, and never comes to the second.
+        "cat /mnt/s1/large /mnt/s2/missing | head -n 1; echo ${PIPESTATUS[@]}",
+        "cat /mnt/s1/large /mnt/s2/missing | grep on | cut -c2- | head -n 1",
         "sort /mnt/s1/large /mnt/s2/large > /dev/null; echo $?",
         "sort /mnt/s1/large /mnt/s2/large 2> /dev/null | md5sum",
         "sort /mnt/s1/a /mnt/s2/a >&-; echo $?",

@@ -13,7 +13,8 @@ use crate::cargo;
 /// What the tests call besides common programs; each is one C file of the package.
 const PROGRAMS: [&str; 4] = ["recho", "zecho", "printenv", "xcase"];
 /// What those files want of a configured build.
-const CONFIG_H: &str = "#define HAVE_STRING_H 1\n#define HAVE_STDLIB_H 1\n#define HAVE_UNISTD_H 1\n#define STDC_HEADERS 1\n";
+const CONFIG_H: &str =
+    "#define HAVE_STRING_H 1\n#define HAVE_STDLIB_H 1\n#define HAVE_UNISTD_H 1\n#define STDC_HEADERS 1\n";
 
 /// The directory of the tests, fetched unless it is there.
 pub fn fetch() -> Result<PathBuf> {

@@ -12,7 +12,7 @@ use std::{
 
 use posh_proto::rule::{self, Rule};
 
-use super::procfs::{Process, Snapshot};
+use super::procfs::{Process, Scheduled, Snapshot};
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
 
 /// A stage program that has started always enlists or execs; only a stopped one does not.
@@ -45,16 +45,15 @@ pub struct Closing {
     pub pending: BTreeMap<usize, Patience>,
 }
 
-/// How long it is worth to wait for a process, and how long that process has so far been ready
-/// to run and had no processor, which does not count: it can't decide anything then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// How long it is worth to wait for a process, and whether that process gets on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Patience {
     /// How long.
     pub longest: Duration,
     /// With whom.
     pub process: Pid,
-    /// For so long it has had no processor, since it started.
-    pub starved: Duration,
+    /// Where it is ready to run: what changes when it does.
+    pub runnable: Option<Scheduled>,
 }
 
 /// Who is what among the processes.
@@ -89,8 +88,10 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
             if let Some(patience) = pipe.may_change(stage.pid, end) {
-                let longest = closing.pending.entry(index).or_insert(patience);
-                *longest = patience.max(*longest);
+                let longest = closing.pending.entry(index).or_insert_with(|| patience.clone());
+                if patience > *longest {
+                    *longest = patience;
+                }
             } else if end.writes() {
                 closing.edges.extend(pipe.edge_from(index, end));
             }
@@ -138,7 +139,8 @@ impl Pipe<'_> {
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
         let patience = |process: &Process| {
             let longest = self.patience_with(process)?;
-            Some(Patience { longest, process: process.pid, starved: process.starved })
+            let runnable = (process.state == 'R').then(|| process.scheduled.clone());
+            Some(Patience { longest, process: process.pid, runnable })
         };
         others.filter_map(|(process, _)| patience(process)).max()
     }

@@ -40,6 +40,8 @@ const LONG_WAIT: Duration = Duration::from_millis(100);
 const SETTLED_AFTER: Duration = Duration::from_millis(3);
 /// Looks further apart than this say nothing of the time between them.
 const LOOKS_FAR_APART: Duration = Duration::from_millis(20);
+/// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and some.
+const RUNS_UNSEEN: Duration = Duration::from_millis(15);
 /// Stages that may be on their way to the assembler at once.
 const QUEUE: usize = 1024;
 
@@ -132,34 +134,47 @@ impl Waiting {
     }
 
     /// Notes what it waits for; a shell that has listed its files and forks now gets its time anew.
-    fn note(&mut self, patience: Option<Patience>) {
-        self.pending = patience.map(|now| match self.pending {
+    fn note(&mut self, patience: Option<&Patience>) {
+        self.pending = patience.map(|now| match self.pending.take() {
             Some(old) if old.last.longest == now.longest => old.going_on(now),
-            _ => Pending { since: Instant::now(), starved: Duration::ZERO, last: now },
+            _ => Pending { since: Instant::now(), starved: Duration::ZERO, last: now.clone(), still: Instant::now() },
         });
     }
 
     fn is_patient(&self) -> bool {
-        let goes_on = |p: Pending| p.since.elapsed() < p.last.longest + p.starved;
-        self.since.elapsed() < LONGEST && self.pending.is_some_and(goes_on)
+        self.since.elapsed() < LONGEST && self.pending.as_ref().is_some_and(Pending::goes_on)
     }
 }
 
-/// Waiting for a process, since when, and for how much of that it had no processor.
-#[derive(Clone, Copy)]
+/// Waiting for a process. The time in which it is ready to run and has no processor does not
+/// count: on a machine with more to do than processors it can't get to its exec.
 struct Pending {
     since: Instant,
+    /// How long it had no processor, up to `still`.
     starved: Duration,
     last: Patience,
+    /// Since when it looks as in `last`.
+    still: Instant,
 }
 
 impl Pending {
-    /// The same at a later look. Only what one process lacked counts: a shell that forks
-    /// again and again does not get its time anew.
-    fn going_on(self, now: Patience) -> Self {
-        let same = self.last.process == now.process;
-        let more = if same { now.starved.saturating_sub(self.last.starved) } else { Duration::ZERO };
-        Self { since: self.since, starved: self.starved + more, last: now }
+    /// The same at a later look.
+    fn going_on(mut self, now: &Patience) -> Self {
+        if self.last != *now {
+            // A shorter standstill may have been none: it ran between two ticks.
+            self.starved += self.standstill().filter(|still| *still > RUNS_UNSEEN).unwrap_or_default();
+            (self.last, self.still) = (now.clone(), Instant::now());
+        }
+        self
+    }
+
+    /// For how long by now it has been ready to run without a sign that it does.
+    fn standstill(&self) -> Option<Duration> {
+        self.last.runnable.is_some().then(|| self.still.elapsed())
+    }
+
+    fn goes_on(&self) -> bool {
+        self.since.elapsed() < self.last.longest + self.starved + self.standstill().unwrap_or_default()
     }
 }
 
@@ -230,7 +245,7 @@ impl Assembly {
         self.note_sleepers(&snapshot);
         let closing = self.examine(&snapshot);
         for (index, waiting) in self.waiting.iter_mut().enumerate() {
-            waiting.note(closing.pending.get(&index).copied());
+            waiting.note(closing.pending.get(&index));
         }
         let ready = self.ready_groups(&closing);
         self.release(&ready, &closing, &snapshot).await;
@@ -264,7 +279,7 @@ impl Assembly {
             snapshot,
             &Actors {
                 stage_programs: &self.sessions.stage_programs(),
-                shells: &self.sessions.roots().into_iter().collect(),
+                shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains(&pid),
                 settled: &settled,

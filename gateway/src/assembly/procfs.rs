@@ -7,7 +7,6 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use crate::enlisted::Pid;
@@ -37,9 +36,12 @@ pub struct Process {
     pub system_call: Option<(i64, u64)>,
     /// That call is a read(2) from some pipe.
     pub sleeps_in_pipe: bool,
-    /// How long it was ready to run, in all, and had no processor.
-    pub starved: Duration,
+    /// Changes whenever it gets a processor, and while it has one with every tick of the kernel.
+    pub scheduled: Scheduled,
 }
+
+/// /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst), to be compared with itself only.
+pub type Scheduled = String;
 
 /// One end of one pipe in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,7 +190,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
         files: Vec::new(),
         system_call: None,
         sleeps_in_pipe: false,
-        starved: Duration::ZERO,
+        scheduled: Scheduled::default(),
     };
     let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Some(process) };
     for entry in directory.flatten() {
@@ -201,7 +203,7 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
-        process.starved = read_starved(pid).unwrap_or_default();
+        process.scheduled = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
         process.sleeps_in_pipe = matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
     }
     Some(process)
@@ -238,12 +240,6 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
     let number = words.next()?.parse().ok()?;
     let first = words.next().and_then(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok()).unwrap_or(0);
     Some((number, first))
-}
-
-/// The second number of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
-fn read_starved(pid: Pid) -> Option<Duration> {
-    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
-    text.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
 fn children(pid: Pid) -> Vec<Pid> {

@@ -338,7 +338,30 @@ impl<'a> Relay<'a> {
         }
     }
 
+    /// The reader of parts in order is gone while it reads one of them: one process would have ended there, and so would
+    /// those before it in the pipeline. An aggregator has read all parts by then.
+    fn mute_later_parts(&mut self, stage: usize) {
+        let Some(output) = self.outputs.get(&(stage, 1)) else { return };
+        let (part, count) = (output.current(), output.len());
+        let parts_of = |stage: usize| self.stages.get(&stage).map_or(0, |s| s.part_count);
+        let mut chain = vec![stage];
+        chain.retain(|stage| count > 1 && parts_of(*stage) == count);
+        while let Some(&first) = chain.last() {
+            let before = self.pipeline.shape.edges.iter().find(|e| e.to == (first, 0)).map(|e| e.from.0);
+            match before.filter(|before| parts_of(*before) == count && !chain.contains(before)) {
+                Some(before) => chain.push(before),
+                None => break,
+            }
+        }
+        for stage in chain {
+            self.outputs.get_mut(&(stage, 2)).into_iter().for_each(|errors| errors.mute_after(part));
+        }
+    }
+
     async fn fail_output(&mut self, stage: usize, fd: u32) {
+        if fd == 1 {
+            self.mute_later_parts(stage);
+        }
         let closed = self.outputs.get_mut(&(stage, fd)).map(Output::fail).unwrap_or_default();
         for (run, stream) in closed {
             if run == JOINED {

@@ -21,6 +21,8 @@ pub struct Output {
     /// What they all said first. An aggregator behind them may say it, too.
     said: Bytes,
     held_parts: usize,
+    /// See [`Self::mute_after`].
+    muted_after: usize,
     /// Bytes came for a reader who had gone, since the question was last asked.
     undelivered: bool,
 }
@@ -45,6 +47,7 @@ impl Output {
             start: None,
             said: Bytes::new(),
             held_parts: 0,
+            muted_after: usize::MAX,
             undelivered: false,
         }
     }
@@ -64,6 +67,9 @@ impl Output {
             return Vec::new();
         }
         let Some(index) = self.parts.iter().position(|p| p.stream == stream) else { return Vec::new() };
+        if index > self.muted_after {
+            return Vec::new();
+        }
         if let Some(start) = self.start.as_mut().filter(|_| index < self.held_parts) {
             start.push(index, &data);
             return self.decide();
@@ -85,8 +91,10 @@ impl Output {
     fn decide(&mut self) -> Vec<Bytes> {
         let Some((said, rests)) = self.start.as_ref().and_then(SharedStart::decide) else { return Vec::new() };
         self.start = None;
-        for (part, rest) in self.parts.iter_mut().zip(rests) {
-            part.waiting.push_back(rest);
+        for (index, (part, rest)) in self.parts.iter_mut().zip(rests).enumerate() {
+            if index <= self.muted_after {
+                part.waiting.push_back(rest);
+            }
         }
         self.parts[0].waiting.push_front(said.clone());
         self.said = said;
@@ -173,6 +181,28 @@ impl Output {
         std::mem::take(&mut self.undelivered)
     }
 
+    /// How many streams it joins.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The part whose turn it is.
+    #[must_use]
+    pub fn current(&self) -> usize {
+        self.current
+    }
+
+    /// What the parts after this one say is not shown: one process would have ended in this one, and what they do would
+    /// never have been done.
+    pub fn mute_after(&mut self, part: usize) {
+        self.muted_after = self.muted_after.min(part);
+        for part in self.parts.iter_mut().skip(part + 1) {
+            part.waiting.clear();
+        }
+    }
+
     /// All streams have ended.
     #[must_use]
     pub fn is_done(&self) -> bool {
@@ -227,6 +257,19 @@ mod tests {
         assert_eq!(text(&said), "bad\nmore\n");
         said.extend(output.end((0, 1)));
         assert_eq!(text(&said), "bad\nmore\n");
+        assert!(output.is_done());
+    }
+
+    #[test]
+    fn what_would_never_have_been_done_is_not_shown() {
+        let mut output = Output::of_errors(&[(0, 1), (1, 1)], 2);
+        output.push((1, 1), "missing\n".into());
+        output.mute_after(0);
+        let mut said = output.push((0, 1), "broken\n".into());
+        said.extend(output.end((0, 1)));
+        said.extend(output.push((1, 1), "more\n".into()));
+        said.extend(output.end((1, 1)));
+        assert_eq!(text(&said), "broken\n");
         assert!(output.is_done());
     }
 

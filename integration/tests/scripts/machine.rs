@@ -6,8 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::visitor::{Run, Visitor};
 use super::compare;
+use super::visitor::{Run, Visitor};
 
 /// Where packages put commands.
 const COMMANDS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];

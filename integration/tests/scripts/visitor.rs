@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 use posh_integration::explain::Report;
-use posh_integration::oracle::collect;
+use posh_integration::oracle::{Door, collect};
 use posh_integration::{Lab, LabSpec, Outcome};
 
 use crate::programs;
@@ -25,12 +25,12 @@ const LIMIT: Duration = Duration::from_secs(300);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Front {
     Stock,
-    Posh,
+    Posh(Door),
 }
 
 impl Front {
     /// What is compared with the stock shell.
-    pub const UNDER_TEST: &[Front] = &[Front::Posh];
+    pub const UNDER_TEST: [Front; 2] = [Front::Posh(Door::Hook), Front::Posh(Door::Path)];
 }
 
 /// One script with its arguments.
@@ -114,19 +114,21 @@ impl Visitor {
         command.args([format!("--reuid={USER}"), format!("--regid={USER}"), "--".into()]);
         match front {
             Front::Stock => command.arg("bash"),
-            Front::Posh => command.arg(host.programs().join("posh")).args(options),
+            Front::Posh(door) => command.arg(host.programs().join("posh")).args(["--door", door.name()]).args(options),
         };
         command.env("HOME", HOME).env("XDG_RUNTIME_DIR", RUNTIME).env("USER", "visitor").current_dir(HOME);
         command
     }
 
     fn prove_that_posh_decides(&self) {
-        let mut command = self.shell(Front::Posh, &["--explain=json"], 60);
-        command.args(["-c", "cat /mnt/s1/f; ls /"]);
-        let outcome = collect(&self.lab.workstation, command, "a first look", LIMIT).unwrap();
-        let (_, report) = Report::take(&outcome.stderr).unwrap();
-        // The mount is another user's, so that this one's command can't run there; but posh was asked.
-        assert!(report.stages("cat").count() == 1, "{report:?}");
+        for front in Front::UNDER_TEST {
+            let mut command = self.shell(front, &["--explain=json"], 60);
+            command.args(["-c", "cat /mnt/s1/f; ls /"]);
+            let outcome = collect(&self.lab.workstation, command, "a first look", LIMIT).unwrap();
+            let (_, report) = Report::take(&outcome.stderr).unwrap();
+            // Whether or not this user's command may run there: posh was asked.
+            assert!(report.stages("cat").count() == 1, "{front:?}: {report:?}");
+        }
     }
 }
 

@@ -21,7 +21,7 @@ const CTRL_BACKSLASH: &str = "\x1c";
 
 fn follow(t: &mut Teller<'_>) -> Vec<Running> {
     t.begin(FOLLOW, SIGN);
-    [t.remote("tail"), t.remote("grep")].concat()
+    [t.remote("tail"), t.remote_if_joined("grep")].concat()
 }
 
 fn interrupted(t: &mut Teller<'_>) {
@@ -63,7 +63,7 @@ fn ctrl_c_inside_of_the_language() {
     tell(&lab, Shell::Bash, "", |t| {
         t.line("f() { tail -n +1 -f \"$1\" | grep --line-buffered needle; echo not reached; }");
         t.begin("f /mnt/s1/log", SIGN);
-        let remote = [t.remote("tail"), t.remote("grep")].concat();
+        let remote = [t.remote("tail"), t.remote_if_joined("grep")].concat();
         assert_eq!(t.key(CTRL_C), 130);
         t.assert_gone(&remote);
         t.begin("x=$(tail -n +1 -f /mnt/s1/log | tee /dev/stderr); echo not reached", WHOLE);
@@ -75,7 +75,7 @@ fn ctrl_c_inside_of_the_language() {
         assert_eq!(t.key(CTRL_C), 130);
         t.assert_gone(&remote);
         t.begin("while :; do tail -n +1 -f /mnt/s1/log | grep --line-buffered needle; done", SIGN);
-        let remote = [t.remote("tail"), t.remote("grep")].concat();
+        let remote = [t.remote("tail"), t.remote_if_joined("grep")].concat();
         assert_eq!(t.key(CTRL_C), 130);
         t.assert_gone(&remote);
         t.begin("(trap 'echo trapped' INT; tail -n +1 -f /mnt/s1/log; echo goes on)", WHOLE);
@@ -190,7 +190,7 @@ fn modes_after_a_killed_run() {
             t.key(end);
             // When the shell tells of the job's end is a matter of luck.
             if end == CTRL_Z {
-                t.by_luck("kill -9 %1; until wait %1; [ $? = 137 ]; do :; done\r");
+                t.by_luck("kill -9 %1; fg\r");
             }
             t.by_luck("stty -a >> ~/modes\r");
         }

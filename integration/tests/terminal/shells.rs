@@ -100,7 +100,7 @@ fn pagers() {
     tell(&lab, Shell::Bash, "export LESSHISTFILE=-", |t| {
         // More than may be under way unread, so that it still runs.
         t.begin("cat /mnt/s1/large{,,} | grep -n hay | less", "\r\n:");
-        let remote = [t.remote("cat"), t.remote("grep")].concat();
+        let remote = [t.remote("cat"), t.remote_if_joined("grep")].concat();
         t.press(" ");
         t.until("\r\n:");
         t.press("/line 650 w\r");

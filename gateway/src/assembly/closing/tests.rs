@@ -49,7 +49,7 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
         files: Vec::new(),
         system_call: call.map(|number| (number, 0)),
         sleeps_in_pipe: false,
-        starved: Duration::ZERO,
+        scheduled: Scheduled::default(),
     }
 }
 
