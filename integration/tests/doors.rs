@@ -33,7 +33,11 @@ const LOOKS: &[Case] = &[
     ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,cmd= --ppid $$) | sed \"s/$$/PID/\"", &[]),
     ("descriptors", "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
     ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#, &["grep"]),
-    ("status", "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l", &[]),
+    (
+        "status",
+        "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l",
+        &[],
+    ),
     ("limits", "ulimit -a; sh -c 'ulimit -a'", &[]),
     ("static-program", r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#, &[]),
 ];
@@ -50,7 +54,11 @@ const EXECS: &[Case] = &[
         r#"PATH=/usr/bin:/bin; grep -c needle "$D/f"; sh -c 'PATH=/bin; wc -l "$1"' sh "$D/f""#,
         &["grep", "wc"],
     ),
-    ("no-path", r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
+    (
+        "no-path",
+        r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#,
+        &["grep", "wc"],
+    ),
     (
         "env-i",
         r#"env -i /bin/grep -c needle "$D/f"; env -i sh -c 'wc -l "$1"' sh "$D/f"; env -i A=b cat "$D/a""#,
