@@ -147,6 +147,16 @@ impl Sessions {
         self.lock().values().map(|s| s.pid).collect()
     }
 
+    /// The shells among these processes, each given with its parent: a session's process itself, or, where
+    /// posh stays for the report, its child.
+    #[must_use]
+    pub fn shells(&self, processes: impl Iterator<Item = (Pid, Pid)>) -> HashSet<Pid> {
+        let roots: BTreeMap<Pid, bool> = self.lock().values().map(|s| (s.pid, s.explain)).collect();
+        let is_shell =
+            |&(pid, parent): &(Pid, Pid)| roots.get(&pid) == Some(&false) || roots.get(&parent) == Some(&true);
+        processes.filter(is_shell).map(|(pid, _)| pid).collect()
+    }
+
     /// Files that shims lead to.
     #[must_use]
     pub fn stage_programs(&self) -> HashSet<PathBuf> {

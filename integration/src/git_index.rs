@@ -1,6 +1,6 @@
 //! git's index without what no two runs can share: times, device, inode and owner
 //! of each entry, the size (0 while an entry is "racily clean"), and the checksum over
-//! all that. See gitformat-index(5).
+//! all that; nor its extensions. See gitformat-index(5).
 
 /// `DIRC`, version, number of entries.
 const HEADER_BYTES: usize = 12;
@@ -32,6 +32,8 @@ pub fn neutral(mut content: Vec<u8>) -> Vec<u8> {
         // At least one zero ends the name.
         at += (ENTRY_BYTES + name + 1).next_multiple_of(ALIGNMENT);
     }
+    // The extensions that follow are caches; what of them is filled depends on the times.
+    content.truncate(at);
     content
 }
 

@@ -77,12 +77,11 @@ pub fn furnish_server(host: &Host) -> Result<()> {
 fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
     let directory = host.path(OWN_ETC);
     fs::create_dir_all(&directory).attempt(|| format!("make {}", directory.display()))?;
-    let lines: [&dyn Fn(&str, u32) -> String; 3] = [
-        &|name, number| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n"),
-        &|name, number| format!("{name}:x:{number}:\n"),
-        &|name, _| format!("{name}:*:19000:0:99999:7:::\n"),
-    ];
-    for (file, line) in ["passwd", "group", "shadow"].iter().zip(lines) {
+    let passwd = |name: &str, number: u32| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n");
+    let group = |name: &str, number: u32| format!("{name}:x:{number}:\n");
+    let shadow = |name: &str, _: u32| format!("{name}:*:19000:0:99999:7:::\n");
+    let files: [(&str, fn(&str, u32) -> String); 3] = [("passwd", passwd), ("group", group), ("shadow", shadow)];
+    for (file, line) in files {
         let path = format!("/etc/{file}");
         let before = String::from_utf8_lossy(&services::read_file(host, &path)?).into_owned();
         let kept = before.lines().filter(|l| is_system(l, file)).map(|l| format!("{l}\n"));

@@ -20,7 +20,6 @@ mod semantics;
 mod shells;
 mod split;
 mod terminal;
-mod traps;
 mod user;
 
 use std::path::Path;

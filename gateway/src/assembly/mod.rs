@@ -279,7 +279,7 @@ impl Assembly {
             snapshot,
             &Actors {
                 stage_programs: &self.sessions.stage_programs(),
-                shells: &self.sessions.roots().into_iter().collect(),
+                shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains(&pid),
                 settled: &settled,

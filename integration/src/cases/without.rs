@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use posh_proto::rule::Rule;
 
+use super::Case;
 use super::run::{self, Verdict};
 use super::site::Setting;
-use super::Case;
 use crate::error::Result;
 
 /// Which cases noticed that a rule was left out.
@@ -47,7 +47,7 @@ impl Effect {
     }
 
     fn row(&self, cases: &[Case]) -> String {
-        let name = |number: &usize| format!("{}", cases[*number].name);
+        let name = |number: &usize| cases[*number].name.as_str();
         let held: Vec<_> = self.held.iter().map(name).collect();
         let silent = if self.silent.is_empty() { String::new() } else { format!(" ({} silent)", self.silent.len()) };
         format!("| {} | {}{silent} | {} | {} |\n", self.rule, self.held.len(), self.others.len(), held.join(", "))

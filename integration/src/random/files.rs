@@ -16,7 +16,9 @@ pub const PARTS: usize = 3;
 /// Compressed files, `z0.gz` and so on.
 pub const COMPRESSED: usize = 2;
 /// The words of texts: few, so that programs find what they look for.
-const WORDS: &[&str] = &["needle", "hay", "foo", "Banana", "apple", "10", "9", "x.y", "na\u{ef}ve", "a"];
+const WORDS: &[&str] = &["needle", "hay", "foo", "Banana", "apple", "10", "9", "x.y", "straw", "a"];
+/// Words that are not ASCII: what cuts lines at bytes makes them invalid.
+const FOREIGN: &[&str] = &["na\u{ef}ve", "\u{17c}aba", "needle", "\u{65e5}\u{672c}"];
 /// What stands between words.
 const BETWEEN: &[&str] = &[" ", " ", ",", "\t", "  "];
 
@@ -33,6 +35,8 @@ pub enum Kind {
     Long,
     /// Lines that end as on other systems.
     Returns,
+    /// Words that are not ASCII.
+    Foreign,
     /// Text with bytes that are not UTF-8.
     Invalid,
     /// All bytes.
@@ -88,28 +92,28 @@ impl Content {
         match self.kind {
             Kind::Numbers => numbers.below(1_000).to_string().into_bytes(),
             Kind::Binary => (0..numbers.below(24)).map(|_| numbers.below(256) as u8).collect(),
-            Kind::Long => words(numbers, 60),
-            Kind::Invalid if numbers.below(4) == 0 => [b"\xff\xc3 ", words(numbers, 2).as_slice()].concat(),
-            _ => {
+            Kind::Long => words(numbers, WORDS, 60),
+            Kind::Invalid if numbers.below(4) == 0 => [b"\xff\xc3 ", words(numbers, WORDS, 2).as_slice()].concat(),
+            kind => {
                 let count = numbers.below(4);
-                words(numbers, count)
+                words(numbers, if kind == Kind::Foreign { FOREIGN } else { WORDS }, count)
             }
         }
     }
 
-    /// Every command takes it for text.
+    /// Every command takes it for text, and every piece of it.
     pub fn is_text(&self) -> bool {
-        !matches!(self.kind, Kind::Binary | Kind::Invalid)
+        !matches!(self.kind, Kind::Binary | Kind::Invalid | Kind::Foreign)
     }
 }
 
-fn words(numbers: &mut Numbers, count: u64) -> Vec<u8> {
+fn words(numbers: &mut Numbers, from: &[&str], count: u64) -> Vec<u8> {
     let mut line = Vec::new();
     for word in 0..count {
         if word > 0 {
             line.extend_from_slice(BETWEEN[numbers.below(BETWEEN.len() as u64) as usize].as_bytes());
         }
-        line.extend_from_slice(WORDS[numbers.below(WORDS.len() as u64) as usize].as_bytes());
+        line.extend_from_slice(from[numbers.below(from.len() as u64) as usize].as_bytes());
     }
     line
 }

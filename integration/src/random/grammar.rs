@@ -38,7 +38,16 @@ fn files() -> impl Strategy<Value = Files> {
 }
 
 fn content(text: bool) -> impl Strategy<Value = Content> {
-    let kinds = [Kind::Words, Kind::Sorted, Kind::Numbers, Kind::Long, Kind::Returns, Kind::Invalid, Kind::Binary];
+    let kinds = [
+        Kind::Words,
+        Kind::Sorted,
+        Kind::Numbers,
+        Kind::Long,
+        Kind::Returns,
+        Kind::Foreign,
+        Kind::Invalid,
+        Kind::Binary,
+    ];
     let kinds = if text { &kinds[..5] } else { &kinds[..] };
     let lines = prop_oneof![1 => Just(0), 8 => 1..FEW, 2 => 1..1_000usize, 1 => 1..MANY];
     let ended = prop::bool::weighted(0.25).prop_map(|no| !no);

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::super::commands::{CHANGES, FILTERS, PAIRS, Reads, SMALL, SOURCES};
+use super::super::files::COMPRESSED;
 use super::super::{Body, File, Parallel, Side, Stage};
-use super::words::prefix;
+use super::words::{compressed, prefix};
 use super::{Around, Writer, without_stdin};
 
 impl Writer {
@@ -35,7 +36,8 @@ impl Writer {
             reads == Reads::Checks || reads == Reads::Compressed && from_stdin || reads != Reads::All && !self.are_text;
         self.complaints += usize::from(complains);
         let stops = !self.reads_all(reads) && from_stdin && around.shared_pipe;
-        let (text, reads) = if around.quiet && complains || stops { FILTERS[0] } else { (text, reads) };
+        let binary = self.are_text && text.starts_with("gzip -n9");
+        let (text, reads) = if around.quiet && complains || stops || binary { FILTERS[0] } else { (text, reads) };
         let operands = self.operands(text, reads, files, around);
         // tr has no operands; others take the second for their output.
         let operands = match text.split(' ').next() {
@@ -57,17 +59,16 @@ impl Writer {
         }
         let mut words = String::new();
         for file in files {
-            let compressed = reads == Reads::Compressed;
-            let file = match file {
-                File::Mount(index, _) if compressed => File::Compressed(index % 2),
-                File::Missing | File::Directory if compressed && !around.quiet => file,
-                _ if compressed => File::Compressed(0),
-                // grep says of it that it is binary.
-                File::Compressed(index) if around.quiet && reads != Reads::All => File::Mount(index, false),
-                File::Parts if single => File::Mount(0, false),
-                file => file,
+            let word = match file {
+                File::Missing | File::Directory if !around.quiet => self.word(file, around),
+                File::Mount(index, _) | File::Compressed(index) if reads == Reads::Compressed => {
+                    compressed(index % COMPRESSED, prefix(around))
+                }
+                _ if reads == Reads::Compressed => compressed(0, prefix(around)),
+                File::Parts if single => self.word(File::Mount(0, false), around),
+                file => self.word(file, around),
             };
-            let _ = write!(words, " {}", self.word(file, around));
+            let _ = write!(words, " {word}");
         }
         words
     }
@@ -144,10 +145,10 @@ impl Writer {
         let words: Vec<String> = files.iter().map(|f| self.word(*f, around)).collect();
         let Body::Filter(index, _) = stage.body else { return };
         let (text, reads) = FILTERS[index];
-        let compressed = files.iter().any(|f| matches!(f, File::Compressed(_)));
-        let complains = matches!(reads, Reads::Checks | Reads::Compressed) || compressed || !self.are_text;
+        let complains = matches!(reads, Reads::Checks | Reads::Compressed) || !self.are_text;
         self.complaints += usize::from(complains);
-        let text = if around.quiet && complains { FILTERS[0].0 } else { text };
+        let binary = self.are_text && text.starts_with("gzip -n9");
+        let text = if around.quiet && complains || binary { FILTERS[0].0 } else { text };
         let operand = if text.starts_with("tr ") { " < \"$x\"" } else { " \"$x\"" };
         let text = text.replace('@', prefix(around));
         let text = if text.contains('%') { text.replace(" %", operand) } else { text + operand };

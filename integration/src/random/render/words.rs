@@ -113,7 +113,9 @@ impl Writer {
                 format!("{ways}{name}")
             }
             File::Local => "\"$L\"/local".into(),
-            File::Compressed(number) => format!("{ways}z{number}.gz"),
+            // What reads it compressed does not ask here; to others it is binary.
+            File::Compressed(number) if self.are_text => self.word(File::Mount(number, false), around),
+            File::Compressed(number) => compressed(number, ways),
             File::Missing | File::Directory if around.quiet => format!("{ways}list"),
             File::Missing => {
                 self.complaints += 1;
@@ -156,6 +158,11 @@ pub(super) fn prefix(around: Around) -> &'static str {
 /// The way to the program's directory from anywhere in it.
 pub(super) fn to_directory(around: Around) -> &'static str {
     if around.place == Place::Inside { "" } else { "\"$D\"/" }
+}
+
+/// The name of a compressed file.
+pub(super) fn compressed(number: usize, ways: &str) -> String {
+    format!("{ways}z{number}.gz")
 }
 
 /// A name that no shell and no command takes for something else.
