@@ -17,6 +17,7 @@ mod load;
 mod random;
 mod scripts;
 mod semantics;
+mod shells;
 mod split;
 mod terminal;
 mod user;
