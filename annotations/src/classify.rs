@@ -11,7 +11,7 @@ use crate::invocation::{
     Unknown,
 };
 use crate::library::Library;
-use crate::model::{Annotation, Body, Command, Joiner, Keep, Size, ValueType};
+use crate::model::{Annotation, Body, Command, Joiner, Keep, Size, Subject, ValueType};
 use crate::words::{self, Given, Manner, Misfit, Why};
 
 /// Variables that count for every command: the language of messages, the order
@@ -232,7 +232,9 @@ fn split(facts: &Facts<'_>, gathered: &Gathered, stdin: StdinUse) -> Option<Spli
     let words = facts.holding(&annotation.when_split).flatten().filter(|_| !across_input);
     let add_arguments = words.map(OsString::from).collect();
     let aggregator = facts.case(&annotation.aggregator).and_then(|joiner| aggregator(facts, joiner));
-    Some(Split { operands, across_input, add_arguments, aggregator })
+    let behind_merge = facts.case(&annotation.behind_merge).copied().filter(|_| across_input);
+    let whole_files = !operands.is_empty() && facts.holds(&annotation.whole_files);
+    Some(Split { operands, across_input, add_arguments, aggregator, behind_merge, whole_files })
 }
 
 /// The arguments of the splittable entry: at least two, all of them plain files.
@@ -248,10 +250,13 @@ fn splittable_operands(facts: &Facts<'_>, gathered: &Gathered) -> Vec<usize> {
 }
 
 fn aggregator(facts: &Facts<'_>, joiner: &Joiner) -> Option<Aggregator> {
-    let (words, keep) = match joiner {
+    let (words, keep, drops) = match joiner {
         Joiner::Concatenation => return None,
-        Joiner::Builtin(name) => return Some(Aggregator::Builtin(name.clone())),
-        Joiner::Command { words, keep } => (words, keep),
+        Joiner::Same => return Some(Aggregator::Same),
+        Joiner::Sum => return Some(Aggregator::Sum),
+        Joiner::UniqCount => return Some(Aggregator::UniqCount),
+        Joiner::WcTotal => return Some(Aggregator::WcTotal(letters(facts))),
+        Joiner::Merge { words, keep, drops } => (words, keep, drops),
     };
     let mut words: Vec<OsString> = words.iter().map(OsString::from).collect();
     for given in &facts.reading.given {
@@ -264,7 +269,13 @@ fn aggregator(facts: &Facts<'_>, joiner: &Joiner) -> Option<Aggregator> {
             words.extend(written(facts, given));
         }
     }
-    Some(Aggregator::Command(words))
+    Some(Aggregator::Merge { words, drops: drops.iter().any(|option| facts.count(Subject::Option(*option)) > 0) })
+}
+
+/// The first short name of every option that is given.
+fn letters(facts: &Facts<'_>) -> String {
+    let short = facts.reading.given.iter().filter_map(|given| facts.annotation.options[given.option].short.first());
+    short.map(|letter| char::from(*letter)).collect()
 }
 
 /// One option as words of its own, whatever bundle it stood in.

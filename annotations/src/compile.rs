@@ -212,6 +212,18 @@ impl Compiler<'_> {
                 self.faults.add(fields.place_of("aggregator"), "an aggregator without anything splittable");
             }
         }
+        if let Some(node) = fields.take("behind_merge") {
+            annotation.behind_merge = self.behind_merge(node);
+            if !input {
+                self.faults.add(fields.place_of("behind_merge"), "behind_merge without splittable_across_input");
+            }
+        }
+        if let Some(node) = fields.take("whole_files") {
+            annotation.whole_files = self.condition(node);
+            if !operands {
+                self.faults.add(fields.place_of("whole_files"), "whole_files without a splittable operand");
+            }
+        }
     }
 
     fn conditionals<T>(

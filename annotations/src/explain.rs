@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use crate::facts::{Environment, Facts};
 use crate::invocation::{
-    Aggregator, CurrentDir, FileKind, FileUse, Invocation, StatusRule, StdinUse, TerminalUse, ToolVersion,
+    Aggregator, BehindMerge, CurrentDir, FileKind, FileUse, Invocation, StatusRule, StdinUse, TerminalUse, ToolVersion,
 };
 use crate::library::Library;
 use crate::model::{ValueRule, ValueType};
@@ -163,14 +163,29 @@ fn split(invocation: &Invocation, argv: &[OsString]) -> String {
     }
     match &split.aggregator {
         None => text.push_str("; outputs are joined in order"),
-        Some(Aggregator::Command(command)) => {
-            write!(text, "; outputs are joined by {}", words(command)).expect("a string can be written to");
-        }
-        Some(Aggregator::Builtin(name)) => {
-            write!(text, "; outputs are joined by posh's own {name}").expect("a string can be written to");
+        Some(aggregator) => {
+            write!(text, "; outputs are joined by {}", joined_by(aggregator)).expect("a string can be written to");
         }
     }
+    if split.whole_files {
+        text.push_str("; only if each is a regular file that can be read");
+    }
+    text.push_str(match split.behind_merge {
+        None => "",
+        Some(BehindMerge::Same) => "; behind a merge by itself once more",
+        Some(BehindMerge::Counted) => "; behind a merge by its counts",
+    });
     text
+}
+
+fn joined_by(aggregator: &Aggregator) -> String {
+    match aggregator {
+        Aggregator::Merge { words: command, .. } => words(command),
+        Aggregator::Same => "the command itself once more".to_owned(),
+        Aggregator::Sum => "their sum".to_owned(),
+        Aggregator::UniqCount => "posh's own uniq_count".to_owned(),
+        Aggregator::WcTotal(_) => "posh's own wc_total".to_owned(),
+    }
 }
 
 fn words(words: &[OsString]) -> String {

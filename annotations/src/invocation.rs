@@ -194,21 +194,44 @@ pub struct Split {
     /// Words put in after `argv[0]` (or the subcommand) of each part when the
     /// operands are split (`when_split`): `-H` for grep, whose output would else lose its names.
     pub add_arguments: Vec<OsString>,
-    /// What joins the outputs: `None` is plain concatenation in order, else this
-    /// command reads the parts.
+    /// What joins the outputs; `None` is plain concatenation in order.
     pub aggregator: Option<Aggregator>,
+    /// How the split goes on in this command when the parts before it have to be merged, so that they
+    /// can't be joined in order; `None`: it does not.
+    pub behind_merge: Option<BehindMerge>,
+    /// Only split across operands if each of them is a regular file that can be read (`whole_files`).
+    pub whole_files: bool,
 }
 
-/// What makes one output out of the outputs of the parts. It runs once every part has
-/// begun to write or has ended; if one ended with a status above 0 and had written nothing, it does not run at
-/// all, and nothing is written (as `sort a missing` writes nothing).
-#[derive(Debug, Clone, PartialEq)]
+/// What makes one output out of the outputs of the parts; `docs/annotations.md` says more of each.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Aggregator {
     /// A command that takes the parts as file operands after these words: `sort -m -k2`.
-    Command(Vec<OsString>),
-    /// One of posh's own, by its name in the language (`wc_total`, `uniq_count`, `sum`);
-    /// `docs/annotations.md` says what each does.
-    Builtin(String),
+    Merge {
+        /// Its words.
+        words: Vec<OsString>,
+        /// It may drop lines that are equal (`sort -m -u`).
+        drops: bool,
+    },
+    /// The command itself once more, over the parts' outputs joined in order (`tail -n 3`).
+    Same,
+    /// Each part is a number in a line; the result is their sum (`grep -c`).
+    Sum,
+    /// Each part is an output of `uniq -c`: equal lines where two parts meet become one.
+    UniqCount,
+    /// Each part is an output of `wc`: the columns and the total line are made anew. The short names of the
+    /// options that the invocation has: `l`, `w`, `m`, `c`, `L`.
+    WcTotal(String),
+}
+
+/// See [`Split::behind_merge`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BehindMerge {
+    /// The parts are merged and the command itself reads that once more (`sort | tail -n 3`).
+    Same,
+    /// The parts are counts of equal lines, as `uniq -c` prints them: each line is written out so many times,
+    /// the parts are merged, and the command itself reads that.
+    Counted,
 }
 
 /// How exit statuses of the parts combine.

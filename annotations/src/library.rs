@@ -16,7 +16,7 @@ use crate::diagnostic::{Diagnostic, Faults};
 use crate::document::{self, Content, Node, Place};
 use crate::facts::Environment;
 use crate::invocation::{Invocation, Unknown};
-use crate::model::Command;
+use crate::model::{Body, Command, Condition};
 
 /// The table that build.rs writes.
 mod embedded {
@@ -32,6 +32,17 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 pub struct Library {
     commands: Arc<BTreeMap<String, Entry>>,
     ignored_reasons: Vec<String>,
+}
+
+/// See [`Library::declared_splits`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeclaredSplits {
+    /// Across operands.
+    pub operands: bool,
+    /// Across standard input.
+    pub across_input: bool,
+    /// Across standard input, behind parts that have to be merged.
+    pub behind_merge: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -114,6 +125,22 @@ impl Library {
     /// Every annotated command, subcommands included, sorted: `git`, `git add`, ...
     pub fn full_names(&self) -> impl Iterator<Item = &str> {
         self.commands.keys().map(String::as_str)
+    }
+
+    /// What the annotations of a command (by its full name) declare of splitting, under whatever conditions.
+    /// Tests are held to it: every split that is declared must be tried.
+    #[must_use]
+    pub fn declared_splits(&self, name: &str) -> DeclaredSplits {
+        let annotations = match self.command(name).map(|command| &command.body) {
+            Some(Body::Annotations(annotations)) => annotations.as_slice(),
+            Some(Body::Subcommands(_)) | None => &[],
+        };
+        let ever = |condition: &Condition| !matches!(condition, Condition::Never);
+        DeclaredSplits {
+            operands: annotations.iter().any(|a| a.params.iter().any(|param| ever(&param.splittable))),
+            across_input: annotations.iter().any(|a| ever(&a.splittable_across_input)),
+            behind_merge: annotations.iter().any(|a| !a.behind_merge.0.is_empty()),
+        }
     }
 
     /// Reads one invocation. `name` is the command's name as the shell found it, with or

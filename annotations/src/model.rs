@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 
 use regex::bytes::Regex;
 
-use crate::invocation::{CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{
+    BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion,
+};
 
 /// One command of an annotation file, ready to read invocations.
 #[derive(Debug)]
@@ -46,6 +48,8 @@ pub struct Annotation {
     pub stops_early: Condition,
     pub when_split: Vec<Conditional<Vec<String>>>,
     pub aggregator: Cases<Joiner>,
+    pub behind_merge: Cases<BehindMerge>,
+    pub whole_files: Condition,
     pub status: Cases<StatusRule>,
     pub line_ends: Cases<LineEnds>,
     pub terminal: Cases<TerminalUse>,
@@ -161,11 +165,16 @@ pub enum ChangesDir {
 pub enum Joiner {
     #[default]
     Concatenation,
-    Command {
+    Merge {
         words: Vec<String>,
         keep: Keep,
+        /// Options with which equal lines are dropped.
+        drops: Vec<usize>,
     },
-    Builtin(String),
+    Same,
+    Sum,
+    UniqCount,
+    WcTotal,
 }
 
 /// Which options of the invocation the joining command is given.

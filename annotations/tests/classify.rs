@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::LazyLock;
 
 use posh_annotations::{
-    Aggregator, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule, StdinUse, TerminalUse, Unknown,
+    Aggregator, BehindMerge, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule, StdinUse, TerminalUse,
+    Unknown,
 };
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(Library::builtin);
@@ -81,11 +82,22 @@ fn short(invocation: &Invocation) -> String {
         parts.extend(split.add_arguments.iter().map(|word| format!("add:{}", word.to_string_lossy())));
         match &split.aggregator {
             None => {}
-            Some(Aggregator::Builtin(name)) => parts.push(format!("by:{name}")),
-            Some(Aggregator::Command(words)) => {
+            Some(Aggregator::Merge { words, .. }) => {
                 let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
                 parts.push(format!("by:[{}]", words.join(" ")));
             }
+            Some(Aggregator::Same) => parts.push("by:same".to_owned()),
+            Some(Aggregator::Sum) => parts.push("by:sum".to_owned()),
+            Some(Aggregator::UniqCount) => parts.push("by:uniq_count".to_owned()),
+            Some(Aggregator::WcTotal(columns)) => parts.push(format!("by:wc_total({columns})")),
+        }
+        match split.behind_merge {
+            None => {}
+            Some(BehindMerge::Same) => parts.push("merged:same".to_owned()),
+            Some(BehindMerge::Counted) => parts.push("merged:counted".to_owned()),
+        }
+        if split.whole_files {
+            parts.push("whole".to_owned());
         }
     }
     if invocation.status_rule == StatusRule::Grep {
@@ -264,11 +276,11 @@ fn head() {
 fn tail() {
     check(
         "
-        tail => stdin
+        tail => stdin split:input by:same merged:same
         tail -20 a => r:a
         tail -f a => r:a
         tail --follow=name --retry a => r:a
-        tail -q a b => r:a r:b split:2,3
+        tail -q a b => r:a r:b split:2,3 whole
         tail -qf a b => r:a r:b
         tail -n +2 a => r:a
         tail -5f a => ! flag -5 of tail is not annotated
@@ -313,9 +325,9 @@ fn sort() {
         "
         sort => stdin split:input by:[sort -m]
         sort a => r:a
-        sort -rnk2 a b => r:a r:b split:2,3 by:[sort -m -r -n -k 2]
-        sort -t, --key=2,2 -u a b => r:a r:b split:4,5 by:[sort -m -t , --key 2,2 -u]
-        sort --sort=numeric --parallel=4 a b => r:a r:b split:3,4 by:[sort -m --sort numeric]
+        sort -rnk2 a b => r:a r:b split:2,3 by:[sort -m -r -n -k 2] whole
+        sort -t, --key=2,2 -u a b => r:a r:b split:4,5 by:[sort -m -t , --key 2,2 -u] whole
+        sort --sort=numeric --parallel=4 a b => r:a r:b split:3,4 by:[sort -m --sort numeric] whole
         sort -o f f => w:f r:f
         sort f -o f => r:f w:f
         sort -m a b => r:a r:b
@@ -339,8 +351,8 @@ fn sort() {
 fn uniq() {
     check(
         "
-        uniq => stdin
-        uniq -c => stdin split:input by:uniq_count
+        uniq => stdin split:input by:same merged:same
+        uniq -c => stdin split:input by:uniq_count merged:counted
         uniq -ci => stdin
         uniq -c -f1 => stdin
         uniq -c -1 => stdin
@@ -356,12 +368,12 @@ fn uniq() {
 fn wc() {
     check(
         "
-        wc => stdin
-        wc -l => stdin split:input by:sum
-        wc -lw => stdin
-        wc -lL => stdin
+        wc => stdin split:input by:wc_total()
+        wc -l => stdin split:input by:wc_total(l)
+        wc -lw => stdin split:input by:wc_total(lw)
+        wc -lL => stdin split:input by:wc_total(lL)
         wc -l - => stdin
-        wc -l a b => r:a r:b
+        wc -l a b => r:a r:b split:2,3 add:-c by:wc_total(l) whole
         wc --files0-from=list => l:list
         wc -l --files0-from=- => stdin
         wc --files0-from=list a => ! wc: there are more operands than it takes

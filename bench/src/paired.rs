@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use posh_integration::oracle::{Script, Under};
+use posh_integration::oracle::{Door, Script, Under};
 
 use crate::sample::Samples;
 use crate::site::Site;
@@ -30,6 +30,8 @@ pub struct Paired<'a> {
     pub times: usize,
     /// How many runs under each shell.
     pub rounds: usize,
+    /// How posh sees the commands.
+    pub door: Door,
 }
 
 /// What paired runs gave, milliseconds: one median per run.
@@ -63,7 +65,7 @@ impl Paired<'_> {
 
     /// The median of one run's commands, milliseconds.
     fn once(&self, site: &Site, under: Under) -> Result<f64> {
-        let script = Script::new(self.text());
+        let script = Script::new(self.text()).door(self.door);
         let mut command = script.command(site.host(), under);
         // Neither pipe nor file: what a command's output is makes a difference to posh.
         command.stdout(Stdio::null()).stderr(Stdio::null());

@@ -206,6 +206,7 @@ impl Pool {
         let child = Command::new(&self.program)
             .arg("runner")
             .env_clear()
+            .envs(posh_proto::rule::passed_on())
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

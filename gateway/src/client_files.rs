@@ -58,11 +58,19 @@ fn client_path(enlisted: &Enlisted, name: &str) -> Option<PathBuf> {
     }
 }
 
-/// The annotation's guards, and one more: what this machine has not must not be
+/// It asks for settings by which git's index is the same whoever looks at the files.
+fn is_about_the_index(test: &GuardTest) -> bool {
+    const SETTINGS: [&str; 2] = ["core.checkStat=minimal", "core.trustctime=false"];
+    matches!(test, GuardTest::SettingRequired(all) if all.iter().all(|setting| SETTINGS.contains(&setting.as_str())))
+}
+
+/// The annotation's guards, without those about git's index where both sides see the same
+/// inodes (`same_index`), and one more: what this machine has not must not be
 /// found there among the server's own files.
 #[must_use]
-pub fn guards(enlisted: &Enlisted, invocation: &Invocation) -> Vec<Guard> {
-    let annotated = invocation.guards.iter().map(|guard| {
+pub fn guards(enlisted: &Enlisted, invocation: &Invocation, same_index: bool) -> Vec<Guard> {
+    let needed = invocation.guards.iter().filter(|guard| !same_index || !is_about_the_index(&guard.test));
+    let annotated = needed.map(|guard| {
         let (test, settings) = test_of(&guard.test);
         Guard {
             directory: invocation.working_dir.as_deref().map(bytes).unwrap_or_default(),

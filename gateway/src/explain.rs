@@ -9,10 +9,14 @@ use std::{
     sync::Arc,
 };
 
+use posh_annotations::Aggregator;
+
 use crate::{
     assembly::Edge,
     dispatch,
     enlisted::{Descriptor, Enlisted, Kind},
+    facts::Reading,
+    plan::{Join, Site, Steps},
     report::{PipelineReport, StageReport},
     state::Gateway,
 };
@@ -101,6 +105,41 @@ pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
         reason: reason.to_owned(),
         status: None,
     }
+}
+
+/// How the outputs of a split stage become one, in words.
+#[must_use]
+pub fn joined(gateway: &Gateway, readings: &[Result<Reading, String>], join: &Join, stage: usize) -> String {
+    let Join::By { steps, at } = join else {
+        return match join {
+            Join::Parts => "each goes on in the next stage".to_owned(),
+            _ => "joined in order".to_owned(),
+        };
+    };
+    let at = match at {
+        Site::Here => "here",
+        Site::Executor(executor) => gateway.executors.get(*executor).name.as_str(),
+    };
+    let name = |stage: usize| readings[stage].as_ref().map_or("", |r| r.invocation.command.as_str());
+    let merge = |by: usize| {
+        let split = readings[by].as_ref().ok().and_then(|r| r.invocation.split.as_ref());
+        match split.and_then(|s| s.aggregator.as_ref()) {
+            Some(Aggregator::Merge { words, .. }) => join_words(words),
+            _ => String::new(),
+        }
+    };
+    let how = match *steps {
+        Steps::Merge(by) => format!("joined by {}", merge(by)),
+        Steps::MergeThenSame(by) => format!("joined by {} and {} once more", merge(by), name(stage)),
+        Steps::MergeCounted(by) => format!("joined by {} with their counts added", merge(by)),
+        Steps::Same => format!("joined by {} once more", name(stage)),
+        Steps::Own => format!("their results of {} joined", name(stage)),
+    };
+    format!("{how} ({at})")
+}
+
+fn join_words(words: &[OsString]) -> String {
+    words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 /// No other process shares what is only imagined.

@@ -14,7 +14,8 @@ use fs_mapper::{
     coherence::{Adapter, WriteBehind},
 };
 use posh_annotations::{
-    CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, StdinUse, TerminalUse, Unknown,
+    Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse, TerminalUse,
+    Unknown,
 };
 use posh_proto::rule::{self, Rule};
 
@@ -23,7 +24,7 @@ use crate::{
     client_files,
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::Executors,
-    plan::{ExecutorId, Flow, LineEnds, Need, Site, StageFacts},
+    plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
 };
 
 /// Everything that a classification looks at.
@@ -159,6 +160,15 @@ fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
         Adapter::Bind => true,
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
+    }
+}
+
+/// The same of a place; what is here is shown as it is.
+#[must_use]
+pub fn shows(world: &World<'_>, place: &Place, attribute: FileAttribute) -> bool {
+    match place {
+        Place::At(_, _, mount) => shown_alike(world.table.mount(*mount), attribute),
+        Place::Here(_) => true,
     }
 }
 
@@ -311,6 +321,9 @@ pub fn stage_facts(
         weight: 1.0,
         operands: Vec::new(),
         across_input: false,
+        joining: Joining::InOrder,
+        behind_merge: None,
+        whole_files: false,
         line_ends: LineEnds::Unknown,
         refusals: BTreeMap::new(),
     };
@@ -330,15 +343,59 @@ pub fn stage_facts(
         Ok(found) => found,
         Err(reason) => return here(reason),
     };
+    let splitting = splitting(&reading.invocation);
+    let splits = can_be_split(stage) && (collates_by_bytes(stage) || !counts_equal_lines(&reading.invocation));
     StageFacts {
-        need,
-        input,
-        output,
-        weight: reading.invocation.output_weight,
-        operands,
-        across_input: reading.invocation.split.as_ref().is_some_and(|s| s.across_input && s.aggregator.is_none()),
-        line_ends: line_ends(&reading.invocation),
+        across_input: splits && splitting.across_input,
+        behind_merge: splitting.behind_merge.filter(|_| splits),
+        ..StageFacts { need, input, output, operands, ..splitting }
+    }
+}
+
+/// posh's own code tells lines apart by their bytes, uniq by the order of the locale.
+fn counts_equal_lines(invocation: &Invocation) -> bool {
+    let split = invocation.split.as_ref();
+    split.is_some_and(|s| s.aggregator == Some(Aggregator::UniqCount))
+}
+
+fn collates_by_bytes(stage: &Enlisted) -> bool {
+    let set = ["LC_ALL", "LC_COLLATE", "LANG"].into_iter().find_map(|n| stage.variable(n).filter(|v| !v.is_empty()));
+    set.is_none_or(|locale| ["C", "POSIX", "C.UTF-8", "C.utf8"].iter().any(|name| locale == *name))
+}
+
+/// What the annotation alone says of splitting a command; it runs anywhere, and no operand has an owner.
+#[must_use]
+pub fn splitting(invocation: &Invocation) -> StageFacts {
+    let split = invocation.split.as_ref().filter(|s| joins_itself(invocation, s));
+    StageFacts {
+        need: Need::Anywhere,
+        input: Flow::Nothing,
+        output: Flow::At(Site::Here),
+        weight: invocation.output_weight,
+        operands: Vec::new(),
+        across_input: split.is_some_and(|s| s.across_input),
+        joining: match split.and_then(|s| s.aggregator.as_ref()) {
+            None => Joining::InOrder,
+            Some(Aggregator::Merge { drops: false, .. }) => Joining::Merge,
+            Some(Aggregator::Merge { drops: true, .. }) => Joining::MergeUnique,
+            Some(Aggregator::Same) => Joining::Same,
+            Some(Aggregator::Sum | Aggregator::UniqCount | Aggregator::WcTotal(_)) => Joining::Own,
+        },
+        behind_merge: split.and_then(|s| s.behind_merge).map(|way| match way {
+            posh_annotations::BehindMerge::Same => BehindMerge::Same,
+            posh_annotations::BehindMerge::Counted => BehindMerge::Counted,
+        }),
+        whole_files: split.is_some_and(|s| s.whole_files),
+        line_ends: line_ends(invocation),
         refusals: BTreeMap::new(),
+    }
+}
+
+/// A merging command must be the annotated one, whose presence and version are known everywhere.
+fn joins_itself(invocation: &Invocation, split: &Split) -> bool {
+    match &split.aggregator {
+        Some(Aggregator::Merge { words, .. }) => words.first().is_some_and(|name| *name == *invocation.command),
+        _ => true,
     }
 }
 
@@ -420,6 +477,7 @@ fn flow_in(
     for named in stage.named_descriptors() {
         match named.kind {
             Kind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
+            Kind::File if !rule::holds(Rule::DescriptorKinds) => {}
             _ => return Err(format!("{} is not a pipe from a stage that posh runs", named.path.display())),
         }
     }
@@ -485,7 +543,8 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
 
 /// What the files demand, and the splittable operands with their owners.
 fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, ExecutorId)>), String> {
-    let split = reading.invocation.split.as_ref().filter(|s| s.aggregator.is_none() && can_be_split(stage));
+    let split =
+        reading.invocation.split.as_ref().filter(|s| joins_itself(&reading.invocation, s) && can_be_split(stage));
     let splittable: BTreeSet<usize> = split.into_iter().flat_map(|s| s.operands.iter().copied()).collect();
     let mut sites = BTreeSet::new();
     let mut fixed = BTreeSet::new();
@@ -521,7 +580,8 @@ fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, Exe
 /// Parts write one after the other: where a reader could tell (one description
 /// for output and errors), or each would open the file itself, nothing is split.
 fn can_be_split(stage: &Enlisted) -> bool {
-    let (Some(out), Some(err)) = (stage.descriptor(1), stage.descriptor(2)) else { return true };
+    let Some(out) = stage.descriptor(1) else { return false };
+    let Some(err) = stage.descriptor(2) else { return true };
     let one = out.identity == err.identity && matches!(out.kind, Kind::Pipe | Kind::File | Kind::Socket);
     !one
 }

@@ -13,6 +13,7 @@ pub mod enlisted;
 pub mod executors;
 pub mod explain;
 pub mod facts;
+pub mod join;
 pub mod lower;
 pub mod plan;
 pub mod report;

@@ -2,9 +2,11 @@
 //! between the stages that are joined there, and a table that says which stream
 //! belongs to which descriptor of which stage program.
 
+mod join;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::PathBuf,
     sync::Arc,
@@ -16,8 +18,8 @@ use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse}
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty, ResourceLimit,
-        RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
+        ResourceLimit, RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
     rule::{self, Rule},
 };
@@ -27,7 +29,8 @@ use crate::{
     client_files, elsewhere,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
-    plan::{ExecutorId, Part, Placement, Plan},
+    join::{Program, Recipe},
+    plan::{ExecutorId, Join, Part, Placement, Plan},
 };
 
 /// Bytes of an output that may be under way unread: a link of 20 ms and
@@ -41,6 +44,19 @@ const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORR
 
 /// A stream of a run.
 pub type Stream = (usize, u32);
+/// What a join on this machine writes, in place of a run's streams: to descriptor 1, and to descriptor 2.
+pub const JOINED: usize = usize::MAX;
+
+/// A join on this machine.
+#[derive(Debug)]
+pub struct JoinedHere {
+    /// What it does.
+    pub recipe: Recipe,
+    /// The commands of the recipe.
+    pub programs: Vec<Program>,
+    /// What it reads, part by part.
+    pub inputs: Vec<Stream>,
+}
 
 /// What to start, and how its streams join the stage programs.
 #[derive(Debug, Default)]
@@ -51,7 +67,10 @@ pub struct Lowered {
     pub outputs: BTreeMap<(usize, u32), Vec<Stream>>,
     /// What each descriptor of a stage program feeds.
     pub inputs: BTreeMap<(usize, u32), Stream>,
-    /// Which stage, and which of its parts, a remote command is: (run, wire id) → (stage, part).
+    /// Stages whose parts are joined by an aggregator on this machine.
+    pub joins: BTreeMap<usize, JoinedHere>,
+    /// Which stage, and which of its parts, a remote command is: (run, wire id) → (stage, part). Commands of
+    /// an aggregator are counted after the parts.
     pub commands: HashMap<(usize, u32), (usize, usize)>,
 }
 
@@ -86,6 +105,9 @@ pub struct Builder<'a> {
     readings: &'a [Result<Reading, String>],
     plan: &'a Plan,
     lowered: Lowered,
+    /// What the parts of a stage write for an aggregator: streams to this machine, pipes on theirs.
+    part_streams: HashMap<usize, Vec<Stream>>,
+    part_pipes: HashMap<usize, Vec<u32>>,
     /// Executors whose machines are in another time zone.
     other_zones: BTreeSet<ExecutorId>,
     /// (edge, part of the writer) → pipe to write; (edge, part of the reader) → pipe to read.
@@ -103,9 +125,19 @@ impl<'a> Builder<'a> {
         readings: &'a [Result<Reading, String>],
         plan: &'a Plan,
     ) -> Self {
-        let (writes, reads) = (HashMap::new(), HashMap::new());
-        let (lowered, other_zones) = (Lowered::default(), BTreeSet::new());
-        Self { world, commands, shape, readings, plan, lowered, other_zones, writes, reads }
+        Self {
+            world,
+            commands,
+            shape,
+            readings,
+            plan,
+            lowered: Lowered::default(),
+            part_streams: HashMap::new(),
+            part_pipes: HashMap::new(),
+            other_zones: BTreeSet::new(),
+            writes: HashMap::new(),
+            reads: HashMap::new(),
+        }
     }
 
     /// The same with these executors in other time zones than this machine.
@@ -131,6 +163,7 @@ impl<'a> Builder<'a> {
                 for (number, part) in parts.iter().enumerate() {
                     self.add_command(stage, number, part);
                 }
+                self.add_join(stage, parts);
             }
         }
         if !rule::holds(Rule::Paths) {
@@ -172,6 +205,10 @@ impl<'a> Builder<'a> {
             else {
                 continue;
             };
+            if matches!(self.plan.joins[edge.from.0], Join::By { .. }) {
+                self.lay_pipe_of_join(index, edge.from.0, from);
+                continue;
+            }
             for (number, part) in from.iter().enumerate() {
                 let run = self.run_of(part);
                 let pipe = self.lowered.runs[run].pipe();
@@ -199,29 +236,19 @@ impl<'a> Builder<'a> {
         let mut fds: Vec<u32> = vec![0, 1, 2];
         fds.extend(enlisted.named_descriptors().map(|d| d.fd));
         fds.dedup();
-        let place = CommandPlace { stage, number, run, executor: part.executor };
+        let Placement::Remote(parts) = &self.plan.placements[stage] else { return };
+        let is_whole = parts.len() == 1;
+        let place = CommandPlace { stage, number, run, executor: part.executor, is_whole };
         let descriptors =
             fds.iter().filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd)).collect();
         let command = Stage {
-            id,
-            program: enlisted.name.clone(),
-            argv: argv_of(enlisted, &reading.invocation, part),
-            env: environment_of(enlisted, &reading.invocation),
-            cwd: bytes(enlisted.cwd.as_os_str()),
-            umask: if rule::holds(Rule::Environment) { enlisted.umask } else { 0o022 },
+            argv: argv_of(&enlisted.argv, &reading.invocation, part).iter().map(|w| bytes(w)).collect(),
             descriptors,
-            ignored_signals: if rule::holds(Rule::InitSignals) { enlisted.ignored_signals } else { 0 },
-            blocked_signals: if rule::holds(Rule::InitSignals) { enlisted.blocked_signals } else { 0 },
-            limits: enlisted
-                .limits
-                .iter()
-                .map(|&(resource, soft, hard)| ResourceLimit { resource, soft, hard })
-                .collect(),
-            nice: if rule::holds(Rule::Environment) { enlisted.nice } else { 0 },
             paths: paths_of(self.world, reading, part),
-            guards: client_files::guards(enlisted, &reading.invocation),
+            guards: client_files::guards(enlisted, &reading.invocation, self.has_same_inodes(reading)),
             watched_trees: watched_trees(self.world, reading),
             covered: self.covered(part.executor),
+            ..bare(id, enlisted, &reading.invocation)
         };
         let zone = self.zone(enlisted, &reading.invocation, part.executor);
         let spec = &mut self.lowered.runs[run].spec;
@@ -231,6 +258,13 @@ impl<'a> Builder<'a> {
                 spec.client_files.push(file);
             }
         }
+    }
+
+    /// Whether files have the same inode numbers here and on the server.
+    fn has_same_inodes(&self, reading: &Reading) -> bool {
+        let mut places = reading.places.iter().flatten().chain(&reading.cwd);
+        let same = places.all(|place| facts::shows(self.world, place, FileAttribute::Inode));
+        same || !rule::holds(Rule::GitIndex)
     }
 
     /// Where this machine has something else mounted inside of what an executor serves.
@@ -260,18 +294,22 @@ impl<'a> Builder<'a> {
     ) -> Option<WireDescriptor> {
         let Some(local) = enlisted.descriptor(fd) else {
             let closed = rule::holds(Rule::ClosedDescriptors);
-            let source = if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
+            let source =
+                if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
             return Some(WireDescriptor { fd, source: Some(source) });
         };
+        if fd > 0 && matches!(self.plan.joins[place.stage], Join::By { .. }) && !place.is_whole && local.writes() {
+            return Some(WireDescriptor { fd, source: Some(self.output_of_part(place, local)) });
+        }
         let unread = fd == 0 && invocation.stdin == StdinUse::Unused && rule::holds(Rule::Stdin);
-        let is_null = local.kind == Kind::Null && rule::holds(Rule::DescriptorKinds);
+        let as_pipe = fd == 0 && !rule::holds(Rule::DescriptorKinds);
         let source = if let Some(source) = self.joined(place, fd) {
             source
-        } else if is_null || unread {
+        } else if local.kind == Kind::Null || unread {
             Source::NullFlags(local.flags & ACCESS_AND_STATUS)
         } else if let Some(earlier) = same_output(enlisted, local) {
             Source::DuplicateOf(earlier)
-        } else if let Some(file) = self.file_there(place, local) {
+        } else if let Some(file) = self.file_there(place, local).filter(|_| !as_pipe) {
             Source::File(file)
         } else if fd == 0 || (fd > 2 && !local.writes()) {
             self.inlet(place, fd)
@@ -296,8 +334,7 @@ impl<'a> Builder<'a> {
 
     /// A redirect that the server opens itself, at the offset where the shell's is.
     fn file_there(&self, place: &CommandPlace, local: &Descriptor) -> Option<File> {
-        let one_part = matches!(&self.plan.placements[place.stage], Placement::Remote(parts) if parts.len() == 1);
-        if !one_part || facts::file_site(self.world, local) != Some(place.executor) {
+        if !place.is_whole || facts::file_site(self.world, local) != Some(place.executor) {
             return None;
         }
         let around = Surroundings {
@@ -352,6 +389,8 @@ struct CommandPlace {
     number: usize,
     run: usize,
     executor: ExecutorId,
+    /// What it writes is all that the stage writes.
+    is_whole: bool,
 }
 
 /// An earlier standard descriptor that this output shares its description with.
@@ -371,15 +410,33 @@ fn bytes(text: &OsStr) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-/// The words of one part: its own operands, and what `when_split` adds.
-fn argv_of(enlisted: &Enlisted, invocation: &Invocation, part: &Part) -> Vec<Bytes> {
-    let mut words: Vec<Bytes> = enlisted.argv.iter().map(|w| bytes(w)).collect();
+/// What a command has of its own process, without descriptors and paths.
+fn bare(id: u32, enlisted: &Enlisted, invocation: &Invocation) -> Stage {
+    let limit = |&(resource, soft, hard): &(u32, u64, u64)| ResourceLimit { resource, soft, hard };
+    Stage {
+        id,
+        program: enlisted.name.clone(),
+        env: environment_of(enlisted, invocation),
+        cwd: bytes(enlisted.cwd.as_os_str()),
+        umask: if rule::holds(Rule::Environment) { enlisted.umask } else { 0o022 },
+        ignored_signals: if rule::holds(Rule::InitSignals) { enlisted.ignored_signals } else { 0 },
+        blocked_signals: if rule::holds(Rule::InitSignals) { enlisted.blocked_signals } else { 0 },
+        limits: enlisted.limits.iter().map(limit).collect(),
+        nice: if rule::holds(Rule::Environment) { enlisted.nice } else { 0 },
+        ..Stage::default()
+    }
+}
+
+/// The words of one part of a command with the words `argv`: its own operands, and what `when_split` adds.
+#[must_use]
+pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<OsString> {
+    let mut words = argv.to_vec();
     let (Some(split), Some(kept)) = (&invocation.split, &part.operands) else { return words };
     for operand in split.operands.iter().rev().filter(|o| !kept.contains(o)) {
         words.remove(*operand);
     }
     let after = invocation.command.split(' ').count().min(words.len());
-    words.splice(after..after, split.add_arguments.iter().map(|w| bytes(w)));
+    words.splice(after..after, split.add_arguments.iter().cloned());
     words
 }
 
@@ -444,6 +501,7 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
             recursive: file.kind.recursive(),
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
+            whole_file: part.whole_files && splittable.contains(&file.argument),
             plain_symlinks_below: file.kind.recursive()
                 && !file.kind.writes()
                 && reading.invocation.shows.contains(&FileAttribute::Symlinks)

@@ -14,7 +14,12 @@ use fs_mapper::{MountTable, config::Config, mountinfo::MountInfo};
 use posh_annotations::Library;
 use sha2::{Digest, Sha256};
 
-use crate::{assembly::{Assembler, Writers}, executors::Executors, session::Sessions, tools::LocalTools};
+use crate::{
+    assembly::{Assembler, Writers},
+    executors::Executors,
+    session::Sessions,
+    tools::LocalTools,
+};
 
 /// The gateway's one shared value.
 #[derive(Debug)]

@@ -96,9 +96,9 @@ impl Plan {
             if self.stage(environment, exec) == Some(0) {
                 return 0;
             }
-            let with_session = self.variables().and_then(|variables| {
-                extended(environment, &variables, &mut |environment| exec(None, environment))
-            });
+            let with_session = self
+                .variables()
+                .and_then(|variables| extended(environment, &variables, &mut |environment| exec(None, environment)));
             match with_session {
                 // It fits without our variables, or its error is the right one.
                 None | Some(E2BIG) => exec(None, environment),
@@ -190,11 +190,7 @@ unsafe fn strings(array: Strings) -> impl Iterator<Item = &'static CStr> {
 }
 
 /// Calls with the environment and these variables behind it; `None` when there are too many for that.
-unsafe fn extended(
-    environment: Strings,
-    extras: &[&CStr],
-    call: &mut dyn FnMut(Strings) -> c_int,
-) -> Option<c_int> {
+unsafe fn extended(environment: Strings, extras: &[&CStr], call: &mut dyn FnMut(Strings) -> c_int) -> Option<c_int> {
     // SAFETY: the caller's promise.
     let count = if environment.is_null() { 0 } else { unsafe { session::count(environment) } };
     let parts = [(environment, count)];

@@ -9,8 +9,7 @@ use core::{
 
 use crate::{
     door::{Plan, Request, Strings, joined},
-    lend,
-    search,
+    lend, search,
     session::Next,
     sys::{self, AT_EMPTY_PATH, AT_FDCWD, E2BIG, ENOEXEC, ENOSYS},
 };
@@ -23,8 +22,7 @@ unsafe extern "C" {
 type Execve = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
 type Execveat = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
 type Fexecve = unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
-type Spawn =
-    unsafe extern "C" fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+type Spawn = unsafe extern "C" fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
 type System = unsafe extern "C" fn(*const c_char) -> c_int;
 type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
 
@@ -241,8 +239,8 @@ pub unsafe extern "C" fn posix_spawnp(
             let found = search::first(CStr::from_ptr(file));
             let found = found.as_ref().and_then(|path| path.as_c_str());
             let moved = !actions.is_null();
-            let plan = found
-                .and_then(|path| Plan::of(&Request { directory: AT_FDCWD, path, argv, environment, moved }));
+            let plan =
+                found.and_then(|path| Plan::of(&Request { directory: AT_FDCWD, path, argv, environment, moved }));
             match plan {
                 Some(plan) => plan.attempt(environment, spawn),
                 None => spawn(None, environment),

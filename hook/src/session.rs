@@ -4,7 +4,10 @@
 //!
 //! The user's own `LD_PRELOAD` stays in its place: the loader takes the last one,
 //! which is ours and names the user's libraries behind us.
-#![allow(unsafe_code, reason = "reads and shortens the environment as the kernel laid it out, before any other code runs")]
+#![allow(
+    unsafe_code,
+    reason = "reads and shortens the environment as the kernel laid it out, before any other code runs"
+)]
 
 use core::{
     cell::UnsafeCell,

@@ -15,6 +15,7 @@ use std::time::Duration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
+use crate::devices;
 use crate::error::{Attempt, LabError, Result};
 use crate::process::{Process, wait_gone};
 use crate::programs::Programs;
@@ -288,6 +289,7 @@ fn mount_directories(programs: &Programs) -> Result<()> {
     let none: Option<&str> = None;
     mount(Some(programs.directory()), PROGRAMS, none, MsFlags::MS_BIND, none)
         .attempt(|| format!("bind {} to {PROGRAMS}", programs.directory().display()))?;
+    devices::replace()?;
     for directory in OWN_DIRECTORIES {
         tmpfs(directory)?;
     }

@@ -7,6 +7,7 @@
 pub mod cases;
 pub mod cloud;
 pub mod demo;
+mod devices;
 pub mod error;
 pub mod explain;
 pub mod generate;

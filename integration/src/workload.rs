@@ -160,6 +160,9 @@ fn repository(store: &Store<'_>, size: Size) -> Result<()> {
     git(&["config", "user.email", "developer@example.org"])?;
     // Housekeeping in the background would race with the comparison of the results.
     git(&["config", "gc.auto", "0"])?;
+    // So that git's index means the same here and through sshfs.
+    git(&["config", "core.checkStat", "minimal"])?;
+    git(&["config", "core.trustctime", "false"])?;
     git(&["config", "maintenance.auto", "false"])?;
     git(&["add", "."])?;
     git(&["commit", "-q", "-m", "the sources"])

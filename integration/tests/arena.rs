@@ -20,15 +20,6 @@ pub struct Arena {
     fill: Fill,
 }
 
-/// Where the script of a case starts, and what its variable `D` holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// At home; `D` is the directory's absolute path.
-    Home,
-    /// In the directory itself; `D` is `.`.
-    Inside,
-}
-
 /// The three directories: names of one length, so that nothing depends on it.
 const RUNS: [(Under, &str); 3] =
     [(Under::Shell, "run-alone"), (Under::Posh, "run-plain"), (Under::PoshExplained, "run-shown")];
@@ -39,8 +30,8 @@ impl Arena {
         Arena { lab, fill }
     }
 
-    /// Tries one script; the report, or how posh differed.
-    pub fn attempt(&self, name: &str, script: &Script, start: Start) -> Result<Report, String> {
+    /// Tries one script, which finds the directory's absolute path in `D`; the report, or how posh differed.
+    pub fn attempt(&self, name: &str, script: &Script) -> Result<Report, String> {
         let mut outcomes = Vec::new();
         for (under, run) in RUNS {
             let below = Path::new(name).join(run);
@@ -48,10 +39,7 @@ impl Arena {
             std::fs::create_dir_all(&data).unwrap();
             (self.fill)(&data).unwrap();
             let mount = self.lab.mount(1).join(&below);
-            let script = match start {
-                Start::Home => script.clone().variable("D", mount.to_str().unwrap()),
-                Start::Inside => script.clone().variable("D", ".").directory(&mount),
-            };
+            let script = script.clone().variable("D", mount.to_str().unwrap());
             let outcome = script.run(&self.lab.workstation, under).map_err(|e| format!("{name}: {under:?}: {e}"))?;
             let left = tree::renamed(tree::snapshot(&data, &[]).unwrap(), run, "RUN");
             outcomes.push((outcome.with(run, "RUN"), left));

@@ -9,7 +9,7 @@ use std::path::Path;
 use posh_integration::explain::Report;
 use posh_integration::{Door, Script};
 
-use crate::arena::{Arena, Start, assert_none, kept_here};
+use crate::arena::{Arena, assert_none, kept_here};
 
 /// Name, script, and the commands that must all have been offloaded.
 type Case = (&'static str, &'static str, &'static [&'static str]);
@@ -30,10 +30,14 @@ const LOOKS: &[Case] = &[
     ("hash", r#"grep -c needle "$D/f"; wc -l "$D/f"; hash; hash -t grep"#, &["grep", "wc"]),
     ("exported", "export -p; declare -x; compgen -e", &[]),
     ("variables", r#"set | grep -E 'posh-|POSH_HOOK|LD_'; echo "[$LD_PRELOAD]""#, &[]),
-    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,cmd= --ppid $$) | sed \"s/$$/PID/\"", &[]),
+    ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,args= -C ps)", &[]),
     ("descriptors", "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
     ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#, &["grep"]),
-    ("status", "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l", &[]),
+    (
+        "status",
+        "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l",
+        &[],
+    ),
     ("limits", "ulimit -a; sh -c 'ulimit -a'", &[]),
     ("static-program", r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#, &[]),
 ];
@@ -50,7 +54,11 @@ const EXECS: &[Case] = &[
         r#"PATH=/usr/bin:/bin; grep -c needle "$D/f"; sh -c 'PATH=/bin; wc -l "$1"' sh "$D/f""#,
         &["grep", "wc"],
     ),
-    ("no-path", r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
+    (
+        "no-path",
+        r#"unset PATH; /bin/grep -c needle "$D/f"; /bin/sh -c '/usr/bin/wc -l "$1"' sh "$D/f""#,
+        &["grep", "wc"],
+    ),
     (
         "env-i",
         r#"env -i /bin/grep -c needle "$D/f"; env -i sh -c 'wc -l "$1"' sh "$D/f"; env -i A=b cat "$D/a""#,
@@ -250,7 +258,7 @@ fn try_all(cases: &[Case], check: impl Fn(&str, &Report) -> Option<String>) {
     let mut faults = Vec::new();
     for (name, text, offloaded) in cases {
         let script = Script::new(*text).door(Door::Hook);
-        match arena.attempt(name, &script, Start::Home) {
+        match arena.attempt(name, &script) {
             Err(fault) => faults.push(fault),
             Ok(report) => {
                 let fault = kept_here(&report, offloaded).or_else(|| check(name, &report));
@@ -285,7 +293,7 @@ fn what_can_not_be_served_is_left_alone() {
 fn a_program_s_own_library_keeps_it_here() {
     let arena = Arena::new(fill);
     let script = Script::new(r#"fakeroot grep -c needle "$D/f""#).door(Door::Hook);
-    let report = arena.attempt("fakeroot", &script, Start::Home).unwrap();
+    let report = arena.attempt("fakeroot", &script).unwrap();
     let grep = report.stages("grep").next().expect("the hook is beside the other library");
     assert!(!grep.is_offloaded() && grep.reason.contains("LD_PRELOAD"), "{grep:?}");
 }
@@ -293,7 +301,7 @@ fn a_program_s_own_library_keeps_it_here() {
 #[test]
 fn what_is_added_does_not_make_a_command_line_too_long() {
     let arena = Arena::new(fill);
-    arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook), Start::Home).unwrap();
+    arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook)).unwrap();
 }
 
 #[test]

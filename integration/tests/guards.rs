@@ -7,7 +7,7 @@ use std::process::Command;
 
 use posh_integration::Script;
 
-use crate::arena::{Arena, Start, assert_none};
+use crate::arena::{Arena, assert_none};
 
 /// Name, what is done to the repository first, a git command, and what the report says of why it runs
 /// here; `None`: it runs on the server.
@@ -99,6 +99,8 @@ fn fill(directory: &Path) -> io::Result<()> {
     git(&["init", "-q", "-b", "main"])?;
     git(&["config", "user.name", "A. Developer"])?;
     git(&["config", "user.email", "developer@example.org"])?;
+    git(&["config", "core.checkStat", "minimal"])?;
+    git(&["config", "core.trustctime", "false"])?;
     git(&["add", "."])?;
     git(&["commit", "-q", "-m", "first"])?;
     std::fs::write(repository.join("dir/file"), "one\ntwo\n")?;
@@ -115,7 +117,7 @@ fn a_repository_decides_where_git_runs() {
     let arena = Arena::new(fill);
     let attempt = |(name, before, command, reason): &(&str, &str, &str, Option<&str>)| -> Result<(), String> {
         let text = format!("{BEFORE}{before}\n{command}; echo $?; git log --format='%H %an %ae %s'");
-        let report = arena.attempt(name, &Script::new(text), Start::Home)?;
+        let report = arena.attempt(name, &Script::new(text))?;
         let argv: Vec<&str> = command.split(' ').collect();
         let stage = report.pipelines.iter().flat_map(|p| &p.stages).find(|s| s.argv == argv);
         let stage = stage.ok_or_else(|| format!("{name}: {command} is not in the report\n{report:?}"))?;

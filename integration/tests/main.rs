@@ -13,13 +13,13 @@ mod doors;
 mod failure;
 mod guards;
 mod lab_selftest;
+mod left_behind;
 mod load;
 mod random;
-mod shells;
+mod scripts;
 mod semantics;
 mod split;
 mod terminal;
-mod traps;
 mod user;
 
 use std::path::Path;

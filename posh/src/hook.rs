@@ -26,8 +26,7 @@ use posh_proto::runtime::RuntimeDir;
 use crate::Error;
 
 #[cfg(posh_has_hook)]
-const LIBRARY: Option<(&str, &[u8])> =
-    Some((env!("POSH_HOOK_DIGEST"), include_bytes!(env!("POSH_HOOK_LIBRARY"))));
+const LIBRARY: Option<(&str, &[u8])> = Some((env!("POSH_HOOK_DIGEST"), include_bytes!(env!("POSH_HOOK_LIBRARY"))));
 #[cfg(not(posh_has_hook))]
 const LIBRARY: Option<(&str, &[u8])> = None;
 

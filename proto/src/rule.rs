@@ -98,6 +98,13 @@ pub fn holds(rule: Rule) -> bool {
     !WITHOUT.get_or_init(read).contains(&rule)
 }
 
+/// `POSH_WITHOUT` as this process has it, for a child that is given no other variables.
+#[must_use]
+pub fn passed_on() -> Option<(&'static str, String)> {
+    let named = std::env::var(VARIABLE).ok().filter(|_| cfg!(debug_assertions))?;
+    Some((VARIABLE, named))
+}
+
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())

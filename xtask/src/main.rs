@@ -2,6 +2,7 @@
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
+mod bash_tests;
 mod cargo;
 mod setup;
 mod test;

@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::bash_tests;
 use crate::cargo;
 use crate::setup::{self, Need};
 
@@ -60,6 +61,10 @@ impl Sum {
         command.args(filter).stdin(Stdio::null()).stdout(Stdio::piped());
         if full {
             command.env("POSH_TEST_FULL", "1");
+            match bash_tests::fetch() {
+                Ok(tests) => drop(command.env("POSH_BASH_TESTS", tests)),
+                Err(error) => println!("bash's own test suite is NOT compared, for want of it: {error:#}"),
+            }
         }
         println!("$ {}", cargo::line(&command));
         let mut child = command.spawn().context("cannot start cargo test")?;

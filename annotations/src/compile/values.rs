@@ -3,7 +3,9 @@
 use super::Compiler;
 use super::fields::{Fields, alike};
 use crate::document::{Content, Node, Place};
-use crate::invocation::{CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion};
+use crate::invocation::{
+    BehindMerge, CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion,
+};
 use crate::model::{Cases, Conditional, Joiner, Keep, Size, Subject, ValueType};
 
 const TYPES: [(&str, ValueType); 7] = [
@@ -16,8 +18,13 @@ const TYPES: [(&str, ValueType); 7] = [
     ("list_file", ValueType::File(FileKind::ListFile)),
 ];
 
-/// posh's own aggregators.
-const AGGREGATORS: [&str; 3] = ["sum", "uniq_count", "wc_total"];
+const AGGREGATORS: [(&str, Joiner); 5] = [
+    ("none", Joiner::Concatenation),
+    ("same", Joiner::Same),
+    ("sum", Joiner::Sum),
+    ("uniq_count", Joiner::UniqCount),
+    ("wc_total", Joiner::WcTotal),
+];
 
 const ATTRIBUTES: [(&str, FileAttribute); 11] = [
     ("owner", FileAttribute::Owner),
@@ -92,10 +99,10 @@ impl Compiler<'_> {
     }
 
     /// One of a few words.
-    pub(super) fn choice<T: Copy>(&mut self, node: &Node, what: &str, choices: &[(&str, T)]) -> Option<T> {
+    pub(super) fn choice<T: Clone>(&mut self, node: &Node, what: &str, choices: &[(&str, T)]) -> Option<T> {
         let text = node.text().unwrap_or_default();
         if let Some((_, value)) = choices.iter().find(|(word, _)| *word == text) {
-            return Some(*value);
+            return Some(value.clone());
         }
         let hint = match choices.iter().find(|(word, _)| alike(word, text)) {
             Some((word, _)) => format!("did you mean {word}?"),
@@ -182,13 +189,14 @@ impl Compiler<'_> {
 
     pub(super) fn aggregator(&mut self, node: &Node) -> Cases<Joiner> {
         self.cases(node, &mut |compiler, node| match node.text() {
-            Some("none") => Some(Joiner::Concatenation),
-            Some(_) => {
-                let choices = AGGREGATORS.map(|name| (name, name));
-                compiler.choice(node, "aggregator", &choices).map(|name| Joiner::Builtin(name.to_owned()))
-            }
+            Some(_) => compiler.choice(node, "aggregator", &AGGREGATORS),
             None => compiler.joining_command(node),
         })
+    }
+
+    pub(super) fn behind_merge(&mut self, node: &Node) -> Cases<BehindMerge> {
+        let choices = [("same", BehindMerge::Same), ("counted", BehindMerge::Counted)];
+        self.cases(node, &mut |compiler, node| compiler.choice(node, "way behind a merge", &choices))
     }
 
     fn joining_command(&mut self, node: &Node) -> Option<Joiner> {
@@ -203,8 +211,9 @@ impl Compiler<'_> {
             Some(keep) if keep.text() == Some("options") => Keep::Options,
             Some(keep) => Keep::Only(self.option_numbers(keep)),
         };
+        let drops = fields.take("drops").map(|node| self.option_numbers(node)).unwrap_or_default();
         fields.finish(self.faults);
-        Some(Joiner::Command { words, keep })
+        Some(Joiner::Merge { words, keep, drops })
     }
 
     fn option_numbers(&mut self, node: &Node) -> Vec<usize> {

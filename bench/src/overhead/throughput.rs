@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use posh_integration::oracle::Door;
 use posh_integration::programs::Programs;
 
 use crate::paired::Paired;
@@ -46,7 +47,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
 }
 
 fn paired<'a>(command: &'a str, before_each: &'a str) -> Paired<'a> {
-    Paired { command, before_each, warm_up: 0, times: 1, rounds: ROUNDS }
+    Paired { command, before_each, warm_up: 0, times: 1, rounds: ROUNDS, door: Door::Hook }
 }
 
 fn rate(milliseconds: &Samples) -> Samples {

@@ -79,6 +79,10 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
         return Ok(());
     }
     let outside = |why: String| Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()));
+    if used.whole_file && !is_readable_file(cwd, path_of(&used.path)) {
+        let why = format!("{} is not a regular file that can be read", path_of(&used.path).display());
+        return Err(Refusal::new(Kind::NotWhole, why));
+    }
     let (at, status) =
         landing(cwd, path_of(&used.path), !used.no_follow).map_err(|errno| outside(errno.desc().to_owned()))?;
     if rule::holds(Rule::Files) {
@@ -107,12 +111,21 @@ fn passes_link(cwd: &OwnedFd, path: &Path) -> bool {
     openat2(cwd, path, how).is_err_and(|errno| errno == Errno::ELOOP)
 }
 
+fn is_readable_file(cwd: &OwnedFd, path: &Path) -> bool {
+    open_to_read(cwd, path).is_some_and(|file| file.metadata().is_ok_and(|found| found.is_file()))
+}
+
+/// Without waiting for the other end of a FIFO.
+fn open_to_read(cwd: &OwnedFd, path: &Path) -> Option<fs::File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    openat2(cwd, path, how).ok().map(fs::File::from)
+}
+
 /// Whether a file has a last byte and it is a newline. An empty or unreadable
 /// file says nothing of what its part of a split ends in.
 fn ends_in_newline(cwd: &OwnedFd, path: &Path) -> bool {
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let Ok(file) = openat2(cwd, path, how).map(fs::File::from) else { return false };
+    let Some(file) = open_to_read(cwd, path) else { return false };
     let mut last = [0];
     let length = file.metadata().map_or(0, |found| found.len());
     length > 0 && file.read_exact_at(&mut last, length - 1).is_ok() && last == *b"\n"

@@ -88,7 +88,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
-            if let Some(patience) = pipe.may_change(stage.pid) {
+            if let Some(patience) = pipe.may_change(stage.pid, end) {
                 let longest = closing.pending.entry(index).or_insert(patience);
                 *longest = patience.max(*longest);
             } else if end.writes() {
@@ -130,7 +130,11 @@ impl Pipe<'_> {
     }
 
     /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
-    fn may_change(&self, stage: Pid) -> Option<Patience> {
+    fn may_change(&self, stage: Pid, end: &Descriptor) -> Option<Patience> {
+        // Nobody here has the other end (it leads out of the session), so it joins no stages whoever holds this one.
+        if !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes }) {
+            return None;
+        }
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
         let patience = |process: &Process| {
             let longest = self.patience_with(process)?;

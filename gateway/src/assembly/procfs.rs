@@ -68,9 +68,20 @@ impl Snapshot {
     /// from those trees (their parent ended) but may hold what they inherited.
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
-        let pids = processes_below(roots, orphans);
-        let processes = pids.into_iter().filter_map(|pid| Some((pid, read_process(pid, wanted)?)));
-        Self { processes: processes.collect() }
+        let mut processes = HashMap::new();
+        let mut queue: Vec<Pid> = roots.to_vec();
+        queue.extend(orphans.find(roots));
+        while let Some(pid) = queue.pop() {
+            if processes.contains_key(&pid) {
+                continue;
+            }
+            // Its state before its children: one that was seen waiting has had all of them.
+            if let Some(process) = read_process(pid, wanted) {
+                queue.extend(children(pid));
+                processes.insert(pid, process);
+            }
+        }
+        Self { processes }
     }
 
     /// A snapshot of made-up processes.
@@ -153,7 +164,7 @@ pub fn pipe_inode(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// The processes below `roots`, and those that were cut off from these trees.
+/// The processes below `roots`, and those that were cut off from these trees; their states are not asked for.
 pub fn processes_below(roots: &[Pid], orphans: &mut Orphans) -> HashSet<Pid> {
     let mut found = HashSet::new();
     let mut queue: Vec<Pid> = roots.to_vec();

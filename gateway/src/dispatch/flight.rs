@@ -2,62 +2,48 @@
 //! remote stage has ended: one loop over one queue of events, in which nothing
 //! waits for anything but the next event.
 
+mod joined;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
 use bytes::Bytes;
-use posh_annotations::StatusRule;
-use posh_proto::executor::{
-    Chunk, Credit, Exited, RunInput, RunOutput, Signal, WindowSize, exited, run_input, run_output,
-};
+use posh_proto::executor::{Chunk, Credit, RunInput, RunOutput, Signal, WindowSize, run_input, run_output};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
+    ending::{JoinHere, PartEnd, StageState, as_shell},
     output::Output,
     refresh::{self, Written},
-    start::{Flights, Outcome},
+    start::{Flights, Outcome, StartedJoin},
 };
 use crate::{
     assembly::Pipeline,
     executors::Connection,
     facts::Reading,
-    lower::{Lowered, Stream},
+    join::{self, Joining},
+    lower::{JOINED, Lowered, Stream},
     plan::{ExecutorId, Placement, Plan},
-    stage_link::{ForStage, FromStage, StageLink, Status},
+    stage_link::{ForStage, FromStage},
     state::Gateway,
 };
 
 /// Events on their way to the loop. Small: what waits here is data that has left
 /// its sender's credit but not reached a queue that counts it.
 const QUEUE: usize = 64;
-/// The shell's own number for a command that posh lost (see the stage program).
-const EXIT_POSH_FAILED: u32 = 125;
 
 enum Event {
     Stage(usize, Option<FromStage>),
     Run(usize, Result<Option<RunOutput>, String>),
+    Join(usize, join::Event),
 }
 
 struct RunState {
     executor: ExecutorId,
     connection: Arc<Connection>,
     input: Option<mpsc::Sender<RunInput>>,
-}
-
-/// How one part of a stage ended.
-enum PartEnd {
-    Exited(Exited),
-    Lost(String),
-}
-
-struct StageState {
-    name: String,
-    tell: mpsc::Sender<ForStage>,
-    parts: Vec<Option<PartEnd>>,
-    gone: bool,
-    finished: bool,
 }
 
 struct Relay<'a> {
@@ -68,6 +54,8 @@ struct Relay<'a> {
     stages: BTreeMap<usize, StageState>,
     outputs: BTreeMap<(usize, u32), Output>,
     feeds: HashMap<Stream, (usize, u32)>,
+    /// Streams that an aggregator on this machine reads: (stage, part).
+    joined: HashMap<Stream, (usize, usize)>,
     inputs: BTreeMap<(usize, u32), Stream>,
     commands: HashMap<(usize, u32), (usize, usize)>,
     farewells: JoinSet<()>,
@@ -91,13 +79,18 @@ pub async fn fly(
             pumps.spawn(pump_stage(index, stage.take_incoming(), events.clone()));
         }
     }
-    let Flights { flights, lowered } = flights;
+    let Flights { flights, lowered, joins } = flights;
+    let mut at_work = BTreeMap::new();
+    for (stage, StartedJoin { joining, told, inputs }) in joins {
+        pumps.spawn(pump_join(stage, told, events.clone()));
+        at_work.insert(stage, JoinHere { joining, inputs, ended: None });
+    }
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
         pumps.spawn(pump_run(index, flight.output, events.clone()));
         runs.push(RunState { executor: flight.executor, connection: flight.connection, input: Some(flight.input) });
     }
-    let relay = Relay::new(gateway, pipeline, plan, readings, runs, lowered);
+    let relay = Relay::new(gateway, pipeline, plan, readings, runs, (lowered, at_work));
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -125,6 +118,27 @@ async fn pump_run(index: usize, mut run: tonic::Streaming<RunOutput>, events: mp
     }
 }
 
+async fn pump_join(stage: usize, mut join: mpsc::Receiver<join::Event>, events: mpsc::Sender<Event>) {
+    while let Some(event) = join.recv().await {
+        if events.send(Event::Join(stage, event)).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usize, u32), Output> {
+    let output = |(&(stage, fd), streams): (&(usize, u32), &Vec<Stream>)| {
+        let output = match &plan.placements[stage] {
+            Placement::Remote(parts) if fd == 2 && join::starts_alike(&pipeline.stages[stage].enlisted.argv, parts) => {
+                Output::of_errors(streams, parts.len())
+            }
+            _ => Output::new(streams),
+        };
+        ((stage, fd), output)
+    };
+    lowered.outputs.iter().map(output).collect()
+}
+
 impl<'a> Relay<'a> {
     fn new(
         gateway: &'a Arc<Gateway>,
@@ -132,22 +146,30 @@ impl<'a> Relay<'a> {
         plan: &Plan,
         readings: &'a [Result<Reading, String>],
         runs: Vec<RunState>,
-        lowered: Lowered,
+        (lowered, mut joins): (Lowered, BTreeMap<usize, JoinHere>),
     ) -> Self {
         let remote = plan.placements.iter().enumerate().filter_map(|(index, placement)| match placement {
             Placement::Remote(parts) => Some((index, parts.len())),
             Placement::Here(_) => None,
         });
-        let stages = remote.map(|(index, parts)| (index, StageState::new(&pipeline.stages[index], parts)));
+        let joined = joins.iter().flat_map(|(stage, join)| (0..).zip(&join.inputs).map(|(p, s)| (*s, (*stage, p))));
+        let joined = joined.collect();
+        let count = |stage: usize| lowered.commands.values().filter(|(s, _)| *s == stage).count();
+        let stages = remote.map(|(index, parts)| {
+            (index, StageState::new(&pipeline.stages[index], parts, count(index), joins.remove(&index)))
+        });
         let feeds = lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
+        // An aggregator's streams are those of its stage, not of a run.
+        let feeds = feeds.filter(|((run, _), _)| *run != JOINED);
         Self {
             gateway,
             pipeline,
             readings,
             runs,
             stages: stages.collect(),
+            joined,
             feeds: feeds.collect(),
-            outputs: lowered.outputs.iter().map(|(key, streams)| (*key, Output::new(streams))).collect(),
+            outputs: outputs(pipeline, plan, &lowered),
             inputs: lowered.inputs,
             commands: lowered.commands,
             farewells: JoinSet::new(),
@@ -163,6 +185,7 @@ impl<'a> Relay<'a> {
                 Event::Stage(stage, None) => self.stage_gone(stage).await,
                 Event::Run(run, Ok(Some(message))) => self.received(run, message).await,
                 Event::Run(run, end) => self.run_over(run, end.err()).await,
+                Event::Join(stage, event) => self.join_told(stage, event).await,
             }
             self.finish_stages();
         }
@@ -183,6 +206,10 @@ impl<'a> Relay<'a> {
             FromStage::Credit(fd, bytes) => {
                 let credits = self.outputs.get_mut(&(stage, fd)).map(|o| o.credit(bytes)).unwrap_or_default();
                 for ((run, stream), bytes) in credits {
+                    if run == JOINED {
+                        self.joining(stage).into_iter().for_each(|j| j.allow(bytes));
+                        continue;
+                    }
                     self.to_run(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
                 }
             }
@@ -204,11 +231,18 @@ impl<'a> Relay<'a> {
         match message.kind {
             Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
                 self.outcome.bytes += data.len() as u64;
+                if let Some(&(stage, part)) = self.joined.get(&(run, stream)) {
+                    self.joining(stage).into_iter().for_each(|j| j.push(part, data.clone()));
+                    return;
+                }
                 let Some(&(stage, fd)) = self.feeds.get(&(run, stream)) else { return };
                 let output = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`");
-                if let Some(data) = output.push((run, stream), data) {
+                let released = output.push((run, stream), data);
+                let undelivered = output.take_undelivered();
+                for data in released {
                     self.tell(stage, ForStage::Data(fd, data)).await;
-                } else if output.take_undelivered() {
+                }
+                if undelivered {
                     // Written before the command could know: here, this write would have met SIGPIPE.
                     self.break_pipe(run, stage).await;
                     self.tell_undelivered(stage, fd).await;
@@ -254,16 +288,28 @@ impl<'a> Relay<'a> {
         if broken {
             executor.lost(&self.runs[run].connection, &why);
         }
-        let streams: Vec<Stream> = self.feeds.keys().filter(|s| s.0 == run).copied().collect();
+        let streams = self.feeds.keys().chain(self.joined.keys()).filter(|s| s.0 == run);
+        let streams: Vec<Stream> = streams.copied().collect();
         for stream in streams {
             self.end_stream(stream).await;
         }
     }
 
     async fn end_stream(&mut self, stream: Stream) {
-        let Some(&(stage, fd)) = self.feeds.get(&stream) else { return };
-        let released = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`").end(stream);
-        for data in released {
+        if let Some((stage, part)) = self.joined.remove(&stream) {
+            if let Some(join) = self.stages.get_mut(&stage).and_then(|s| s.join.as_mut()) {
+                join.joining.end(part);
+            }
+            return;
+        }
+        if let Some(&(stage, fd)) = self.feeds.get(&stream) {
+            self.end_stream_of(stage, fd, stream).await;
+        }
+    }
+
+    async fn end_stream_of(&mut self, stage: usize, fd: u32, stream: Stream) {
+        let released = self.outputs.get_mut(&(stage, fd)).map(|output| output.end(stream));
+        for data in released.unwrap_or_default() {
             self.tell(stage, ForStage::Data(fd, data)).await;
         }
     }
@@ -295,6 +341,10 @@ impl<'a> Relay<'a> {
     async fn fail_output(&mut self, stage: usize, fd: u32) {
         let closed = self.outputs.get_mut(&(stage, fd)).map(Output::fail).unwrap_or_default();
         for (run, stream) in closed {
+            if run == JOINED {
+                self.joining(stage).filter(|_| fd == 1).into_iter().for_each(Joining::close);
+                continue;
+            }
             self.to_run(run, run_input::Kind::Closed(stream)).await;
         }
         if self.outputs.get_mut(&(stage, fd)).is_some_and(Output::take_undelivered) {
@@ -303,10 +353,13 @@ impl<'a> Relay<'a> {
     }
 
     async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
-        let commands: Vec<(usize, u32)> =
-            self.commands.iter().filter(|(_, (s, _))| *s == stage).map(|(key, _)| *key).collect();
-        for (run, id) in commands {
-            let (_, part) = self.commands[&(run, id)];
+        // First who joins the parts: it must not take the end of one that the signal ended for the end of its input.
+        self.signal_join(stage, signal);
+        let commands = self.commands.iter().filter(|(_, (s, _))| *s == stage);
+        let mut commands: Vec<(usize, usize, u32)> =
+            commands.map(|((run, id), (_, part))| (*part, *run, *id)).collect();
+        commands.sort_unstable_by(|a, b| b.cmp(a));
+        for (part, run, id) in commands {
             if self.stages[&stage].parts[part].is_none() {
                 self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group })).await;
             }
@@ -335,8 +388,12 @@ impl<'a> Relay<'a> {
     }
 
     fn part_ended(&mut self, command: (usize, u32), end: PartEnd) {
-        if let Some((stage, part)) = self.commands.get(&command) {
-            self.stages.entry(*stage).and_modify(|s| s.parts[*part] = Some(end));
+        if let Some(&(stage, part)) = self.commands.get(&command) {
+            if end.is_violent() {
+                // What it wrote is not all of it: nothing may be made of that.
+                self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
+            }
+            self.stages.entry(stage).and_modify(|s| s.parts[part] = Some(end));
         }
     }
 
@@ -357,7 +414,8 @@ impl<'a> Relay<'a> {
     fn finish_stages(&mut self) {
         for (&index, state) in &mut self.stages {
             let delivered = self.outputs.range((index, 0)..=(index, u32::MAX)).all(|(_, o)| o.is_done());
-            if state.finished || !delivered || state.parts.iter().any(Option::is_none) {
+            let joined = state.join.as_ref().is_none_or(|j| j.ended.is_some());
+            if state.finished || !delivered || !joined || state.parts.iter().any(Option::is_none) {
                 continue;
             }
             state.finished = true;
@@ -373,87 +431,5 @@ impl<'a> Relay<'a> {
                 let _ = tell.send(farewell).await;
             });
         }
-    }
-}
-
-/// `$?` for a status.
-fn as_shell(status: Status) -> u32 {
-    match status {
-        Status::Code(code) => code,
-        Status::Signal(signal) => 128 + signal,
-    }
-}
-
-impl StageState {
-    fn new(link: &StageLink, parts: usize) -> Self {
-        Self {
-            name: link.enlisted.name.clone(),
-            tell: link.sender(),
-            parts: (0..parts).map(|_| None).collect(),
-            gone: false,
-            finished: false,
-        }
-    }
-
-    /// How its parts ended, as far as they did.
-    fn exits(&self) -> impl Iterator<Item = &Exited> {
-        self.parts.iter().flatten().filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
-    }
-
-    fn farewell(&self, reading: Option<&Reading>) -> ForStage {
-        let exit = |status, message| ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message };
-        if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
-            return exit(Status::Code(EXIT_POSH_FAILED), message.clone());
-        }
-        let exits: Vec<&Exited> = self.exits().collect();
-        let rule = reading.map_or(StatusRule::Maximum, |r| r.invocation.status_rule);
-        ForStage::Exit {
-            status: combined(&exits, rule),
-            core_dumped: exits.iter().any(|e| e.core_dumped),
-            seeks: exits.iter().flat_map(|e| e.offsets.iter().map(|o| (o.fd, o.offset))).collect(),
-            message: String::new(),
-        }
-    }
-}
-
-/// One status from those of the parts, by the annotation's rule.
-fn combined(exits: &[&Exited], rule: StatusRule) -> Status {
-    let signal = exits.iter().find_map(|e| match e.how {
-        Some(exited::How::Signal(signal)) => Some(signal),
-        _ => None,
-    });
-    if let Some(signal) = signal {
-        return Status::Signal(signal);
-    }
-    let codes: Vec<u32> =
-        exits.iter().map(|e| if let Some(exited::How::Code(c)) = e.how { c } else { EXIT_POSH_FAILED }).collect();
-    let largest = codes.iter().copied().max().unwrap_or(0);
-    Status::Code(match rule {
-        StatusRule::Maximum => largest,
-        StatusRule::Grep if largest > 1 => largest,
-        StatusRule::Grep => codes.iter().copied().min().unwrap_or(0),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn exited(how: exited::How) -> Exited {
-        Exited { how: Some(how), ..Exited::default() }
-    }
-
-    #[test]
-    fn statuses_of_parts_combine_as_the_whole_would_have_ended() {
-        let code = exited::How::Code;
-        let check = |codes: &[exited::How], rule, expect| {
-            let exits: Vec<Exited> = codes.iter().map(|h| exited(*h)).collect();
-            assert_eq!(combined(&exits.iter().collect::<Vec<_>>(), rule), expect, "{codes:?}");
-        };
-        check(&[code(0), code(1)], StatusRule::Maximum, Status::Code(1));
-        check(&[code(0), code(1)], StatusRule::Grep, Status::Code(0));
-        check(&[code(1), code(1)], StatusRule::Grep, Status::Code(1));
-        check(&[code(0), code(2)], StatusRule::Grep, Status::Code(2));
-        check(&[code(0), exited::How::Signal(13)], StatusRule::Grep, Status::Signal(13));
     }
 }

@@ -1,8 +1,9 @@
 //! Carries out one pipeline: read its commands, plan, tell each stage program,
 //! start the runs once all have acknowledged, relay until everything has ended.
 
+mod ending;
 mod flight;
-mod output;
+pub mod output;
 mod refresh;
 mod settle;
 mod start;
@@ -262,7 +263,8 @@ async fn can_run(
     }
     // Where it can be shown our zone, it is.
     let shown = about.namespaces && !gateway.localtime.is_empty();
-    if !shown && !identical && facts::shows_local_time(stage, &reading.invocation) && is_elsewhere(gateway, connection) {
+    if !shown && !identical && facts::shows_local_time(stage, &reading.invocation) && is_elsewhere(gateway, connection)
+    {
         return Err(format!("{name} is in another time zone; set TZ"));
     }
     let policy = reading.invocation.tool_version;
@@ -305,7 +307,11 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
         Placement::Here(reason) => Placement::Here(reason.clone()),
         Placement::Remote(_) => Placement::Here(refusal.to_string()),
     };
-    Plan { placements: before.placements.iter().map(here).collect(), fused: vec![false; before.fused.len()] }
+    Plan {
+        placements: before.placements.iter().map(here).collect(),
+        fused: vec![false; before.fused.len()],
+        joins: before.joins.clone(),
+    }
 }
 
 /// Stages that acknowledged but whose run was never started run here after all.
@@ -332,7 +338,7 @@ fn report(
 ) -> PipelineReport {
     let milliseconds = |d: Duration| (d.as_secs_f64() * 1e5).round() / 100.0;
     let stages = commands.iter().enumerate().map(|(index, command)| {
-        let (placement, reason) = described(gateway, shape, &planned.plan, index);
+        let (placement, reason) = described(gateway, shape, planned, index);
         let reading = planned.readings[index].as_ref();
         StageReport {
             command: reading.map_or_else(|_| command.name.clone(), |r| r.invocation.command.clone()),
@@ -353,7 +359,8 @@ fn report(
 }
 
 /// Where a stage ran and why, in words.
-fn described(gateway: &Gateway, shape: &Shape, plan: &Plan, stage: usize) -> (String, String) {
+fn described(gateway: &Gateway, shape: &Shape, planned: &Planned, stage: usize) -> (String, String) {
+    let Planned { plan, readings, .. } = planned;
     let parts = match &plan.placements[stage] {
         Placement::Here(reason) => return ("local".to_owned(), reason.clone()),
         Placement::Remote(parts) => parts,
@@ -363,7 +370,7 @@ fn described(gateway: &Gateway, shape: &Shape, plan: &Plan, stage: usize) -> (St
     let joined = shape.edges.iter().zip(&plan.fused).any(|(e, fused)| *fused && e.from.0 == stage);
     let mut reason = match parts.len() {
         1 => "runs where its data is".to_owned(),
-        n => format!("split in {n} parts, joined in order"),
+        n => format!("split in {n} parts, {}", explain::joined(gateway, readings, &plan.joins[stage], stage)),
     };
     if joined {
         reason += ", its output stays there";

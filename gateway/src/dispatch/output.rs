@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::lower::Stream;
+use crate::{join::errors::SharedStart, lower::Stream};
 
 /// One descriptor of a stage program, and the streams that feed it in order.
 #[derive(Debug)]
@@ -16,6 +16,11 @@ pub struct Output {
     /// Bytes given to the stage program for each part, oldest first, not yet credited.
     uncredited: VecDeque<(usize, u64)>,
     failed: bool,
+    /// The first so many streams, while what they all say first is held back.
+    start: Option<SharedStart>,
+    /// What they all said first. An aggregator behind them may say it, too.
+    said: Bytes,
+    held_parts: usize,
     /// Bytes came for a reader who had gone, since the question was last asked.
     undelivered: bool,
 }
@@ -32,37 +37,99 @@ impl Output {
     #[must_use]
     pub fn new(streams: &[Stream]) -> Self {
         let parts = streams.iter().map(|&stream| Part { stream, waiting: VecDeque::new(), ended: false });
-        Self { parts: parts.collect(), current: 0, uncredited: VecDeque::new(), failed: false, undelivered: false }
+        Self {
+            parts: parts.collect(),
+            current: 0,
+            uncredited: VecDeque::new(),
+            failed: false,
+            start: None,
+            said: Bytes::new(),
+            held_parts: 0,
+            undelivered: false,
+        }
+    }
+
+    /// Joins the error outputs of `parts` parts of one command, and after them those of what joins their outputs: what
+    /// all of them say first comes once.
+    #[must_use]
+    pub fn of_errors(streams: &[Stream], parts: usize) -> Self {
+        let held_parts = parts.min(streams.len());
+        Self { start: Some(SharedStart::new(held_parts)), held_parts, ..Self::new(streams) }
     }
 
     /// Takes bytes of a stream; what may go to the descriptor now comes back.
-    pub fn push(&mut self, stream: Stream, data: Bytes) -> Option<Bytes> {
+    pub fn push(&mut self, stream: Stream, data: Bytes) -> Vec<Bytes> {
         if self.failed {
             self.undelivered |= !data.is_empty();
-            return None;
+            return Vec::new();
         }
-        let index = self.parts.iter().position(|p| p.stream == stream)?;
-        if index != self.current {
+        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else { return Vec::new() };
+        if let Some(start) = self.start.as_mut().filter(|_| index < self.held_parts) {
+            start.push(index, &data);
+            return self.decide();
+        }
+        if index != self.current || self.start.is_some() || self.may_repeat(index) {
             self.parts[index].waiting.push_back(data);
-            return None;
+            return Vec::new();
         }
         self.note(index, &data);
-        Some(data)
+        vec![data]
+    }
+
+    /// What an aggregator says is looked at as a whole: it may begin with what the parts have said.
+    fn may_repeat(&self, index: usize) -> bool {
+        self.held_parts > 0 && index >= self.held_parts && !self.parts[index].ended
+    }
+
+    /// Lets go what was held back, if it is known by now what the parts have in common.
+    fn decide(&mut self) -> Vec<Bytes> {
+        let Some((said, rests)) = self.start.as_ref().and_then(SharedStart::decide) else { return Vec::new() };
+        self.start = None;
+        for (part, rest) in self.parts.iter_mut().zip(rests) {
+            part.waiting.push_back(rest);
+        }
+        self.parts[0].waiting.push_front(said.clone());
+        self.said = said;
+        let mut released = self.release(0);
+        released.extend(self.advance());
+        released
+    }
+
+    /// What waited of the part whose turn it is.
+    fn release(&mut self, part: usize) -> Vec<Bytes> {
+        let mut waiting: Vec<Bytes> = self.parts[part].waiting.drain(..).collect();
+        if part >= self.held_parts && self.held_parts > 0 {
+            let text = Bytes::from(waiting.concat());
+            waiting = vec![text.strip_prefix(&*self.said).map_or(text.clone(), |rest| text.slice_ref(rest))];
+        }
+        waiting.retain(|data| !data.is_empty());
+        waiting.iter().for_each(|data| self.note(part, data));
+        waiting
     }
 
     /// A stream has ended; what had waited for that comes back, in order.
     pub fn end(&mut self, stream: Stream) -> Vec<Bytes> {
-        if let Some(part) = self.parts.iter_mut().find(|p| p.stream == stream) {
-            part.ended = true;
+        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else { return Vec::new() };
+        self.parts[index].ended = true;
+        if let Some(start) = self.start.as_mut().filter(|_| index < self.held_parts) {
+            start.end(index);
+            return self.decide();
         }
         let mut released = Vec::new();
-        while self.parts.get(self.current).is_some_and(|p| p.ended) {
+        if index == self.current && self.start.is_none() {
+            released = self.release(index);
+        }
+        released.extend(self.advance());
+        released
+    }
+
+    /// Goes on to the next part that has not ended.
+    fn advance(&mut self) -> Vec<Bytes> {
+        let mut released = Vec::new();
+        while self.start.is_none() && self.parts.get(self.current).is_some_and(|p| p.ended) {
             self.current += 1;
-            let current = self.current;
-            if let Some(next) = self.parts.get_mut(current) {
-                let waiting: Vec<Bytes> = next.waiting.drain(..).collect();
-                waiting.iter().for_each(|data| self.note(current, data));
-                released.extend(waiting);
+            if self.current < self.parts.len() && !self.may_repeat(self.current) {
+                released.extend(self.release(self.current));
             }
         }
         released
@@ -95,6 +162,7 @@ impl Output {
     /// Nobody reads the descriptor any more; the streams to be closed for it.
     pub fn fail(&mut self) -> Vec<Stream> {
         self.failed = true;
+        self.start = None;
         self.undelivered = self.parts.iter().any(|p| !p.waiting.is_empty());
         self.parts.iter_mut().for_each(|p| p.waiting.clear());
         self.parts.iter().filter(|p| !p.ended).map(|p| p.stream).collect()
@@ -115,6 +183,7 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lower::JOINED;
 
     fn text(pieces: &[Bytes]) -> String {
         pieces.iter().map(|b| String::from_utf8_lossy(b).into_owned()).collect()
@@ -123,12 +192,12 @@ mod tests {
     #[test]
     fn parts_come_out_in_order_whatever_comes_first() {
         let mut output = Output::new(&[(0, 1), (1, 1), (2, 1)]);
-        assert_eq!(output.push((2, 1), "c".into()), None);
-        assert_eq!(output.push((1, 1), "b".into()), None);
-        assert_eq!(output.push((0, 1), "a".into()), Some("a".into()));
+        assert_eq!(text(&output.push((2, 1), "c".into())), "");
+        assert_eq!(text(&output.push((1, 1), "b".into())), "");
+        assert_eq!(text(&output.push((0, 1), "a".into())), "a");
         assert_eq!(text(&output.end((1, 1))), "");
         assert_eq!(text(&output.end((0, 1))), "bc");
-        assert_eq!(output.push((2, 1), "d".into()), Some("d".into()));
+        assert_eq!(text(&output.push((2, 1), "d".into())), "d");
         assert!(!output.is_done());
         output.end((2, 1));
         assert!(output.is_done());
@@ -146,12 +215,28 @@ mod tests {
     }
 
     #[test]
+    fn what_all_parts_say_first_is_said_once() {
+        let streams = [(0, 1), (1, 1), (JOINED, 2)];
+        let mut output = Output::of_errors(&streams, 2);
+        let mut said = output.push((1, 1), "bad\n".into());
+        said.extend(output.push((JOINED, 2), "bad\n".into()));
+        said.extend(output.end((JOINED, 2)));
+        said.extend(output.end((1, 1)));
+        assert_eq!(text(&said), "");
+        said.extend(output.push((0, 1), "bad\nmore\n".into()));
+        assert_eq!(text(&said), "bad\nmore\n");
+        said.extend(output.end((0, 1)));
+        assert_eq!(text(&said), "bad\nmore\n");
+        assert!(output.is_done());
+    }
+
+    #[test]
     fn a_failed_output_swallows_the_rest() {
         let mut output = Output::new(&[(0, 1), (1, 1)]);
         output.end((0, 1));
         assert_eq!(output.fail(), [(1, 1)]);
         assert!(!output.take_undelivered());
-        assert_eq!(output.push((1, 1), "x".into()), None);
+        assert_eq!(text(&output.push((1, 1), "x".into())), "");
         assert!(output.take_undelivered() && !output.take_undelivered());
         output.end((1, 1));
         assert!(output.is_done());

@@ -13,7 +13,8 @@ use super::Connections;
 use crate::{
     assembly::Pipeline,
     executors::Connection,
-    lower::Lowered,
+    join::{self, Joining},
+    lower::{JoinedHere, Lowered, Stream},
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
     stage_link::{ForStage, FromStage},
     state::Gateway,
@@ -53,6 +54,18 @@ pub struct Flights {
     pub flights: Vec<Flight>,
     /// See [`Lowered`].
     pub lowered: Lowered,
+    /// Aggregators on this machine, by stage.
+    pub joins: BTreeMap<usize, StartedJoin>,
+}
+
+/// An aggregator that runs, and waits for its parts.
+pub struct StartedJoin {
+    /// It.
+    pub joining: Joining,
+    /// What it tells.
+    pub told: mpsc::Receiver<join::Event>,
+    /// What it reads, part by part.
+    pub inputs: Vec<Stream>,
 }
 
 /// Why nothing was started.
@@ -60,9 +73,19 @@ pub struct Flights {
 pub struct Refusal {
     /// Who refused.
     pub executor: ExecutorId,
-    /// A seam of a split is not at a line's end: the split is wrong, the executor is not.
-    pub is_seam: bool,
+    fault: Fault,
     reason: String,
+}
+
+/// What is wrong, and must be planned otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// A seam of a split is not at a line's end.
+    Seam,
+    /// An operand of a split is no plain file.
+    NotWhole,
+    /// The executor, for this pipeline.
+    Executor,
 }
 
 impl fmt::Display for Refusal {
@@ -74,9 +97,12 @@ impl fmt::Display for Refusal {
 impl Refusal {
     /// Changes the facts, so that the next plan does not meet the same refusal.
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
-        if self.is_seam {
-            facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown);
-            return;
+        match self.fault {
+            Fault::Seam => return facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown),
+            Fault::NotWhole => {
+                return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear());
+            }
+            Fault::Executor => {}
         }
         let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
         for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
@@ -136,7 +162,8 @@ async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan) -> bool {
 /// [`Refusal`] when an executor refused or could not be reached: runs that others
 /// had started by then are cancelled. Such runs are parts of one split, so they
 /// only read; what they printed is dropped.
-pub async fn start(connections: &Connections, lowered: Lowered) -> Result<Flights, Refusal> {
+pub async fn start(connections: &Connections, mut lowered: Lowered) -> Result<Flights, Refusal> {
+    let joins = start_joins(&mut lowered)?;
     let mut opening = Vec::new();
     for run in &lowered.runs {
         let connection = connections.get(&run.executor).cloned();
@@ -154,11 +181,24 @@ pub async fn start(connections: &Connections, lowered: Lowered) -> Result<Flight
     for handle in opening {
         flights.push(handle.await.expect("opening a run does not panic")?);
     }
-    Ok(Flights { flights, lowered })
+    Ok(Flights { flights, lowered, joins })
+}
+
+/// Before any run: what can't be joined must not be started.
+fn start_joins(lowered: &mut Lowered) -> Result<BTreeMap<usize, StartedJoin>, Refusal> {
+    let mut joins = BTreeMap::new();
+    for (stage, JoinedHere { recipe, programs, inputs }) in std::mem::take(&mut lowered.joins) {
+        let executor = lowered.runs[inputs[0].0].executor;
+        let started = Joining::start(&recipe, &programs);
+        let (joining, told) =
+            started.map_err(|error| refusal(executor, format!("its parts can't be joined here: {error}")))?;
+        joins.insert(stage, StartedJoin { joining, told, inputs });
+    }
+    Ok(joins)
 }
 
 fn refusal(executor: ExecutorId, reason: impl Into<String>) -> Refusal {
-    Refusal { executor, is_seam: false, reason: reason.into() }
+    Refusal { executor, fault: Fault::Executor, reason: reason.into() }
 }
 
 async fn open(
@@ -176,7 +216,12 @@ async fn open(
             Ok(Flight { executor, connection, input, output })
         }
         Ok(Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) })) => {
-            Err(Refusal { executor, is_seam: rejected.kind() == Rejection::Seam, reason: rejected.message })
+            let fault = match rejected.kind() {
+                Rejection::Seam => Fault::Seam,
+                Rejection::NotWhole => Fault::NotWhole,
+                _ => Fault::Executor,
+            };
+            Err(Refusal { executor, fault, reason: rejected.message })
         }
         Ok(_) => Err(refusal(executor, "it answered a run with something else than a start")),
         Err(status) => Err(refusal(executor, status.message())),

@@ -7,11 +7,13 @@
 //!    machines, or here, bind it here unless it can be split.
 //! 2. Splitting: a splittable stage with operands on several machines becomes one
 //!    part for each run of operands on one machine, and so do the stages behind it
-//!    that may be split across their input.
+//!    that may be split across their input, as long as joining their outputs in order
+//!    gives what one process would print. The last of them is joined by its aggregator ([`Join`]).
 //! 3. For each path from a source to a sink, the cheapest cuts: an edge between
 //!    machines costs what is estimated to flow over it. Among equals the latest cut is taken.
 //! 4. A stage that two paths place differently runs here.
 
+mod join;
 mod paths;
 mod print;
 
@@ -20,6 +22,7 @@ use std::{
     fmt,
 };
 
+pub use self::join::{Join, Steps};
 use crate::assembly::Edge;
 
 /// An executor, by its place in the configuration.
@@ -69,6 +72,30 @@ pub enum LineEnds {
     Unknown,
 }
 
+/// What makes one output of the outputs of a stage's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Joining {
+    /// One after the other.
+    InOrder,
+    /// A command that is given all parts, each sorted (`sort -m`).
+    Merge,
+    /// Likewise, and it drops some of the lines (`sort -m -u`).
+    MergeUnique,
+    /// The command itself once more, over the parts in order (`tail`, `uniq`).
+    Same,
+    /// posh's own code, over the parts in order (`wc`, `uniq -c`).
+    Own,
+}
+
+/// How a stage can be split behind parts that have to be merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BehindMerge {
+    /// The merged parts are read by the command once more.
+    Same,
+    /// The parts are counts of lines; the lines are merged and the counts of equal ones added.
+    Counted,
+}
+
 /// What the planner knows of one stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageFacts {
@@ -84,6 +111,12 @@ pub struct StageFacts {
     pub operands: Vec<(usize, ExecutorId)>,
     /// May be split across its standard input.
     pub across_input: bool,
+    /// Joins its parts.
+    pub joining: Joining,
+    /// May be split across an input whose parts have to be merged.
+    pub behind_merge: Option<BehindMerge>,
+    /// Parts keep only operands that are regular files, can be read, and so can't fail.
+    pub whole_files: bool,
     /// See [`LineEnds`].
     pub line_ends: LineEnds,
     /// Executors that can't run it, and why (tool, locale, version, not in reach).
@@ -132,6 +165,15 @@ pub struct Part {
     pub operands: Option<Vec<usize>>,
     /// The last operand's file must end in a newline.
     pub needs_newline: bool,
+    /// The operands must be regular files that can be read.
+    pub whole_files: bool,
+}
+
+impl Part {
+    /// The whole of a stage, or what comes from the same part of the stage before.
+    fn on(executor: ExecutorId) -> Self {
+        Self { executor, operands: None, needs_newline: false, whole_files: false }
+    }
 }
 
 /// A plan; `Display` prints it.
@@ -142,6 +184,8 @@ pub struct Plan {
     /// For each edge of the pipeline: a pipe on the server that joins the stages part by part
     /// (or all parts into one), with nothing passing through the workstation.
     pub fused: Vec<bool>,
+    /// For each stage: how its parts' outputs become one.
+    pub joins: Vec<Join>,
 }
 
 /// Plans a pipeline.
@@ -152,8 +196,9 @@ pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
     let mut placements: Vec<Placement> =
         (0..pipeline.stages.len()).map(|stage| place(pipeline, &heads, &sites, stage)).collect();
     mark_seams(pipeline, &mut placements);
-    let fused = pipeline.edges.iter().map(|e| is_fused(&placements, e)).collect();
-    Plan { placements, fused }
+    let joins: Vec<Join> = (0..placements.len()).map(|stage| join::of(pipeline, &placements, &sites, stage)).collect();
+    let fused = pipeline.edges.iter().map(|e| is_fused(&placements, &joins, e)).collect();
+    Plan { placements, fused, joins }
 }
 
 /// The parts of every stage that is split across its operands.
@@ -178,7 +223,7 @@ fn split_heads(pipeline: &PipelineFacts, options: Options) -> Heads {
         if !wanted || stage.operands.iter().any(|(_, e)| stage.refusals.contains_key(e)) {
             continue;
         }
-        let parts = parts_of(&stage.operands, options.split_factor);
+        let parts = parts_of(stage, options.split_factor);
         if parts.len() > 1 && parts.len() <= options.most_parts {
             heads.insert(index, parts);
         }
@@ -187,14 +232,16 @@ fn split_heads(pipeline: &PipelineFacts, options: Options) -> Heads {
 }
 
 /// Runs of neighbouring operands with one owner, each cut into at most `factor` pieces.
-fn parts_of(operands: &[(usize, ExecutorId)], factor: usize) -> Vec<Part> {
-    operands
+fn parts_of(stage: &StageFacts, factor: usize) -> Vec<Part> {
+    stage
+        .operands
         .chunk_by(|a, b| a.1 == b.1)
         .flat_map(|run| run.chunks(run.len().div_ceil(factor.max(1))))
         .map(|piece| Part {
             executor: piece[0].1,
             operands: Some(piece.iter().map(|(index, _)| *index).collect()),
             needs_newline: false,
+            whole_files: stage.whole_files,
         })
         .collect()
 }
@@ -206,12 +253,10 @@ fn place(pipeline: &PipelineFacts, heads: &Heads, sites: &[Result<Spot, String>]
         Ok(Spot::Site(Site::Here)) => Placement::Here(paths::reason_for_here(pipeline, stage)),
         Ok(Spot::Site(Site::Executor(executor))) => match facts.refusals.get(executor) {
             Some(reason) => Placement::Here(reason.clone()),
-            None => Placement::Remote(vec![Part { executor: *executor, operands: None, needs_newline: false }]),
+            None => Placement::Remote(vec![Part::on(*executor)]),
         },
         Ok(Spot::Parts(head)) if *head == stage => Placement::Remote(heads[head].clone()),
-        Ok(Spot::Parts(head)) => Placement::Remote(
-            heads[head].iter().map(|p| Part { executor: p.executor, operands: None, needs_newline: false }).collect(),
-        ),
+        Ok(Spot::Parts(head)) => Placement::Remote(heads[head].iter().map(|p| Part::on(p.executor)).collect()),
     }
 }
 
@@ -228,16 +273,17 @@ fn mark_seams(pipeline: &PipelineFacts, placements: &mut [Placement]) {
     }
 }
 
-fn is_fused(placements: &[Placement], edge: &Edge) -> bool {
+/// Whether the stages are joined on the server: part by part, or all parts into one on their machine.
+fn is_fused(placements: &[Placement], joins: &[Join], edge: &Edge) -> bool {
     let (Placement::Remote(from), Placement::Remote(to)) = (&placements[edge.from.0], &placements[edge.to.0]) else {
         return false;
     };
-    let machines = |parts: &[Part]| parts.iter().map(|p| p.executor).collect::<Vec<_>>();
     let one = |parts: &[Part]| parts.iter().map(|p| p.executor).collect::<BTreeSet<_>>().len() == 1;
-    if from.len() == to.len() {
-        machines(from) == machines(to)
-    } else {
-        to.len() == 1 && one(from) && from[0].executor == to[0].executor
+    let one_machine = one(from) && to.len() == 1 && from[0].executor == to[0].executor;
+    match &joins[edge.from.0] {
+        Join::Parts => true,
+        Join::InOrder => one_machine,
+        Join::By { at, .. } => one_machine && *at == Site::Executor(to[0].executor),
     }
 }
 

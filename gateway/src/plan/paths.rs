@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts};
+use super::{ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts, join::Pending};
 
 /// Where the paths put each stage, or why it must be here.
 pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot, String>> {
@@ -72,16 +72,16 @@ fn source_to_sink(pipeline: &PipelineFacts) -> Vec<Vec<usize>> {
 /// The cheapest spots for the stages of one path, by dynamic programming over
 /// its edges: crossing between machines costs what flows.
 fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot> {
-    let candidates = candidates(pipeline, heads, path);
+    let columns = columns(pipeline, heads, path);
     let source = pipeline.stages[path[0]].input;
     let sink = pipeline.stages[path[path.len() - 1]].output;
     // What flows into the first stage is the unit; after each stage it is multiplied by its weight.
     let mut flowing = 1.0;
     let mut costs: Vec<Vec<(f64, usize)>> = Vec::new();
     for (position, &stage) in path.iter().enumerate() {
-        let column = candidates[position].iter().map(|&spot| match position {
+        let column = columns[position].spots.iter().map(|&spot| match position {
             0 => (entry_cost(source, spot, heads), 0),
-            _ => best_before(&costs[position - 1], &candidates[position - 1], spot, flowing, heads),
+            _ => best_before(&costs[position - 1], &columns[position - 1], (stage, spot), flowing, heads),
         });
         costs.push(column.collect());
         flowing *= pipeline.stages[stage].weight;
@@ -89,27 +89,39 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
     let last = path.len() - 1;
     let ends = costs[last]
         .iter()
-        .zip(&candidates[last])
-        .map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, heads));
+        .zip(&columns[last].spots)
+        .map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, &columns[last], heads));
     // Among equals the last cut: the stage is not where its output goes.
     let elsewhere = |spot: Spot| match sink {
         Flow::Nothing => spot != Spot::Site(Site::Here),
         Flow::At(site) => spot != Spot::Site(site),
     };
-    let mut at = cheapest_index(ends, |index| elsewhere(candidates[last][index]));
-    let mut spots = vec![candidates[last][at]];
+    let mut at = cheapest_index(ends, |index| elsewhere(columns[last].spots[index]));
+    let mut spots = vec![columns[last].spots[at]];
     for position in (1..path.len()).rev() {
         at = costs[position][at].1;
-        spots.push(candidates[position - 1][at]);
+        spots.push(columns[position - 1].spots[at]);
     }
     spots.reverse();
     spots
 }
 
 /// Among equally cheap predecessors the one elsewhere is taken: the cut is as late as can be.
-fn best_before(before: &[(f64, usize)], spots: &[Spot], spot: Spot, flowing: f64, heads: &Heads) -> (f64, usize) {
-    let costs = before.iter().zip(spots).map(|((cost, _), &from)| cost + crossing(from, spot, heads) * flowing);
-    let costs: Vec<f64> = costs.collect();
+fn best_before(
+    before: &[(f64, usize)],
+    column: &Column,
+    (stage, spot): (usize, Spot),
+    flowing: f64,
+    heads: &Heads,
+) -> (f64, usize) {
+    let spots = &column.spots;
+    // What is not in parts can't go on in parts; a split begins in its head only.
+    let impossible = |from: Spot| matches!(spot, Spot::Parts(head) if head != stage && from != spot);
+    let cost_from = |from: Spot| match impossible(from) {
+        true => f64::INFINITY,
+        false => crossing(from, spot, column.joined_here, heads) * flowing,
+    };
+    let costs: Vec<f64> = before.iter().zip(spots).map(|((cost, _), &from)| cost + cost_from(from)).collect();
     let index = cheapest_index(costs.iter().copied(), |index| spots[index] != spot);
     (costs[index], index)
 }
@@ -122,17 +134,22 @@ fn cheapest_index(costs: impl Iterator<Item = f64>, preferred: impl Fn(usize) ->
     cheapest().find(|&i| preferred(i)).or_else(|| cheapest().next()).unwrap_or(0)
 }
 
+/// What one stage of a path may do.
+struct Column {
+    /// The spots that it may take.
+    spots: Vec<Spot>,
+    /// Its parts, if it is split, are joined on the workstation.
+    joined_here: bool,
+}
+
 /// The spots that each stage of a path may take: its pin, or every spot that the path knows.
-fn candidates(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Vec<Spot>> {
+fn columns(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Column> {
     let mut known: BTreeSet<Spot> = [Spot::Site(Site::Here)].into();
     for flow in [pipeline.stages[path[0]].input, pipeline.stages[path[path.len() - 1]].output] {
         if let Flow::At(site) = flow {
             known.insert(Spot::Site(site));
         }
     }
-    let mut columns = Vec::new();
-    // Parts go on only as long as every stage since the split may be split across its input.
-    let mut parts: Option<usize> = None;
     for &stage in path {
         if let Some(pinned) = pin(pipeline, heads, stage) {
             let spot = pinned.unwrap_or(Spot::Site(Site::Here));
@@ -140,17 +157,27 @@ fn candidates(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Ve
             known.extend(single_site(spot, heads).map(Spot::Site));
         }
     }
+    // Parts go on only as long as every stage since the split may be split behind what is pending.
+    let mut split: Option<(usize, Pending)> = None;
+    let mut columns = Vec::new();
     for (position, &stage) in path.iter().enumerate() {
         let facts = &pipeline.stages[stage];
         let after_split = position > 0 && ends_lines(&pipeline.stages[path[position - 1]]);
-        parts = match pin(pipeline, heads, stage) {
-            Some(Ok(Spot::Parts(head))) => Some(head),
+        split = match pin(pipeline, heads, stage) {
+            Some(Ok(Spot::Parts(head))) => Some((head, Pending::head(pipeline, head))),
             Some(_) => None,
-            None => parts.filter(|head| after_split && facts.across_input && runs_at_all(facts, &heads[head])),
+            None => split
+                .filter(|(head, _)| after_split && runs_at_all(facts, &heads[head]))
+                .and_then(|(head, pending)| Some((head, pending.after(pipeline, stage)?)))
+                // On one machine the merge happens there, and then counting once is less to send than counts of parts.
+                .filter(|(head, pending)| !pending.is_counted() || single_site(Spot::Parts(*head), heads).is_none()),
         };
-        columns.push(match pin(pipeline, heads, stage) {
-            Some(pinned) => vec![pinned.unwrap_or(Spot::Site(Site::Here))],
-            None => free_spots(facts, &known, parts),
+        columns.push(Column {
+            spots: match pin(pipeline, heads, stage) {
+                Some(pinned) => vec![pinned.unwrap_or(Spot::Site(Site::Here))],
+                None => free_spots(facts, &known, split.map(|(head, _)| head)),
+            },
+            joined_here: split.is_some_and(|(_, pending)| pending.joined_here()),
         });
     }
     columns
@@ -181,23 +208,32 @@ fn single_site(spot: Spot, heads: &Heads) -> Option<Site> {
     (machines.len() == 1).then(|| Site::Executor(*machines.first().expect("there is one")))
 }
 
-/// 0 when nothing has to cross the network between the two spots.
-fn crossing(from: Spot, to: Spot, heads: &Heads) -> f64 {
-    let same = from == to || single_site(from, heads).is_some_and(|site| Spot::Site(site) == to);
-    if same { 0.0 } else { 1.0 }
+/// 0 when nothing has to cross the network between the two spots; 2 when it must come here first.
+fn crossing(from: Spot, to: Spot, joined_here: bool, heads: &Heads) -> f64 {
+    match single_site(from, heads) {
+        _ if from == to => 0.0,
+        Some(site) if Spot::Site(site) == to => {
+            if joined_here {
+                2.0
+            } else {
+                0.0
+            }
+        }
+        _ => 1.0,
+    }
 }
 
 fn entry_cost(source: Flow, spot: Spot, heads: &Heads) -> f64 {
     match source {
         Flow::Nothing => 0.0,
-        Flow::At(site) => crossing(Spot::Site(site), spot, heads),
+        Flow::At(site) => crossing(Spot::Site(site), spot, false, heads),
     }
 }
 
-fn exit_cost(sink: Flow, spot: Spot, flowing: f64, heads: &Heads) -> f64 {
+fn exit_cost(sink: Flow, spot: Spot, flowing: f64, column: &Column, heads: &Heads) -> f64 {
     match sink {
         Flow::Nothing => 0.0,
-        Flow::At(site) => crossing(spot, Spot::Site(site), heads) * flowing,
+        Flow::At(site) => crossing(spot, Spot::Site(site), column.joined_here, heads) * flowing,
     }
 }
 

@@ -11,7 +11,7 @@ impl fmt::Display for Plan {
                 Placement::Here(reason) => writeln!(f, "{index}: here ({reason})")?,
                 Placement::Remote(parts) => {
                     let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
-                    writeln!(f, "{index}: {}", parts.join(" + "))?;
+                    writeln!(f, "{index}: {}{}", parts.join(" + "), self.joins[index])?;
                 }
             }
         }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{ExecutorId, Flow, LineEnds, Need, Options, PipelineFacts, Placement, Site, StageFacts, greedy};
+use super::{
+    BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, Options, PipelineFacts, Placement, Site, StageFacts,
+    Steps, greedy,
+};
 use crate::assembly::Edge;
 
 const A: ExecutorId = ExecutorId(0);
@@ -16,6 +19,9 @@ fn stage(need: Need, weight: f64) -> StageFacts {
         weight,
         operands: Vec::new(),
         across_input: false,
+        joining: Joining::InOrder,
+        behind_merge: None,
+        whole_files: false,
         line_ends: LineEnds::Unknown,
         refusals: BTreeMap::new(),
     }
@@ -32,12 +38,33 @@ fn grep() -> StageFacts {
     StageFacts { across_input: true, line_ends: LineEnds::Always, ..stage(Need::Anywhere, 0.5) }
 }
 
-fn sort() -> StageFacts {
+/// What can't be split.
+fn tac() -> StageFacts {
     stage(Need::Anywhere, 1.0)
 }
 
-fn wc() -> StageFacts {
+fn md5sum() -> StageFacts {
     stage(Need::Anywhere, 0.01)
+}
+
+fn sort() -> StageFacts {
+    StageFacts { joining: Joining::Merge, ..joined(1.0) }
+}
+
+fn wc() -> StageFacts {
+    StageFacts { joining: Joining::Own, ..joined(0.01) }
+}
+
+fn tail() -> StageFacts {
+    StageFacts { joining: Joining::Same, behind_merge: Some(BehindMerge::Same), ..joined(0.01) }
+}
+
+fn uniq_count() -> StageFacts {
+    StageFacts { joining: Joining::Own, behind_merge: Some(BehindMerge::Counted), ..joined(0.5) }
+}
+
+fn joined(weight: f64) -> StageFacts {
+    StageFacts { across_input: true, line_ends: LineEnds::Always, ..stage(Need::Anywhere, weight) }
 }
 
 /// A chain whose last stage writes to `sink`.
@@ -48,17 +75,26 @@ fn chain(mut stages: Vec<StageFacts>, sink: Site) -> PipelineFacts {
     PipelineFacts { stages, edges }
 }
 
-/// One word a stage: `h` here, `a`/`b` on that executor, `a+b` in parts, `!` with a seam to check.
+/// One word a stage: `h` here, `a`/`b` on that executor, `a+b` in parts, `!` with a seam to check, `?` with
+/// files to look at; `>h` and `>a`: joined by an aggregator, and where.
 fn check(facts: &PipelineFacts, options: Options, expect: &str) {
     let plan = greedy(facts, options);
     let letter = |e: &ExecutorId| char::from(b'a' + u8::try_from(e.0).unwrap()).to_string();
-    let words = plan.placements.iter().map(|p| match p {
+    let mark = |marked: bool, mark: &'static str| if marked { mark } else { "" };
+    let words = plan.placements.iter().zip(&plan.joins).map(|(placement, join)| match placement {
         Placement::Here(_) => "h".to_owned(),
-        Placement::Remote(parts) => parts
-            .iter()
-            .map(|p| letter(&p.executor) + if p.needs_newline { "!" } else { "" })
-            .collect::<Vec<_>>()
-            .join("+"),
+        Placement::Remote(parts) => {
+            let parts = parts
+                .iter()
+                .map(|p| letter(&p.executor) + mark(p.needs_newline, "!") + mark(p.whole_files, "?"))
+                .collect::<Vec<_>>();
+            let at = match join {
+                Join::By { at: Site::Here, .. } => ">h".to_owned(),
+                Join::By { at: Site::Executor(at), .. } => format!(">{}", letter(at)),
+                Join::Parts | Join::InOrder => String::new(),
+            };
+            parts.join("+") + &at
+        }
     });
     assert_eq!(words.collect::<Vec<_>>().join(" "), expect, "{plan}");
 }
@@ -69,37 +105,37 @@ fn greedy_places(stages: Vec<StageFacts>, sink: Site, expect: &str) {
 
 #[test]
 fn source_and_sink_on_one_machine_keep_all_between() {
-    greedy_places(vec![cat(&[A]), grep(), sort()], Site::Executor(A), "a a a");
+    greedy_places(vec![cat(&[A]), grep(), tac()], Site::Executor(A), "a a a");
 }
 
 #[test]
 fn the_cut_is_after_the_last_filter() {
     // §5.2's example: cat, grep and cut, written to stdout on the client.
     greedy_places(vec![cat(&[A]), grep(), grep()], Site::Here, "a a a");
-    greedy_places(vec![cat(&[A]), grep(), sort(), wc()], Site::Here, "a a a a");
+    greedy_places(vec![cat(&[A]), grep(), tac(), md5sum()], Site::Here, "a a a a");
 }
 
 #[test]
 fn what_expands_runs_behind_the_cut() {
     greedy_places(vec![cat(&[A]), stage(Need::Anywhere, 4.0)], Site::Here, "a h");
-    greedy_places(vec![cat(&[A]), stage(Need::Anywhere, 4.0), wc()], Site::Here, "a a a");
+    greedy_places(vec![cat(&[A]), stage(Need::Anywhere, 4.0), md5sum()], Site::Here, "a a a");
 }
 
 #[test]
 fn a_stage_bound_here_ends_the_remote_run() {
     let here = || stage(Need::Here("flag -P of grep is not annotated".to_owned()), 1.0);
-    greedy_places(vec![cat(&[A]), here(), wc()], Site::Here, "a h h");
+    greedy_places(vec![cat(&[A]), here(), md5sum()], Site::Here, "a h h");
     greedy_places(vec![cat(&[A]), grep(), here()], Site::Here, "a a h");
 }
 
 #[test]
 fn nothing_remote_means_everything_here() {
-    greedy_places(vec![grep(), sort()], Site::Here, "h h");
+    greedy_places(vec![grep(), tac()], Site::Here, "h h");
 }
 
 #[test]
 fn local_input_stays_here_even_if_the_sink_is_remote() {
-    let mut facts = chain(vec![grep(), sort()], Site::Executor(A));
+    let mut facts = chain(vec![grep(), tac()], Site::Executor(A));
     facts.stages[0].input = Flow::At(Site::Here);
     // grep halves what must cross: it stays with its source, and so does sort.
     check(&facts, Options::default(), "h h");
@@ -116,13 +152,13 @@ fn operands_on_two_mounts_are_split_in_order() {
 #[test]
 fn the_split_goes_on_across_input() {
     greedy_places(vec![cat(&[A, B]), grep()], Site::Here, "a!+b a+b");
-    greedy_places(vec![cat(&[A, B]), grep(), sort()], Site::Here, "a!+b a+b h");
-    greedy_places(vec![cat(&[A, B]), grep(), grep(), wc()], Site::Here, "a!+b a+b a+b h");
+    greedy_places(vec![cat(&[A, B]), grep(), tac()], Site::Here, "a!+b a+b h");
+    greedy_places(vec![cat(&[A, B]), grep(), grep(), md5sum()], Site::Here, "a!+b a+b a+b h");
 }
 
 #[test]
-fn a_stage_that_reduces_is_not_split() {
-    greedy_places(vec![cat(&[A, B]), wc()], Site::Here, "a+b h");
+fn a_stage_without_a_split_ends_it() {
+    greedy_places(vec![cat(&[A, B]), md5sum()], Site::Here, "a+b h");
 }
 
 #[test]
@@ -143,7 +179,7 @@ fn several_mounts_without_a_split_stay_here() {
 fn the_splitting_factor_cuts_one_machines_share() {
     let options = Options { split_factor: 2, ..Options::default() };
     check(&chain(vec![cat(&[A, A, A, A]), grep()], Site::Here), options, "a!+a a+a");
-    check(&chain(vec![cat(&[A, A, A]), grep(), wc()], Site::Here), options, "a!+a a+a a");
+    check(&chain(vec![cat(&[A, A, A]), grep(), md5sum()], Site::Here), options, "a!+a a+a a");
     check(&chain(vec![cat(&[A, A, B])], Site::Here), options, "a+a+b");
     check(&chain(vec![cat(&[A])], Site::Here), options, "a");
 }
@@ -161,7 +197,7 @@ fn paths_that_disagree_put_the_stage_here() {
 
 #[test]
 fn an_executor_that_refuses_is_not_used() {
-    let mut facts = chain(vec![cat(&[A]), grep(), sort()], Site::Here);
+    let mut facts = chain(vec![cat(&[A]), grep(), tac()], Site::Here);
     facts.stages[1].refusals = [(A, "grep on a is another version".to_owned())].into();
     check(&facts, Options::default(), "a h h");
     facts.stages[0].refusals = [(A, "a can't be reached".to_owned())].into();
@@ -172,4 +208,55 @@ fn an_executor_that_refuses_is_not_used() {
 fn too_many_parts_run_here() {
     let owners: Vec<_> = (0..200).map(|i| if i % 2 == 0 { A } else { B }).collect();
     greedy_places(vec![cat(&owners)], Site::Here, "h");
+}
+
+#[test]
+fn parts_are_joined_by_an_aggregator() {
+    greedy_places(vec![cat(&[A, B]), wc()], Site::Here, "a!+b a+b>h");
+    greedy_places(vec![cat(&[A, B]), grep(), sort()], Site::Here, "a!+b a+b a+b>h");
+    greedy_places(vec![cat(&[A, B]), grep(), tail(), tac()], Site::Here, "a!+b a+b a+b>h h");
+    // What was joined is not in parts any more.
+    greedy_places(vec![cat(&[A, B]), wc(), wc()], Site::Here, "a!+b a+b>h h");
+    greedy_places(vec![cat(&[A, B]), sort(), grep()], Site::Here, "a!+b a+b>h h");
+}
+
+#[test]
+fn a_merge_is_put_off_where_less_flows_behind_it() {
+    let facts = chain(vec![cat(&[A, B]), sort(), uniq_count(), sort(), tail()], Site::Here);
+    check(&facts, Options::default(), "a!+b a+b a+b>h h h");
+    let plan = greedy(&facts, Options::default());
+    assert_eq!(plan.joins[1], Join::Parts);
+    assert_eq!(plan.joins[2], Join::By { steps: Steps::MergeCounted(1), at: Site::Here });
+    let facts = chain(vec![cat(&[A, B]), sort(), tail()], Site::Here);
+    assert_eq!(
+        greedy(&facts, Options::default()).joins[2],
+        Join::By { steps: Steps::MergeThenSame(1), at: Site::Here }
+    );
+}
+
+#[test]
+fn parts_on_one_machine_are_joined_there_and_go_on_there() {
+    let options = Options { split_factor: 2, ..Options::default() };
+    let on = |stages, expect| check(&chain(stages, Site::Here), options, expect);
+    on(vec![cat(&[A, A]), sort(), tac()], "a!+a a+a>a a");
+    on(vec![cat(&[A, A]), sort(), uniq_count(), sort(), tail()], "a!+a a+a>a a a a");
+    // posh's own code runs here, so what comes behind it does, too.
+    on(vec![cat(&[A, A]), wc()], "a!+a a+a>h");
+    on(vec![cat(&[A, A]), wc(), tac()], "a+a a a");
+}
+
+#[test]
+fn operands_are_split_before_an_aggregator() {
+    let sorted = |owners: &[ExecutorId]| StageFacts { joining: Joining::Merge, whole_files: true, ..cat(owners) };
+    greedy_places(vec![sorted(&[A, B])], Site::Here, "a?+b?>h");
+    greedy_places(vec![sorted(&[A, B]), tail()], Site::Here, "a!?+b? a+b>h");
+}
+
+#[test]
+fn plans_say_how_parts_are_joined() {
+    let facts = chain(vec![cat(&[A, B]), sort(), uniq_count()], Site::Here);
+    let text = greedy(&facts, Options::default()).to_string();
+    let expected = "0: executor 0 [1]! + executor 1 [2]\n1: executor 0 + executor 1\n\
+                    2: executor 0 + executor 1 merged as 1, its counts added here\n";
+    assert_eq!(text, expected);
 }

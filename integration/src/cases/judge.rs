@@ -66,10 +66,8 @@ fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)
         return Vec::new();
     }
     // Only what differs is looked at closely: a case has megabytes of files.
-    // Its entries hold the inode numbers and times of the files, which each run has anew.
-    let comparable = |path: &Path| !path.ends_with(".git/index");
     let pick = |tree: &Tree, than: &Tree, run: &Run| {
-        let differing = tree.iter().filter(|(path, entry)| than.get(*path) != Some(*entry) && comparable(path));
+        let differing = tree.iter().filter(|(path, entry)| than.get(*path) != Some(*entry));
         renamed(differing.map(|(path, entry)| (path.clone(), entry.clone())).collect(), &run.name, NAME)
     };
     let found = differences(&pick(left, right, one), &pick(right, left, other));

@@ -30,7 +30,14 @@ impl Verdict {
     /// A run that came to no end, or could not be started.
     fn broken(number: usize, error: &LabError) -> Verdict {
         let faults = vec![error.to_string()];
-        Verdict { number, faults, by_mount: Vec::new(), offloaded: false, placements: String::new(), wall: Duration::ZERO }
+        Verdict {
+            number,
+            faults,
+            by_mount: Vec::new(),
+            offloaded: false,
+            placements: String::new(),
+            wall: Duration::ZERO,
+        }
     }
 }
 

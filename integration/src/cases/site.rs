@@ -29,6 +29,8 @@ use crate::tree::{self, Tree};
 const CASE_LIMIT: Duration = Duration::from_secs(60);
 /// The same with a rule left out, where hanging is one way of failing.
 const CASE_LIMIT_WITHOUT: Duration = Duration::from_secs(15);
+/// The user's settings, by which git may run on either machine.
+const GIT_SETTINGS: &str = "[core]\n\tcheckStat = minimal\n\ttrustctime = false\n";
 /// Where the statuses of a script's last pipeline are put, in the home.
 const STATUSES: &str = ".statuses";
 /// A directory on the first mount in which another file system is mounted, on the workstation only.
@@ -143,6 +145,10 @@ impl Site {
         prepare(owner, &directory, number, &case.prepare)?;
         let host = if way == Way::Copy { &self.local } else { &self.lab.workstation };
         empty(&host.path(who.home))?;
+        let settings = host.path(who.home).join(".gitconfig");
+        fs::write(&settings, GIT_SETTINGS)
+            .and_then(|()| chown(&settings, Some(who.here), Some(who.here)))
+            .attempt(|| format!("write {}", settings.display()))?;
         let under = if way == Way::Posh { Under::PoshExplained } else { Under::Shell };
         let outcome = self.script(case, &name, who).run(host, under)?;
         let mut left = tree::snapshot(&data, &[])?;

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use posh_proto::rule::Rule;
 
+use super::Case;
 use super::run::{self, Verdict};
 use super::site::Setting;
-use super::Case;
 use crate::error::Result;
 
 /// Which cases noticed that a rule was left out.

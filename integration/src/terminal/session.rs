@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 
 use crate::error::{Attempt, LabError, Result};
 use crate::host::Host;
-use crate::oracle::{Shell, Under};
+use crate::oracle::{Door, Shell, Under};
 use crate::process::Process;
 use crate::terminal::{Size, Terminal};
 
@@ -29,6 +29,8 @@ pub struct Setting<'a> {
     pub shell: Shell,
     /// By itself or not.
     pub under: Under,
+    /// How posh sees what the shell executes; its own choice when `None`.
+    pub door: Option<Door>,
     /// The terminal's size.
     pub size: Size,
     /// The user's home, made anew; also where the shell starts.
@@ -69,6 +71,7 @@ impl Session {
         }
         if setting.under != Under::Shell {
             command.args(["--shell", setting.shell.name()]);
+            command.args(setting.door.iter().flat_map(|door| ["--door", door.name()]));
         }
         command.env("HOME", setting.home).env("TERM", "xterm-256color").current_dir(setting.home);
         let terminal = Terminal::start(host, &command, setting.size)?;

@@ -21,7 +21,7 @@ const SIGN: &str = "a needle";
 
 fn session(lab: &Lab, under: Under) -> Session {
     let home = "/home/user/hung";
-    let setting = Setting { shell: Shell::Bash, under, size: Size::USUAL, home, rc: "" };
+    let setting = Setting { shell: Shell::Bash, under, door: None, size: Size::USUAL, home, rc: "" };
     Session::start(&lab.workstation, &setting).unwrap()
 }
 

@@ -1,7 +1,7 @@
 //! Colours, columns, quoting: what commands write because they write to a terminal.
 
 use posh_integration::explain::Report;
-use posh_integration::oracle::Under;
+use posh_integration::oracle::{Door, Under};
 use posh_integration::terminal::{Size, Terminal};
 use posh_integration::{Lab, Script, Shell};
 
@@ -71,27 +71,30 @@ fn run(lab: &Lab, script: &Script, under: Under, size: Size) -> Seen {
 fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), String> {
     let script = Script::new(*text).shell(Shell::Bash);
     let alone = run(lab, &script, Under::Shell, size);
-    let posh = run(lab, &script, Under::Posh, size);
-    let differ = |posh: &Seen| {
-        let [a, b] = [&alone, posh].map(|s| String::from_utf8_lossy(&s.raw).into_owned());
-        format!("{size:?} {text}\n--- bash {:?} {a:?}\n--- posh {:?} {b:?}\n", alone.status, posh.status)
-    };
-    if alone.raw != posh.raw || alone.status != posh.status || alone.screen != posh.screen {
-        return Err(differ(&posh));
-    }
-    if offloaded.is_empty() {
-        return Ok(());
-    }
-    let mut shown = run(lab, &script, Under::PoshExplained, size);
-    let (rest, report) = Report::take(&shown.raw).map_err(|e| format!("{text}: {e}"))?;
-    shown.raw = rest;
-    if alone.raw != shown.raw {
-        return Err(differ(&shown));
-    }
-    for command in *offloaded {
-        let stages: Vec<_> = report.stages(command).collect();
-        if stages.is_empty() || stages.iter().any(|s| !s.is_offloaded()) {
-            return Err(format!("{text}: {command} was not offloaded: {report:?}"));
+    for door in Door::ALL {
+        let script = script.clone().door(door);
+        let differ = |posh: &Seen| {
+            let [a, b] = [&alone, posh].map(|s| String::from_utf8_lossy(&s.raw).into_owned());
+            format!("{size:?} {door:?} {text}\n--- bash {:?} {a:?}\n--- posh {:?} {b:?}\n", alone.status, posh.status)
+        };
+        let posh = run(lab, &script, Under::Posh, size);
+        if alone.raw != posh.raw || alone.status != posh.status || alone.screen != posh.screen {
+            return Err(differ(&posh));
+        }
+        if offloaded.is_empty() {
+            continue;
+        }
+        let mut shown = run(lab, &script, Under::PoshExplained, size);
+        let (rest, report) = Report::take(&shown.raw).map_err(|e| format!("{text}: {e}"))?;
+        shown.raw = rest;
+        if alone.raw != shown.raw {
+            return Err(differ(&shown));
+        }
+        for command in *offloaded {
+            let stages: Vec<_> = report.stages(command).collect();
+            if stages.is_empty() || stages.iter().any(|s| !s.is_offloaded()) {
+                return Err(format!("{text}: {door:?}: {command} was not offloaded: {report:?}"));
+            }
         }
     }
     Ok(())

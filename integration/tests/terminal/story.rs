@@ -1,11 +1,11 @@
-//! A story is what somebody does in an interactive shell. It is told once by the shell
-//! alone, on the mount, and once by posh; then both are compared, turn by turn.
+//! A story is what somebody does in an interactive shell. It is told by the shell
+//! alone, on the mount, and by posh through each door; then they are compared, turn by turn.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::time::Duration;
 
-use posh_integration::oracle::Under;
+use posh_integration::oracle::{Door, Under};
 use posh_integration::process::wait_gone;
 use posh_integration::quiet::processes_left;
 use posh_integration::running::Running;
@@ -18,11 +18,19 @@ const LOG: &str = "hay\na needle\nhay\n";
 /// What a remote command may take to end after its stage has ended.
 pub const PROMISE: Duration = Duration::from_secs(1);
 
+/// By the shell alone, then by posh through each of its doors; homes have names of one length.
+const TELLINGS: [(Under, Option<Door>, &str); 3] = [
+    (Under::Shell, None, "/home/user/alone"),
+    (Under::Posh, Some(Door::Hook), "/home/user/hook_"),
+    (Under::Posh, Some(Door::Path), "/home/user/path_"),
+];
+
 /// One telling: the shell and where it runs.
 pub struct Teller<'a> {
     pub lab: &'a Lab,
     pub session: Session,
     pub under: Under,
+    pub home: &'static str,
     turns: Vec<Turn>,
 }
 
@@ -94,22 +102,25 @@ impl Teller<'_> {
     }
 }
 
-/// Tells a story in both ways, and compares what was written.
+/// Tells a story in all ways, and compares what was written.
 pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) {
     let mut told = Vec::new();
-    for (under, home) in [(Under::Shell, "/home/user/alone"), (Under::Posh, "/home/user/under")] {
-        let setting = Setting { shell, under, size: Size::USUAL, home, rc };
+    for (under, door, home) in TELLINGS {
+        let setting = Setting { shell, under, door, size: Size::USUAL, home, rc };
         let session = Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
-        let mut teller = Teller { lab, session, under, turns: Vec::new() };
+        let mut teller = Teller { lab, session, under, home, turns: Vec::new() };
         fs::write(lab.data(1).join("log"), LOG).unwrap();
         story(&mut teller);
         let Teller { session, turns, .. } = teller;
         let status = session.end().unwrap_or_else(|e| panic!("{under:?}: {e}"));
         told.push((turns, status));
     }
-    let [(alone, alone_end), (posh, posh_end)] = told.as_slice() else { unreachable!("two tellings") };
-    for (number, (alone, posh)) in alone.iter().zip(posh).enumerate() {
-        assert!(alone == posh, "turn {number} differs\n--- {}: {alone:?}\n--- posh: {posh:?}", shell.name());
+    let [(alone, alone_end), told @ ..] = told.as_slice() else { unreachable!("three tellings") };
+    for ((posh, posh_end), (_, door, _)) in told.iter().zip(&TELLINGS[1..]) {
+        for (number, (alone, posh)) in alone.iter().zip(posh).enumerate() {
+            let name = shell.name();
+            assert!(alone == posh, "turn {number} differs\n--- {name}: {alone:?}\n--- posh, {door:?}: {posh:?}");
+        }
+        assert_eq!((alone.len(), alone_end), (posh.len(), posh_end), "turns, and how the shell ended, {door:?}");
     }
-    assert_eq!((alone.len(), alone_end), (posh.len(), posh_end), "turns, and how the shell ended");
 }

@@ -17,6 +17,7 @@ use tonic::transport::Endpoint;
 use crate::{
     Error,
     gateway::{self, Client, Target},
+    hook,
     launch::{Shell, find_program},
 };
 
@@ -212,7 +213,13 @@ fn fuse() -> Vec<Finding> {
 fn shells() -> Vec<Finding> {
     let shell = |shell: Shell| {
         let absent = if shell == Shell::Bash { Verdict::Bad } else { Verdict::Note };
-        on_path(shell.name(), absent, "posh can't start it")
+        let mut found = on_path(shell.name(), absent, "posh can't start it");
+        let path = find_program(shell.name(), &env::var_os("PATH").unwrap_or_default());
+        if let Some(Err(error)) = path.map(|path| hook::library_for(&path)) {
+            found.verdict = Verdict::Note;
+            found.detail.push_str(&format!("\nits commands are seen through shims on PATH only: {error}"));
+        }
+        found
     };
     [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Dash].map(shell).into()
 }

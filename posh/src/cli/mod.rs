@@ -236,8 +236,21 @@ mod tests {
 
     #[test]
     fn own_options_are_read_up_to_the_script() {
-        let line =
-            ["posh", "--shell", "zsh", "--door", "path", "--explain=json", "--split", "4", "--config", "m", "--socket", "s", "x"];
+        let line = [
+            "posh",
+            "--shell",
+            "zsh",
+            "--door",
+            "path",
+            "--explain=json",
+            "--split",
+            "4",
+            "--config",
+            "m",
+            "--socket",
+            "s",
+            "x",
+        ];
         let launch = launch(&line);
         assert_eq!((launch.shell, launch.door, launch.explain), (Shell::Zsh, Some(Door::Path), Some(Format::Json)));
         assert_eq!(launch.split, NonZeroU32::new(4));

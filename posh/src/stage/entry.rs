@@ -102,7 +102,8 @@ impl Entry {
         let session = directory.parent().and_then(|d| read_session(&d.join(SESSION_FILE)));
         // bash sets `_` to the path that it executes: the real program must not see the shim there.
         let (wrong, right) = (variable("_", &shim), variable("_", program.as_os_str()));
-        let environment = environment.into_iter().map(|v| if Some(&v) == wrong.as_ref() { right.clone() } else { Some(v) });
+        let environment =
+            environment.into_iter().map(|v| if Some(&v) == wrong.as_ref() { right.clone() } else { Some(v) });
         Ok(Self {
             name,
             environment: environment.flatten().collect(),

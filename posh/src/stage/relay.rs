@@ -70,8 +70,6 @@ struct Relay<'a> {
 /// Relays until the remote command has ended and all its output is written, then
 /// ends as it did.
 pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
-    // ps(1) and pkill(1) are to find the command, not what stands in for it.
-    process::rename(&entry.name);
     let mut mask_before = SigSet::empty();
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
@@ -165,8 +163,9 @@ impl Relay<'_> {
         fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
         let watch = rule::holds(Rule::Streaming);
         // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
-        let sinks: Vec<usize> =
-            (0..self.sinks.len()).filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle()).collect();
+        let sinks: Vec<usize> = (0..self.sinks.len())
+            .filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle())
+            .collect();
         for &i in &sinks {
             let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));

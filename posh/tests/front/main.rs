@@ -76,7 +76,8 @@ fn by_the_hook_nothing_at_all_is_changed() {
 fn the_hook_is_loaded_unless_it_can_not_be() {
     let (installed, _fake) = with_gateway();
     let loaded = |installed: &Installed, arguments: &[&str]| {
-        let line = ["-c", "grep -c hook- /proc/self/maps > counted; read n < counted; [ $n -gt 0 ]; echo $?; rm counted"];
+        let line =
+            ["-c", "grep -c hook- /proc/self/maps > counted; read n < counted; [ $n -gt 0 ]; echo $?; rm counted"];
         installed.posh(&[arguments, &line].concat())
     };
     assert_eq!(stdout(&loaded(&installed, &[])), "0\n");
@@ -85,9 +86,11 @@ fn the_hook_is_loaded_unless_it_can_not_be() {
     fs::create_dir(installed.at("static")).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_posh-stage"), installed.at("static/bash")).unwrap();
     let path = format!("{}:/bin", installed.at("static").display());
-    let output = installed.command(installed.at("bin/posh"), &["--door", "hook", "-c", "true"]).env("PATH", path).output();
+    let output =
+        installed.command(installed.at("bin/posh"), &["--door", "hook", "-c", "true"]).env("PATH", path).output();
     let said = stderr(&output.unwrap());
-    let expected = format!("posh: no exec hook, shims on PATH instead: {} is not a", installed.at("static/bash").display());
+    let expected =
+        format!("posh: no exec hook, shims on PATH instead: {} is not a", installed.at("static/bash").display());
     assert!(said.starts_with(&expected), "{said}");
 }
 

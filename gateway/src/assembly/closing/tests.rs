@@ -152,6 +152,14 @@ fn a_pipe_that_a_shell_above_has_itself_is_not_waited_for() {
 }
 
 #[test]
+fn a_pipe_out_of_the_session_is_not_waited_for() {
+    // cat f | { read l; ...; } with errors into somebody else's pipe: the group reads, and holds that pipe too.
+    let writer = [stage(20, &[(1, 7, true), (2, 8, true)], 0, &[])];
+    let group = process(30, 'S', "/bin/bash", &[(0, 7, false), (2, 8, true)], Some(nix::libc::SYS_read));
+    assert!(look(&writer, vec![Process { sleeps_in_pipe: true, ..group }]).pending.is_empty());
+}
+
+#[test]
 fn a_foreign_reader_is_no_reason_to_wait_once_it_sleeps() {
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
     let mut less = process(30, 'S', "/usr/bin/less", &[(0, 7, false)], Some(nix::libc::SYS_read));

@@ -1,0 +1,113 @@
+//! What is known of a remote stage until it ends, and how its parts' ends make one.
+
+use posh_annotations::StatusRule;
+use posh_proto::executor::{Exited, exited};
+use tokio::sync::mpsc;
+
+use crate::{
+    facts::Reading,
+    join::{Joining, status},
+    lower::Stream,
+    stage_link::{ForStage, StageLink, Status},
+};
+
+/// The shell's own number for a command that posh lost (see the stage program).
+const EXIT_POSH_FAILED: u32 = 125;
+
+/// How one part of a stage ended.
+pub(super) enum PartEnd {
+    Exited(Exited),
+    Lost(String),
+}
+
+/// An aggregator on this machine.
+pub(super) struct JoinHere {
+    pub joining: Joining,
+    /// What it reads, part by part.
+    pub inputs: Vec<Stream>,
+    pub ended: Option<Status>,
+}
+
+/// What is known of a stage until it ends.
+pub(super) struct StageState {
+    pub name: String,
+    pub tell: mpsc::Sender<ForStage>,
+    /// Its parts, and after them the commands of an aggregator on their machine.
+    pub parts: Vec<Option<PartEnd>>,
+    pub part_count: usize,
+    pub join: Option<JoinHere>,
+    pub gone: bool,
+    pub finished: bool,
+}
+
+/// `$?` for a status.
+pub(super) fn as_shell(status: Status) -> u32 {
+    match status {
+        Status::Code(code) => code,
+        Status::Signal(signal) => 128 + signal,
+    }
+}
+
+impl PartEnd {
+    /// It did not come to its own end; one that met a closed pipe did as in a shell.
+    pub(super) fn is_violent(&self) -> bool {
+        match self {
+            Self::Lost(_) => true,
+            Self::Exited(exited) => {
+                matches!(exited.how, Some(exited::How::Signal(s)) if s != nix::libc::SIGPIPE.cast_unsigned())
+            }
+        }
+    }
+}
+
+impl StageState {
+    pub(super) fn new(link: &StageLink, part_count: usize, commands: usize, join: Option<JoinHere>) -> Self {
+        Self {
+            name: link.enlisted.name.clone(),
+            tell: link.sender(),
+            parts: (0..commands).map(|_| None).collect(),
+            part_count,
+            join,
+            gone: false,
+            finished: false,
+        }
+    }
+
+    /// How its parts ended, as far as they did.
+    pub(super) fn exits(&self) -> impl Iterator<Item = &Exited> {
+        self.parts.iter().flatten().filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
+    }
+
+    /// How the aggregator ended, if there is one: `there` are its commands on the machine of the parts.
+    fn joined(&self, there: &[&Exited]) -> Option<Status> {
+        let statuses: Vec<Status> = there.iter().map(|e| status_of(e)).collect();
+        let here = self.join.as_ref().and_then(|j| j.ended);
+        here.or_else(|| (!statuses.is_empty()).then(|| status::of_chain(&statuses)))
+    }
+
+    pub(super) fn farewell(&self, reading: Option<&Reading>) -> ForStage {
+        let exit = |status, message| ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message };
+        if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
+            return exit(Status::Code(EXIT_POSH_FAILED), message.clone());
+        }
+        let exits: Vec<&Exited> = self.exits().collect();
+        let (parts, there) = exits.split_at(self.part_count.min(exits.len()));
+        let rule = reading.map_or(StatusRule::Maximum, |r| r.invocation.status_rule);
+        let parts: Vec<Status> = parts.iter().map(|e| status_of(e)).collect();
+        ForStage::Exit {
+            status: status::of_stage(&parts, self.joined(there), rule),
+            core_dumped: exits.iter().any(|e| e.core_dumped),
+            seeks: exits.iter().flat_map(|e| e.offsets.iter().map(|o| (o.fd, o.offset))).collect(),
+            message: String::new(),
+        }
+    }
+}
+
+/// How a command ended.
+fn status_of(exited: &Exited) -> Status {
+    match exited.how {
+        Some(exited::How::Code(code)) => Status::Code(code),
+        Some(exited::How::Signal(signal)) => Status::Signal(signal),
+        None => Status::Code(EXIT_POSH_FAILED),
+    }
+}

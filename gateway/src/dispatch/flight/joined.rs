@@ -1,0 +1,73 @@
+//! What aggregators on this machine are told and tell, as part of the relay.
+
+use nix::sys::signal::Signal as Number;
+use posh_proto::executor::{Credit, run_input};
+
+use super::Relay;
+use crate::{
+    join::{Event, Joining},
+    lower::{JOINED, Stream},
+    stage_link::{ForStage, Status},
+};
+
+impl Relay<'_> {
+    /// The aggregator of a stage, while it is at work.
+    pub(super) fn joining(&self, stage: usize) -> Option<&Joining> {
+        let join = self.stages.get(&stage)?.join.as_ref()?;
+        join.ended.is_none().then_some(&join.joining)
+    }
+
+    pub(super) fn signal_join(&self, stage: usize, signal: u32) {
+        if let (Some(joining), Ok(signal)) = (self.joining(stage), Number::try_from(signal.cast_signed())) {
+            joining.signal(signal);
+        }
+    }
+
+    pub(super) async fn join_told(&mut self, stage: usize, event: Event) {
+        match event {
+            Event::Fed(part, bytes) => self.credit_part(stage, part, bytes).await,
+            Event::Output(data) => self.show(stage, 1, data).await,
+            Event::Errors(data) => self.show(stage, 2, data).await,
+            Event::Over(status) => self.join_over(stage, status).await,
+        }
+    }
+
+    async fn credit_part(&mut self, stage: usize, part: usize, bytes: u64) {
+        let input = self.stages.get(&stage).and_then(|s| s.join.as_ref()).and_then(|j| j.inputs.get(part));
+        if let Some(&(run, stream)) = input.filter(|stream| self.joined.contains_key(*stream)) {
+            self.to_run(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
+        }
+    }
+
+    async fn show(&mut self, stage: usize, fd: u32, data: bytes::Bytes) {
+        let bytes = data.len() as u64;
+        match self.outputs.get_mut(&(stage, fd)) {
+            Some(output) => {
+                let released = output.push((JOINED, fd), data);
+                let undelivered = output.take_undelivered();
+                for data in released {
+                    self.tell(stage, ForStage::Data(fd, data)).await;
+                }
+                if undelivered {
+                    self.tell_undelivered(stage, fd).await;
+                }
+            }
+            // Into /dev/null.
+            None if fd == 1 => self.joining(stage).into_iter().for_each(|j| j.allow(bytes)),
+            None => {}
+        }
+    }
+
+    /// The aggregator has ended: its outputs have, too, and nobody reads the parts any more.
+    async fn join_over(&mut self, stage: usize, status: Status) {
+        let Some(join) = self.stages.get_mut(&stage).and_then(|s| s.join.as_mut()) else { return };
+        join.ended = Some(status);
+        let unread: Vec<Stream> = join.inputs.iter().copied().filter(|s| self.joined.contains_key(s)).collect();
+        for (run, stream) in unread {
+            self.to_run(run, run_input::Kind::Closed(stream)).await;
+        }
+        for fd in [1, 2] {
+            self.end_stream_of(stage, fd, (JOINED, fd)).await;
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! posh's own aggregators: each reads the outputs of parts one after the other, line by line, and writes
+//! what one process would have written. Pure: bytes in, bytes out.
+
+use std::{collections::VecDeque, io::Write as _};
+
+/// An aggregator at work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Own {
+    kind: Kind,
+    /// The beginning of a line whose end has not come.
+    open: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    Sum(Option<u64>),
+    UniqCount(Option<(u64, Vec<u8>)>),
+    WcTotal(WcTotal),
+}
+
+impl Own {
+    /// Each part is a number and a newline; the result is their sum, and nothing if there is none.
+    #[must_use]
+    pub fn sum() -> Self {
+        Self::new(Kind::Sum(None))
+    }
+
+    /// Each part is an output of `uniq -c`: where a part begins with the line that the one before it ends with, the
+    /// two are one.
+    #[must_use]
+    pub fn uniq_count() -> Self {
+        Self::new(Kind::UniqCount(None))
+    }
+
+    /// Each part is an output of `wc`, whose options are `letters` (`lwmcL`), with so many operands. Parts
+    /// with operands count bytes, too, which gives the width of the columns.
+    #[must_use]
+    pub fn wc_total(letters: &str, operands: Vec<usize>) -> Self {
+        Self::new(Kind::WcTotal(WcTotal::new(letters, operands)))
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self { kind, open: Vec::new() }
+    }
+
+    /// Takes bytes; gives what can be written by now.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for line in whole_lines(&mut self.open, bytes) {
+            self.kind.line(&line, &mut out);
+        }
+        out
+    }
+
+    /// After the last part: what is left to write.
+    pub fn finish(&mut self) -> Vec<u8> {
+        match &mut self.kind {
+            Kind::Sum(sum) => sum.map(|sum| format!("{sum}\n").into_bytes()).unwrap_or_default(),
+            Kind::UniqCount(held) => {
+                let mut out = Vec::new();
+                if let Some((count, line)) = held.take() {
+                    write_count(count, &line, &mut out);
+                }
+                out
+            }
+            Kind::WcTotal(wc) => wc.finish(),
+        }
+    }
+}
+
+impl Kind {
+    /// One line of a part, without its newline.
+    fn line(&mut self, line: &[u8], out: &mut Vec<u8>) {
+        match self {
+            Self::Sum(sum) => {
+                if let Some((number, _)) = number(line) {
+                    *sum = Some(sum.unwrap_or(0).saturating_add(number));
+                }
+            }
+            Self::UniqCount(held) => {
+                if let Some((count, line)) = counted(line) {
+                    add(held, count, line, out);
+                }
+            }
+            Self::WcTotal(wc) => wc.line(line),
+        }
+    }
+}
+
+/// Counts a line: with those before it if they are equal, else what was held is written.
+fn add(held: &mut Option<(u64, Vec<u8>)>, count: u64, line: &[u8], out: &mut Vec<u8>) {
+    match held {
+        Some((sum, same)) if same == line => *sum = sum.saturating_add(count),
+        _ => {
+            if let Some((sum, other)) = held.replace((count, line.to_vec())) {
+                write_count(sum, &other, out);
+            }
+        }
+    }
+}
+
+/// The counts of sorted parts while their lines, without them, are merged by a command: lines of one part come out
+/// in their order, and of equal ones those of the first part come first.
+#[derive(Debug)]
+pub struct Recount {
+    /// For each part what went into the merge and has not come out.
+    waiting: Vec<VecDeque<(u64, Vec<u8>)>>,
+    /// For each part the beginning of a line whose end has not come.
+    open: Vec<Vec<u8>>,
+    merged: Vec<u8>,
+    held: Option<(u64, Vec<u8>)>,
+}
+
+impl Recount {
+    /// For so many parts.
+    #[must_use]
+    pub fn new(parts: usize) -> Self {
+        Self { waiting: vec![VecDeque::new(); parts], open: vec![Vec::new(); parts], merged: Vec::new(), held: None }
+    }
+
+    /// Takes a part's bytes; gives its lines, for the merge.
+    pub fn part(&mut self, part: usize, bytes: &[u8]) -> Vec<u8> {
+        let mut lines = Vec::new();
+        for line in whole_lines(&mut self.open[part], bytes) {
+            if let Some((count, line)) = counted(&line) {
+                self.waiting[part].push_back((count, line.to_vec()));
+                lines.extend_from_slice(line);
+                lines.push(b'\n');
+            }
+        }
+        lines
+    }
+
+    /// Takes bytes of the merge; gives what can be written by now.
+    pub fn merged(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for line in whole_lines(&mut self.merged, bytes) {
+            let is_next = |waiting: &&mut VecDeque<(u64, Vec<u8>)>| waiting.front().is_some_and(|(_, l)| *l == line);
+            let count =
+                self.waiting.iter_mut().find(is_next).and_then(VecDeque::pop_front).map_or(0, |(count, _)| count);
+            add(&mut self.held, count, &line, &mut out);
+        }
+        out
+    }
+
+    /// After the merge: what is left to write.
+    pub fn finish(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if let Some((count, line)) = self.held.take() {
+            write_count(count, &line, &mut out);
+        }
+        out
+    }
+}
+
+/// The lines that `bytes` complete, without their newlines; the rest stays in `open`.
+fn whole_lines(open: &mut Vec<u8>, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut lines = Vec::new();
+    while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
+        open.extend_from_slice(&bytes[..end]);
+        bytes = &bytes[end + 1..];
+        lines.push(std::mem::take(open));
+    }
+    open.extend_from_slice(bytes);
+    lines
+}
+
+/// A number that may have spaces before it, and what comes after it.
+fn number(text: &[u8]) -> Option<(u64, &[u8])> {
+    let text = text.trim_ascii_start();
+    let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
+    let number = std::str::from_utf8(&text[..digits]).ok()?.parse().ok()?;
+    Some((number, &text[digits..]))
+}
+
+/// A line of `uniq -c`: its count, and the line itself.
+fn counted(line: &[u8]) -> Option<(u64, &[u8])> {
+    let (count, rest) = number(line)?;
+    Some((count, rest.strip_prefix(b" ")?))
+}
+
+/// As GNU uniq writes it.
+fn write_count(count: u64, line: &[u8], out: &mut Vec<u8>) {
+    write!(out, "{count:>7} ").expect("memory can be written to");
+    out.extend_from_slice(line);
+    out.push(b'\n');
+}
+
+/// The columns of wc, in its order; lines, words and bytes are shown when none is asked for.
+const COLUMNS: [char; 5] = ['l', 'w', 'm', 'c', 'L'];
+/// The width of columns that count what is no regular file.
+const PIPE_WIDTH: usize = 7;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct WcTotal {
+    /// Columns that the parts have, as indices of [`COLUMNS`].
+    present: Vec<usize>,
+    /// Columns that are shown.
+    shown: Vec<usize>,
+    /// Operands of the parts that have not been read yet, the next one last.
+    operands: Vec<usize>,
+    /// Lines of the current part that are still to come, its total included.
+    left: usize,
+    files: Vec<([u64; 5], Vec<u8>)>,
+}
+
+impl WcTotal {
+    fn new(letters: &str, mut operands: Vec<usize>) -> Self {
+        let asked: Vec<usize> = (0..COLUMNS.len()).filter(|i| letters.contains(COLUMNS[*i])).collect();
+        let shown = if asked.is_empty() { vec![0, 1, 3] } else { asked };
+        let named = operands.iter().any(|n| *n > 0);
+        let present = (0..COLUMNS.len()).filter(|i| shown.contains(i) || (named && COLUMNS[*i] == 'c')).collect();
+        operands.reverse();
+        Self { present, shown, operands, left: 0, files: Vec::new() }
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        if self.left == 0 {
+            let count = self.operands.pop().unwrap_or(0);
+            self.left = if count > 1 { count + 1 } else { 1 };
+        } else if self.left == 1 {
+            // The part's own total.
+            self.left = 0;
+            return;
+        }
+        let mut counts = [0; 5];
+        let mut rest = line;
+        for column in &self.present {
+            let Some((count, after)) = number(rest) else { return };
+            (counts[*column], rest) = (count, after);
+        }
+        self.files.push((counts, rest.to_vec()));
+        self.left -= 1;
+    }
+
+    fn finish(&mut self) -> Vec<u8> {
+        let mut total = [0_u64; 5];
+        for (counts, _) in &self.files {
+            for (index, count) in counts.iter().enumerate() {
+                let sum = total[index].saturating_add(*count);
+                total[index] = if COLUMNS[index] == 'L' { total[index].max(*count) } else { sum };
+            }
+        }
+        let mut out = Vec::new();
+        let named = self.files.iter().any(|(_, name)| !name.is_empty());
+        let width = match self.shown.len() {
+            _ if named => total[3].to_string().len(),
+            1 => 1,
+            _ => PIPE_WIDTH,
+        };
+        if named {
+            self.files.iter().for_each(|(counts, name)| self.write(counts, width, name, &mut out));
+            self.write(&total, width, b" total", &mut out);
+        } else if !self.files.is_empty() {
+            self.write(&total, width, b"", &mut out);
+        }
+        out
+    }
+
+    fn write(&self, counts: &[u64; 5], width: usize, name: &[u8], out: &mut Vec<u8>) {
+        for (position, column) in self.shown.iter().enumerate() {
+            let space = if position > 0 { " " } else { "" };
+            write!(out, "{space}{:>width$}", counts[*column]).expect("memory can be written to");
+        }
+        out.extend_from_slice(name);
+        out.push(b'\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(mut own: Own, parts: &[&str]) -> String {
+        // In odd pieces, since pipes give what they like.
+        let text = parts.concat();
+        let mut out: Vec<u8> = text.as_bytes().chunks(3).flat_map(|piece| own.push(piece)).collect();
+        out.extend(own.finish());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_added() {
+        assert_eq!(joined(Own::sum(), &["3\n", "0\n", "18446744073709551000\n"]), "18446744073709551003\n");
+        assert_eq!(joined(Own::sum(), &[]), "");
+    }
+
+    #[test]
+    fn equal_lines_at_a_seam_are_one() {
+        let parts = ["      2 a\n      1  b\n", "      5  b\n12345678 c\n", "      1 c\n"];
+        assert_eq!(joined(Own::uniq_count(), &parts), "      2 a\n      6  b\n12345679 c\n");
+    }
+
+    #[test]
+    fn counts_find_their_lines_after_a_merge() {
+        let mut recount = Recount::new(2);
+        assert_eq!(recount.part(0, b"      2 a\n      1 c\n"), b"a\nc\n");
+        assert_eq!(recount.part(1, b"      3 a\n      4"), b"a\n");
+        assert_eq!(recount.part(1, b" b\n"), b"b\n");
+        let out = [recount.merged(b"a\na\nb"), recount.merged(b"\nc\n"), recount.finish()].concat();
+        assert_eq!(String::from_utf8(out).unwrap(), "      5 a\n      4 b\n      1 c\n");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_all_files_need() {
+        let parts = [" 1  9 a\n", "  2  90 b\n  3 901  c\n  5 991 total\n"];
+        assert_eq!(joined(Own::wc_total("l", vec![1, 2]), &parts), "   1 a\n   2 b\n   3  c\n   6 total\n");
+        assert_eq!(joined(Own::wc_total("", vec![0, 0]), &["1 2 3\n", "4 5 6\n"]), "      5       7       9\n");
+        assert_eq!(joined(Own::wc_total("L", vec![0, 0]), &["12\n", "4\n"]), "12\n");
+    }
+}

@@ -1,0 +1,351 @@
+//! A join at work on this machine: the commands of a recipe as processes, fed with what the parts wrote
+//! elsewhere. What goes in is bounded by the credit that its sender gets for what was taken ([`Event::Fed`]),
+//! what comes out by [`Joining::allow`].
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::process::ExitStatusExt as _,
+    },
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use nix::{
+    fcntl::OFlag,
+    sys::signal::{Signal, kill},
+    unistd::{Pid, pipe2},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    net::unix::pipe,
+    process::{Child, ChildStderr, ChildStdout, Command},
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use super::{
+    Recipe, Source,
+    own::{Own, Recount},
+    status,
+};
+use crate::stage_link::Status;
+
+/// Events that wait for the reader.
+const QUEUE: usize = 16;
+/// What is read from a command at once: a pipe holds no more.
+const READ_BYTES: usize = 64 << 10;
+/// Output that the reader may have before it says that it took any: it is on this machine, so this is
+/// not a link's worth but a few pipes'.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// The real command of a [`super::Step`].
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Where it is.
+    pub path: PathBuf,
+    /// All of its environment.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// What a join tells.
+#[derive(Debug)]
+pub enum Event {
+    /// So many bytes of that part were taken.
+    Fed(usize, u64),
+    /// Output.
+    Output(Bytes),
+    /// What a command wrote to its error output.
+    Errors(Bytes),
+    /// Everything has ended, and how.
+    Over(Status),
+}
+
+/// A join that runs. When it is dropped, its commands are killed.
+#[derive(Debug)]
+pub struct Joining {
+    parts: Vec<Option<mpsc::UnboundedSender<Bytes>>>,
+    window: Arc<watch::Sender<Window>>,
+    pids: Vec<Pid>,
+    tasks: JoinSet<()>,
+}
+
+/// What the reader of the output can take.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    allowed_bytes: u64,
+    is_closed: bool,
+}
+
+/// Bytes of one part on their way in.
+type Incoming = mpsc::UnboundedReceiver<Bytes>;
+
+impl Joining {
+    /// Starts the commands; `programs` are those of the recipe's commands.
+    ///
+    /// # Errors
+    /// When a pipe or a process can't be made; then nothing runs.
+    pub fn start(recipe: &Recipe, programs: &[Program]) -> io::Result<(Self, mpsc::Receiver<Event>)> {
+        let (senders, incoming): (Vec<_>, Vec<_>) = (0..recipe.parts).map(|_| mpsc::unbounded_channel()).unzip();
+        let (events, told) = mpsc::channel(QUEUE);
+        let window = watch::Sender::new(Window { allowed_bytes: WINDOW_BYTES, is_closed: false });
+        let mut joining = Self {
+            parts: senders.into_iter().map(Some).collect(),
+            window: Arc::new(window),
+            pids: Vec::new(),
+            tasks: JoinSet::new(),
+        };
+        let output = Outlet { window: Arc::clone(&joining.window), events };
+        match &recipe.source {
+            Source::Own(own) => drop(joining.tasks.spawn(run_own(own.clone(), incoming, output))),
+            Source::InOrder => joining.start_in_order(recipe, programs, incoming, output)?,
+            Source::Separate | Source::Counted => joining.start_separate(recipe, programs, incoming, output)?,
+        }
+        Ok((joining, told))
+    }
+
+    fn start_in_order(
+        &mut self,
+        recipe: &Recipe,
+        programs: &[Program],
+        incoming: Vec<Incoming>,
+        output: Outlet,
+    ) -> io::Result<()> {
+        let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+        let writer = pipe::Sender::from_owned_fd(write)?;
+        let children = spawn(recipe, programs, Stdio::from(read), Vec::new())?;
+        self.note(&children);
+        let parts: Vec<_> = incoming.into_iter().enumerate().collect();
+        self.tasks.spawn(feed(parts, writer, None, output.events.clone()));
+        self.tasks.spawn(attend(children, Vec::new(), None, output));
+        Ok(())
+    }
+
+    fn start_separate(
+        &mut self,
+        recipe: &Recipe,
+        programs: &[Program],
+        incoming: Vec<Incoming>,
+        output: Outlet,
+    ) -> io::Result<()> {
+        let counts = (recipe.source == Source::Counted).then(|| Arc::new(Mutex::new(Recount::new(recipe.parts))));
+        let mut reads = Vec::new();
+        let mut writers = Vec::new();
+        for _ in 0..recipe.parts {
+            let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+            reads.push(read);
+            writers.push(pipe::Sender::from_owned_fd(write)?);
+        }
+        // They are named as ours: a descriptor to be inherited could be by other children that start at this moment.
+        let own = std::process::id();
+        let names = reads.iter().map(|read| format!("/proc/{own}/fd/{}", read.as_raw_fd()).into());
+        let children = spawn(recipe, programs, Stdio::null(), names.collect())?;
+        self.note(&children);
+        for (part, writer) in incoming.into_iter().enumerate().zip(writers) {
+            self.tasks.spawn(feed(vec![part], writer, counts.clone(), output.events.clone()));
+        }
+        self.tasks.spawn(attend(children, reads, counts, output));
+        Ok(())
+    }
+
+    fn note(&mut self, children: &[Child]) {
+        self.pids = children.iter().filter_map(|c| Some(Pid::from_raw(c.id()?.cast_signed()))).collect();
+    }
+
+    /// Bytes of a part.
+    pub fn push(&self, part: usize, data: Bytes) {
+        if let Some(Some(sender)) = self.parts.get(part) {
+            // A join that has ended takes no more.
+            let _ = sender.send(data);
+        }
+    }
+
+    /// A part is at its end.
+    pub fn end(&mut self, part: usize) {
+        if let Some(sender) = self.parts.get_mut(part) {
+            *sender = None;
+        }
+    }
+
+    /// So many bytes of output were taken.
+    pub fn allow(&self, bytes: u64) {
+        self.window.send_modify(|window| window.allowed_bytes = window.allowed_bytes.saturating_add(bytes));
+    }
+
+    /// Nobody reads the output any more: who writes gets SIGPIPE.
+    pub fn close(&self) {
+        self.window.send_modify(|window| window.is_closed = true);
+    }
+
+    /// A signal for the commands.
+    pub fn signal(&self, signal: Signal) {
+        // They are waited for once the last one has closed its output, and then all at once.
+        for pid in &self.pids {
+            let _ = kill(*pid, signal);
+        }
+    }
+}
+
+/// Starts the commands, each reading what the one before it writes.
+fn spawn(recipe: &Recipe, programs: &[Program], input: Stdio, operands: Vec<OsString>) -> io::Result<Vec<Child>> {
+    let mut children: Vec<Child> = Vec::new();
+    let (mut input, mut operands) = (Some(input), Some(operands));
+    for (step, program) in recipe.commands.iter().zip(programs) {
+        let mut command = Command::new(&program.path);
+        command.as_std_mut().env_clear().envs(program.env.iter().cloned());
+        command.arg0(&step.argv[0]).args(&step.argv[1..]).args(operands.take().unwrap_or_default());
+        // The user's own directory may be on a mount, and is not needed.
+        command.current_dir("/").process_group(0).kill_on_drop(true);
+        command.stdin(input.take().unwrap_or_else(Stdio::null)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        if children.len() + 1 < recipe.commands.len() {
+            let output = child.stdout.take().ok_or_else(|| io::Error::other("a command without an output"))?;
+            input = Some(Stdio::from(output.into_owned_fd()?));
+        }
+        children.push(child);
+    }
+    Ok(children)
+}
+
+/// Writes parts, one after the other, into a command.
+async fn feed(
+    parts: Vec<(usize, Incoming)>,
+    mut writer: pipe::Sender,
+    counts: Option<Arc<Mutex<Recount>>>,
+    events: mpsc::Sender<Event>,
+) {
+    // Once nobody reads, what comes is taken all the same: its senders must not wait for ever.
+    let mut is_read = true;
+    for (part, mut incoming) in parts {
+        while let Some(data) = incoming.recv().await {
+            let bytes = data.len() as u64;
+            let data = match &counts {
+                None => data,
+                Some(counts) => Bytes::from(counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data)),
+            };
+            is_read = is_read && writer.write_all(&data).await.is_ok();
+            if events.send(Event::Fed(part, bytes)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Stays with the commands to their end. `_reads` are what the first one opens by their names.
+async fn attend(
+    mut children: Vec<Child>,
+    _reads: Vec<OwnedFd>,
+    counts: Option<Arc<Mutex<Recount>>>,
+    mut outlet: Outlet,
+) {
+    let mut errors = JoinSet::new();
+    for stderr in children.iter_mut().filter_map(|c| c.stderr.take()) {
+        errors.spawn(tell_errors(stderr, outlet.events.clone()));
+    }
+    if let Some(stdout) = children.last_mut().and_then(|c| c.stdout.take()) {
+        tell_output(stdout, counts.as_deref(), &mut outlet).await;
+    }
+    while errors.join_next().await.is_some() {}
+    let mut statuses = Vec::new();
+    for child in &mut children {
+        statuses.push(status_of(&child.wait().await));
+    }
+    let _ = outlet.events.send(Event::Over(status::of_chain(&statuses))).await;
+}
+
+async fn tell_errors(mut stderr: ChildStderr, events: mpsc::Sender<Event>) {
+    while let Some(data) = read_some(&mut stderr).await {
+        if events.send(Event::Errors(data)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Until the output's end, or until nobody wants it: then the pipe is closed.
+async fn tell_output(mut stdout: ChildStdout, counts: Option<&Mutex<Recount>>, outlet: &mut Outlet) {
+    loop {
+        let data = tokio::select! {
+            () = outlet.closed() => return,
+            data = read_some(&mut stdout) => data,
+        };
+        let is_end = data.is_none();
+        let data = match counts {
+            None => data.unwrap_or_default(),
+            Some(counts) => {
+                let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+                Bytes::from(if let Some(data) = data { counts.merged(&data) } else { counts.finish() })
+            }
+        };
+        if !outlet.send(data).await || is_end {
+            return;
+        }
+    }
+}
+
+async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> Option<Bytes> {
+    let mut buffer = Vec::with_capacity(READ_BYTES);
+    // An error of a pipe is its end.
+    match from.read_buf(&mut buffer).await {
+        Ok(1..) => Some(Bytes::from(buffer)),
+        Ok(0) | Err(_) => None,
+    }
+}
+
+/// posh's own code in place of commands.
+async fn run_own(mut own: Own, parts: Vec<Incoming>, outlet: Outlet) {
+    for (part, mut incoming) in parts.into_iter().enumerate() {
+        while let Some(data) = incoming.recv().await {
+            let out = own.push(&data);
+            let fed = outlet.events.send(Event::Fed(part, data.len() as u64)).await.is_ok();
+            if !fed || !outlet.send(out.into()).await {
+                let _ = outlet.events.send(Event::Over(Status::Signal(Signal::SIGPIPE as u32))).await;
+                return;
+            }
+        }
+    }
+    let is_read = outlet.send(own.finish().into()).await;
+    let status = if is_read { Status::Code(0) } else { Status::Signal(Signal::SIGPIPE as u32) };
+    let _ = outlet.events.send(Event::Over(status)).await;
+}
+
+/// The way out, under the reader's allowance.
+struct Outlet {
+    window: Arc<watch::Sender<Window>>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Outlet {
+    /// Sends bytes as the reader allows it; false when nobody reads any more.
+    async fn send(&self, mut data: Bytes) -> bool {
+        let mut window = self.window.subscribe();
+        while !data.is_empty() {
+            let ready = window.wait_for(|window| window.is_closed || window.allowed_bytes > 0).await;
+            let Some(allowed) = ready.ok().filter(|w| !w.is_closed).map(|w| w.allowed_bytes) else { return false };
+            let piece = data.split_to(usize::try_from(allowed).unwrap_or(usize::MAX).min(data.len()));
+            self.window.send_modify(|window| window.allowed_bytes -= piece.len() as u64);
+            if self.events.send(Event::Output(piece)).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn closed(&self) {
+        // The sender is ours: it can't be gone.
+        let _ = self.window.subscribe().wait_for(|window| window.is_closed).await;
+    }
+}
+
+fn status_of(result: &io::Result<ExitStatus>) -> Status {
+    match result {
+        Ok(status) => match status.signal() {
+            Some(signal) => Status::Signal(signal.cast_unsigned()),
+            None => Status::Code(status.code().unwrap_or(1).cast_unsigned()),
+        },
+        Err(_) => Status::Code(1),
+    }
+}

@@ -1,0 +1,149 @@
+//! How the outputs of a stage's parts become one, and where that happens: on the
+//! machine of the parts if they are all on one, else here.
+
+use std::{collections::BTreeSet, fmt};
+
+use super::{BehindMerge, Joining, PipelineFacts, Placement, Site, Spot};
+
+/// How the outputs of a stage become one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Join {
+    /// They do not: each part flows on to its part of the next stage.
+    Parts,
+    /// One after the other; also the output of a stage that is not split.
+    InOrder,
+    /// By an aggregator.
+    By {
+        /// What it does.
+        steps: Steps,
+        /// Where.
+        at: Site,
+    },
+}
+
+/// What an aggregator does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steps {
+    /// Merges the parts by the command of that stage (`sort -m`).
+    Merge(usize),
+    /// Merges them so, and the stage's own command reads what comes out.
+    MergeThenSame(usize),
+    /// Merges the lines that the parts counted by the command of that stage, and adds up the counts of equal ones.
+    MergeCounted(usize),
+    /// The stage's own command reads the parts in order.
+    Same,
+    /// posh's own code reads the parts in order.
+    Own,
+}
+
+impl Steps {
+    /// Whether it consists of commands only, which any machine of the plan has.
+    fn only_commands(self) -> bool {
+        !matches!(self, Self::MergeCounted(_) | Self::Own)
+    }
+}
+
+/// What must be done to the parts of a split once a stage has run in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pending {
+    /// They are joined in order.
+    InOrder,
+    /// That stage's merge.
+    Merge(usize),
+    /// These steps, and nothing may go on in parts.
+    Steps(Steps),
+}
+
+impl Pending {
+    /// After the stage in which the split begins.
+    pub(super) fn head(pipeline: &PipelineFacts, stage: usize) -> Self {
+        match pipeline.stages[stage].joining {
+            Joining::InOrder => Self::InOrder,
+            Joining::Merge | Joining::MergeUnique => Self::Merge(stage),
+            Joining::Same => Self::Steps(Steps::Same),
+            Joining::Own => Self::Steps(Steps::Own),
+        }
+    }
+
+    /// After another stage, if that one can be split behind this.
+    pub(super) fn after(self, pipeline: &PipelineFacts, stage: usize) -> Option<Self> {
+        let facts = &pipeline.stages[stage];
+        match (self, facts.behind_merge) {
+            (Self::InOrder, _) if facts.across_input => Some(Self::head(pipeline, stage)),
+            (Self::Merge(by), Some(BehindMerge::Same)) => Some(Self::Steps(Steps::MergeThenSame(by))),
+            // A merge that drops lines would drop their counts.
+            (Self::Merge(by), Some(BehindMerge::Counted)) if pipeline.stages[by].joining == Joining::Merge => {
+                Some(Self::Steps(Steps::MergeCounted(by)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the parts' counts of equal lines are what is joined.
+    pub(super) fn is_counted(self) -> bool {
+        matches!(self, Self::Steps(Steps::MergeCounted(_)))
+    }
+
+    fn steps(self) -> Option<Steps> {
+        match self {
+            Self::InOrder => None,
+            Self::Merge(by) => Some(Steps::Merge(by)),
+            Self::Steps(steps) => Some(steps),
+        }
+    }
+
+    /// Whether the parts can only be joined on the workstation, even if they are on one machine.
+    pub(super) fn joined_here(self) -> bool {
+        self.steps().is_some_and(|steps| !steps.only_commands())
+    }
+}
+
+/// The join of one stage.
+pub(super) fn of(
+    pipeline: &PipelineFacts,
+    placements: &[Placement],
+    sites: &[Result<Spot, String>],
+    stage: usize,
+) -> Join {
+    let (Placement::Remote(parts), Ok(Spot::Parts(head))) = (&placements[stage], &sites[stage]) else {
+        return Join::InOrder;
+    };
+    let goes_on = |to: usize| to != *head && sites[to] == Ok(Spot::Parts(*head));
+    if pipeline.edges.iter().any(|e| e.from == (stage, 1) && goes_on(e.to.0)) {
+        return Join::Parts;
+    }
+    let Some(steps) = pending(pipeline, *head, stage).steps() else { return Join::InOrder };
+    let machines: BTreeSet<_> = parts.iter().map(|p| p.executor).collect();
+    let at = match machines.first().filter(|_| machines.len() == 1 && steps.only_commands()) {
+        Some(machine) => Site::Executor(*machine),
+        None => Site::Here,
+    };
+    Join::By { steps, at }
+}
+
+/// What is pending after `stage`, in which the split of `head` has arrived.
+fn pending(pipeline: &PipelineFacts, head: usize, stage: usize) -> Pending {
+    let mut chain = vec![stage];
+    while let Some(edge) = pipeline.edges.iter().find(|e| e.to == (chain[chain.len() - 1], 0)) {
+        if chain.contains(&head) || chain.contains(&edge.from.0) {
+            break;
+        }
+        chain.push(edge.from.0);
+    }
+    let behind = chain.iter().rev().skip(1);
+    behind.fold(Pending::head(pipeline, head), |pending, &stage| pending.after(pipeline, stage).unwrap_or(pending))
+}
+
+impl fmt::Display for Join {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::By { steps, at } = self else { return Ok(()) };
+        match steps {
+            Steps::Merge(by) => write!(f, " merged as {by}"),
+            Steps::MergeThenSame(by) => write!(f, " merged as {by}, then itself"),
+            Steps::MergeCounted(by) => write!(f, " merged as {by}, its counts added"),
+            Steps::Same => f.write_str(" then itself"),
+            Steps::Own => f.write_str(" joined"),
+        }?;
+        write!(f, " {}{at}", if *at == Site::Here { "" } else { "on " })
+    }
+}

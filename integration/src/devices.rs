@@ -1,0 +1,62 @@
+//! A host's own /dev: the devices that programs use, and nothing that a script run as
+//! root could take away from the machine below (`sed -i p /dev/stdin` replaces a link
+//! there for everybody).
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+
+use crate::error::{Attempt, Result};
+
+/// Devices and the terminals' file system, each the machine's own.
+const DEVICES: [&str; 9] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "fuse", "net/tun"];
+const TERMINALS: &str = "pts";
+/// As proc(5) and udev(7) have them.
+const LINKS: [(&str, &str); 4] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+];
+/// Where it is put together.
+const WORKSHOP: &str = "/run/devices";
+
+/// Replaces /dev in this mount namespace.
+pub fn replace() -> Result<()> {
+    let root = Path::new(WORKSHOP);
+    fs::create_dir(root).attempt(|| format!("make {WORKSHOP}"))?;
+    tmpfs(root, "mode=0755")?;
+    for name in DEVICES {
+        let (from, to) = (Path::new("/dev").join(name), root.join(name));
+        fs::create_dir_all(to.parent().expect("it lies below the root"))
+            .attempt(|| format!("make {}", to.display()))?;
+        File::create(&to).attempt(|| format!("make {}", to.display()))?;
+        bind(&from, &to)?;
+    }
+    for (name, target) in LINKS {
+        symlink(target, root.join(name)).attempt(|| format!("link {name}"))?;
+    }
+    let terminals = directory(root, TERMINALS)?;
+    bind(&Path::new("/dev").join(TERMINALS), &terminals)?;
+    tmpfs(&directory(root, "shm")?, "mode=1777")?;
+    let none: Option<&str> = None;
+    mount(Some(WORKSHOP), "/dev", none, MsFlags::MS_MOVE, none).attempt(|| "put a new /dev in place".into())
+}
+
+fn directory(root: &Path, name: &str) -> Result<PathBuf> {
+    let path = root.join(name);
+    fs::create_dir(&path).attempt(|| format!("make {}", path.display()))?;
+    Ok(path)
+}
+
+fn tmpfs(path: &Path, options: &str) -> Result<()> {
+    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some(options))
+        .attempt(|| format!("mount a tmpfs on {}", path.display()))
+}
+
+fn bind(from: &Path, to: &Path) -> Result<()> {
+    let none: Option<&str> = None;
+    mount(Some(from), to, none, MsFlags::MS_BIND, none).attempt(|| format!("show {} to a host", from.display()))
+}
