@@ -13,6 +13,7 @@ mod doors;
 mod failure;
 mod guards;
 mod lab_selftest;
+mod left_behind;
 mod load;
 mod random;
 mod scripts;

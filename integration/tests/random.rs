@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use posh_integration::explain::Report;
 use posh_integration::oracle::{Door, Under};
+use posh_integration::random::files::Made;
 use posh_integration::random::{Program, grammar, render};
 use posh_integration::tree::{self, Tree};
 use posh_integration::{Lab, LabSpec, Outcome, Script};
@@ -23,10 +24,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::programs;
 
-/// Programs when nothing is asked for: what two cores do in two minutes.
-const CASES: usize = 2_200;
+/// Programs when nothing is asked for: what two cores do in three minutes.
+const CASES: usize = 2_000;
 /// And with `POSH_TEST_FULL`.
-const CASES_FULL: usize = 22_000;
+const CASES_FULL: usize = 20_000;
 /// Faults that are shrunk and shown before the rest is left.
 const FAULTS: usize = 3;
 /// Each worker has laboratories of its own; two cores have work for so many.
@@ -44,6 +45,13 @@ const OFFLOADED: f64 = 0.5;
 struct Pair {
     bash: Lab,
     posh: Lab,
+}
+
+/// What is run.
+struct Case<'a> {
+    program: &'a Program,
+    script: &'a str,
+    files: &'a Made,
 }
 
 /// What a run left behind.
@@ -77,15 +85,17 @@ impl Pair {
     /// Runs a program under posh and bash, in new directories; the report, or the difference.
     fn attempt(&self, program: &Program, name: &str) -> std::result::Result<Report, String> {
         let text = render::render(program);
-        let bash = run(&self.bash, Under::Shell, program, (name, &text.script))?;
-        let posh = run(&self.posh, Under::PoshExplained, program, (name, &text.script))?;
+        let made = program.files.made().unwrap();
+        let case = Case { program, script: &text.script, files: &made };
+        let bash = run(&self.bash, Under::Shell, &case, name)?;
+        let posh = run(&self.posh, Under::PoshExplained, &case, name)?;
         let found = differences(&bash, &posh, text.complains_at_once);
         if found.is_empty() {
             return Ok(posh.outcome.report().clone());
         }
         // A name of the same length, since some commands write in columns.
         let second = name.replacen('c', "d", 1);
-        let again = run(&self.bash, Under::Shell, program, (&second, &text.script))?;
+        let again = run(&self.bash, Under::Shell, &case, &second)?;
         let chance = differences(&renamed(bash, name), &renamed(again, &second), text.complains_at_once);
         let placed = placements(posh.outcome.report());
         match chance.is_empty() {
@@ -105,22 +115,16 @@ fn renamed(result: Result, name: &str) -> Result {
     }
 }
 
-fn run(
-    lab: &Lab,
-    under: Under,
-    program: &Program,
-    (name, script): (&str, &str),
-) -> std::result::Result<Result, String> {
+fn run(lab: &Lab, under: Under, case: &Case<'_>, name: &str) -> std::result::Result<Result, String> {
     let data = lab.data(1).join(name);
     let here = lab.workstation.path("/home/user").join(name);
-    fs::create_dir(&data).and_then(|()| fs::create_dir(&here)).unwrap();
-    program.files.fill(&data).unwrap();
-    fs::write(here.join("local"), program.files.local.bytes()).unwrap();
+    case.files.fill(&data, &here).unwrap();
     let mount = lab.mount(1).join(name);
-    let mut script =
-        Script::new(script).variable("D", mount.to_str().unwrap()).variable("L", format!("/home/user/{name}"));
-    script = script.door(if program.settings.by_path { Door::Path } else { Door::Hook });
-    if program.settings.inside {
+    let local = format!("/home/user/{name}");
+    let mut script = Script::new(case.script).variable("D", mount.to_str().unwrap()).variable("L", local);
+    let settings = &case.program.settings;
+    script = script.door(if settings.by_path { Door::Path } else { Door::Hook });
+    if settings.inside {
         script = script.directory(&mount);
     }
     let outcome = script.run(&lab.workstation, under).map_err(|e| format!("{under:?}: {e}"))?;

@@ -12,7 +12,7 @@ pub use writers::{Writers, Written};
 
 use std::{
     collections::{HashMap, HashSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -305,7 +305,8 @@ impl Assembly {
             let edges = closing.edges.iter().filter(|e| place.contains_key(&e.from.0));
             let edges: Vec<Edge> =
                 edges.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) }).collect();
-            let stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
+            let mut stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
+            stages.iter_mut().for_each(refresh_offsets);
             let members: HashSet<Pid> = stages.iter().map(|s| s.enlisted.pid).collect();
             let shared_outputs: Vec<_> =
                 stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
@@ -316,6 +317,21 @@ impl Assembly {
         for pipeline in pipelines {
             let _ = self.complete.send(pipeline).await;
         }
+    }
+}
+
+/// Another process may have moved a shared offset since the stage enlisted. Who has
+/// ended before the snapshot moves it no more; who has not counts as a sharer.
+fn refresh_offsets(stage: &mut StageLink) {
+    let pid = stage.enlisted.pid;
+    let files = stage.enlisted.descriptors.iter().enumerate().filter(|(_, d)| d.kind == Kind::File);
+    let moved = files.filter_map(|(index, d)| {
+        let now = writers::offset(pid, Path::new(&d.fd.to_string()))?;
+        (now != d.offset).then_some((index, now))
+    });
+    let moved: Vec<(usize, u64)> = moved.collect();
+    for (index, offset) in moved {
+        Arc::make_mut(&mut stage.enlisted).descriptors[index].offset = offset;
     }
 }
 

@@ -43,17 +43,17 @@ fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
         }
         // The link's permissions tell the access mode (proc_pid_fd(5)).
         let writes = fs::symlink_metadata(&link).ok()?.permissions().mode() & 0o200 != 0;
-        let offset = offset(pid, link.file_name()?.as_ref());
+        // Where it can't be read, something may have been written.
+        let offset = offset(pid, link.file_name()?.as_ref()).unwrap_or(u64::MAX);
         writes.then_some(Written { path, offset })
     });
     written.collect()
 }
 
-/// Where it can't be read, something may have been written.
-fn offset(pid: Pid, fd: &Path) -> u64 {
-    let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd));
-    let line = info.ok().and_then(|text| text.lines().find_map(|line| line.strip_prefix("pos:")?.trim().parse().ok()));
-    line.unwrap_or(u64::MAX)
+/// The offset of a process's open file, in bytes (proc_pid_fdinfo(5)).
+pub(super) fn offset(pid: Pid, fd: &Path) -> Option<u64> {
+    let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd)).ok()?;
+    info.lines().find_map(|line| line.strip_prefix("pos:")?.trim().parse().ok())
 }
 
 #[cfg(test)]

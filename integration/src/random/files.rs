@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::generate::Numbers;
 
@@ -125,28 +125,49 @@ impl Files {
         all.into_iter().all(Content::is_text)
     }
 
-    /// Writes those of the mount into a new directory.
-    pub fn fill(&self, directory: &Path) -> io::Result<()> {
-        fs::create_dir_all(directory.join("tree/deep/er"))?;
+    /// Makes the contents of all.
+    pub fn made(&self) -> io::Result<Made> {
+        let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
         for (name, content) in NAMES.iter().zip(&self.named) {
-            fs::write(directory.join(OsStr::from_bytes(name)), content.bytes())?;
+            files.push((OsStr::from_bytes(name).into(), content.bytes()));
         }
+        let in_tree = ["tree/one.t", "tree/deep/two.t", "tree/deep/er/a b"];
+        files.extend(
+            (0..in_tree.len()).map(|index| (in_tree[index].into(), files[index].1.clone())).collect::<Vec<_>>(),
+        );
         for (number, content) in self.parts.iter().enumerate() {
-            fs::write(directory.join(format!("part-{number}")), content.bytes())?;
+            files.push((format!("part-{number}").into(), content.bytes()));
         }
         for (number, content) in self.compressed.iter().enumerate() {
-            fs::write(directory.join(format!("z{number}.gz")), compressed(&content.bytes())?)?;
+            files.push((format!("z{number}.gz").into(), compressed(&content.bytes())?));
         }
-        fs::write(directory.join("list"), "a\nb\nc.txt\n")?;
-        fs::write(directory.join("patterns"), "needle\nBanana\n")?;
-        for (name, content) in
-            [("one.t", &self.named[0]), ("deep/two.t", &self.named[1]), ("deep/er/a b", &self.named[2])]
-        {
-            fs::write(directory.join("tree").join(name), content.bytes())?;
+        files.push(("list".into(), b"a\nb\nc.txt\n".into()));
+        files.push(("patterns".into(), b"needle\nBanana\n".into()));
+        files.push(("tree/deep/empty.t".into(), Vec::new()));
+        Ok(Made { on_mount: files, local: self.local.bytes() })
+    }
+}
+
+/// Contents of the files of a program.
+#[derive(Debug)]
+pub struct Made {
+    /// By their names in the program's directory.
+    on_mount: Vec<(PathBuf, Vec<u8>)>,
+    /// Of the file `local` on the workstation.
+    local: Vec<u8>,
+}
+
+impl Made {
+    /// Writes the files into two new directories: the one on the mount, and the one on the workstation.
+    pub fn fill(&self, on_mount: &Path, here: &Path) -> io::Result<()> {
+        fs::create_dir_all(on_mount.join("tree/deep/er"))?;
+        fs::create_dir(here)?;
+        for (name, bytes) in &self.on_mount {
+            fs::write(on_mount.join(name), bytes)?;
         }
-        fs::write(directory.join("tree/deep/empty.t"), "")?;
-        std::os::unix::fs::symlink("../one.t", directory.join("tree/deep/link"))?;
-        std::os::unix::fs::symlink("a", directory.join("link"))
+        fs::write(here.join("local"), &self.local)?;
+        std::os::unix::fs::symlink("../one.t", on_mount.join("tree/deep/link"))?;
+        std::os::unix::fs::symlink("a", on_mount.join("link"))
     }
 }
 

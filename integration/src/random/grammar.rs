@@ -14,7 +14,9 @@ use super::{Side, Stage};
 const DEPTH: u32 = 3;
 /// Lines of most files.
 const FEW: usize = 40;
-/// Lines of some files: more than a pipe holds.
+/// Lines of some: more than a block.
+const SOME: usize = 600;
+/// Lines of few files: more than a pipe holds.
 const MANY: usize = 9_000;
 
 /// Programs with their files.
@@ -58,7 +60,7 @@ fn content(text: bool) -> impl Strategy<Value = Content> {
         Kind::Binary,
     ];
     let kinds = if text { &kinds[..5] } else { &kinds[..] };
-    let lines = prop_oneof![1 => Just(0), 8 => 1..FEW, 2 => 1..1_000usize, 1 => 1..MANY];
+    let lines = prop_oneof![2 => Just(0), 20 => 1..FEW, 3 => 1..SOME, 1 => 1..MANY];
     let ended = prop::bool::weighted(0.25).prop_map(|no| !no);
     (select(kinds.to_vec()), lines, 0..1_000u64, ended).prop_map(|(kind, lines, seed, ended)| {
         // A long line is as many short ones.

@@ -348,7 +348,8 @@ impl Writer {
         let text = self.nested(|w| {
             w.pipeline(stages, around, None);
         });
-        let _ = write!(self.text, "x=$({text}); echo \"$? ${{#x}} $x\"");
+        // Two parentheses would be arithmetic.
+        let _ = write!(self.text, "x=$( {text}); echo \"$? ${{#x}} $x\"");
     }
 
     fn descriptor(&mut self, file: File, exec: bool, body: &[Entry], around: Around) {

@@ -98,7 +98,7 @@ impl Writer {
                     let text = self.nested(|w| {
                         w.pipeline(&stages, inner, None);
                     });
-                    let _ = write!(self.text, "<({text})");
+                    let _ = write!(self.text, "<( {text})");
                 }
             }
         }
