@@ -18,7 +18,6 @@ mod load;
 mod random;
 mod scripts;
 mod semantics;
-mod shells;
 mod split;
 mod terminal;
 mod user;
