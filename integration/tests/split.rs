@@ -171,6 +171,8 @@ fn statuses_of_split_stages() {
     let lab = lab();
     for server in [1, 2] {
         let lines: String = (0..300_000).map(|i| format!("{i} on {server}\n")).collect();
+        // More than may be under way to a reader who has gone (4 MiB).
+        fs::write(lab.data(server).join("huge"), lines.repeat(4)).unwrap();
         fs::write(lab.data(server).join("large"), lines).unwrap();
     }
     for text in [
@@ -178,8 +180,8 @@ fn statuses_of_split_stages() {
         "cat /mnt/s1/large /mnt/s2/large | sort -r | head -n 2; echo ${PIPESTATUS[@]}",
         "cat /mnt/s1/a /mnt/s2/missing | grep -c nothing | cat; echo ${PIPESTATUS[@]}",
         // One process ends in the first file, and never comes to the second.
-        "cat /mnt/s1/large /mnt/s2/missing | head -n 1; echo ${PIPESTATUS[@]}",
-        "cat /mnt/s1/large /mnt/s2/missing | grep on | cut -c2- | head -n 1",
+        "cat /mnt/s1/huge /mnt/s2/missing | head -n 1; echo ${PIPESTATUS[@]}",
+        "cat /mnt/s1/huge /mnt/s2/missing | grep on | cut -c2- | head -n 1",
         "sort /mnt/s1/large /mnt/s2/large > /dev/null; echo $?",
         "sort /mnt/s1/large /mnt/s2/large 2> /dev/null | md5sum",
         "sort /mnt/s1/a /mnt/s2/a >&-; echo $?",

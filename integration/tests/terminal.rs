@@ -58,6 +58,9 @@ fn make_repository(lab: &Lab) {
     let repository = lab.data(1).join("repo");
     fs::create_dir(&repository).unwrap();
     git(&["init", "-q", "-b", "main"]);
+    // What git keeps of files is then the same over the mount and on the server.
+    git(&["config", "core.checkStat", "minimal"]);
+    git(&["config", "core.trustctime", "false"]);
     for (number, text) in (1..).zip(["one\n", "one\ntwo\n", "one\ntwo\nthree\n"]) {
         fs::write(repository.join("file"), text).unwrap();
         git(&["add", "file"]);

@@ -184,6 +184,9 @@ impl Writer {
     /// chance; before it nothing may be seen but what comes out in the end.
     fn pipeline(&mut self, stages: &[Stage], around: Around, output: Option<&str>) -> bool {
         let stops = (1..stages.len()).rev().find(|k| !self.drains(&stages[*k]));
+        // How much is read before that is chance, and others may read on.
+        let unread = stops.map(|_| without_stdin(stages));
+        let stages = unread.as_deref().unwrap_or(stages);
         let alone = self.pipefail && stops.is_some();
         if alone {
             self.line("( set +o pipefail");
@@ -272,7 +275,7 @@ impl Writer {
             Body::Tee(append) => self.tee(*append, around, &mut made),
             Body::Group(..) => {}
         }
-        if !compound || matches!(stage.body, Body::Group(..)) {
+        if !matches!(stage.body, Body::Filter(..) | Body::Source(_)) {
             self.text += &redirects;
         }
         self.written.extend(made);

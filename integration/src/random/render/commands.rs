@@ -19,12 +19,12 @@ impl Writer {
         }
     }
 
-    /// Several commands with redirects need braces; the text of one stays as it is.
+    /// A text with its redirects: several commands need braces for that.
     pub(super) fn compound(&mut self, text: &str, redirects: &str) {
         let compound = text.contains(" | ");
         match compound && !redirects.is_empty() {
             true => self.text += &format!("{{ {text}; }}{redirects}"),
-            false => self.text += text,
+            false => self.text += &format!("{text}{redirects}"),
         }
     }
 
