@@ -278,13 +278,13 @@ fn lines() {
         diff -U5 a - => R:a stdin shows:times
         diff -u --label a --label b a b => R:a R:b
         diff -c -L x a b => R:a R:b shows:times
-        diff -rq d e => R:d R:e
+        diff -rq d e => ! diff: follows symlinks in the directories, which may lead anywhere
         diff --brief - b => R:b stdin?
         diff -5 a b => R:a R:b shows:times
         diff --color=auto a b => R:a R:b tty:output
         diff -l a b => ! flag -l of diff is not annotated
         diff --from-file=a b c => R:a R:b R:c
-        diff -x '*.o' -X ignore -r d e => r:ignore R:d R:e
+        diff -x '*.o' -X ignore d e => r:ignore R:d R:e
         diff a => ! diff: an operand is missing
         diff -y -W 80 a b => R:a R:b
         diff --no-dereference -r a b => ! flag --no-dereference of diff is not annotated
