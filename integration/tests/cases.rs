@@ -20,6 +20,7 @@ const JOBS: usize = 2;
 
 #[test]
 fn cases_are_the_same_under_posh() {
+    let _turn = crate::whole_machine();
     let cases = load::load(&[load::DIRECTORY.into()]).unwrap().unwrap_or_else(|faults| panic!("{faults}"));
     let asserting = cases.iter().filter(|case| !case.offloads.is_empty()).count();
     assert!(cases.len() >= CASES, "only {} cases are left", cases.len());

@@ -23,8 +23,17 @@ mod terminal;
 mod user;
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use posh_integration::programs::Programs;
+
+/// Tests that keep all cores busy by themselves take turns: a shell that gets no
+/// processor for long makes posh place its pipeline in pieces, which is right but slow.
+static WHOLE_MACHINE: Mutex<()> = Mutex::new(());
+
+fn whole_machine() -> MutexGuard<'static, ()> {
+    WHOLE_MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The programs under test: those in the target directory that this test was built into.
 fn programs() -> Programs {

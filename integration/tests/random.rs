@@ -31,7 +31,7 @@ const CASES_FULL: usize = 20_000;
 /// Faults that are shrunk and shown before the rest is left.
 const FAULTS: usize = 3;
 /// Each worker has laboratories of its own; two cores have work for so many.
-const WORKERS: usize = 3;
+const WORKERS: usize = 2;
 /// Trees of strategies are deep, and large without optimisation.
 const STACK_BYTES: usize = 64 << 20;
 /// So often it says how far it is.
@@ -237,6 +237,7 @@ fn count(counts: &mut Counts, report: &Report) {
 
 #[test]
 fn programs_look_the_same() {
+    let _turn = crate::whole_machine();
     let full = std::env::var_os("POSH_TEST_FULL").is_some();
     let cases = number("POSH_RANDOM_CASES", if full { CASES_FULL } else { CASES });
     let (seed, first) = (number("POSH_RANDOM_SEED", 2020), number("POSH_RANDOM_FIRST", 0));

@@ -18,9 +18,9 @@ use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
 /// A stage program that has started always enlists or execs; only a stopped one does not.
 const WILL_ENLIST: Duration = Duration::from_secs(2);
 /// A shell's child that runs: on a loaded machine it may take so long until it execs.
-const MAY_FORK: Duration = Duration::from_millis(150);
-/// Another program at the pipe: those that exec a command do so within a few milliseconds.
-const MAY_EXEC: Duration = Duration::from_millis(10);
+const MAY_FORK: Duration = Duration::from_millis(500);
+/// Another program at the pipe: those that exec a command do so within a few milliseconds of work.
+const MAY_EXEC: Duration = Duration::from_millis(30);
 /// A shell's child that lists directories or opens files, as for `grep x /slow/mount/*`. The
 /// stages before it lose nothing by waiting: nobody would read what they print.
 const EXPANDS_FILES: Duration = Duration::from_secs(10);

@@ -24,6 +24,7 @@ const AT_LEAST: usize = 300;
 
 #[test]
 fn scripts_of_this_machine() {
+    let _turn = crate::whole_machine();
     let visitor = Visitor::arrive();
     let all = std::env::var_os("POSH_TEST_FULL").is_some();
     let mut runs: Vec<Run> = Vec::new();
