@@ -31,6 +31,8 @@ impl Writer {
                 _ => String::new(),
             },
             Input::Closed if around.quiet => String::new(),
+            // The pipe of a `$(...)` within would take the free number, and its command read from itself for ever.
+            Input::Closed if matches!(stage.body, Body::Group(..)) => " < /dev/null".into(),
             Input::Closed => {
                 self.complaints += 1;
                 " <&-".into()
