@@ -23,6 +23,11 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 /// What is read at once; the kernel holds 4 KiB for a terminal.
 const READ_BYTES: usize = 16 << 10;
 
+/// Runs its arguments, tells their status, and stays until a line is typed.
+const LEADER: &str = r#""$@"; printf '\033]posh-end:%d;\007' "$?"; read -r line"#;
+/// What the leader writes first when the command has ended: a command to the terminal, which shows nothing of it.
+const END: &str = "\x1b]posh-end:";
+
 /// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
@@ -78,6 +83,27 @@ impl Terminal {
         let program = host.spawn(leader)?;
         let screen = vt100::Parser::new(size.rows, size.columns, 0);
         Ok(Terminal { master: Some(master), program, screen, raw: Vec::new(), seen: 0, ended: false })
+    }
+
+    /// Runs `command` to its end on a new terminal: all that it wrote, the coloured screen, and its status as a shell
+    /// tells it.
+    ///
+    /// The leader of the session is another program, which stays until all was read: when a leader ends, the kernel
+    /// hangs up and drops what it has not yet moved from one side of the terminal to the other.
+    pub fn run(host: &Host, command: &Command, size: Size) -> Result<(Vec<u8>, String, i32)> {
+        let mut leader = host.command("sh");
+        leader.args(["-c", LEADER, "sh"]);
+        let leader = with_arguments_of(leader, command);
+        let mut terminal = Terminal::start(host, &leader, size)?;
+        terminal.until(END)?;
+        let status = terminal.until(";")?;
+        let status = String::from_utf8_lossy(&status[..status.len() - 1]).into_owned();
+        let status = status.parse().map_err(|_| LabError::Report(format!("{status:?} is no status")))?;
+        let written = find(&terminal.raw, END.as_bytes()).expect("it was awaited");
+        let (raw, screen) = (terminal.raw[..written].to_vec(), terminal.coloured_screen());
+        terminal.keys("\r")?;
+        terminal.finish()?;
+        Ok((raw, screen, status))
     }
 
     /// Presses keys.
@@ -215,7 +241,15 @@ impl Terminal {
 /// The same command, run by setsid(1), which makes its standard input the controlling terminal.
 fn as_session_leader(host: &Host, command: &Command) -> Command {
     let mut leader = host.command("setsid");
-    leader.arg("--ctty").arg(command.get_program()).args(command.get_args());
+    leader.arg("--ctty");
+    let mut leader = with_arguments_of(leader, command);
+    leader.stdin(Stdio::null());
+    leader
+}
+
+/// A command that gets another one as its last arguments, in the other's surroundings.
+fn with_arguments_of(mut leader: Command, command: &Command) -> Command {
+    leader.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => leader.env(name, value),
@@ -225,7 +259,6 @@ fn as_session_leader(host: &Host, command: &Command) -> Command {
     if let Some(directory) = command.get_current_dir() {
         leader.current_dir(directory);
     }
-    leader.stdin(Stdio::null());
     leader
 }
 

@@ -37,10 +37,12 @@ pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
         let _ = writeln!(text, "{subject:20} {all:5} cases, {offloading:5} offloading, {failed:4} failed");
     }
     let sum = |index: usize| subjects.values().map(|counts| counts[index]).sum::<usize>();
+    let missed = verdicts.iter().filter(|v| v.missed > 0).count();
     let by_mount = verdicts.iter().filter(|v| !v.by_mount.is_empty()).count();
     let _ = writeln!(
         text,
-        "{:20} {:5} cases, {:5} offloading, {:4} failed; {by_mount} where the mount itself differs from a local copy; {:.1} s",
+        "{:20} {:5} cases, {:5} offloading, {:4} failed; {by_mount} where the mount itself differs from a local copy; \
+         {missed} placed only when tried again; {:.1} s",
         "all",
         sum(0),
         sum(1),

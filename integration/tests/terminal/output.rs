@@ -55,7 +55,7 @@ const CASES: &[Case] = &[
 struct Seen {
     raw: Vec<u8>,
     screen: String,
-    status: Option<i32>,
+    status: i32,
 }
 
 fn run(lab: &Lab, script: &Script, under: Under, size: Size) -> Seen {
@@ -63,9 +63,9 @@ fn run(lab: &Lab, script: &Script, under: Under, size: Size) -> Seen {
     if !script.variables.iter().any(|(name, _)| name == "TERM") {
         command.env("TERM", "xterm-256color");
     }
-    let terminal = Terminal::start(&lab.workstation, &command, size).unwrap();
-    let (raw, screen, status) = terminal.finish().unwrap_or_else(|e| panic!("{}: {e}", script.text));
-    Seen { raw, screen, status: status.code() }
+    let ran = Terminal::run(&lab.workstation, &command, size);
+    let (raw, screen, status) = ran.unwrap_or_else(|e| panic!("{}: {e}", script.text));
+    Seen { raw, screen, status }
 }
 
 fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), String> {
@@ -75,7 +75,7 @@ fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), Strin
         let script = script.clone().door(door);
         let differ = |posh: &Seen| {
             let [a, b] = [&alone, posh].map(|s| String::from_utf8_lossy(&s.raw).into_owned());
-            format!("{size:?} {door:?} {text}\n--- bash {:?} {a:?}\n--- posh {:?} {b:?}\n", alone.status, posh.status)
+            format!("{size:?} {door:?} {text}\n--- bash {} {a:?}\n--- posh {} {b:?}\n", alone.status, posh.status)
         };
         let posh = run(lab, &script, Under::Posh, size);
         if alone.raw != posh.raw || alone.status != posh.status || alone.screen != posh.screen {

@@ -46,6 +46,11 @@ impl Writer {
             _ => operands,
         };
         let text = text.replace('@', prefix(around));
+        // Where text ends and binary data begins, in a pipe, depends for grep on how much came with one read.
+        let text = match text.split_once(' ') {
+            Some((grep, rest)) if from_stdin && !self.are_text && grep.ends_with("grep") => format!("{grep} -a {rest}"),
+            _ => text,
+        };
         let text = if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
         self.at_once |= text.contains(" | ") && self.complaints > before;
         self.compound(&text, redirects);
