@@ -49,10 +49,38 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
         session.reports.begin();
     }
     let id = format!("{}-{number}", std::process::id());
-    let report = carry_out_as(&gateway, pipeline, session.as_deref(), &id).await;
+    let report = if pipeline.untouched {
+        let explain = session.as_ref().is_some_and(|s| s.explain);
+        leave_here(&gateway, pipeline, explain).await
+    } else {
+        Some(carry_out_as(&gateway, pipeline, session.as_deref(), &id).await)
+    };
     if let Some(session) = &session {
-        session.reports.end(PipelineReport { pipeline: number, ..report });
+        session.reports.end(report.map(|report| PipelineReport { pipeline: number, ..report }));
     }
+}
+
+/// A pipeline that nothing leads away from here. Its report costs more than itself, so it is made only for who asks.
+async fn leave_here(gateway: &Arc<Gateway>, pipeline: Pipeline, explain: bool) -> Option<PipelineReport> {
+    let began = Instant::now();
+    for stage in &pipeline.stages {
+        stage.tell(ForStage::RunHere(plan::NOTHING_ON_MOUNTS.to_owned())).await;
+    }
+    let setup = began.elapsed();
+    if !explain {
+        return None;
+    }
+    let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
+    let view = gateway.view();
+    let mut planned = Planned::make(gateway, &world(gateway, &view), &commands, &pipeline.shape, None).await;
+    for placement in &mut planned.plan.placements {
+        if matches!(placement, Placement::Remote(_)) {
+            *placement = Placement::Here(plan::NOTHING_ON_MOUNTS.to_owned());
+        }
+    }
+    let outcome = start::Outcome::default();
+    let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
+    Some(report(gateway, &commands, &pipeline.shape, &planned, &costs))
 }
 
 #[tracing::instrument(name = "pipeline", skip_all, fields(id))]
@@ -108,9 +136,7 @@ pub async fn plan_only(
     split: Option<u32>,
 ) -> PipelineReport {
     let began = Instant::now();
-    let count = commands.len();
-    let shape =
-        Shape { edges: edges.to_vec(), shared_outputs: explain::nobody(count), shared_inputs: explain::nobody(count) };
+    let shape = Shape::unshared(commands.len(), edges.to_vec());
     let view = gateway.view();
     let world = world(gateway, &view);
     let mut planned = Planned::make(gateway, &world, commands, &shape, split).await;
