@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use posh_proto::executor::{RunInput, RunOutput, rejected::Kind as Rejection, run_input, run_output};
+use posh_proto::executor::{RunInput, RunOutput, Started, rejected::Kind as Rejection, run_input, run_output};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -18,6 +18,7 @@ use crate::{
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
     stage_link::{ForStage, FromStage},
     state::Gateway,
+    trace::{Call, Tracer},
 };
 
 /// Messages on their way to an executor; inputs are bounded by credit, this bounds the rest.
@@ -46,6 +47,15 @@ pub struct Flight {
     pub input: mpsc::Sender<RunInput>,
     /// From it.
     pub output: Streaming<RunOutput>,
+    /// When it was started, if anybody wants to know.
+    pub call: Call,
+}
+
+impl Flight {
+    /// Its specification was sent then, and it has just been started.
+    fn since(self, sent_ns: u64, tracer: &Tracer) -> Self {
+        Self { call: Call { sent_ns, started_ns: tracer.now_ns(), ..self.call }, ..self }
+    }
 }
 
 /// All runs of a pipeline, started, and how their streams are joined.
@@ -56,6 +66,8 @@ pub struct Flights {
     pub lowered: Lowered,
     /// Aggregators on this machine, by stage.
     pub joins: BTreeMap<usize, StartedJoin>,
+    /// Who is told when what happens.
+    pub tracer: Tracer,
 }
 
 /// An aggregator that runs, and waits for its parts.
@@ -113,10 +125,11 @@ impl Refusal {
 
 /// Sends every stage its directive and waits for the acknowledgements. If one
 /// does not come, nothing runs elsewhere.
-pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan) -> Pipeline {
-    for (stage, placement) in pipeline.stages.iter().zip(&plan.placements) {
+pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, tracer: &Tracer) -> Pipeline {
+    for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.clone())).await;
+            tracer.runs_here(index, stage, reason);
         }
     }
     for (index, placement) in plan.placements.iter().enumerate() {
@@ -162,18 +175,33 @@ async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan) -> bool {
 /// [`Refusal`] when an executor refused or could not be reached: runs that others
 /// had started by then are cancelled. Such runs are parts of one split, so they
 /// only read; what they printed is dropped.
-pub async fn start(connections: &Connections, mut lowered: Lowered) -> Result<Flights, Refusal> {
+pub async fn start(
+    gateway: &Gateway,
+    connections: &Connections,
+    mut lowered: Lowered,
+    tracer: &Tracer,
+) -> Result<Flights, Refusal> {
     let joins = start_joins(&mut lowered)?;
     let mut opening = Vec::new();
-    for run in &lowered.runs {
+    for run in &mut lowered.runs {
+        run.spec.trace = tracer.is_on();
         let connection = connections.get(&run.executor).cloned();
         let spec = run.spec.clone();
         let executor = run.executor;
+        let (tracer, name) = (tracer.clone(), gateway.executors.get(executor).name.to_string());
         opening.push(tokio::spawn(async move {
             let connection = connection.ok_or_else(|| refusal(executor, "it is not connected"))?;
-            match tokio::time::timeout(START_TIMEOUT, open(executor, connection, spec)).await {
+            let sent_ns = tracer.now_ns();
+            let opened = match tokio::time::timeout(START_TIMEOUT, open(executor, connection, spec)).await {
                 Ok(result) => result,
                 Err(_) => Err(refusal(executor, "it did not start the run in time")),
+            };
+            match opened {
+                Ok(flight) => Ok(flight.since(sent_ns, &tracer)),
+                Err(refusal) => {
+                    tracer.refused(name, sent_ns, &refusal);
+                    Err(refusal)
+                }
             }
         }));
     }
@@ -181,7 +209,7 @@ pub async fn start(connections: &Connections, mut lowered: Lowered) -> Result<Fl
     for handle in opening {
         flights.push(handle.await.expect("opening a run does not panic")?);
     }
-    Ok(Flights { flights, lowered, joins })
+    Ok(Flights { flights, lowered, joins, tracer: tracer.clone() })
 }
 
 /// Before any run: what can't be joined must not be started.
@@ -212,8 +240,8 @@ async fn open(
     let response = connection.client.clone().run(ReceiverStream::new(requests)).await;
     let mut output = response.map_err(|e| refusal(executor, e.message()))?.into_inner();
     match output.message().await {
-        Ok(Some(RunOutput { kind: Some(run_output::Kind::Started(_)) })) => {
-            Ok(Flight { executor, connection, input, output })
+        Ok(Some(RunOutput { kind: Some(run_output::Kind::Started(Started { times })) })) => {
+            Ok(Flight { executor, connection, input, output, call: Call { times, ..Call::default() } })
         }
         Ok(Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) })) => {
             let fault = match rejected.kind() {

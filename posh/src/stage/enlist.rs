@@ -81,6 +81,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf) -> Enlist {
         limits: FORWARDED_LIMITS.into_iter().filter_map(limit).collect(),
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
         mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
+        times: None,
     }
 }
 
