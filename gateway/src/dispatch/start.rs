@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use posh_proto::executor::{RunInput, RunOutput, Started, rejected::Kind as Rejection, run_input, run_output};
+use posh_proto::executor::{RunInput, RunOutput, RunSpec, Started, rejected::Kind as Rejection, run_input, run_output};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -12,7 +12,7 @@ use tonic::Streaming;
 use super::Connections;
 use crate::{
     assembly::Pipeline,
-    executors::Connection,
+    executors::{Connection, Executor},
     join::{self, Joining},
     lower::{JoinedHere, Lowered, Stream},
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
@@ -186,24 +186,8 @@ pub async fn start(
     for run in &mut lowered.runs {
         run.spec.trace = tracer.is_on();
         let connection = connections.get(&run.executor).cloned();
-        let spec = run.spec.clone();
-        let executor = run.executor;
-        let (tracer, name) = (tracer.clone(), gateway.executors.get(executor).name.to_string());
-        opening.push(tokio::spawn(async move {
-            let connection = connection.ok_or_else(|| refusal(executor, "it is not connected"))?;
-            let sent_ns = tracer.now_ns();
-            let opened = match tokio::time::timeout(START_TIMEOUT, open(executor, connection, spec)).await {
-                Ok(result) => result,
-                Err(_) => Err(refusal(executor, "it did not start the run in time")),
-            };
-            match opened {
-                Ok(flight) => Ok(flight.since(sent_ns, &tracer)),
-                Err(refusal) => {
-                    tracer.refused(name, sent_ns, &refusal);
-                    Err(refusal)
-                }
-            }
-        }));
+        let executor = Arc::clone(gateway.executors.get(run.executor));
+        opening.push(tokio::spawn(open_in_time(executor, connection, run.spec.clone(), tracer.clone())));
     }
     let mut flights = Vec::new();
     for handle in opening {
@@ -229,11 +213,28 @@ fn refusal(executor: ExecutorId, reason: impl Into<String>) -> Refusal {
     Refusal { executor, fault: Fault::Executor, reason: reason.into() }
 }
 
-async fn open(
-    executor: ExecutorId,
-    connection: Arc<Connection>,
-    spec: posh_proto::executor::RunSpec,
+async fn open_in_time(
+    executor: Arc<Executor>,
+    connection: Option<Arc<Connection>>,
+    spec: RunSpec,
+    tracer: Tracer,
 ) -> Result<Flight, Refusal> {
+    let sent_ns = tracer.now_ns();
+    let connection = connection.ok_or_else(|| refusal(executor.id, "it is not connected"))?;
+    let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection, spec)).await {
+        Ok(opened) => opened,
+        Err(_) => Err(refusal(executor.id, "it did not start the run in time")),
+    };
+    match opened {
+        Ok(flight) => Ok(flight.since(sent_ns, &tracer)),
+        Err(refusal) => {
+            tracer.refused(executor.name.to_string(), sent_ns, &refusal);
+            Err(refusal)
+        }
+    }
+}
+
+async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, Refusal> {
     let (input, requests) = mpsc::channel(QUEUE);
     let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
     let _ = input.send(first).await;

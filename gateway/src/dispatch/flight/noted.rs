@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use posh_proto::executor::{Exited, RunTimes, run_output};
+use posh_proto::executor::{Exited, RunOutput, RunTimes, run_output};
 use tokio::sync::mpsc;
 
 use super::{Event as Happened, Relay, RunState};
@@ -117,23 +117,8 @@ impl Relay<'_> {
         }
         let hear = async {
             while !(self.stages.values().all(|s| s.gone) && self.runs.iter().all(RunState::is_over)) {
-                match incoming.recv().await {
-                    Some(Happened::Stage(stage, Some(FromStage::Times(times)))) => self.noted.stage(stage, times),
-                    Some(Happened::Stage(stage, None)) => {
-                        self.stages.entry(stage).and_modify(|state| state.gone = true);
-                    }
-                    Some(Happened::Run(run, Ok(Some(message)))) => {
-                        if let Some(run_output::Kind::Finished(finished)) = message.kind {
-                            self.noted.finished(run, finished.times);
-                        }
-                    }
-                    Some(Happened::Run(run, _)) => {
-                        self.noted.over(run);
-                        self.runs[run].input = None;
-                    }
-                    Some(_) => {}
-                    None => return,
-                }
+                let Some(event) = incoming.recv().await else { return };
+                self.last_word(event);
             }
         };
         let _ = tokio::time::timeout(LAST_WORDS, hear).await;
@@ -143,6 +128,22 @@ impl Relay<'_> {
         }
         for (place, times) in self.noted.stages.iter().filter(|(place, _)| self.stages.contains_key(*place)) {
             self.noted.tracer.stood_in(*place, &self.pipeline.stages[*place].enlisted, times);
+        }
+    }
+
+    /// All that matters by now is times: every stage has been told its end.
+    fn last_word(&mut self, event: Happened) {
+        match event {
+            Happened::Stage(stage, Some(FromStage::Times(times))) => self.noted.stage(stage, times),
+            Happened::Stage(stage, None) => drop(self.stages.entry(stage).and_modify(|state| state.gone = true)),
+            Happened::Run(run, Ok(Some(RunOutput { kind: Some(run_output::Kind::Finished(finished)) }))) => {
+                self.noted.finished(run, finished.times);
+            }
+            Happened::Run(run, Ok(None) | Err(_)) => {
+                self.noted.over(run);
+                self.runs[run].input = None;
+            }
+            Happened::Stage(..) | Happened::Run(..) | Happened::Join(..) => {}
         }
     }
 }
