@@ -25,6 +25,8 @@ pub use run::{Call, RunTrace};
 
 /// Events kept per session, at some 200 bytes each: a thousand pipelines of a few stages. Those that come later are counted.
 const MOST_EVENTS: usize = 20_000;
+/// Stands for the number of a pipeline in what belongs to none; they are counted from 1.
+const NO_PIPELINE: u64 = 0;
 /// Of a command's words, as many characters are shown.
 const WORDS_SHOWN: usize = 120;
 
@@ -112,11 +114,14 @@ impl Trace {
     #[must_use]
     pub fn document(&self, session: &SessionTimes) -> (String, u64) {
         let kept = self.lock();
-        let own = [
+        let mut own = vec![
             Event::span("opening the session", session.started_ns, session.shell_ns),
             Event::span("shell", session.shell_ns, session.ended_ns),
         ];
-        let own = own.map(|event| (0, Row::Session, event));
+        if kept.dropped > 0 {
+            own.push(Event::moment(format!("no room for {} later events", kept.dropped), session.ended_ns));
+        }
+        let own: Vec<Placed> = own.into_iter().map(|event| (NO_PIPELINE, Row::Session, event)).collect();
         (render::document(own.iter().chain(&kept.events), kept.dropped), kept.dropped)
     }
 

@@ -8,9 +8,6 @@ use serde_json::{Map, Value, json};
 
 use super::{Event, Placed, Row};
 
-/// The row of an event that belongs to no pipeline.
-const NO_PIPELINE: u64 = 0;
-
 /// A program, in the order in which they are shown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Program {
@@ -62,28 +59,25 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     let rows: BTreeSet<(Program, u64, &Row)> = events.clone().map(|(n, row, _)| (Program::of(row), *n, row)).collect();
     let programs: BTreeSet<&Program> = rows.iter().map(|(program, ..)| program).collect();
     let programs: BTreeMap<&Program, u64> = programs.into_iter().zip(1..).collect();
-    let mut written: Vec<Value> = programs.iter().flat_map(|(program, pid)| named_program(program, *pid)).collect();
+    let mut written: Vec<String> = Vec::new();
+    let mut write = |event: &Value| written.push(event.to_string());
+    programs.iter().flat_map(|(program, pid)| named_program(program, *pid)).for_each(|event| write(&event));
     let mut places = BTreeMap::new();
-    for (tid, (program, pipeline, row)) in (1..).zip(&rows) {
+    // No row has the number of a program: viewers take that for its main thread.
+    for (tid, (program, pipeline, row)) in (1 + programs.len() as u64..).zip(&rows) {
         let place = (programs[program], tid);
-        written.extend(named_row(place, &row_name(*pipeline, row)));
+        named_row(place, &row_name(*pipeline, row)).iter().for_each(&mut write);
         places.insert((*pipeline, *row), (place, program.category()));
     }
     let origin_ns = events.clone().map(|(.., event)| event.start_ns).min().unwrap_or(0);
-    written.extend(events.map(|(pipeline, row, event)| {
+    for (pipeline, row, event) in events {
         let (place, category) = places[&(*pipeline, row)];
-        written_event(event, place, category, origin_ns)
-    }));
-    if dropped > 0 {
-        let event = Event::moment(format!("no room for {dropped} later events"), origin_ns);
-        written.push(written_event(&event, (1, NO_PIPELINE), "posh", origin_ns));
+        write(&written_event(event, place, category, origin_ns));
     }
-    let document = json!({
-        "traceEvents": written,
-        "displayTimeUnit": "ms",
-        "otherData": { "posh": env!("CARGO_PKG_VERSION"), "dropped": dropped },
-    });
-    format!("{document}\n")
+    let about = json!({ "posh": env!("CARGO_PKG_VERSION"), "dropped": dropped });
+    // One event a line, and never all of them as values: they take ten times the room of their text.
+    let events = written.join(",\n");
+    format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
 }
 
 fn named_program(program: &Program, pid: u64) -> [Value; 2] {
