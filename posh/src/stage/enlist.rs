@@ -87,6 +87,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
         mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
         untouched: looked == Looked::PipeOnly,
+        times: None,
     }
 }
 

@@ -63,6 +63,8 @@ pub struct Session {
     pub always_enlist: bool,
     /// The owned mount points.
     pub prefixes: fs_mapper::Prefixes,
+    /// The gateway wants to know when what happened.
+    pub trace: bool,
 }
 
 /// Why we can't even tell what to run.
@@ -224,5 +226,6 @@ fn read_session(file: &Path) -> Option<Session> {
         socket: PathBuf::from(OsString::from_vec(message.socket.to_vec())),
         always_enlist: message.always_enlist,
         prefixes: fs_mapper::Prefixes::decode(&message.prefixes)?,
+        trace: message.trace,
     })
 }
