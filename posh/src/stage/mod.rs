@@ -37,6 +37,9 @@ pub fn run() -> i32 {
     };
     let Some(session) = &entry.session else { return entry.run_here() };
     let Some(enlist) = enlist::worth_asking(&entry, session) else { return entry.run_here() };
+    if descriptors::are_scarce() {
+        return entry.run_here();
+    }
     // ps(1) and pkill(1) are to find the command, not what stands in for it.
     process::rename(&entry.name);
     let Ok(mut link) = Link::connect(&session.socket) else { return entry.run_here() };
