@@ -185,6 +185,9 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("only_grows") {
             annotation.only_grows = self.word_list(node, "a path");
         }
+        if let Some(node) = fields.take("own_directories") {
+            annotation.own_directories = self.word_list(node, "a path");
+        }
         if let Some(node) = fields.take("runs") {
             annotation.runs = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a command"));
         }

@@ -448,6 +448,7 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
         up_to: reading.invocation.searches_up.clone(),
         only: reading.invocation.changes_only.clone(),
         grows: reading.invocation.only_grows.clone(),
+        own: reading.invocation.own_directories.clone(),
     };
     places.iter().map(tree).collect()
 }

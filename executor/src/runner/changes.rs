@@ -6,7 +6,8 @@
 //! and the directories whose listing is another. What is new was never seen by
 //! the workstation, save in its directory's listing. Where a command changes only a
 //! part of a tree, or only ever adds, the gateway says so, and no more is looked at:
-//! a git repository has tens of thousands of names.
+//! a git repository has tens of thousands of names. Of a command's own directories those that nobody
+//! has read since they last changed are not told of: nobody remembers their entries.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,7 +20,10 @@ use std::{
 
 use posh_proto::executor::{ChangedDirectory, Stage, WatchedTree};
 
-use super::view::View;
+use super::{
+    listing::{self, Listing},
+    view::View,
+};
 
 /// Times of files are those of the kernel's last tick, which may lie a little before the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -41,6 +45,8 @@ struct Trees {
     roots: Vec<PathBuf>,
     /// Directories, within the roots, that only get further entries, as do those in them.
     growing: HashSet<PathBuf>,
+    /// Directories that belong to the command, on file systems that tell when a directory was read.
+    own: Vec<PathBuf>,
 }
 
 /// Names that were there before the stage started.
@@ -52,6 +58,8 @@ struct Before {
     files: HashSet<PathBuf>,
     /// Directories that only get further entries: there may be thousands, and they need not be noted.
     growing: Vec<PathBuf>,
+    /// Of the command's own directories, those that nobody has read since their last change, and when that was.
+    unread: HashMap<PathBuf, (i64, i64)>,
     incomplete: bool,
 }
 
@@ -125,7 +133,7 @@ impl Watch {
 
     fn look_at_growing(&self, directory: &Path, changes: &mut Changes) {
         match fs::symlink_metadata(directory) {
-            Ok(own) if self.is_newer(&own) => changes.of(directory).names = true,
+            Ok(own) if self.is_to_be_told(directory, &own) => changes.of(directory).names = true,
             Ok(_) => {}
             Err(_) => {
                 let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return };
@@ -140,21 +148,21 @@ impl Watch {
             // What was not there before was never seen, and neither was what is in it.
             let Some(before) = self.before.directories.get(&directory) else { continue };
             let Ok(own) = fs::symlink_metadata(&directory) else { continue };
-            let Ok(entries) = fs::read_dir(&directory) else { continue };
-            let mut changed = Changed { names: self.is_newer(&own), ..Changed::default() };
+            let Some(listing) = Listing::read(&directory) else { continue };
+            let mut changed = Changed { names: self.is_to_be_told(&directory, &own), ..Changed::default() };
             let mut now = HashSet::new();
-            for entry in entries.flatten() {
+            for entry in listing.entries() {
                 let Some(fewer) = left.checked_sub(1) else {
                     changes.incomplete = true;
                     return;
                 };
                 *left = fewer;
-                let name = entry.file_name();
-                let Ok(found) = entry.metadata() else { continue };
-                if found.is_dir() && found.dev() == own.dev() {
+                let name = entry.name();
+                let Some(found) = listing.status(entry) else { continue };
+                if listing::is_directory(&found) && found.st_dev == own.dev() {
                     // Those that only grow were not noted, and are looked at on their own.
-                    queue.push(entry.path());
-                } else if before.contains(&name) && self.is_newer(&found) {
+                    queue.push(directory.join(&name));
+                } else if before.contains(&name) && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
                     changed.written.push(name.clone());
                 }
                 now.insert(name);
@@ -166,9 +174,19 @@ impl Watch {
         }
     }
 
+    /// Whether a directory has changed, and somebody may remember how it was.
+    fn is_to_be_told(&self, directory: &Path, found: &fs::Metadata) -> bool {
+        let unread = self.before.unread.get(directory);
+        self.is_newer(found) && unread.is_none_or(|read| listing::read_at(found) != *read)
+    }
+
     fn is_newer(&self, found: &fs::Metadata) -> bool {
-        let seconds = u64::try_from(found.ctime()).unwrap_or(0);
-        Duration::new(seconds, u32::try_from(found.ctime_nsec()).unwrap_or(0)) >= self.since
+        self.is_since((found.ctime(), found.ctime_nsec()))
+    }
+
+    fn is_since(&self, (seconds, nanoseconds): (i64, i64)) -> bool {
+        let seconds = u64::try_from(seconds).unwrap_or(0);
+        Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0)) >= self.since
     }
 }
 
@@ -186,22 +204,24 @@ impl Before {
             }
         }
         while let Some(directory) = queue.pop() {
-            let Ok(entries) = fs::read_dir(&directory) else { continue };
+            before.note_reader(trees, &directory);
+            let Some(listing) = Listing::read(&directory) else { continue };
             let mut names = HashSet::new();
-            for entry in entries.flatten() {
+            for entry in listing.entries() {
                 let Some(fewer) = left.checked_sub(1) else {
                     before.incomplete = true;
                     return before;
                 };
                 left = fewer;
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    let path = entry.path();
+                let name = entry.name();
+                if entry.is_directory {
+                    let path = directory.join(&name);
                     match trees.growing.contains(&path) {
-                        true => before.note_growing(path),
+                        true => before.note_growing(trees, path),
                         false => queue.push(path),
                     }
                 }
-                names.insert(entry.file_name());
+                names.insert(name);
             }
             before.directories.insert(directory, names);
         }
@@ -209,17 +229,31 @@ impl Before {
     }
 
     /// The directory, and those in it.
-    fn note_growing(&mut self, directory: PathBuf) {
-        let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-        self.growing.extend(entries.filter(is_directory).map(|entry| entry.path()));
+    fn note_growing(&mut self, trees: &Trees, directory: PathBuf) {
+        self.note_reader(trees, &directory);
+        let listing = Listing::read(&directory);
+        let entries = listing.iter().flat_map(Listing::entries).filter(|entry| entry.is_directory);
+        for below in entries.map(|entry| directory.join(entry.name())) {
+            self.note_reader(trees, &below);
+            self.growing.push(below);
+        }
         self.growing.push(directory);
+    }
+
+    /// To be called before it is read here.
+    fn note_reader(&mut self, trees: &Trees, directory: &Path) {
+        if trees.own.iter().any(|own| directory.starts_with(own)) {
+            let unread = fs::symlink_metadata(directory).ok().and_then(|found| listing::unread(&found));
+            self.unread.extend(unread.map(|read| (directory.to_owned(), read)));
+        }
     }
 }
 
 impl Trees {
     /// The tree below `top` that a contract's tree is.
     fn add(&mut self, top: PathBuf, tree: &WatchedTree) {
+        let own = tree.own.iter().map(|path| top.join(path));
+        self.own.extend(own.filter(|path| listing::tells_readers(path)));
         self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
         match tree.only.is_empty() {
             true => self.roots.push(top),

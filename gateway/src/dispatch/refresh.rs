@@ -32,7 +32,7 @@ use crate::{
 /// ended, and its shell must go on. It is longer than the memory that some adapters wait out.
 const DEADLINE: Duration = Duration::from_secs(25);
 /// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
 /// Beyond so many files, one listing of their directory costs less than asking for each.
 const FEW_FILES: usize = 64;
 
