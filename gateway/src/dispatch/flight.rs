@@ -448,9 +448,9 @@ impl<'a> Relay<'a> {
             }
             let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
             let written = Written::by(self.gateway, stage, reading, state.exits());
-            let tell = state.tell.clone();
+            let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             self.farewells.spawn(async move {
-                refresh::refresh(written).await;
+                refresh::refresh(gateway, written).await;
                 let _ = tell.send(farewell).await;
             });
         }
