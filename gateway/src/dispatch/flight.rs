@@ -467,10 +467,10 @@ impl<'a> Relay<'a> {
             }
             let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
             let written = Written::by(self.gateway, stage, reading, state.exits());
-            let tell = state.tell.clone();
+            let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             let ending = self.noted.ending(index, stage);
             self.farewells.spawn(async move {
-                refresh::refresh(written).await;
+                refresh::refresh(gateway, written).await;
                 ending.refreshed();
                 let _ = tell.send(farewell).await;
             });

@@ -5,6 +5,7 @@ mod ending;
 mod flight;
 pub mod output;
 mod refresh;
+mod remake;
 mod settle;
 mod start;
 
