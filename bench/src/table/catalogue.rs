@@ -121,7 +121,7 @@ pub const ALL: [Workload; 12] = [
         by_hand: Some(include_str!("../../workloads/raytrace.ssh.sh")),
         parallel: Some(include_str!("../../workloads/raytrace.parallel.sh")),
         results: &["rays.csv"],
-        amounts: amounts((200, 20_000), (400, 50_000), (400, 430_000)),
+        amounts: amounts((400, 5_000), (800, 20_000), (2_500, 110_000)),
         make: data::ray_logs,
         elsewhere: true,
         splits: true,

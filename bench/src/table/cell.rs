@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use posh_integration::LabError;
 use posh_integration::explain::{Pipeline, Report, Stage};
 use posh_integration::oracle::{Outcome, Under};
-use posh_integration::LabError;
 
 use super::catalogue::{Size, Workload};
 use super::place::Place;

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use posh_integration::generate::Numbers;
-use posh_integration::wire::{self, Profile};
 use posh_integration::network;
+use posh_integration::wire::{self, Profile};
 
 use crate::machine::{self, Machine};
 use catalogue::{ALL, ONE_COMMAND, Size, Workload};

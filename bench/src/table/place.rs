@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use posh_integration::host::CONFIG;
+use posh_integration::host::{CONFIG, PROGRAMS};
 use posh_integration::programs::Programs;
 use posh_integration::services::{self, Service, WORKSTATION_KEY};
 use posh_integration::wire::Profile;
@@ -152,12 +152,21 @@ impl Place {
         Ok(())
     }
 
+    /// The mount remembers nothing, so that the executor may be told to take it as a directory of its own.
     fn start_far_executor(&mut self) -> Result<()> {
+        const CONFIGURATION: &str = "/run/far.toml";
         let second = &self.lab.servers[1].host;
-        let mount = services::mount_sshfs(second, (&network::addresses(1).1, "/srv/s1"), FAR, &[])?;
+        let options = ["dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0".to_owned()];
+        let mount = services::mount_sshfs(second, (&network::addresses(1).1, "/srv/s1"), FAR, &options)?;
         services::wait_answering(second, FAR)?;
-        let mut command = services::executor_command(second, &network::addresses(2).1, FAR_PORT);
-        command.args(["--export", &format!("far={FAR}")]);
+        let text = format!(
+            "listen = \"{}:{FAR_PORT}\"\nallow_plaintext = true\n\n[[export]]\nname = \"far\"\npath = \"{FAR}\"\n\
+             coherence = \"bind\"\n",
+            network::addresses(2).1
+        );
+        services::write_file(second, CONFIGURATION, text.as_bytes())?;
+        let mut command = second.command(format!("{PROGRAMS}/posh-executor"));
+        command.args(["--config", CONFIGURATION]);
         self.far = Some((services::start_listening(second, command)?, mount));
         Ok(())
     }
@@ -230,4 +239,3 @@ fn write_configurations(lab: &Lab) -> Result<()> {
     );
     Ok(services::write_file(&lab.workstation, ELSEWHERE, elsewhere.as_bytes())?)
 }
-

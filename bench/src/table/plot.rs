@@ -10,8 +10,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 70.0;
 /// Told apart by those who don't see all colours, too (Okabe and Ito).
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#999999", "#000000"];
+const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#999999", "#000000"];
 
 /// A named row of values; one for each group, or points.
 #[derive(Debug, Clone)]

@@ -105,8 +105,22 @@ fn heading(r: &Results) -> String {
         "\n## {}: {} ms, {} Mbit/s, size {}\n\n{}, {} cores, {} MiB, Linux {}; {}; commit {:.12}{modified}; \
          load {:.1} before and {:.1} after; it took {:.0} min; {} runs, order from seed {}; the servers' data in {}.\n\n\
          | link | round trip, measured | Mbit/s out, measured | Mbit/s back, measured |\n|---|---|---|---|\n",
-        r.name, r.link.round_trip_ms, r.link.megabits, r.size, m.processor, m.cores, m.memory_mib, m.kernel, m.date,
-        m.commit, m.load_before, r.load_after, r.took_s / 60.0, r.runs, r.seed, r.storage
+        r.name,
+        r.link.round_trip_ms,
+        r.link.megabits,
+        r.size,
+        m.processor,
+        m.cores,
+        m.memory_mib,
+        m.kernel,
+        m.date,
+        m.commit,
+        m.load_before,
+        r.load_after,
+        r.took_s / 60.0,
+        r.runs,
+        r.seed,
+        r.storage
     );
     for (what, link) in [("workstation to server", &r.link), ("between servers", &r.between)] {
         let _ = writeln!(
@@ -123,7 +137,8 @@ fn heading(r: &Results) -> String {
 
 fn verdicts(results: &Results) -> String {
     let mut text = "\n### Targets\n\nThey are set for the `wan` link at size s.\n\n\
-        | what | target | seen | |\n|---|---|---|---|\n".to_owned();
+        | what | target | seen | |\n|---|---|---|---|\n"
+        .to_owned();
     for v in targets::judge(results) {
         let met = match v.met {
             Some(true) => "met",
@@ -183,14 +198,17 @@ fn seconds(cell: &Cell) -> String {
 
 fn ratios(results: &Results) -> String {
     let mut text = "\n### posh against the others\n\n| workload | input | sshfs ÷ posh | sshfs-tuned ÷ posh | \
-        ssh-master ÷ posh | posh − server | posh moved |\n|---|---|---|---|---|---|---|\n".to_owned();
+        ssh-master ÷ posh | posh − server | posh moved |\n|---|---|---|---|---|---|---|\n"
+        .to_owned();
     for workload in workloads(results).into_iter().filter(|w| *w != "local-1000") {
         let Some(posh) = results.cell(workload, "posh") else { continue };
         let ratio = |system: &str| match results.cell(workload, system) {
             Some(c) => format!("{}{:.1}×", if c.limited { "> " } else { "" }, c.median() / posh.median()),
             None => "–".to_owned(),
         };
-        let more = results.cell(workload, "server").map_or("–".to_owned(), |c| format!("{:+.3} s", posh.median() - c.median()));
+        let more = results
+            .cell(workload, "server")
+            .map_or("–".to_owned(), |c| format!("{:+.3} s", posh.median() - c.median()));
         let input = results.inputs.iter().find(|i| i.workload == workload);
         let input = input.map_or(String::new(), |i| format!("{} files, {:.1} MB", i.files, i.bytes as f64 / 1e6));
         let share = results.cell(workload, "sshfs").filter(|c| !c.limited && c.bytes > 0.0);
@@ -267,7 +285,7 @@ fn elsewhere(results: &Results) -> String {
         return String::new();
     }
     let mut text = "\n### An executor on another server than the data\n\nAs in the paper's §8.2.1: the second server mounts the data \
-        from the first one by sshfs over the link between them.\n\n\
+        from the first one by sshfs (which remembers nothing there) over the link between them.\n\n\
         | workload | posh | posh, executor elsewhere | bash over sshfs |\n|---|---|---|---|\n".to_owned();
     for cell in cells {
         let of = |system: &str| results.cell(&cell.workload, system).map_or("–".to_owned(), seconds);
@@ -335,7 +353,8 @@ fn splits(results: &Results, name: &str) -> Result<String> {
 /// Least, quartiles and number of runs of every cell.
 fn spread(results: &Results) -> String {
     let mut text = "\n<details><summary>Spread of the times</summary>\n\n\
-        | workload | system | runs | least | quartiles | greatest |\n|---|---|---|---|---|---|\n".to_owned();
+        | workload | system | runs | least | quartiles | greatest |\n|---|---|---|---|---|---|\n"
+        .to_owned();
     for c in &results.cells {
         let s = &c.summary;
         let limited = if c.limited { " (ended at the limit)" } else { "" };

@@ -72,7 +72,9 @@ mod tests {
 
     #[test]
     fn a_difference_is_named() {
-        let of = |text: &str| Fingerprint([("a".to_owned(), "1".to_owned()), ("b".to_owned(), digest(text.as_bytes()))].into());
+        let of = |text: &str| {
+            Fingerprint([("a".to_owned(), "1".to_owned()), ("b".to_owned(), digest(text.as_bytes()))].into())
+        };
         assert_eq!(of("x").differences(&of("x")), None);
         assert_eq!(of("x").differences(&of("y")).as_deref(), Some("1 parts differ: b"));
     }
