@@ -9,6 +9,7 @@ mod pump;
 mod report;
 mod sample;
 mod site;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +28,8 @@ struct Arguments {
 enum Task {
     /// What posh itself costs: per command, per stage, per byte, in memory and at the start.
     Overhead(overhead::Options),
+    /// The table: workloads over an emulated link, under bash, ssh, GNU parallel and posh.
+    Table(table::Options),
     /// Reads standard input slowly and checks that parts come whole and in order.
     #[command(hide = true)]
     Consume {
@@ -53,6 +56,7 @@ enum Task {
 fn main() -> Result<ExitCode> {
     match Arguments::parse().task {
         Task::Overhead(options) => overhead::run(&options)?,
+        Task::Table(options) => table::run(&options)?,
         Task::Consume { parts, part_bytes } => pump::consume(parts, part_bytes)?,
         Task::Discard => pump::discard()?,
         Task::Tcp { from, to } => pump::tcp(&from, &to)?,

@@ -1,13 +1,13 @@
 //! Samples and what is told of them: the median, and how far they lie apart.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Samples of one quantity, in the order in which they were taken; never empty.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Samples(Vec<f64>);
 
 /// The spread of samples.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The middle one.
     pub median: f64,

@@ -13,7 +13,7 @@ use crate::host::{CONFIG, Host};
 use crate::network;
 use crate::people::{self, Person};
 use crate::programs::Programs;
-use crate::services::{self, EXECUTOR_PORT, Service};
+use crate::services::{self, EXECUTOR_PORT, Service, WORKSTATION_KEY};
 use crate::wire::{Profile, Wire};
 use crate::workload::Store;
 
@@ -26,6 +26,10 @@ pub struct LabSpec {
     pub executors: bool,
     /// What each server's wire is like; else nothing limits it.
     pub link: Option<Profile>,
+    /// What joins the servers to each other; else they can't reach each other.
+    pub between: Option<Profile>,
+    /// Where the servers' data lies on this machine's disk; else in memory.
+    pub storage: Option<PathBuf>,
     /// Variables of every command on every host.
     pub variables: Vec<(String, String)>,
     /// Servers and workstation agree in as little as possible, and there is an ordinary user.
@@ -69,6 +73,18 @@ impl LabSpec {
     /// The same with wires of that kind.
     pub fn link(mut self, profile: Profile) -> LabSpec {
         self.link = Some(profile);
+        self
+    }
+
+    /// The same with wires of that kind between all servers, who may log in to each other.
+    pub fn between(mut self, profile: Profile) -> LabSpec {
+        self.between = Some(profile);
+        self
+    }
+
+    /// The same with the servers' data in directories of their own below `directory`, which go with the laboratory.
+    pub fn storage(mut self, directory: Option<PathBuf>) -> LabSpec {
+        self.storage = directory;
         self
     }
 
@@ -125,6 +141,8 @@ pub struct Server {
     pub wire: Option<Wire>,
     /// The machine.
     pub host: Host,
+    // Last: nothing may have a file open in it any more.
+    _storage: Option<tempfile::TempDir>,
 }
 
 impl Server {
@@ -140,7 +158,9 @@ impl Server {
 pub struct Lab {
     // Fields are dropped in this order.
     _person: Option<Person>,
-    _mounts: Vec<Service>,
+    /// With their paths.
+    mounts: Vec<(String, Service)>,
+    _between: Vec<Wire>,
     /// The user's machine.
     pub workstation: Host,
     /// The storage servers.
@@ -163,10 +183,12 @@ impl Lab {
         for (index, server) in (1..).zip(&spec.servers) {
             servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
         }
-        let mounts = mount_all(&workstation, &spec.servers)?;
+        let between = spec.between.map(|link| join_all(&workstation, &servers, link)).transpose()?.unwrap_or_default();
+        let mounts = mount_all(&workstation, &spec.servers, &[])?;
         let settle = |server: &Server| Person::settle(&workstation, &server.host, &network::addresses(1).1);
         let person = servers.first().filter(|_| spec.different).map(settle).transpose()?;
-        let lab = Lab { _person: person, _mounts: mounts, workstation, servers, programs: programs.clone() };
+        let programs = programs.clone();
+        let lab = Lab { _person: person, mounts, _between: between, workstation, servers, programs };
         services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
         Ok(lab)
     }
@@ -190,6 +212,19 @@ impl Lab {
     /// Bytes on the workstation's interfaces since the start, both directions, mounts included.
     pub fn bytes_moved(&self) -> Result<u64> {
         network::bytes_moved(&self.workstation)
+    }
+
+    /// Ends all mounts of the workstation: nothing of them is remembered.
+    pub fn unmount(&mut self) -> Result<()> {
+        self.mounts.drain(..).try_for_each(|(path, service)| services::unmount(&self.workstation, &path, service))
+    }
+
+    /// Mounts everything anew, with further options of sshfs.
+    pub fn remount(&mut self, options: &[String]) -> Result<()> {
+        self.unmount()?;
+        let specs: Vec<_> = self.servers.iter().map(|s| s.spec.clone()).collect();
+        self.mounts = mount_all(&self.workstation, &specs, options)?;
+        Ok(())
     }
 
     /// Where this process can put data below server number `index` (from 1)'s first export.
@@ -219,18 +254,32 @@ impl Lab {
 }
 
 /// All connections are made at once and then awaited.
-fn mount_all(workstation: &Host, servers: &[ServerSpec]) -> Result<Vec<Service>> {
+fn mount_all(workstation: &Host, servers: &[ServerSpec], options: &[String]) -> Result<Vec<(String, Service)>> {
     let mut mounts = Vec::new();
     for (index, server) in (1..).zip(servers) {
         let (_, address) = network::addresses(index);
         for export in &server.exports {
-            mounts.push(services::mount_sshfs(workstation, &address, &export.directory(), &export.mount)?);
+            let source = (&*address, &*export.directory());
+            let service = services::mount_sshfs(workstation, source, &export.mount, options)?;
+            mounts.push((export.mount.clone(), service));
         }
     }
     for export in servers.iter().flat_map(|s| &s.exports) {
         services::wait_answering(workstation, &export.mount)?;
     }
     Ok(mounts)
+}
+
+fn join_all(workstation: &Host, servers: &[Server], link: Profile) -> Result<Vec<Wire>> {
+    let mut wires = Vec::new();
+    let key = services::read_file(workstation, WORKSTATION_KEY)?;
+    for (index, server) in (1..).zip(servers) {
+        services::write_secret(&server.host, WORKSTATION_KEY, &key)?;
+        for (other, far) in (index + 1..).zip(&servers[index..]) {
+            wires.push(network::join((&server.host, index), (&far.host, other), link)?);
+        }
+    }
+    Ok(wires)
 }
 
 fn start_server(
@@ -246,6 +295,7 @@ fn start_server(
         host = host.with_variables(&[("LANG", Path::new("C"))]);
     }
     let wire = network::connect(workstation, &host, index, spec.link)?;
+    let storage = spec.storage.as_deref().map(|directory| store_on_disk(&host, directory)).transpose()?;
     for export in &server.exports {
         make_export(&host, export)?;
     }
@@ -255,7 +305,19 @@ fn start_server(
     let start = || services::start_executor(&host, &address, &exports);
     let executor = spec.executors.then(start).transpose()?;
     let address = format!("http://{address}:{EXECUTOR_PORT}");
-    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, wire, host })
+    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, wire, host, _storage: storage })
+}
+
+/// A directory of this machine's disk becomes the host's /srv.
+fn store_on_disk(host: &Host, directory: &Path) -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix("posh-lab-").tempdir_in(directory);
+    let made = made.attempt(|| format!("make a directory in {}", directory.display()))?;
+    let path = made.path().canonicalize().attempt(|| format!("find {}", made.path().display()))?;
+    let none: Option<&str> = None;
+    let source = path.clone();
+    host.run(move || mount(Some(&source), "/srv", none, MsFlags::MS_BIND, none))
+        .attempt(|| format!("bind {} to /srv", path.display()))?;
+    Ok(made)
 }
 
 fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {

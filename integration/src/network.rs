@@ -38,6 +38,19 @@ pub fn connect(workstation: &Host, server: &Host, index: usize, link: Option<Pro
     Ok(wire)
 }
 
+/// Joins two servers (`index` as in [`addresses`], from 1) by interfaces of their own: each reaches
+/// the other one by the address that the workstation knows it by.
+pub fn join(a: (&Host, usize), b: (&Host, usize), link: Profile) -> Result<Wire> {
+    let names = [format!("to{}", b.1), format!("to{}", a.1)];
+    let wire = Wire::lay((a.0, &names[0]), (b.0, &names[1]), link)?;
+    for ((host, near), name, far) in [(a, &names[0], b.1), (b, &names[1], a.1)] {
+        let (near, far) = (addresses(near).1, addresses(far).1);
+        ip(host, &format!("address add {near} peer {far} dev {name}"))?;
+        ip(host, &format!("link set dev {name} up"))?;
+    }
+    Ok(wire)
+}
+
 /// A pair of interfaces that are each other's other end.
 fn pair(workstation: &Host, server: &Host, name: &str) -> Result<()> {
     let space = format!("/proc/{}/ns/net", server.pid());

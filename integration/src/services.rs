@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 
 use crate::error::{Attempt, LabError, Result};
-use crate::host::{Host, PROGRAMS};
+use crate::host::{HOME, Host, PROGRAMS};
 use crate::process::{Journal, Process, wait_for};
 
 /// How long a service may take to start on a busy machine.
@@ -19,7 +19,8 @@ pub const START_LIMIT: Duration = Duration::from_secs(30);
 /// Where executors listen.
 pub const EXECUTOR_PORT: u16 = 7400;
 
-const WORKSTATION_KEY: &str = "/run/lab-key";
+/// The key that lets whoever has it in on every server, on the hosts that have it.
+pub const WORKSTATION_KEY: &str = "/run/lab-key";
 const SSH_DIRECTORY: &str = "/run/lab-ssh";
 
 /// A running service with what it said.
@@ -80,12 +81,13 @@ pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Serv
     Ok(service)
 }
 
+/// The home is the host's own: a shell must not read the start-up files of this machine's root.
 fn sshd_config(address: &str) -> String {
     format!(
         "ListenAddress {address}\nPort 22\nHostKey {SSH_DIRECTORY}/host-key\nPidFile none\n\
          AuthorizedKeysFile {SSH_DIRECTORY}/authorized_keys\nStrictModes no\nUsePAM no\n\
          PermitRootLogin prohibit-password\nPasswordAuthentication no\nUseDNS no\n\
-         Subsystem sftp internal-sftp\nMaxStartups 100\n"
+         Subsystem sftp internal-sftp\nMaxStartups 100\nSetEnv HOME={HOME}\n"
     )
 }
 
@@ -138,13 +140,25 @@ pub fn start_local_executor(host: &Host, export: &str, directory: &Path) -> Resu
     Ok((service, address))
 }
 
-/// Mounts `address:directory` at `path` on the workstation. The connection may still be
-/// in the making; [`wait_answering`] waits for it.
-pub fn mount_sshfs(workstation: &Host, address: &str, directory: &str, path: &str) -> Result<Service> {
-    let point = workstation.path(path);
+/// Mounts `address:directory` at `path` on a host that has [`WORKSTATION_KEY`], with further
+/// `options` of sshfs. The connection may still be in the making; [`wait_answering`] waits for it.
+pub fn mount_sshfs(host: &Host, (address, directory): (&str, &str), path: &str, options: &[String]) -> Result<Service> {
+    let point = host.path(path);
     fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;
-    let command = sshfs_command(workstation, &format!("root@{address}:{directory}"), path, WORKSTATION_KEY);
-    mount(workstation, command, path)
+    let mut command = sshfs_command(host, &format!("root@{address}:{directory}"), path, WORKSTATION_KEY);
+    for option in options {
+        command.args(["-o", option]);
+    }
+    mount(host, command, path)
+}
+
+/// Ends a mount of a host, whatever still uses it; `service` served it.
+pub fn unmount(host: &Host, path: &str, service: Service) -> Result<()> {
+    let point = path.to_owned();
+    host.run(move || nix::mount::umount2(point.as_str(), nix::mount::MntFlags::MNT_DETACH))
+        .attempt(|| format!("unmount {path} on {}", host.name()))?;
+    drop(service);
+    Ok(())
 }
 
 /// The words of an sshfs in the foreground that mounts `source` at `path`.
@@ -202,6 +216,15 @@ fn is_mounted(table: &File, path: &str) -> Result<bool> {
 pub fn write_file(host: &Host, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
     let path = host.path(path);
     fs::write(&path, content).attempt(|| format!("write {}", path.display()))
+}
+
+/// Puts a file in place on a host that only its owner may read.
+pub fn write_secret(host: &Host, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = host.path(path);
+    let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
+    file.and_then(|mut file| file.write_all(content)).attempt(|| format!("write {}", path.display()))
 }
 
 /// Reads a file of a host.

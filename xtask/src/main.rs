@@ -38,10 +38,10 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Runs a benchmark, such as `bench overhead`.
+    /// Runs the bench of the table (all workloads, or those that are named), or `bench overhead`.
     Bench {
-        /// Which benchmark, and its arguments.
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        /// Workloads and options of the bench, such as --help; or `overhead` and its options.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
 }
@@ -72,8 +72,12 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Bench { arguments } => {
             setup::packages(setup::Need::Everything)?;
             cargo::build(&["--release"])?;
-            let (first, rest) = arguments.split_first().expect("clap requires one argument");
-            cargo::become_program("posh-bench", "posh-bench", first, rest)
+            match arguments.split_first() {
+                Some((first, rest)) if first == "overhead" => {
+                    cargo::become_program("posh-bench", "posh-bench", first, rest)
+                }
+                _ => cargo::become_program("posh-bench", "posh-bench", "table", &arguments),
+            }
         }
     }
 }

@@ -57,6 +57,8 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("perl", "perl-base", false),
     ("python3", "python3", false),
     ("su", "util-linux", false),
+    // GNU's; the bench compares with it.
+    ("parallel", "parallel", false),
 ];
 
 const SSHD: &str = "openssh-server";

@@ -1,0 +1,245 @@
+//! The workloads as data: which script, how much of what, what a run leaves behind.
+//! Making the input is `data`'s matter, running `cell`'s.
+
+use posh_integration::workload::Workload as Application;
+
+use super::data::{self, Making};
+
+/// How much data a run of the bench gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Size {
+    /// Under a minute for bash over sshfs on the `wan` link, but where the number of files is given.
+    S,
+    /// Some five times as much.
+    M,
+    /// The paper's. Needs a disk: see --storage.
+    L,
+}
+
+impl Size {
+    /// `s`, `m` or `l`.
+    pub fn letter(self) -> char {
+        match self {
+            Size::S => 's',
+            Size::M => 'm',
+            Size::L => 'l',
+        }
+    }
+}
+
+/// How much of what; each workload says what it counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Amount {
+    /// Files (on each server).
+    pub files: usize,
+    /// Lines of each, or what else makes one large.
+    pub each: usize,
+}
+
+/// One workload.
+#[derive(Debug)]
+pub struct Workload {
+    /// On the command line, in results and as the scripts' name.
+    pub name: &'static str,
+    /// What it does.
+    pub words: &'static str,
+    /// What every system runs.
+    pub script: &'static str,
+    /// What an expert types with ssh; without, it can't be done so.
+    pub by_hand: Option<&'static str>,
+    /// What an expert types with GNU parallel, where that fits.
+    pub parallel: Option<&'static str>,
+    /// How many servers have data of it; none for local work.
+    pub servers: usize,
+    /// What a run leaves below its directory on the first server.
+    pub results: &'static [&'static str],
+    /// Is made of this one before each run (copy, original).
+    pub copy: Option<(&'static str, &'static str)>,
+    /// For s, m and l.
+    pub amounts: [Amount; 3],
+    /// Makes the input.
+    pub make: Making,
+    /// Is also run with an executor on another server than the data (paper §8.2.1).
+    pub elsewhere: bool,
+    /// Is also run with other split factors (paper §8.2.2).
+    pub splits: bool,
+}
+
+impl Workload {
+    /// How much of it a size is.
+    pub fn amount(&self, size: Size) -> Amount {
+        self.amounts[size as usize]
+    }
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<&'static Workload> {
+        ALL.iter().find(|w| w.name == name)
+    }
+
+    /// The script's variables besides its directories.
+    pub fn variables(&self, size: Size) -> Vec<(String, String)> {
+        let application = Application::ALL.into_iter().find(|a| a.name() == self.name);
+        let mut variables = application.map(Application::variables).unwrap_or_default();
+        if self.name == "find-xargs" {
+            // Through sshfs at 20 ms, opening all of 10,000 files takes a quarter of an hour.
+            let pattern = if size == Size::S { "*00.c" } else { "*.c" };
+            variables.push(("PATTERN".into(), pattern.into()));
+        }
+        variables
+    }
+}
+
+/// What most workloads are: one server, its script is run there by hand.
+const USUAL: Workload = Workload {
+    name: "",
+    words: "",
+    script: "",
+    by_hand: Some(include_str!("../../workloads/on-server.ssh.sh")),
+    parallel: None,
+    servers: 1,
+    results: &[],
+    copy: None,
+    amounts: [Amount { files: 0, each: 0 }; 3],
+    make: data::nothing,
+    elsewhere: false,
+    splits: false,
+};
+
+const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Amount; 3] {
+    const fn amount((files, each): (usize, usize)) -> Amount {
+        Amount { files, each }
+    }
+    [amount(s), amount(m), amount(l)]
+}
+
+/// All of them: first the paper's, then the further ones.
+pub const ALL: [Workload; 12] = [
+    Workload {
+        name: "raytrace",
+        words: "ray-tracing logs are cleaned and joined, one ray is looked for (workers' logs, lines each)",
+        script: include_str!("../../../integration/workloads/raytrace.sh"),
+        by_hand: Some(include_str!("../../workloads/raytrace.ssh.sh")),
+        parallel: Some(include_str!("../../workloads/raytrace.parallel.sh")),
+        results: &["rays.csv"],
+        amounts: amounts((400, 5_000), (800, 20_000), (2_500, 110_000)),
+        make: data::ray_logs,
+        elsewhere: true,
+        splits: true,
+        ..USUAL
+    },
+    Workload {
+        name: "thumbnails",
+        words: "small pictures of large ones, ImageMagick (pictures of 4.2 MB)",
+        script: include_str!("../../../integration/workloads/thumbnails.sh"),
+        parallel: Some(include_str!("../../workloads/thumbnails.parallel.sh")),
+        results: &["thumbnails"],
+        amounts: amounts((30, 1400), (150, 1400), (1090, 1400)),
+        make: data::images,
+        elsewhere: true,
+        splits: true,
+        ..USUAL
+    },
+    Workload {
+        name: "port-scan",
+        words: "addresses per autonomous system: jq, pr, awk, sort; zannotate is left out (hosts)",
+        script: include_str!("../../../integration/workloads/port-scan.sh"),
+        results: &["addresses", "asns", "by-asn.csv"],
+        amounts: amounts((1, 200_000), (1, 1_000_000), (1, 200_000_000)),
+        make: data::port_scan,
+        ..USUAL
+    },
+    Workload {
+        name: "access-logs",
+        words: "one visitor in the logs of five servers (logs on each, lines each)",
+        script: include_str!("../../../integration/workloads/access-logs.sh"),
+        by_hand: Some(include_str!("../../workloads/access-logs.ssh.sh")),
+        parallel: Some(include_str!("../../workloads/access-logs.parallel.sh")),
+        servers: 5,
+        amounts: amounts((10, 40_000), (20, 100_000), (40, 4_000_000)),
+        make: data::access_logs,
+        ..USUAL
+    },
+    Workload {
+        name: "git",
+        words: "20 patches are applied and committed: apply, status, add, commit each (files)",
+        script: include_str!("../../../integration/workloads/git.sh"),
+        results: &["repository"],
+        copy: Some(("repository", "pristine")),
+        amounts: amounts((20_000, 20), (20_000, 20), (340_000, 20)),
+        make: data::repository,
+        elsewhere: true,
+        ..USUAL
+    },
+    Workload {
+        name: "grep-r",
+        words: "grep -r over a source tree (files of 2 kB)",
+        script: include_str!("../../workloads/grep-r.sh"),
+        amounts: amounts((500, 0), (5_000, 0), (70_000, 0)),
+        make: data::tree,
+        ..USUAL
+    },
+    Workload {
+        name: "tar-x",
+        words: "an archive is unpacked where it lies (files of 2 kB)",
+        script: include_str!("../../workloads/tar-x.sh"),
+        results: &["tree"],
+        amounts: amounts((5_000, 0), (5_000, 0), (70_000, 0)),
+        make: data::archive,
+        ..USUAL
+    },
+    Workload {
+        name: "comm",
+        words: "what two lists on two servers have in common (lists, lines each)",
+        script: include_str!("../../workloads/comm.sh"),
+        by_hand: Some(include_str!("../../workloads/comm.ssh.sh")),
+        servers: 2,
+        amounts: amounts((1, 1_000_000), (1, 5_000_000), (1, 50_000_000)),
+        make: data::sorted_lists,
+        ..USUAL
+    },
+    Workload {
+        name: "find-xargs",
+        words: "find | sort | xargs grep in a tree; at size s one file of a hundred is searched (files)",
+        script: include_str!("../../workloads/find-xargs.sh"),
+        amounts: amounts((10_000, 0), (10_000, 0), (70_000, 0)),
+        make: data::tree,
+        ..USUAL
+    },
+    Workload {
+        name: "tar-gzip",
+        words: "a remote tree is packed into a local archive (files of 2 kB)",
+        script: include_str!("../../workloads/tar-gzip.sh"),
+        by_hand: Some(include_str!("../../workloads/tar-gzip.ssh.sh")),
+        amounts: amounts((300, 0), (3_000, 0), (70_000, 0)),
+        make: data::tree,
+        ..USUAL
+    },
+    Workload {
+        name: "session",
+        words: "30 small commands, one after the other",
+        script: include_str!("../../workloads/session.sh"),
+        by_hand: Some(include_str!("../../workloads/session.ssh.sh")),
+        results: &["project/results"],
+        amounts: amounts((50, 0), (50, 0), (50, 0)),
+        make: data::project,
+        ..USUAL
+    },
+    Workload {
+        name: "local-1000",
+        words: "1,000 short commands that touch no mount",
+        script: include_str!("../../workloads/local-1000.sh"),
+        by_hand: None,
+        servers: 0,
+        ..USUAL
+    },
+];
+
+/// One small command: its latency is swept over round trips, and it shows what a first connection costs.
+pub const ONE_COMMAND: Workload = Workload {
+    name: "one-command",
+    words: "cat of a small file, shell and all",
+    script: include_str!("../../workloads/one-command.sh"),
+    amounts: amounts((1, 0), (1, 0), (1, 0)),
+    make: data::small,
+    ..USUAL
+};

@@ -1,0 +1,152 @@
+//! One cell of the table: a workload under a system, run and checked as often as the
+//! budget allows.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use posh_integration::LabError;
+use posh_integration::explain::{Pipeline, Report, Stage};
+use posh_integration::oracle::{Outcome, Under};
+
+use super::catalogue::{Size, Workload};
+use super::place::Place;
+use super::results::{Cell, Explained, Usage};
+use super::system::System;
+use super::usage::Mark;
+use super::verify::Fingerprint;
+use crate::sample::Samples;
+
+/// A cell is run again only while its runs have not taken longer than this together: the
+/// slow ones are the ones with the least spread, and the whole bench has to end.
+const REPEAT_BUDGET_S: f64 = 25.0;
+
+/// What is asked of every run.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// How much data.
+    pub size: Size,
+    /// How long bash over sshfs as it comes may take.
+    pub limit: Duration,
+}
+
+impl Terms {
+    /// A run that is not over by then is ended.
+    pub fn limit_of(&self, system: System) -> Duration {
+        match system {
+            // The default is what is compared with; a fraction shows whether tuning changes the order of magnitude.
+            System::SshfsTuned => self.limit / 4,
+            _ => self.limit,
+        }
+    }
+}
+
+/// One run.
+#[derive(Debug)]
+pub struct Trial {
+    /// From the start of the shell to the end of its output.
+    pub seconds: f64,
+    /// None: it did not end within the limit.
+    pub outcome: Option<Outcome>,
+    /// What it gave; none for one that did not end.
+    pub fingerprint: Option<Fingerprint>,
+    bytes: u64,
+    gateway: Usage,
+    executors: Usage,
+}
+
+/// A cell in the making.
+#[derive(Debug)]
+pub struct Open {
+    /// Of which workload.
+    pub workload: &'static Workload,
+    /// Under which system.
+    pub system: System,
+    trials: Vec<Trial>,
+}
+
+impl Open {
+    /// Without runs.
+    pub fn new(workload: &'static Workload, system: System) -> Open {
+        Open { workload, system, trials: Vec::new() }
+    }
+
+    /// Another run would not be worth its time.
+    pub fn is_done(&self) -> bool {
+        let spent: f64 = self.trials.iter().map(|t| t.seconds).sum();
+        spent > REPEAT_BUDGET_S || self.trials.iter().any(|t| t.outcome.is_none())
+    }
+
+    /// Runs it once more.
+    pub fn run(&mut self, place: &mut Place, terms: Terms) -> Result<&Trial> {
+        self.trials.push(try_once(place, self.workload, self.system, terms, &[])?);
+        Ok(self.trials.last().expect("one was just added"))
+    }
+
+    /// What came out; none without runs.
+    pub fn close(self, explained: Option<Report>) -> Option<Cell> {
+        let seconds = Samples::new(self.trials.iter().map(|t| t.seconds).collect())?;
+        let bytes = Samples::new(self.trials.iter().map(|t| t.bytes as f64).collect())?.median();
+        let last = self.trials.last()?;
+        let posh = explained.map(|report| explain(&report, last.gateway, last.executors));
+        let limited = self.trials.iter().any(|t| t.outcome.is_none());
+        let (workload, system) = (self.workload.name.to_owned(), self.system.name().to_owned());
+        Some(Cell { workload, system, summary: seconds.summary(), seconds, limited, bytes, posh })
+    }
+}
+
+/// One run, from a fresh state; `options` are posh's.
+pub fn try_once(
+    place: &mut Place,
+    workload: &'static Workload,
+    system: System,
+    terms: Terms,
+    options: &[&str],
+) -> Result<Trial> {
+    place.prepare(workload, system)?;
+    let (mut script, under) = system.script(workload, terms.size);
+    script.limit = terms.limit_of(system);
+    script.options = options.iter().map(|o| (*o).to_owned()).collect();
+    let (gateways, executors) = (Mark::set(&place.gateways()?), Mark::set(&place.executors()?));
+    let before = place.lab.bytes_moved()?;
+    let outcome = match script.run(system.host(&place.lab), under) {
+        Ok(outcome) => Some(outcome),
+        Err(LabError::Timeout { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let bytes = place.lab.bytes_moved()? - before;
+    let (gateway, executors) = (gateways.since(&place.gateways()?), executors.since(&place.executors()?));
+    let seconds = outcome.as_ref().map_or(script.limit, |o| o.wall).as_secs_f64();
+    if let Some(outcome) = &outcome {
+        let name = (workload.name, system.name());
+        ensure!(outcome.status.success(), "{} failed under {}: {outcome}", name.0, name.1);
+    }
+    let take = |outcome| Fingerprint::take(place, workload, system, outcome);
+    let fingerprint = outcome.as_ref().map(take).transpose()?;
+    Ok(Trial { seconds, outcome, fingerprint, bytes, gateway, executors })
+}
+
+/// Runs it once more for its report.
+pub fn explained(place: &mut Place, workload: &'static Workload, system: System, terms: Terms) -> Result<Report> {
+    place.prepare(workload, system)?;
+    let (mut script, _) = system.script(workload, terms.size);
+    script.limit = terms.limit;
+    let outcome = script.run(&place.lab.workstation, Under::PoshExplained)?;
+    ensure!(outcome.status.success(), "{} failed under posh --explain=json: {outcome}", workload.name);
+    Ok(outcome.report().clone())
+}
+
+fn explain(report: &Report, gateway: Usage, executors: Usage) -> Explained {
+    let offloaded: Vec<&Pipeline> =
+        report.pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded)).collect();
+    let setup_ms = Samples::new(offloaded.iter().map(|p| p.setup_ms).collect()).map_or(0.0, |s| s.median());
+    let stages = || report.pipelines.iter().flat_map(|p| &p.stages);
+    let mut here: Vec<(String, String, usize)> = Vec::new();
+    for stage in stages().filter(|s| !s.is_offloaded()) {
+        match here.iter_mut().find(|(command, reason, _)| *command == stage.command && *reason == stage.reason) {
+            Some((.., count)) => *count += 1,
+            None => here.push((stage.command.clone(), stage.reason.clone(), 1)),
+        }
+    }
+    let there = stages().filter(|s| s.is_offloaded()).count();
+    Explained { pipelines: report.pipelines.len(), setup_ms, there, here, gateway, executors }
+}

@@ -1,0 +1,159 @@
+//! What a run of the bench found, as it is kept in bench/results and read again for
+//! the report. Times are seconds unless a name says otherwise.
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+use crate::sample::{Samples, Summary};
+
+/// All of one run of the bench.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Results {
+    /// Profile and size, such as `wan-s`.
+    pub name: String,
+    /// Only some workloads were asked for.
+    pub partial: bool,
+    /// The link as asked for.
+    pub link: Link,
+    /// The link between the servers as asked for.
+    pub between: Link,
+    /// `s`, `m` or `l`.
+    pub size: char,
+    /// How often each cell was to be run.
+    pub runs: usize,
+    /// Decides the order of the systems.
+    pub seed: u64,
+    /// Where the servers' data lay.
+    pub storage: String,
+    /// Where and when.
+    pub machine: Machine,
+    /// The load average of the last minute after it.
+    pub load_after: f64,
+    /// How long it all took.
+    pub took_s: f64,
+    /// What was run, in that order: `workload system`.
+    pub order: Vec<String>,
+    /// What each workload worked on.
+    pub inputs: Vec<Input>,
+    /// One for each workload and system.
+    pub cells: Vec<Cell>,
+    /// One command after the other in a warm session.
+    pub latency: Vec<Latency>,
+    /// The same work in parts.
+    pub splits: Vec<Split>,
+    /// What must not be: outputs that differ, commands that failed.
+    pub faults: Vec<String>,
+}
+
+/// A link, asked for and measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Link {
+    /// There and back, as asked for.
+    pub round_trip_ms: f64,
+    /// Each direction, as asked for.
+    pub megabits: u32,
+    /// Small messages there and back.
+    pub measured_ms: f64,
+    /// One TCP connection to the server.
+    pub measured_out: f64,
+    /// One TCP connection from the server.
+    pub measured_back: f64,
+}
+
+/// A workload's input.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Input {
+    /// The workload.
+    pub workload: String,
+    /// What it does.
+    pub words: String,
+    /// On all servers.
+    pub files: u64,
+    /// Of all of them.
+    pub bytes: u64,
+}
+
+/// One workload under one system.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Cell {
+    /// The workload.
+    pub workload: String,
+    /// The system, see `System::name`.
+    pub system: String,
+    /// One for each run that came to its end; of one that did not, the limit.
+    pub seconds: Samples,
+    /// Of `seconds`.
+    pub summary: Summary,
+    /// It did not end within the limit: `seconds` is a lower bound.
+    pub limited: bool,
+    /// On the workstation's interfaces, both directions, mounts included; the median.
+    pub bytes: f64,
+    /// For posh.
+    pub posh: Option<Explained>,
+}
+
+/// What only posh can say of a cell.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Explained {
+    /// Pipelines that posh saw.
+    pub pipelines: usize,
+    /// The median over pipelines with an offloaded command, milliseconds.
+    pub setup_ms: f64,
+    /// Stages that ran on a server.
+    pub there: usize,
+    /// Stages that ran on the workstation: command, reason, how many.
+    pub here: Vec<(String, String, usize)>,
+    /// Of the last run.
+    pub gateway: Usage,
+    /// Of the last run, all executors together.
+    pub executors: Usage,
+}
+
+/// What a program used.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Usage {
+    /// User and system time.
+    pub cpu_s: f64,
+    /// The most resident memory; of several processes, the largest.
+    pub peak_mib: f64,
+}
+
+/// One small command at one round trip.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Latency {
+    /// The round trip.
+    pub round_trip_ms: f64,
+    /// The system.
+    pub system: String,
+    /// Of one command.
+    pub milliseconds: Samples,
+    /// Of `milliseconds`.
+    pub summary: Summary,
+}
+
+/// One workload in a number of parts.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Split {
+    /// The workload.
+    pub workload: String,
+    /// `--split`.
+    pub parts: usize,
+    /// Each run.
+    pub seconds: Samples,
+    /// The median, bytes of input per second in units of 1,000,000.
+    pub megabytes_per_second: f64,
+}
+
+impl Results {
+    /// A cell that was run.
+    pub fn cell(&self, workload: &str, system: &str) -> Option<&Cell> {
+        self.cells.iter().find(|c| c.workload == workload && c.system == system)
+    }
+}
+
+impl Cell {
+    /// The median.
+    pub fn median(&self) -> f64 {
+        self.summary.median
+    }
+}

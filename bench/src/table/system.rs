@@ -1,0 +1,177 @@
+//! The systems that are compared: what each is called, what it needs, and the
+//! command that runs a workload under it.
+
+use std::process::Command;
+
+use posh_integration::host::HOME;
+use posh_integration::oracle::{Door, Script, Under};
+use posh_integration::{Host, Lab, network};
+
+use super::catalogue::{Size, Workload};
+
+/// Where results go on the machine of the shell that runs the script.
+pub const OUT: &str = "/home/user/out";
+/// The script as a file of the workstation, for those who send it through ssh.
+pub const SCRIPT_FILE: &str = "/run/bench-script.sh";
+/// The mount table whose executor is not where the data is.
+pub const ELSEWHERE: &str = "/run/elsewhere.toml";
+/// ssh's configuration on the workstation, without and with a shared connection.
+pub const COLD: &str = "/run/bench-ssh-cold";
+/// See [`COLD`].
+pub const MASTER: &str = "/run/bench-ssh-master";
+
+/// One way to do the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum System {
+    /// bash on the first server; other servers' data through sshfs over the link between them.
+    Server,
+    /// bash on the workstation over sshfs as it comes.
+    Sshfs,
+    /// The same with what somebody gives who knows sshfs.
+    SshfsTuned,
+    /// By hand, a connection for each ssh.
+    Ssh,
+    /// By hand over one connection that stands already.
+    SshMaster,
+    /// By hand with GNU parallel, over connections that stand already.
+    Parallel,
+    /// posh over sshfs as it comes; the gateway runs and is connected.
+    Posh,
+    /// The same through the shims on PATH.
+    PoshPath,
+    /// posh, and no gateway runs.
+    PoshCold,
+    /// posh, and the executor is on the second server, which mounts the data.
+    PoshElsewhere,
+}
+
+impl System {
+    /// In results and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            System::Server => "server",
+            System::Sshfs => "sshfs",
+            System::SshfsTuned => "sshfs-tuned",
+            System::Ssh => "ssh",
+            System::SshMaster => "ssh-master",
+            System::Parallel => "parallel",
+            System::Posh => "posh",
+            System::PoshPath => "posh-path",
+            System::PoshCold => "posh-cold",
+            System::PoshElsewhere => "posh-elsewhere",
+        }
+    }
+
+    /// Those that can do a workload.
+    pub fn of(workload: &Workload) -> Vec<System> {
+        use System::*;
+        if workload.servers == 0 {
+            return vec![Sshfs, Posh, PoshPath];
+        }
+        let mut systems = vec![Server, Sshfs, SshfsTuned, Posh];
+        if workload.by_hand.is_some() {
+            systems.extend([Ssh, SshMaster]);
+        }
+        if workload.parallel.is_some() {
+            systems.push(Parallel);
+        }
+        if workload.elsewhere {
+            systems.push(PoshElsewhere);
+        }
+        if workload.name == "one-command" {
+            systems.push(PoshCold);
+        }
+        systems
+    }
+
+    /// The script runs under posh.
+    pub fn is_posh(self) -> bool {
+        matches!(self, System::Posh | System::PoshPath | System::PoshCold | System::PoshElsewhere)
+    }
+
+    /// It reads through the workstation's mounts, or may.
+    pub fn mounts(self) -> bool {
+        self.is_posh() || matches!(self, System::Sshfs | System::SshfsTuned)
+    }
+
+    /// Further options of its mounts.
+    pub fn mount_options(self) -> Vec<String> {
+        let options: &[&str] = match self {
+            // Names and attributes are believed for an hour, contents stay in the page cache, several
+            // connections, no compression, and the cipher that this processor does fastest.
+            System::SshfsTuned => &[
+                "kernel_cache,dir_cache=yes,dcache_timeout=3600,dcache_max_size=1000000",
+                "entry_timeout=3600,attr_timeout=3600,negative_timeout=3600,ac_attr_timeout=3600",
+                "max_conns=4,Compression=no,Ciphers=aes128-gcm@openssh.com",
+            ],
+            _ => &[],
+        };
+        options.iter().map(|option| (*option).to_owned()).collect()
+    }
+
+    /// The machine whose shell runs the script.
+    pub fn host(self, lab: &Lab) -> &Host {
+        if self == System::Server { &lab.servers[0].host } else { &lab.workstation }
+    }
+
+    /// What ran by hand ran with the server's own paths.
+    fn paths_of_server(self) -> bool {
+        matches!(self, System::Ssh | System::SshMaster | System::Parallel)
+    }
+
+    /// The directory of server number `number` (from 1), as its script knows it.
+    fn directory(self, workload: &Workload, number: usize) -> String {
+        let own = self.paths_of_server() || (self == System::Server && number == 1);
+        format!("/{}/s{number}/{}", if own { "srv" } else { "mnt" }, workload.name)
+    }
+
+    /// What is run, and under what.
+    pub fn script(self, workload: &Workload, size: Size) -> (Script, Under) {
+        let text = match self {
+            System::Ssh | System::SshMaster => workload.by_hand.unwrap_or_default(),
+            System::Parallel => workload.parallel.unwrap_or_default(),
+            _ => workload.script,
+        };
+        let mut pairs = vec![("OUT".to_owned(), OUT.to_owned())];
+        pairs.extend((1..=workload.servers).map(|n| (format!("S{n}"), self.directory(workload, n))));
+        pairs.extend(workload.variables(size));
+        let mut script = Script::new(text);
+        if self.paths_of_server() {
+            script = with_ssh(script, self, &pairs);
+        }
+        script = pairs.iter().fold(script, |script, (name, value)| script.variable(name, value));
+        match self {
+            System::PoshPath => script = script.door(Door::Path),
+            System::PoshElsewhere => script = script.variable("POSH_CONFIG", ELSEWHERE),
+            _ => {}
+        }
+        (script, if self.is_posh() { Under::Posh } else { Under::Shell })
+    }
+
+    /// A command of posh's front end that sees the same configuration as its scripts.
+    pub fn posh(self, lab: &Lab, words: &[&str]) -> Command {
+        let mut command = lab.workstation.command(lab.workstation.programs().join("posh"));
+        command.args(words);
+        if self == System::PoshElsewhere {
+            command.env("POSH_CONFIG", ELSEWHERE);
+        }
+        command
+    }
+}
+
+/// What a script by hand is told: how to call whom, and its variables for a remote shell.
+fn with_ssh(script: Script, system: System, pairs: &[(String, String)]) -> Script {
+    let configuration = if system == System::Ssh { COLD } else { MASTER };
+    let mut words = format!("LANG=C.UTF-8 HOME={HOME} PARALLEL_HOME=/tmp/parallel");
+    for (name, value) in pairs {
+        words += &format!(" {name}='{value}'");
+    }
+    let hosts = (1..).zip(pairs.iter().filter(|(name, _)| name.starts_with('S')));
+    let script = hosts.fold(script, |script, (n, _)| script.variable(&format!("H{n}"), network::addresses(n).1));
+    script
+        .variable("SSH", format!("ssh -F {configuration}"))
+        .variable("WITH", words)
+        .variable("SCRIPT", SCRIPT_FILE)
+        // Of GNU parallel here; its files go with the workstation.
+        .variable("PARALLEL_HOME", "/tmp/parallel")
+}

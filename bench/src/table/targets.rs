@@ -1,0 +1,151 @@
+//! What the table has to show, as data, and whether it does.
+
+use super::results::Results;
+
+/// Against bash on the server itself.
+#[derive(Debug, Clone, Copy)]
+enum Over {
+    /// So many seconds more.
+    Seconds(f64),
+    /// So many seconds more for each of so many commands.
+    Each(f64, usize),
+    /// This share more.
+    Share(f64),
+}
+
+/// Targets of one workload.
+struct Aim {
+    workload: &'static str,
+    /// So many times as fast as bash over sshfs.
+    faster: Option<f64>,
+    over: Option<Over>,
+}
+
+const fn aim(workload: &'static str, faster: f64, over: Over) -> Aim {
+    Aim { workload, faster: Some(faster), over: Some(over) }
+}
+
+/// git apply, status, add and commit for each of 20 patches, and git log.
+const GIT_COMMANDS: usize = 81;
+
+/// On the `wan` link at size s. Ratios count; absolute times guide.
+const AIMS: [Aim; 8] = [
+    aim("raytrace", 40.0, Over::Seconds(0.25)),
+    aim("access-logs", 30.0, Over::Seconds(0.25)),
+    aim("git", 50.0, Over::Each(0.06, GIT_COMMANDS)),
+    aim("grep-r", 150.0, Over::Seconds(0.10)),
+    aim("tar-x", 300.0, Over::Seconds(0.10)),
+    Aim { workload: "comm", faster: Some(1.0), over: None },
+    aim("port-scan", 2.5, Over::Share(0.15)),
+    aim("thumbnails", 5.0, Over::Share(0.15)),
+];
+/// Beyond the round trip, for one small command on a warm connection.
+const ONE_COMMAND_MS: f64 = 6.0;
+/// Of 1,000 local commands against bash alone: through the hook, and through PATH.
+const LOCAL: [(&str, f64); 2] = [("posh", 1.15), ("posh-path", 1.7)];
+/// No cell may be slower than bash over the same mount by more.
+const SLOWER: f64 = 1.05;
+
+/// A target beside what was seen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// What is compared.
+    pub what: String,
+    /// What was aimed at.
+    pub target: String,
+    /// What was seen.
+    pub seen: String,
+    /// None: a lower bound that leaves it open.
+    pub met: Option<bool>,
+}
+
+/// All targets of which this run has figures.
+pub fn judge(results: &Results) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for aim in &AIMS {
+        verdicts.extend(aim.faster.and_then(|factor| faster(results, aim.workload, factor)));
+        verdicts.extend(aim.over.and_then(|over| beyond_server(results, aim.workload, over)));
+    }
+    verdicts.extend(one_command(results));
+    verdicts.extend(LOCAL.iter().filter_map(|(system, factor)| local(results, system, *factor)));
+    verdicts.push(never_slower(results));
+    verdicts
+}
+
+fn faster(results: &Results, workload: &str, factor: f64) -> Option<Verdict> {
+    let (sshfs, posh) = (results.cell(workload, "sshfs")?, results.cell(workload, "posh")?);
+    let ratio = sshfs.median() / posh.median();
+    let least = if sshfs.limited { "at least " } else { "" };
+    Some(Verdict {
+        what: format!("{workload}: against bash over sshfs"),
+        target: if factor == 1.0 { "never slower".into() } else { format!("≥ {factor}× faster") },
+        seen: format!("{least}{ratio:.1}×"),
+        met: if ratio >= factor || (factor == 1.0 && ratio * SLOWER >= 1.0) {
+            Some(true)
+        } else if sshfs.limited {
+            None
+        } else {
+            Some(false)
+        },
+    })
+}
+
+fn beyond_server(results: &Results, workload: &str, over: Over) -> Option<Verdict> {
+    let (server, posh) = (results.cell(workload, "server")?.median(), results.cell(workload, "posh")?.median());
+    let more = posh - server;
+    let (target, seen, met) = match over {
+        Over::Seconds(most) => (format!("≤ +{most:.2} s"), format!("{more:+.3} s"), more <= most),
+        Over::Each(most, count) => {
+            let each = more / count as f64;
+            (format!("≤ +{most:.2} s each of {count} commands"), format!("{each:+.4} s each"), each <= most)
+        }
+        Over::Share(most) => {
+            let share = more / server;
+            (format!("≤ +{:.0} %", most * 100.0), format!("{:+.1} %", share * 100.0), share <= most)
+        }
+    };
+    Some(Verdict { what: format!("{workload}: against bash on the server"), target, seen, met: Some(met) })
+}
+
+fn one_command(results: &Results) -> Option<Verdict> {
+    let round_trip = results.link.round_trip_ms;
+    let at = |system: &str| {
+        let found = |l: &&super::results::Latency| l.system == system && l.round_trip_ms == round_trip;
+        results.latency.iter().find(found).map(|l| l.summary.median)
+    };
+    let posh = at("posh")?;
+    let ssh = at("ssh-master").map(|ms| format!(" (ssh over a shared connection: {ms:.1} ms)")).unwrap_or_default();
+    Some(Verdict {
+        what: format!("one small command, warm connection, {round_trip} ms{ssh}"),
+        target: format!("≤ 1 round trip + {ONE_COMMAND_MS} ms"),
+        seen: format!("{posh:.1} ms"),
+        met: Some(posh <= round_trip + ONE_COMMAND_MS),
+    })
+}
+
+fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
+    let ratio = results.cell("local-1000", system)?.median() / results.cell("local-1000", "sshfs")?.median();
+    Some(Verdict {
+        what: format!("1,000 local commands, {system}"),
+        target: format!("≤ {factor} × bash"),
+        seen: format!("{ratio:.2} ×"),
+        met: Some(ratio <= factor),
+    })
+}
+
+fn never_slower(results: &Results) -> Verdict {
+    let mut slower = Vec::new();
+    for cell in results.cells.iter().filter(|c| c.system == "posh" && c.workload != "local-1000") {
+        let Some(sshfs) = results.cell(&cell.workload, "sshfs") else { continue };
+        let ratio = cell.median() / sshfs.median();
+        if ratio > SLOWER {
+            slower.push(format!("{} {ratio:.2} ×", cell.workload));
+        }
+    }
+    Verdict {
+        what: "every cell against bash over the same mount".into(),
+        target: "≤ +5 %".into(),
+        met: Some(slower.is_empty()),
+        seen: if slower.is_empty() { "none slower".into() } else { slower.join(", ") },
+    }
+}
