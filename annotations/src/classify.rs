@@ -188,6 +188,9 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         runs: facts.holding(&annotation.runs).cloned().collect(),
         shows: facts.holding(&annotation.shows).copied().collect(),
         searches_up: annotation.searches_up.clone(),
+        changes_only: facts.holding(&annotation.changes_only).cloned().collect(),
+        only_grows: annotation.only_grows.clone(),
+        own_directories: annotation.own_directories.clone(),
         guards: facts.holding(&annotation.guards).cloned().collect(),
         working_dir: gathered.working_dir.clone(),
     }
@@ -318,6 +321,9 @@ fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, w
     invocation.environment.extend(annotation.environment.iter().cloned());
     invocation.client_files.extend(annotation.client_files.iter().cloned());
     invocation.searches_up.extend(annotation.searches_up.iter().cloned());
+    invocation.changes_only.extend(outer.holding(&annotation.changes_only).cloned());
+    invocation.only_grows.extend(annotation.only_grows.iter().cloned());
+    invocation.own_directories.extend(annotation.own_directories.iter().cloned());
     invocation.guards.splice(0..0, outer.holding(&annotation.guards).cloned());
     invocation.runs.extend(outer.holding(&annotation.runs).cloned());
     invocation.shows.extend(outer.holding(&annotation.shows).copied());

@@ -178,6 +178,16 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("searches_up") {
             annotation.searches_up = self.word_list(node, "a file name");
         }
+        if let Some(node) = fields.take("changes_only") {
+            let parse = &mut |compiler: &mut Self, node: &Node| compiler.word(node, "a path");
+            annotation.changes_only = self.mixed_list(node, parse);
+        }
+        if let Some(node) = fields.take("only_grows") {
+            annotation.only_grows = self.word_list(node, "a path");
+        }
+        if let Some(node) = fields.take("own_directories") {
+            annotation.own_directories = self.word_list(node, "a path");
+        }
         if let Some(node) = fields.take("runs") {
             annotation.runs = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a command"));
         }

@@ -47,6 +47,15 @@ pub struct Invocation {
     pub shows: Vec<FileAttribute>,
     /// Names that it looks for in its directory and in every directory above (`.git`).
     pub searches_up: Vec<String>,
+    /// Of a tree that it may change, all that it does change: paths relative to the tree's top, which is the directory
+    /// that has what it looks for upwards. Empty: anything in the tree.
+    pub changes_only: Vec<String>,
+    /// Directories, relative to the same, that only ever get further entries, as do the directories in them: what was
+    /// there keeps its name and content (git's objects).
+    pub only_grows: Vec<String>,
+    /// Trees, relative to the same, that the command keeps for itself: nobody asks for the times of their directories,
+    /// and seldom does anybody list them (`.git`).
+    pub own_directories: Vec<String>,
     /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), for the executor to
     /// make. In the order of the annotation; the first that does not pass keeps the invocation here.
     pub guards: Vec<Guard>,

@@ -63,6 +63,9 @@ pub struct Annotation {
     pub needs_network: Condition,
     pub shows: Vec<Conditional<FileAttribute>>,
     pub searches_up: Vec<String>,
+    pub changes_only: Vec<Conditional<String>>,
+    pub only_grows: Vec<String>,
+    pub own_directories: Vec<String>,
     pub guards: Vec<Conditional<Guard>>,
     pub stays_here: Vec<Conditional<String>>,
     /// Long names under `not_annotated`: they can make an abbreviation ambiguous.

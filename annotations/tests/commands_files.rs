@@ -75,6 +75,9 @@ fn describe(invocation: &Invocation) -> String {
         CurrentDir::Reads => parts.push("reads .".to_owned()),
         CurrentDir::Writes => parts.push("writes .".to_owned()),
     }
+    if !invocation.changes_only.is_empty() && invocation.side_effects {
+        parts.push(format!("only {}", invocation.changes_only.join(" ")));
+    }
     if let Some(directory) = &invocation.working_dir {
         parts.push(format!("in {}", directory.to_string_lossy()));
     }
@@ -327,17 +330,17 @@ fn chmod_takes_whole_trees() {
 #[test]
 fn git_is_read_up_to_its_subcommand() {
     check(&[
-        ("git status", "writes .; tty"),
-        ("git -C /m/repo status", "fills /m/repo; in /m/repo; tty"),
-        ("git -C /m/repo commit -q -m x", "fills /m/repo; in /m/repo; tty; varies; once"),
+        ("git status", "writes .; only .git; tty"),
+        ("git -C /m/repo status", "fills /m/repo; only .git; in /m/repo; tty"),
+        ("git -C /m/repo commit -q -m x", "fills /m/repo; only .git; in /m/repo; tty; varies; once"),
         ("git -C repo add ../other", "here: git add: a path leads out of the directory that it changes to"),
-        ("git -c user.name=me status", "writes .; tty"),
+        ("git -c user.name=me status", "writes .; only .git; tty"),
         (
             "git -c core.fsmonitor=prog status",
             "here: git: the configuration given by -c may start programs or name files",
         ),
         ("git --git-dir=/m/repo/.git status", "here: git: the repository is not looked for in the usual place"),
-        ("git --no-pager status", "writes .; tty"),
+        ("git --no-pager status", "writes .; only .git; tty"),
         ("GIT_DIR=/m/.git git status", "here: git: variables say where the repository is"),
         ("GIT_CONFIG_COUNT=1 git status", "here: git: variables say where git's configuration is"),
         ("XDG_CONFIG_HOME=/x git status", "here: git: variables say where git's configuration is"),
@@ -453,10 +456,10 @@ fn git_settings_that_start_programs_are_not_allowed() {
 #[test]
 fn git_status() {
     check(&[
-        ("git status -s src", "walks src!; writes .; tty"),
-        ("git status --porcelain=v2 -uno -z", "writes .; tty"),
+        ("git status -s src", "walks src!; writes .; only .git; tty"),
+        ("git status --porcelain=v2 -uno -z", "writes .; only .git; tty"),
         ("git status -- ':!x'", "here: git status: a pathspec with magic words is not a path"),
-        ("git status --ignored --show-stash", "writes .; tty"),
+        ("git status --ignored --show-stash", "writes .; only .git; tty"),
         ("git status --stat", "here: flag --stat of git status is not annotated"),
     ]);
 }
@@ -464,32 +467,32 @@ fn git_status() {
 #[test]
 fn git_add() {
     check(&[
-        ("git add .", "walks .!; writes .; tty"),
-        ("git add -A", "writes .; tty"),
-        ("git add -u src README", "walks src!; walks README!; writes .; tty"),
+        ("git add .", "walks .!; writes .; only .git; tty"),
+        ("git add -A", "writes .; only .git; tty"),
+        ("git add -u src README", "walks src!; walks README!; writes .; only .git; tty"),
         ("git add -p", "here: git add: asks the user"),
         ("git add -i", "here: git add: asks the user"),
         ("git add --pathspec-from-file=list", "here: flag --pathspec-from-file of git add is not annotated"),
         ("git add ':/x'", "here: git add: a pathspec with magic words is not a path"),
-        ("POSIXLY_CORRECT=1 git add a -v", "walks a!; writes .; tty; once"),
+        ("POSIXLY_CORRECT=1 git add a -v", "walks a!; writes .; only .git; tty; once"),
     ]);
 }
 
 #[test]
 fn git_commit() {
     check(&[
-        ("git commit -m 'a message'", "writes .; tty; varies; once"),
-        ("git commit -am x", "writes .; tty; varies; once"),
+        ("git commit -m 'a message'", "writes .; only .git; tty; varies; once"),
+        ("git commit -am x", "writes .; only .git; tty; varies; once"),
         ("git commit", "here: git commit: opens an editor for the message"),
-        ("git commit --amend --no-edit", "writes .; tty; varies; once"),
+        ("git commit --amend --no-edit", "writes .; only .git; tty; varies; once"),
         ("git commit --amend", "here: git commit: opens an editor for the message"),
-        ("git commit -F msg src/a", "reads msg; walks src/a!; writes .; tty; varies; once"),
-        ("git commit -F -", "writes .; stdin; tty; varies; once"),
+        ("git commit -F msg src/a", "reads msg; walks src/a!; writes .; only .git; tty; varies; once"),
+        ("git commit -F -", "writes .; only .git; stdin; tty; varies; once"),
         ("git commit -S -m x", "here: git commit: signs with the keys of this machine"),
         ("git commit -e -m x", "here: git commit: opens an editor"),
-        ("git commit --fixup=HEAD~1", "writes .; tty; varies; once"),
+        ("git commit --fixup=HEAD~1", "writes .; only .git; tty; varies; once"),
         ("git commit --fixup=amend:HEAD", "here: git commit: opens an editor for the message"),
-        ("git commit --dry-run", "writes .; tty; varies; once"),
+        ("git commit --dry-run", "writes .; only .git; tty; varies; once"),
     ]);
 }
 
@@ -524,11 +527,11 @@ fn git_checkout() {
 #[test]
 fn git_reset() {
     check(&[
-        ("git reset", "writes .; tty; once"),
+        ("git reset", "writes .; only .git; tty; once"),
         ("git reset --hard HEAD~1", "writes .; tty; once"),
-        ("git reset -q -- a b", "walks a!; walks b!; writes .; tty; once"),
+        ("git reset -q -- a b", "walks a!; walks b!; writes .; only .git; tty; once"),
         ("git reset -p", "here: git reset: asks the user"),
-        ("git reset --soft main", "writes .; tty; once"),
+        ("git reset --soft main", "writes .; only .git; tty; once"),
         ("git reset --recurse-submodules", "here: flag --recurse-submodules of git reset is not annotated"),
     ]);
 }
@@ -554,8 +557,8 @@ fn git_branch() {
         ("git branch --list 'x*'", "reads .; asks"),
         ("git branch --contains HEAD", "reads .; asks"),
         ("git branch --merged", "reads .; asks"),
-        ("git branch new main", "writes .; once"),
-        ("git branch -D old", "writes .; once"),
+        ("git branch new main", "writes .; only .git; once"),
+        ("git branch -D old", "writes .; only .git; once"),
         ("git branch -m a b", "here: flag -m of git branch is not annotated"),
         ("git branch --edit-description", "here: flag --edit-description of git branch is not annotated"),
     ]);
@@ -570,8 +573,8 @@ fn git_mv_rm() {
         ("git mv a", "here: git mv: an operand is missing"),
         ("git mv -v -f a b", "here: git mv: renames through the mount: cheap, and the names it has cached stay right"),
         ("git rm a", "here: git rm: removes names through the mount, so that those it has cached stay right"),
-        ("git rm -r --cached dir", "fills dir!; writes .; once"),
-        ("git rm --cached a b", "fills a!; fills b!; writes .; once"),
+        ("git rm -r --cached dir", "fills dir!; writes .; only .git; once"),
+        ("git rm --cached a b", "fills a!; fills b!; writes .; only .git; once"),
         ("git rm -f a", "here: git rm: removes names through the mount, so that those it has cached stay right"),
         ("git rm --pathspec-from-file=l", "here: flag --pathspec-from-file of git rm is not annotated"),
     ]);
@@ -580,11 +583,11 @@ fn git_mv_rm() {
 #[test]
 fn git_diff() {
     check(&[
-        ("git diff", "writes .; asks"),
-        ("git diff --stat HEAD~2 HEAD -- src", "walks src!; writes .; asks"),
+        ("git diff", "writes .; only .git; asks"),
+        ("git diff --stat HEAD~2 HEAD -- src", "walks src!; writes .; only .git; asks"),
         ("git diff --cached", "reads .; asks"),
-        ("GIT_PAGER=cat git diff -U5 -w", "writes .; tty"),
-        ("git diff a..b src", "writes .; asks"),
+        ("GIT_PAGER=cat git diff -U5 -w", "writes .; only .git; tty"),
+        ("git diff a..b src", "writes .; only .git; asks"),
         ("git diff /m/a /n/b", "here: git diff: may compare files outside of the repository"),
         ("git diff ../x y", "here: git diff: may compare files outside of the repository"),
         ("git diff - x", "here: git diff: may compare files outside of the repository"),
@@ -671,7 +674,7 @@ fn git_describe() {
     check(&[
         ("git describe", "reads ."),
         ("git describe --tags --always --long", "reads ."),
-        ("git describe --dirty", "writes ."),
+        ("git describe --dirty", "writes .; only .git"),
         ("git describe --match 'v*' HEAD", "reads ."),
         ("git describe --broken", "here: flag --broken of git describe is not annotated"),
     ]);

@@ -12,6 +12,7 @@ use std::{
 };
 
 use fs_mapper::{coherence::Adapter, mountinfo::MountInfo};
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs};
 use posh_proto::{
     executor::{MountPoint, Stage, descriptor::Source, rejected::Kind},
     rule::{self, Rule},
@@ -22,6 +23,9 @@ use crate::{Config, error::Refusal};
 
 /// A mount that does not forget in this time is not used: the gateway waits not much longer for a run to start.
 const RENEW_LIMIT: Duration = Duration::from_secs(5);
+
+/// File systems of this machine that are on no disk, or on several.
+const OWN_FILE_SYSTEMS: [FsType; 3] = [TMPFS_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC];
 
 /// The paths of one run that lie on such exports, by export.
 #[derive(Debug, Clone)]
@@ -135,6 +139,10 @@ fn adapter_of(path: &Path) -> Result<Adapter, String> {
     let there = there.ok_or_else(|| format!("{} cannot be found", path.display()))?;
     // Disks have a major number; network, FUSE and memory file systems have none.
     if fs::metadata(&there).is_ok_and(|found| nix::sys::stat::major(found.dev()) != 0) {
+        return Ok(Adapter::Bind);
+    }
+    // Those that have none and are no mount of somebody else's: the table of mounts, which takes long to read, need not be asked.
+    if statfs(&there).is_ok_and(|found| OWN_FILE_SYSTEMS.contains(&found.filesystem_type())) {
         return Ok(Adapter::Bind);
     }
     let info = MountInfo::read().map_err(|error| error.to_string())?;

@@ -49,6 +49,15 @@ impl Change {
     }
 }
 
+/// What a mount goes on showing of a name that is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// It has gone here too, or is there again.
+    Nothing,
+    /// A directory, which the mount forgets when it is removed through it, or in time.
+    Directory,
+}
+
 /// Whether a file that the shell has opened for writing may be written on the
 /// server instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +84,10 @@ pub trait Coherence: Send + Sync {
     /// changed on the server. It changes no content and no name there. An error means that this
     /// machine may see the old state for as long as the mount's caches live.
     fn refresh(&self, change: &Change) -> io::Result<()>;
+    /// Makes the mount forget a name that is gone, as far as it can without waiting.
+    fn forget_removed(&self, path: &Path) -> io::Result<Left> {
+        self.refresh(&Change::Removed(path.to_owned())).map(|()| Left::Nothing)
+    }
     /// Whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;
     /// For an executor whose export is itself such a mount: makes this machine

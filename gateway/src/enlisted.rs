@@ -45,6 +45,8 @@ pub struct Enlisted {
     pub mount_namespace: u64,
     /// Of the terminal it writes to, if it does.
     pub window: Option<Window>,
+    /// Nothing of it is on an owned mount, by the quick look; only what it is piped to may be.
+    pub untouched: bool,
 }
 
 /// A terminal's size.
@@ -168,6 +170,7 @@ impl From<wire::Enlist> for Enlisted {
             limits: message.limits.iter().map(|l| (l.resource, l.soft, l.hard)).collect(),
             nice: message.nice,
             mount_namespace: message.mount_namespace,
+            untouched: message.untouched,
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }
     }

@@ -194,18 +194,20 @@ async fn greet(address: &str, commands: &[String]) -> Result<Connection, String>
     let mut client = ExecutorClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    // Both at once: a first command waits for the answers.
+    let mut second = client.clone();
+    let tools = second.tools(ToolsRequest { names: commands.to_vec(), versions: false });
     let asked = Instant::now();
-    let about = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await;
+    let about = async { (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed()) };
+    let ((about, rtt), tools) = tokio::join!(about, tools);
     let about = about.map_err(|e| e.message().to_owned())?.into_inner();
-    let rtt = asked.elapsed();
     if about.protocol != PROTOCOL_VERSION {
         return Err(format!(
             "it speaks protocol {} (posh-executor {}), and this gateway {PROTOCOL_VERSION}; install the same version on both",
             about.protocol, about.version
         ));
     }
-    let request = ToolsRequest { names: commands.to_vec(), versions: false };
-    let tools = client.tools(request).await.map_err(|e| e.message().to_owned())?.into_inner().tools;
+    let tools = tools.map_err(|e| e.message().to_owned())?.into_inner().tools;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
     Ok(Connection { client, about, tools, rtt })
 }

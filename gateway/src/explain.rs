@@ -2,7 +2,6 @@
 //! command line, the descriptors are imagined, the rest is as for live stages.
 
 use std::{
-    collections::HashSet,
     ffi::OsString,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -73,6 +72,7 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
         nice: 0,
         mount_namespace: gateway.mount_namespace,
         window: None,
+        untouched: false,
     }
 }
 
@@ -140,10 +140,4 @@ pub fn joined(gateway: &Gateway, readings: &[Result<Reading, String>], join: &Jo
 
 fn join_words(words: &[OsString]) -> String {
     words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
-}
-
-/// No other process shares what is only imagined.
-#[must_use]
-pub fn nobody<T>(count: usize) -> Vec<HashSet<T>> {
-    (0..count).map(|_| HashSet::new()).collect()
 }

@@ -22,6 +22,7 @@ pub mod session;
 pub mod stage_link;
 pub mod state;
 pub mod tools;
+pub mod trace;
 
 mod memory;
 mod serve;

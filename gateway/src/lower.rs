@@ -446,6 +446,9 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
     let tree = |(path, _): &(PathBuf, Adapter)| WatchedTree {
         path: bytes(path.as_os_str()),
         up_to: reading.invocation.searches_up.clone(),
+        only: reading.invocation.changes_only.clone(),
+        grows: reading.invocation.only_grows.clone(),
+        own: reading.invocation.own_directories.clone(),
     };
     places.iter().map(tree).collect()
 }

@@ -60,12 +60,12 @@ impl Reports {
     }
 
     /// A pipeline has ended.
-    pub fn end(&self, report: PipelineReport) {
+    pub fn end(&self, report: Option<PipelineReport>) {
         let mut kept = self.lock();
         if kept.len() == REMEMBERED {
             kept.pop_front();
         }
-        kept.push_back(report);
+        kept.extend(report);
         drop(kept);
         self.running.send_modify(|n| *n -= 1);
     }

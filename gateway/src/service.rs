@@ -21,6 +21,7 @@ use crate::{
     explain, report,
     session::{self, SessionError},
     state::Gateway,
+    trace::SessionTimes,
 };
 
 /// Implements the service for a gateway.
@@ -121,6 +122,7 @@ impl GatewayService for Service {
         let request = session::Request {
             pid: request.pid,
             explain: request.explain,
+            trace: request.trace,
             split: (request.split > 0).then_some(request.split),
             path: path(&request.path),
             stage_program: path(&request.stage_program),
@@ -140,7 +142,14 @@ impl GatewayService for Service {
         let session = session.ok_or_else(|| Status::not_found(format!("no session {}", request.session)))?;
         let reports = session.reports.settled().await;
         let text = if request.json { report::to_json(&reports) } else { report::to_text(&reports) };
-        Ok(Response::new(wire::ReportReply { text }))
+        let times = request.times.map(|t| SessionTimes {
+            started_ns: t.started_ns,
+            shell_ns: t.shell_ns,
+            ended_ns: t.ended_ns,
+        });
+        let document = session.trace.as_ref().zip(times).map(|(trace, times)| trace.document(&times));
+        let (trace, trace_dropped) = document.unwrap_or_default();
+        Ok(Response::new(wire::ReportReply { text, trace, trace_dropped }))
     }
 
     async fn plan(&self, request: Request<wire::PlanRequest>) -> Result<Response<wire::PlanReply>, Status> {

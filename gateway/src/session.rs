@@ -25,7 +25,7 @@ use prost::Message;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::{enlisted::Pid, report::Reports};
+use crate::{enlisted::Pid, report::Reports, trace::Trace};
 
 /// What `posh` asks for.
 #[derive(Debug, Clone)]
@@ -34,6 +34,8 @@ pub struct Request {
     pub pid: Pid,
     /// Keep a report of every stage, local ones too.
     pub explain: bool,
+    /// Keep the times of what happens.
+    pub trace: bool,
     /// Splitting factor within one machine; `None`: as configured.
     pub split: Option<u32>,
     /// The user's PATH.
@@ -55,6 +57,8 @@ pub struct Session {
     pub split: Option<u32>,
     /// What ran where.
     pub reports: Reports,
+    /// When, if that was asked for.
+    pub trace: Option<Arc<Trace>>,
     directory: PathBuf,
     stage_program: PathBuf,
 }
@@ -118,6 +122,7 @@ impl Sessions {
             explain: request.explain,
             split: request.split,
             reports: Reports::default(),
+            trace: request.trace.then(Arc::default),
             stage_program: request.stage_program.clone(),
         });
         let shims = session.directory.join("bin");
@@ -148,7 +153,7 @@ impl Sessions {
     /// posh stays for the report, its child.
     #[must_use]
     pub fn shells(&self, processes: impl Iterator<Item = (Pid, Pid)>) -> HashSet<Pid> {
-        let roots: BTreeMap<Pid, bool> = self.lock().values().map(|s| (s.pid, s.explain)).collect();
+        let roots: BTreeMap<Pid, bool> = self.lock().values().map(|s| (s.pid, s.is_waited_for())).collect();
         let is_shell =
             |&(pid, parent): &(Pid, Pid)| roots.get(&pid) == Some(&false) || roots.get(&parent) == Some(&true);
         processes.filter(is_shell).map(|(pid, _)| pid).collect()
@@ -197,6 +202,7 @@ impl Sessions {
             session: session.id.clone(),
             socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
             always_enlist: session.explain,
+            trace: session.trace.is_some(),
             prefixes: prefixes.to_vec().into(),
         };
         let new = session.directory.join("session.new");
@@ -244,6 +250,11 @@ fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
 }
 
 impl Session {
+    /// posh stays to tell of what happened: the shell is its child.
+    fn is_waited_for(&self) -> bool {
+        self.explain || self.trace.is_some()
+    }
+
     /// A process whose commands come to this session: a job that the shell did not wait for.
     async fn left_behind(&self) -> Option<AsyncFd<OwnedFd>> {
         let directory = self.directory.clone();

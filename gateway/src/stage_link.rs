@@ -6,7 +6,7 @@ use std::{io, sync::Arc};
 
 use bytes::{Buf, Bytes, BytesMut};
 use posh_proto::{
-    PROTOCOL_VERSION, frame,
+    PROTOCOL_VERSION, clock, frame,
     stage::{self as wire, ToGateway, ToStage, to_gateway, to_stage},
 };
 use tokio::{
@@ -43,6 +43,33 @@ pub enum FromStage {
     Signal(u32, bool),
     /// The terminal's size changed.
     Window(Window),
+    /// When what happened in it, in a traced session; its last word.
+    Times(Times),
+}
+
+/// When what happened in a stage program of a traced session, by the clock that the programs of
+/// this machine share, in nanoseconds; 0: it did not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Times {
+    /// It began.
+    pub started_ns: u64,
+    /// It was about to ask us.
+    pub enlisted_ns: u64,
+    /// We had read what it asked.
+    pub received_ns: u64,
+    /// It had our directive.
+    pub directed_ns: u64,
+    /// It wrote the first byte of the command's output.
+    pub first_byte_ns: u64,
+    /// It was about to end.
+    pub ended_ns: u64,
+}
+
+impl From<wire::Times> for Times {
+    fn from(message: wire::Times) -> Self {
+        let wire::Times { started_ns, enlisted_ns, directed_ns, first_byte_ns, ended_ns } = message;
+        Self { started_ns, enlisted_ns, directed_ns, first_byte_ns, ended_ns, received_ns: 0 }
+    }
 }
 
 /// How a stage is to end.
@@ -90,6 +117,8 @@ pub enum ForStage {
 pub struct StageLink {
     /// What it is.
     pub enlisted: Arc<Enlisted>,
+    /// In a traced session.
+    pub times: Option<Times>,
     outgoing: mpsc::Sender<ForStage>,
     incoming: mpsc::Receiver<FromStage>,
 }
@@ -152,7 +181,9 @@ pub async fn accept(socket: UnixStream) -> Result<StageLink, Refused> {
     }
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
-    let mut enlist = read_enlist(&mut reader, &mut buffer).await?;
+    let enlist = read_enlist(&mut reader, &mut buffer).await?;
+    let times = enlist.times.map(|times| Times { received_ns: clock::monotonic_ns(), ..times.into() });
+    let mut enlist = Enlisted::from(enlist);
     if let Some(pid) = peer.pid() {
         // What the kernel says counts, not what the message claims.
         enlist.pid = Pid::try_from(pid).unwrap_or(enlist.pid);
@@ -161,14 +192,14 @@ pub async fn accept(socket: UnixStream) -> Result<StageLink, Refused> {
     let (from_stage, incoming) = mpsc::channel(QUEUE);
     tokio::spawn(read(reader, buffer, from_stage));
     tokio::spawn(write(writer, for_stage));
-    Ok(StageLink { enlisted: Arc::new(enlist), outgoing, incoming })
+    Ok(StageLink { enlisted: Arc::new(enlist), times, outgoing, incoming })
 }
 
-async fn read_enlist(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<Enlisted, Refused> {
+async fn read_enlist(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<wire::Enlist, Refused> {
     loop {
         match frame::decode::<ToGateway>(buffer)? {
             Some(ToGateway { kind: Some(to_gateway::Kind::Enlist(e)) }) if e.protocol == PROTOCOL_VERSION => {
-                return Ok(e.into());
+                return Ok(e);
             }
             Some(_) => return Err(Refused::NotEnlisted),
             None => {}
@@ -233,6 +264,7 @@ fn from_wire(kind: to_gateway::Kind) -> Option<FromStage> {
         to_gateway::Kind::WriteFailed(w) => FromStage::WriteFailed(w.fd, w.errno),
         to_gateway::Kind::Signal(s) => FromStage::Signal(s.signal, s.group),
         to_gateway::Kind::WindowSize(w) => FromStage::Window(Window { rows: w.rows, columns: w.columns }),
+        to_gateway::Kind::Times(times) => FromStage::Times(times.into()),
     })
 }
 

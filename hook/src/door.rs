@@ -131,31 +131,51 @@ unsafe fn stage_for(session: &Session, request: &Request<'_>) -> Option<(Text<PA
     let name = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())?;
     let program = session.stage_program(name)?;
     // SAFETY: the caller's promise.
-    if request.directory != AT_FDCWD || !unsafe { may_touch(session, request) }? {
-        return None;
-    }
+    let reach = if request.directory == AT_FDCWD { unsafe { reach(session, request) }? } else { Reach::Nothing };
+    let reach = match reach {
+        Reach::Nothing => return None,
+        Reach::Pipe => session::PIPE_ONLY,
+        Reach::Mount => session::MAY_TOUCH,
+    };
     let executable = sys::is_executable(request.path) && program.as_c_str().is_some_and(sys::is_executable);
-    let target = Text::of(&[session::TARGET_VARIABLE.as_bytes(), b"=", path, b"\0"]).ok()?;
+    let target = Text::of(&[session::TARGET_VARIABLE.as_bytes(), b"=", reach, path, b"\0"]).ok()?;
     executable.then_some((program, target))
 }
 
+/// What a command can reach.
+enum Reach {
+    /// No mount that has an owner.
+    Nothing,
+    /// A pipe, whose other end may be a command's that reaches one.
+    Pipe,
+    /// Such a mount, perhaps.
+    Mount,
+}
+
 /// The quick look: at the working directory, every word, and descriptors 0 to 2.
-unsafe fn may_touch(session: &Session, request: &Request<'_>) -> Option<bool> {
+unsafe fn reach(session: &Session, request: &Request<'_>) -> Option<Reach> {
     let file = session.file()?;
     let SessionFile { always_enlist, places } = SessionFile::read(file.as_bytes())?;
-    if always_enlist {
-        return Some(true);
+    if places.owned().next().is_none() {
+        return Some(if always_enlist { Reach::Mount } else { Reach::Nothing });
     }
-    places.owned().next()?;
     if request.moved {
-        return Some(true);
+        return Some(Reach::Mount);
     }
     let cwd = sys::working_directory();
     let look = Look::new(places, cwd.as_bytes());
     // SAFETY: the caller's promise.
     let mut words = unsafe { strings(request.argv) }.skip(1);
-    let touches = look.cwd_is_owned() || (0..=2).any(|fd| is_owned(places, fd)) || (0..=1).any(is_pipe);
-    Some(touches || words.any(|word| look.may_touch(word.to_bytes())))
+    let owned = look.cwd_is_owned() || (0..=2).any(|fd| is_owned(places, fd));
+    Some(if owned || words.any(|word| look.may_touch(word.to_bytes())) {
+        Reach::Mount
+    } else if (0..=1).any(is_pipe) {
+        Reach::Pipe
+    } else if always_enlist {
+        Reach::Mount
+    } else {
+        Reach::Nothing
+    })
 }
 
 fn is_owned(places: look::Places<'_>, fd: usize) -> bool {

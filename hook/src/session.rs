@@ -25,6 +25,10 @@ use crate::{
 pub const SESSION_VARIABLE: &str = "POSH_HOOK";
 /// Tells the stage program which path was to be executed.
 pub const TARGET_VARIABLE: &str = "POSH_HOOK_EXEC";
+/// Its value begins with one of these: only a pipe makes the command worth asking for, or it may touch a mount itself.
+pub const PIPE_ONLY: &[u8] = b"|";
+/// See [`PIPE_ONLY`].
+pub const MAY_TOUCH: &[u8] = b"@";
 /// The dynamic loader's (ld.so(8)).
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 

@@ -176,6 +176,66 @@ fn sshfs_shows_remote_changes_at_once() {
     assert_eq!(try_sshfs(LabSpec::servers(1)), [""; 0]);
 }
 
+/// Changes by git, one after the other.
+const BY_GIT: &[(&str, &str)] = &[
+    ("echo b > src/b && git add src/b", "git add"),
+    ("git commit -q -m b", "git commit"),
+    ("git checkout -q -b other HEAD~1", "git checkout"),
+    ("mkdir -p new/deep && echo c > new/deep/c && git add . && git commit -q -m c", "git commit"),
+    ("git checkout -q main", "git checkout"),
+    ("git checkout -q other", "git checkout"),
+    ("git reset -q --hard HEAD~1", "git reset"),
+    ("git branch -q -D main", "git branch"),
+];
+
+#[test]
+fn sshfs_shows_what_git_has_changed_at_once() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let made =
+        "mkdir -p repo/src && cd repo && git init -q -b main && git config user.name A && git config user.email a@b &&
+        git config gc.auto 0 && git config core.checkStat minimal && git config core.trustctime false &&
+        echo a > src/a && git add . && git commit -q -m a";
+    let mut command = lab.servers[0].host.command("sh");
+    command.args(["-c", made]).current_dir("/srv/s1");
+    lab.servers[0].host.must(command).unwrap();
+    let (mount, store) = (lab.workstation.path("/mnt/s1/repo"), lab.data(1).join("repo"));
+    for (change, command) in BY_GIT {
+        // Listed now: of what is not listed again before the next change nobody remembers anything.
+        let before = look(&mount);
+        let outcome = run(&lab.workstation, &format!("cd /mnt/s1/repo && {change}"));
+        assert_offloaded(&outcome, command);
+        assert_eq!(look_for(&mount, &before), look(&store), "{change}");
+    }
+    // The same, looked at only in the end.
+    run(
+        &lab.workstation,
+        "cd /mnt/s1/repo && for i in 1 2 3; do echo $i > src/$i; git add .; git commit -q -m $i; done",
+    );
+    assert_eq!(look(&mount), look(&store));
+}
+
+/// sshfs's memory would be 20 s long.
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn sshfs_forgets_directories_that_were_removed_remotely() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let (mount, store) = (lab.workstation.path("/mnt/s1"), lab.data(1));
+    for name in ["tree/one/deep", "tree/two", "from/one/deep/other"] {
+        fs::create_dir_all(store.join(name)).unwrap();
+        fs::write(store.join(name).join("file"), name).unwrap();
+    }
+    let before = look(&mount);
+    let began = Instant::now();
+    assert_offloaded(&run(&lab.workstation, "cd /mnt/s1 && rm -r tree"), "rm");
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert_eq!(look_for(&mount, &before), look(&store));
+    assert!(!store.join("tree").exists());
+    // Others of the same names are others, at every depth.
+    assert_offloaded(&run(&lab.workstation, "cd /mnt/s1 && cp -r from tree"), "cp");
+    assert_eq!(look(&mount), look(&store));
+}
+
 #[test]
 fn sshfs_is_stale_without_the_rule() {
     let stale = try_sshfs(LabSpec::servers(1).with_variable(WITHOUT.0, WITHOUT.1));

@@ -20,6 +20,7 @@ mod scripts;
 mod semantics;
 mod split;
 mod terminal;
+mod trace;
 mod user;
 
 use std::path::Path;

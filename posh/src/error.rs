@@ -94,6 +94,14 @@ pub enum Error {
     /// The text to be explained is no shell program.
     #[error("can't parse the pipeline: {0}")]
     Parse(String),
+    /// The file of `--trace` can't be made or written.
+    #[error("can't write the trace {}", path.display())]
+    Trace {
+        /// As it was given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// Writing the answer failed (a full disk, a closed pipe).
     #[error("can't write the answer")]
     Output(#[source] io::Error),

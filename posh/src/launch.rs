@@ -3,8 +3,8 @@
 //!
 //! posh execs the shell in its own process, so that the process tree, the
 //! descriptors, the signal dispositions and the environment (with shims, PATH
-//! excepted) are those that the shell would have had by itself. Only `--explain` keeps posh as
-//! the parent, because somebody must print the report afterwards. Whatever is
+//! excepted) are those that the shell would have had by itself. Only `--explain` and `--trace` keep
+//! posh as the parent, because somebody must tell of it afterwards. Whatever is
 //! wrong with posh itself, the shell still runs, and its commands run here.
 
 use std::{
@@ -28,7 +28,12 @@ use nix::{
     unistd::{AccessFlags, access, execve},
 };
 use posh_hook::session::PRELOAD_VARIABLE;
-use posh_proto::{PROTOCOL_VERSION, gateway::OpenSessionRequest, runtime::RuntimeDir};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    clock::monotonic_ns,
+    gateway::{OpenSessionRequest, ReportReply, ReportRequest},
+    runtime::RuntimeDir,
+};
 
 use crate::{
     Error,
@@ -36,6 +41,7 @@ use crate::{
     gateway::{self, Client, Target, c_string, environment},
     hook,
     signals::Held,
+    trace::Trace,
 };
 
 /// Where execvp(3) looks when there is no PATH.
@@ -50,6 +56,8 @@ pub struct Launch {
     pub door: Option<Door>,
     /// Report afterwards what ran where.
     pub explain: Option<Format>,
+    /// Write a timeline there.
+    pub trace: Option<PathBuf>,
     /// Splitting factor, else as configured.
     pub split: Option<NonZeroU32>,
     /// What it is to run.
@@ -142,13 +150,14 @@ fn looks_like_option(word: &OsStr) -> bool {
     matches!(word.as_bytes().first(), Some(b'-' | b'+'))
 }
 
-/// Starts the shell. Returns only with `--explain`, after the shell has ended, or
+/// Starts the shell. Returns only with `--explain` or `--trace`, after the shell has ended, or
 /// when the shell can't be run. What the user should know meanwhile is written to
 /// `notes`, one line each.
 ///
 /// # Errors
-/// [`Error::NoShell`], [`Error::Exec`]: nothing was run.
+/// [`Error::NoShell`], [`Error::Exec`], [`Error::Trace`]: nothing was run.
 pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
+    let mut trace = launch.trace.as_deref().map(Trace::begin).transpose()?;
     let outer_path = env::var_os("PATH").as_deref().map(without_shims);
     let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
     let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
@@ -161,9 +170,14 @@ pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
         (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
     };
     let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
-    match (launch.explain, session) {
-        (Some(format), Some(session)) => image.run_and_report(format, session, notes),
-        _ => image.replace_us(),
+    match session {
+        Some(session) if launch.explain.is_some() || trace.is_some() => {
+            image.run_and_report(launch.explain, trace, session, notes)
+        }
+        _ => {
+            trace.as_mut().map_or(Ok(()), |trace| trace.write(None))?;
+            image.replace_us()
+        }
     }
 }
 
@@ -223,8 +237,9 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
     let opened = match gateway::find(&launch.target) {
         Ok(Some(place)) => open_session(launch, path, &place),
         Ok(None) => {
-            if launch.explain.is_some() {
-                note(format!("nothing to explain, every command runs here: {}", Error::NoConfig));
+            if launch.explain.is_some() || launch.trace.is_some() {
+                let what = if launch.explain.is_some() { "explain" } else { "trace" };
+                note(format!("nothing to {what}, every command runs here: {}", Error::NoConfig));
             }
             return None;
         }
@@ -241,6 +256,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         split: launch.split.map_or(0, NonZeroU32::get),
         path: path.as_bytes().to_vec().into(),
         stage_program: stage_program()?.into_os_string().into_vec().into(),
+        trace: launch.trace.is_some(),
     };
     let mut client = gateway::reach(place)?;
     let reply = match client.open_session(request.clone()) {
@@ -293,6 +309,25 @@ pub(crate) fn find_program(name: &str, path: &OsStr) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file() && access(candidate, AccessFlags::X_OK).is_ok())
 }
 
+/// Prints the report and writes the trace, whichever was asked for.
+fn tell(
+    reply: &ReportReply,
+    explain: Option<Format>,
+    trace: Option<&mut Trace>,
+    notes: &mut dyn Write,
+) -> Result<(), Error> {
+    if explain.is_some() {
+        let nothing = "posh: nothing to explain: no command that posh knows was run";
+        let text = Some(reply.text.trim_end()).filter(|text| !text.is_empty()).unwrap_or(nothing);
+        let _ = writeln!(notes, "{text}");
+    }
+    let Some(trace) = trace else { return Ok(()) };
+    if reply.trace_dropped > 0 {
+        let _ = writeln!(notes, "posh: the trace has no room for {} later events", reply.trace_dropped);
+    }
+    trace.write(Some(&reply.trace))
+}
+
 /// What execve(2) takes.
 struct Image {
     program: PathBuf,
@@ -323,21 +358,27 @@ impl Image {
 
     /// Runs the shell as a child in our process group; what the terminal sends is
     /// for it alone, as in system(3).
-    fn run_and_report(&self, format: Format, mut session: Session, notes: &mut dyn Write) -> Result<Ended, Error> {
+    fn run_and_report(
+        &self,
+        explain: Option<Format>,
+        mut trace: Option<Trace>,
+        mut session: Session,
+        notes: &mut dyn Write,
+    ) -> Result<Ended, Error> {
         let held = Held::new(&[Signal::SIGINT, Signal::SIGQUIT])?;
+        trace.iter_mut().for_each(|trace| trace.times.shell_ns = monotonic_ns());
         let ended = self.run_as_child(&held)?;
+        trace.iter_mut().for_each(|trace| trace.times.ended_ns = monotonic_ns());
         // From here on Ctrl-C is for us: a report may wait for pipelines in the background.
         drop(held);
-        match session.client.report(session.id, format == Format::Json) {
-            Ok(text) if text.trim().is_empty() => {
-                let _ = writeln!(notes, "posh: nothing to explain: no command that posh knows was run");
-            }
-            Ok(text) => {
-                let _ = writeln!(notes, "{}", text.trim_end());
-            }
-            Err(error) => {
-                let _ = writeln!(notes, "posh: {}", error.chain());
-            }
+        let times = trace.as_ref().map(|trace| trace.times);
+        let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
+        let told = match session.client.report(request) {
+            Ok(reply) => tell(&reply, explain, trace.as_mut(), notes),
+            Err(error) => trace.as_mut().map_or(Ok(()), |trace| trace.write(None)).and(Err(error)),
+        };
+        if let Err(error) = told {
+            let _ = writeln!(notes, "posh: {}", error.chain());
         }
         Ok(ended)
     }

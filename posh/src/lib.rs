@@ -15,5 +15,6 @@ pub mod launch;
 pub mod plan_only;
 pub mod signals;
 pub mod stage;
+mod trace;
 
 pub use error::Error;

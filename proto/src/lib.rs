@@ -1,6 +1,6 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`]) and the switches of the rules ([`rule`]).
+//! ([`runtime`]), the clock that they share ([`clock`]) and the switches of the rules ([`rule`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
+pub mod clock;
 pub mod frame;
 pub mod rule;
 pub mod runtime;

@@ -6,7 +6,7 @@ use crate::diagnostic::Faults;
 use crate::document::{Content, Node, Place};
 
 /// Keywords whose lists are joined, the shared ones first. All others are replaced.
-const JOINED: [&str; 11] = [
+const JOINED: [&str; 14] = [
     "FLAGS",
     "OPTPARAMS",
     "EXPRESSION",
@@ -15,6 +15,9 @@ const JOINED: [&str; 11] = [
     "runs",
     "shows",
     "searches_up",
+    "changes_only",
+    "only_grows",
+    "own_directories",
     "guards",
     "stays_here",
     "when_split",

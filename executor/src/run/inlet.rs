@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Mutex},
 };
 
 use bytes::{Buf as _, BytesMut};
@@ -112,7 +112,7 @@ pub async fn feed(stream: u32, inlet: Arc<Inlet>, target: pipe::Sender, output: 
             };
             data.advance(count);
             written += count;
-            traffic.received.fetch_add(count as u64, Ordering::Relaxed);
+            traffic.received(count);
             if written >= CREDIT_STEP_BYTES || data.is_empty() {
                 inlet.give_back(written);
                 if output.send(Ok(credit(written))).await.is_err() {

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
-use posh_proto::executor::{ClientFile, MountPoint, RunSpec, Stage, descriptor::Source, rejected::Kind, run_output};
+use posh_proto::executor::{
+    ClientFile, MountPoint, RunSpec, Stage, StartTimes, descriptor::Source, rejected::Kind, run_output,
+};
 use tokio::task::JoinSet;
 
-use super::{Report, Run, link::Link, plumbing::Plumbing};
+use super::{Report, Run, link::Link, plumbing::Plumbing, times::Clock};
 use crate::{error::Refusal, own_mounts::OwnMounts, pool::Lease, runner::wire::Job, service::Shared, wiring::Wiring};
 
-/// Starts the run, or says why not; then nothing of it has run.
-pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
+/// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
+pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> Result<Run, Refusal> {
     let overloaded = |what: &str| Refusal::new(Kind::Overloaded, format!("the executor is at its limit of {what}"));
     if shared.is_draining() {
         return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
@@ -22,12 +24,14 @@ pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
-    let job = Job { stages: std::mem::take(&mut wiring.stages), ends: wiring.stage_ends.clone() };
-    let (link, lease, plumbing) = match launch(shared, &place, &wiring, &job).await {
+    let checked_ns = clock.map_or(0, Clock::now_ns);
+    let stages = std::mem::take(&mut wiring.stages);
+    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
+    let Launched { link, lease, plumbing, times } = match launch(shared, &place, &wiring, (&job, clock)).await {
         // It did not start, so that it may be tried once more.
         Err(Failure::Lost(lease)) => {
             lease.forget_if_dead().await;
-            launch(shared, &place, &wiring, &job).await
+            launch(shared, &place, &wiring, (&job, clock)).await
         }
         other => other,
     }
@@ -41,6 +45,7 @@ pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
         terminal_stages: terminal_stages(&job.stages),
         plan: Some((wiring, plumbing)),
         stages_left: job.stages.len(),
+        start_times: times.map(|times| StartTimes { checked_ns, ..times }),
         own_mounts,
         held: Vec::new(),
         report: Report::default(),
@@ -53,6 +58,14 @@ pub async fn start(shared: &Shared, mut spec: RunSpec) -> Result<Run, Refusal> {
 struct Place {
     mounts: Vec<MountPoint>,
     client_files: Vec<ClientFile>,
+}
+
+/// A run whose commands were let go.
+struct Launched {
+    link: Link,
+    lease: Lease,
+    plumbing: Plumbing,
+    times: Option<StartTimes>,
 }
 
 enum Failure {
@@ -81,16 +94,21 @@ async fn launch(
     shared: &Shared,
     place: &Place,
     wiring: &Wiring,
-    job: &Job,
-) -> Result<(Link, Lease, Plumbing), Failure> {
+    (job, clock): (&Job, Option<Clock>),
+) -> Result<Launched, Failure> {
     let (socket, lease) = shared.pool.open(&shared.config.exports, &place.mounts, &place.client_files).await?;
+    let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
     let ends = plumbing.take_stage_ends(&job.ends)?;
     let mut link = Link::new(socket);
     // When sending fails, the supervisor may still have said why.
     let _ = link.send_job(job, ends).await;
     match link.next().await.ok().flatten().and_then(|output| output.kind) {
-        Some(run_output::Kind::Started(_)) => Ok((link, lease, plumbing)),
+        Some(run_output::Kind::Started(started)) => {
+            let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
+            let times = times.map(|times| StartTimes { runner_ns, ..times });
+            Ok(Launched { link, lease, plumbing, times })
+        }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;
             Err(Refusal::new(rejected.kind(), rejected.message).at(rejected.stage).into())

@@ -11,22 +11,21 @@ mod merge;
 mod outlet;
 mod pace;
 mod plumbing;
+mod times;
 
 use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
     os::fd::AsFd as _,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Weak},
     time::Instant,
 };
 
 use nix::libc;
 use posh_proto::executor::{
-    Exited, Finished, RunInput, RunOutput, RunSpec, Signal, Started, WindowSize, exited::How, run_input, run_output,
+    Exited, Finished, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started, WindowSize, exited::How,
+    run_input, run_output,
 };
 use tokio::{
     net::unix::pipe,
@@ -35,7 +34,13 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
-use self::{inlet::Inlet, link::Link, outlet::Gate, plumbing::Plumbing};
+use self::{
+    inlet::Inlet,
+    link::Link,
+    outlet::Gate,
+    plumbing::Plumbing,
+    times::{Clock, Traffic},
+};
 use crate::{
     error::Refusal,
     own_mounts::OwnMounts,
@@ -51,17 +56,11 @@ const LOGGED_PROGRAMS: usize = 16;
 /// The way to the client.
 type Output = mpsc::Sender<Result<RunOutput, Status>>;
 
-/// What passed through the daemon.
-#[derive(Default)]
-struct Traffic {
-    received: AtomicU64,
-    sent: AtomicU64,
-}
-
 /// How a run ended, for the log and for the client.
 #[derive(Debug)]
 enum End {
-    Finished,
+    /// With its times, if they were asked for.
+    Finished(Option<RunTimes>),
     /// The client went away or reset the call.
     Cancelled,
     /// The executor is told to end.
@@ -90,32 +89,36 @@ pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Str
     let run_id = spec.run_id.clone();
     let programs = spec.stages.iter().take(LOGGED_PROGRAMS).map(|stage| stage.program.as_str());
     let programs = programs.collect::<Vec<_>>().join(" ");
-    let mut report = Report::default();
+    let clock = Clock::start(&spec);
+    let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
     let end = attend(&shared, spec, input, &output, &mut report).await;
+    let (bytes_in, bytes_out) = report.traffic.totals();
     tracing::info!(
         run_id,
         peer = peer_name(peer),
         programs,
         end = end.word(),
         statuses = report.statuses.join(" "),
-        bytes_in = report.traffic.received.load(Ordering::Relaxed),
-        bytes_out = report.traffic.sent.load(Ordering::Relaxed),
+        bytes_in,
+        bytes_out,
         ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
         "run ended"
     );
 }
 
-/// What the log tells of a run.
+/// What the log tells of a run, and its trace.
 #[derive(Default)]
 struct Report {
     statuses: Vec<String>,
+    /// Of a traced run.
+    clock: Option<Clock>,
     traffic: Arc<Traffic>,
 }
 
 impl End {
     fn word(&self) -> String {
         match self {
-            Self::Finished => "finished".to_owned(),
+            Self::Finished(_) => "finished".to_owned(),
             Self::Cancelled => "cancelled".to_owned(),
             Self::Killed => "killed".to_owned(),
             Self::Rejected(refusal) => format!("rejected: {refusal}"),
@@ -128,7 +131,7 @@ impl End {
     /// The last message to the client.
     fn message(&self) -> Option<Result<RunOutput, Status>> {
         Some(match self {
-            Self::Finished => Ok(output_of(run_output::Kind::Finished(Finished {}))),
+            Self::Finished(times) => Ok(output_of(run_output::Kind::Finished(Finished { times: times.clone() }))),
             Self::Cancelled => return None,
             Self::Killed => Err(Status::unavailable("the executor was shut down and killed this run")),
             Self::Rejected(refusal) => Ok(refusal.clone().into()),
@@ -156,7 +159,7 @@ async fn attend(
     let mut kill = shared.kill.subscribe();
     let starting = tokio::select! {
         () = output.closed() => return End::Cancelled,
-        starting = launch::start(shared, spec) => starting,
+        starting = launch::start(shared, spec, report.clock) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,
@@ -167,7 +170,8 @@ async fn attend(
         }
     };
     run.report = std::mem::take(report);
-    if output.send(Ok(output_of(run_output::Kind::Started(Started {})))).await.is_err() {
+    let times = run.report.clock.zip(run.start_times).map(|(clock, times)| clock.started(times));
+    if output.send(Ok(output_of(run_output::Kind::Started(Started { times })))).await.is_err() {
         run.link.close().await;
         return End::Cancelled;
     }
@@ -202,6 +206,8 @@ struct Run {
     gates: HashMap<u32, Arc<Gate>>,
     ptys: Vec<Weak<pipe::Receiver>>,
     terminal_stages: Vec<u32>,
+    /// Of a traced run.
+    start_times: Option<StartTimes>,
     /// The plumbing that the streams take over once the client knows.
     plan: Option<(Wiring, Plumbing)>,
     stages_left: usize,
@@ -264,6 +270,10 @@ impl Run {
                 },
                 message = self.link.next(), if self.stages_left > 0 => match message {
                     Ok(Some(RunOutput { kind: Some(run_output::Kind::Exited(exited)) })) => {
+                        let exited = match self.report.clock {
+                            Some(clock) => clock.take_over_end(exited),
+                            None => exited,
+                        };
                         self.stages_left -= 1;
                         if self.report.statuses.len() < LOGGED_PROGRAMS {
                             self.report.statuses.push(status_word(&exited));
@@ -296,7 +306,7 @@ impl Run {
                 }
             }
         }
-        End::Finished
+        End::Finished(self.report.traffic.times())
     }
 
     /// Times there are not this machine's, so they do not tell all that changed.

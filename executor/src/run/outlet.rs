@@ -3,7 +3,7 @@
 use std::{
     io::ErrorKind,
     os::fd::AsFd as _,
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Mutex},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -90,6 +90,7 @@ pub async fn drain(
 ) {
     match send(stream, &sources, &gate, &output, &traffic).await {
         Ended::Sources => {
+            traffic.ended(stream);
             let _ = output.send(Ok(output_of(run_output::Kind::End(stream)))).await;
         }
         Ended::Closed => {
@@ -129,7 +130,7 @@ async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output:
             let Some((data, is_emptied)) = data else { break };
             let count = data.len();
             gate.spend(count);
-            traffic.sent.fetch_add(count as u64, Ordering::Relaxed);
+            traffic.sent(stream, count);
             if output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await.is_err() {
                 return Ended::Lost;
             }

@@ -4,7 +4,10 @@
 //! The names of a tree are noted before the command starts. Afterwards, names
 //! that are gone are told, those that were there and have a newer change time,
 //! and the directories whose listing is another. What is new was never seen by
-//! the workstation, save in its directory's listing.
+//! the workstation, save in its directory's listing. Where a command changes only a
+//! part of a tree, or only ever adds, the gateway says so, and no more is looked at:
+//! a git repository has tens of thousands of names. Of a command's own directories those that nobody
+//! has read since they last changed are not told of: nobody remembers their entries.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,7 +20,10 @@ use std::{
 
 use posh_proto::executor::{ChangedDirectory, Stage, WatchedTree};
 
-use super::view::View;
+use super::{
+    listing::{self, Listing},
+    view::View,
+};
 
 /// Times of files are those of the kernel's last tick, which may lie a little before the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -29,8 +35,18 @@ const MAX_REPORTED: usize = 4096;
 /// The trees of one stage as they were, and the moment before which nothing in them was its work.
 pub struct Watch {
     since: Duration,
-    roots: Vec<PathBuf>,
+    trees: Trees,
     before: Before,
+}
+
+/// What is looked at.
+#[derive(Default)]
+struct Trees {
+    roots: Vec<PathBuf>,
+    /// Directories, within the roots, that only get further entries, as do those in them.
+    growing: HashSet<PathBuf>,
+    /// Directories that belong to the command, on file systems that tell when a directory was read.
+    own: Vec<PathBuf>,
 }
 
 /// Names that were there before the stage started.
@@ -40,6 +56,10 @@ struct Before {
     directories: HashMap<PathBuf, HashSet<OsString>>,
     /// Roots that are no directories.
     files: HashSet<PathBuf>,
+    /// Directories that only get further entries: there may be thousands, and they need not be noted.
+    growing: Vec<PathBuf>,
+    /// Of the command's own directories, those that nobody has read since their last change, and when that was.
+    unread: HashMap<PathBuf, (i64, i64)>,
     incomplete: bool,
 }
 
@@ -62,23 +82,25 @@ impl Watch {
     /// To be made before the stage starts; costs nothing when it changes no trees.
     pub fn new(view: &View, stage: &Stage) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let roots: Vec<PathBuf> = stage.watched_trees.iter().map(|tree| root_of(view, tree)).collect();
-        Self::since(now.saturating_sub(TICK), roots)
+        let mut trees = Trees::default();
+        stage.watched_trees.iter().for_each(|tree| trees.add(root_of(view, tree), tree));
+        Self::since(now.saturating_sub(TICK), trees)
     }
 
-    fn since(since: Duration, roots: Vec<PathBuf>) -> Self {
-        let before = Before::of(&roots);
-        Self { since, roots, before }
+    fn since(since: Duration, trees: Trees) -> Self {
+        let before = Before::of(&trees);
+        Self { since, trees, before }
     }
 
     /// Walks the trees once more.
     pub fn changes(&self) -> Changes {
         let mut changes = Changes { incomplete: self.before.incomplete, ..Changes::default() };
         let mut left = MAX_ENTRIES;
-        for root in &self.roots {
+        for root in &self.trees.roots {
             self.look_at_root(root, &mut changes);
             self.walk(root.clone(), &mut changes, &mut left);
         }
+        self.before.growing.iter().for_each(|directory| self.look_at_growing(directory, &mut changes));
         for (directory, names) in &self.before.directories {
             if fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir()) {
                 continue;
@@ -109,26 +131,38 @@ impl Watch {
         }
     }
 
+    fn look_at_growing(&self, directory: &Path, changes: &mut Changes) {
+        match fs::symlink_metadata(directory) {
+            Ok(own) if self.is_to_be_told(directory, &own) => changes.of(directory).names = true,
+            Ok(_) => {}
+            Err(_) => {
+                let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return };
+                changes.of(parent).removed.push(name.to_owned());
+            }
+        }
+    }
+
     fn walk(&self, root: PathBuf, changes: &mut Changes, left: &mut usize) {
         let mut queue = vec![root];
         while let Some(directory) = queue.pop() {
             // What was not there before was never seen, and neither was what is in it.
             let Some(before) = self.before.directories.get(&directory) else { continue };
             let Ok(own) = fs::symlink_metadata(&directory) else { continue };
-            let Ok(entries) = fs::read_dir(&directory) else { continue };
-            let mut changed = Changed { names: self.is_newer(&own), ..Changed::default() };
+            let Some(listing) = Listing::read(&directory) else { continue };
+            let mut changed = Changed { names: self.is_to_be_told(&directory, &own), ..Changed::default() };
             let mut now = HashSet::new();
-            for entry in entries.flatten() {
+            for entry in listing.entries() {
                 let Some(fewer) = left.checked_sub(1) else {
                     changes.incomplete = true;
                     return;
                 };
                 *left = fewer;
-                let name = entry.file_name();
-                let Ok(found) = entry.metadata() else { continue };
-                if found.is_dir() && found.dev() == own.dev() {
-                    queue.push(entry.path());
-                } else if before.contains(&name) && self.is_newer(&found) {
+                let name = entry.name();
+                let Some(found) = listing.status(entry) else { continue };
+                if listing::is_directory(&found) && found.st_dev == own.dev() {
+                    // Those that only grow were not noted, and are looked at on their own.
+                    queue.push(directory.join(&name));
+                } else if before.contains(&name) && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
                     changed.written.push(name.clone());
                 }
                 now.insert(name);
@@ -140,19 +174,29 @@ impl Watch {
         }
     }
 
+    /// Whether a directory has changed, and somebody may remember how it was.
+    fn is_to_be_told(&self, directory: &Path, found: &fs::Metadata) -> bool {
+        let unread = self.before.unread.get(directory);
+        self.is_newer(found) && unread.is_none_or(|read| listing::read_at(found) != *read)
+    }
+
     fn is_newer(&self, found: &fs::Metadata) -> bool {
-        let seconds = u64::try_from(found.ctime()).unwrap_or(0);
-        Duration::new(seconds, u32::try_from(found.ctime_nsec()).unwrap_or(0)) >= self.since
+        self.is_since((found.ctime(), found.ctime_nsec()))
+    }
+
+    fn is_since(&self, (seconds, nanoseconds): (i64, i64)) -> bool {
+        let seconds = u64::try_from(seconds).unwrap_or(0);
+        Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0)) >= self.since
     }
 }
 
 impl Before {
     /// Names only: the kind of each entry comes with its directory.
-    fn of(roots: &[PathBuf]) -> Self {
+    fn of(trees: &Trees) -> Self {
         let mut before = Self::default();
         let mut left = MAX_ENTRIES;
         let mut queue: Vec<PathBuf> = Vec::new();
-        for root in roots {
+        for root in &trees.roots {
             match fs::symlink_metadata(root) {
                 Ok(found) if found.is_dir() => queue.push(root.clone()),
                 Ok(_) => drop(before.files.insert(root.clone())),
@@ -160,22 +204,61 @@ impl Before {
             }
         }
         while let Some(directory) = queue.pop() {
-            let Ok(entries) = fs::read_dir(&directory) else { continue };
+            before.note_reader(trees, &directory);
+            let Some(listing) = Listing::read(&directory) else { continue };
             let mut names = HashSet::new();
-            for entry in entries.flatten() {
+            for entry in listing.entries() {
                 let Some(fewer) = left.checked_sub(1) else {
                     before.incomplete = true;
                     return before;
                 };
                 left = fewer;
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    queue.push(entry.path());
+                let name = entry.name();
+                if entry.is_directory {
+                    let path = directory.join(&name);
+                    match trees.growing.contains(&path) {
+                        true => before.note_growing(trees, path),
+                        false => queue.push(path),
+                    }
                 }
-                names.insert(entry.file_name());
+                names.insert(name);
             }
             before.directories.insert(directory, names);
         }
         before
+    }
+
+    /// The directory, and those in it.
+    fn note_growing(&mut self, trees: &Trees, directory: PathBuf) {
+        self.note_reader(trees, &directory);
+        let listing = Listing::read(&directory);
+        let entries = listing.iter().flat_map(Listing::entries).filter(|entry| entry.is_directory);
+        for below in entries.map(|entry| directory.join(entry.name())) {
+            self.note_reader(trees, &below);
+            self.growing.push(below);
+        }
+        self.growing.push(directory);
+    }
+
+    /// To be called before it is read here.
+    fn note_reader(&mut self, trees: &Trees, directory: &Path) {
+        if trees.own.iter().any(|own| directory.starts_with(own)) {
+            let unread = fs::symlink_metadata(directory).ok().and_then(|found| listing::unread(&found));
+            self.unread.extend(unread.map(|read| (directory.to_owned(), read)));
+        }
+    }
+}
+
+impl Trees {
+    /// The tree below `top` that a contract's tree is.
+    fn add(&mut self, top: PathBuf, tree: &WatchedTree) {
+        let own = tree.own.iter().map(|path| top.join(path));
+        self.own.extend(own.filter(|path| listing::tells_readers(path)));
+        self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
+        match tree.only.is_empty() {
+            true => self.roots.push(top),
+            false => self.roots.extend(tree.only.iter().map(|path| top.join(path))),
+        }
     }
 }
 
@@ -230,6 +313,10 @@ mod tests {
         since
     }
 
+    fn whole(roots: &[PathBuf]) -> Trees {
+        Trees { roots: roots.to_vec(), ..Trees::default() }
+    }
+
     fn changed(names: bool, written: &[&str], removed: &[&str]) -> Changed {
         let names_of = |list: &[&str]| list.iter().map(OsString::from).collect();
         Changed { names, written: names_of(written), removed: names_of(removed) }
@@ -246,7 +333,7 @@ mod tests {
         for file in ["quiet/f", "written/f", "written/g", "lost/f", "gone/below/f"] {
             fs::write(root.join(file), "old").expect("a file");
         }
-        let watch = Watch::since(moment_after(clock.path()), vec![root.to_owned()]);
+        let watch = Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]));
         fs::write(root.join("written/f"), "new").expect("a file");
         fs::create_dir(root.join("grown/deep/new")).expect("a directory");
         fs::write(root.join("grown/deep/new/f"), "new").expect("a file");
@@ -265,6 +352,36 @@ mod tests {
     }
 
     #[test]
+    fn of_a_repository_only_what_git_changes_is_looked_at() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = tree.path();
+        for directory in [".git/objects/aa", ".git/objects/bb", ".git/objects/gone", ".git/refs", "src"] {
+            fs::create_dir_all(root.join(directory)).expect("a directory");
+        }
+        for file in [".git/index", ".git/objects/aa/1", ".git/refs/main", "src/f"] {
+            fs::write(root.join(file), "old").expect("a file");
+        }
+        let contract =
+            WatchedTree { only: vec![".git".into()], grows: vec![".git/objects".into()], ..Default::default() };
+        let mut trees = Trees::default();
+        trees.add(root.to_owned(), &contract);
+        let watch = Watch::since(moment_after(clock.path()), trees);
+        fs::write(root.join("src/f"), "new").expect("a file");
+        fs::write(root.join(".git/refs/main"), "new").expect("a file");
+        fs::write(root.join(".git/objects/aa/2"), "new").expect("a file");
+        fs::create_dir(root.join(".git/objects/cc")).expect("a directory");
+        fs::remove_dir(root.join(".git/objects/gone")).expect("removed");
+        let expect = [
+            (".git/objects", changed(true, &[], &["gone"])),
+            (".git/objects/aa", changed(true, &[], &[])),
+            (".git/refs", changed(false, &["main"], &[])),
+        ];
+        let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
+        assert_eq!(watch.changes().directories, expect.collect());
+    }
+
+    #[test]
     fn a_root_that_comes_or_goes_is_told_of_its_parent() {
         let tree = tempfile::tempdir().expect("a directory");
         let clock = tempfile::tempdir().expect("a directory");
@@ -272,7 +389,7 @@ mod tests {
         fs::create_dir(root("goes")).expect("a directory");
         fs::write(root("file"), "old").expect("a file");
         let since = moment_after(clock.path());
-        let watch = Watch::since(since, ["comes", "goes", "file"].map(root).to_vec());
+        let watch = Watch::since(since, whole(&["comes", "goes", "file"].map(root)));
         fs::create_dir(root("comes")).expect("a directory");
         fs::remove_dir(root("goes")).expect("removed");
         fs::write(root("file"), "new").expect("a file");

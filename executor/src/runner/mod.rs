@@ -14,6 +14,7 @@
 mod build;
 mod changes;
 mod guards;
+mod listing;
 mod paths;
 mod processes;
 mod settings;

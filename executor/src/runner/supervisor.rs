@@ -27,7 +27,10 @@ use nix::{
     unistd::{Pid, Whence, lseek, pipe2},
 };
 use posh_proto::{
-    executor::{Exited, Offset, RunInput, RunOutput, Started, exited::How, rejected::Kind, run_input, run_output},
+    clock::monotonic_ns,
+    executor::{
+        Exited, Offset, RunInput, RunOutput, StartTimes, Started, exited::How, rejected::Kind, run_input, run_output,
+    },
     frame,
 };
 
@@ -97,10 +100,13 @@ fn start(
     children: &SignalFd,
     socket: &UnixStream,
 ) -> Result<Running, Failure> {
+    let now_ns = || if job.trace { monotonic_ns() } else { 0 };
+    let taken_ns = now_ns();
     let ends: Ends = job.ends.into_iter().zip(descriptors.into_iter().map(Rc::new)).collect();
     let stages =
         job.stages.into_iter().map(|stage| Prepared::new(view, &ends, stage)).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
+    let prepared_ns = now_ns();
     let (report, report_end) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
     let (go_end, go) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
     let barrier = Barrier { report: &report_end, go: &go_end };
@@ -110,14 +116,16 @@ fn start(
     }
     drop((report_end, go_end));
     await_all(report, children, pids.len())?;
-    let mut running = Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new() };
+    let times = job.trace.then(|| StartTimes { taken_ns, prepared_ns, spawned_ns: now_ns(), ..StartTimes::default() });
+    let mut running =
+        Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new(), trace: job.trace };
     // From here on only the children hold the stages' descriptors.
     for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
         running.by_id.insert(live.id, pid);
         running.stages.insert(pid, live);
     }
     // The daemon must know first: once released, the run has happened.
-    let started = RunOutput { kind: Some(run_output::Kind::Started(Started {})) };
+    let started = RunOutput { kind: Some(run_output::Kind::Started(Started { times })) };
     write_frame(socket, &started).map_err(Failure::Broken)?;
     let bytes = vec![b'g'; running.stages.len()];
     io::Write::write_all(&mut std::fs::File::from(go), &bytes).map_err(Failure::Broken)?;
@@ -148,6 +156,8 @@ struct Running {
     /// All stages, also those that have ended: their groups may live on.
     by_id: HashMap<u32, Pid>,
     frames: BytesMut,
+    /// Ends are told with their time.
+    trace: bool,
 }
 
 impl Running {
@@ -159,7 +169,8 @@ impl Running {
                 let _ = children.read_signal();
                 while let Ok(Some(ended)) = sys::reap() {
                     if let Some(live) = self.stages.remove(&ended.pid) {
-                        write_frame(socket, &exited(&live, &ended))?;
+                        let at_ns = if self.trace { monotonic_ns() } else { 0 };
+                        write_frame(socket, &exited(&live, &ended, at_ns))?;
                     }
                 }
             }
@@ -206,7 +217,7 @@ impl Running {
     }
 }
 
-fn exited(live: &Live, ended: &sys::Ended) -> RunOutput {
+fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64) -> RunOutput {
     let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
         Ok(WaitStatus::Signaled(_, signal, core)) => (How::Signal((signal as i32).unsigned_abs()), core),
         Ok(WaitStatus::Exited(_, code)) => (How::Code(code.unsigned_abs()), false),
@@ -229,6 +240,7 @@ fn exited(live: &Live, ended: &sys::Ended) -> RunOutput {
         max_rss_kib: ended.max_rss_kib,
         changed_directories: changes.message(),
         changes_incomplete: changes.incomplete,
+        exited_ns,
     };
     RunOutput { kind: Some(run_output::Kind::Exited(exited)) }
 }

@@ -100,6 +100,9 @@ pub struct Job {
     /// What the descriptors are that were sent before, in the same order.
     #[prost(message, repeated, tag = "2")]
     pub ends: Vec<End>,
+    /// The supervisor says when what happened, by this machine's `CLOCK_MONOTONIC`.
+    #[prost(bool, tag = "3")]
+    pub trace: bool,
 }
 
 /// One end of a pipe, or the terminal side of a pty.

@@ -24,7 +24,13 @@ pub(super) fn forget(path: &Path) -> io::Result<()> {
 /// Has the kernel look the name up again: link(2) wants it to be free, and from
 /// another mount it can never create anything (EXDEV).
 pub(super) fn forget_name(path: &Path) {
-    let _never_made = std::fs::hard_link("/", path);
+    let _never_made = is_free(path);
+}
+
+/// The same, and whether nothing has the name: what is there is noticed before the other mount is.
+pub(super) fn is_free(path: &Path) -> bool {
+    let linked = std::fs::hard_link("/", path);
+    linked.is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists)
 }
 
 /// Lists a directory and asks for the attributes of what is in it.

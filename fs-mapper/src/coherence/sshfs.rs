@@ -18,10 +18,12 @@
 //!   looked at for 20 s one more for each directory on the way.
 //! - An open is answered after the writes before it, whoever made them: files are
 //!   served over one connection each, in order (sftp-server(8)).
-//! - Not found: a way to make it forget a directory that is gone, or the listing of
-//!   one whose attributes this user may not set. Its memory ends by itself, so these are waited out.
+//! - It forgets a directory that is removed through it, and nothing else makes it forget
+//!   one that is gone: whoever can makes it anew on the server, to be removed here.
+//! - Not found: a way to make it forget the listing of a directory whose attributes
+//!   this user may not set. Its memory ends by itself, so that is waited out.
 
-use super::{Change, Coherence, WriteBehind, kernel, look};
+use super::{Change, Coherence, Left, WriteBehind, kernel, look};
 use std::io;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
@@ -70,9 +72,13 @@ impl Coherence for Sshfs {
                 }
                 kernel::forget_entries(dir)
             }
-            Change::Removed(path) => forget_removed(path),
+            Change::Removed(path) => wait_until_forgotten(path),
             Change::Anything(path) => Err(super::unknown_daemon(path)),
         }
+    }
+
+    fn forget_removed(&self, path: &Path) -> io::Result<Left> {
+        try_to_forget(path)
     }
 
     fn write_behind(&self) -> WriteBehind {
@@ -126,17 +132,26 @@ fn forget_name_in_listing(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opening a file that is gone makes the daemon forget it; a directory is waited for.
-fn forget_removed(path: &Path) -> io::Result<()> {
-    let end = Instant::now() + MEMORY;
-    loop {
-        drop(look::open(path)?);
-        kernel::forget_name(path);
-        match std::fs::symlink_metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            // Still remembered, or there again by now; then it is true that it is there.
-            Ok(found) if found.is_dir() && Instant::now() < end => sleep(LOOK_AGAIN),
-            other => return other.map(drop),
-        }
+/// Opening a file that is gone makes the daemon forget it. The kernel's own memory is asked by what makes it look anew.
+fn try_to_forget(path: &Path) -> io::Result<Left> {
+    drop(look::open(path)?);
+    if kernel::is_free(path) {
+        return Ok(Left::Nothing);
     }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Ok(Left::Directory),
+        // There again by now; then it is true that it is there.
+        Ok(_) => Ok(Left::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
+        Err(error) => Err(error),
+    }
+}
+
+/// A directory is waited for.
+fn wait_until_forgotten(path: &Path) -> io::Result<()> {
+    let end = Instant::now() + MEMORY;
+    while try_to_forget(path)? == Left::Directory && Instant::now() < end {
+        sleep(LOOK_AGAIN);
+    }
+    Ok(())
 }

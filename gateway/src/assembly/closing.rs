@@ -64,7 +64,7 @@ pub struct Actors<'a> {
     pub shells: &'a HashSet<Pid>,
     /// Stages that wait for a directive, by process.
     pub waiting: &'a HashMap<Pid, usize>,
-    /// Stages that have got theirs and stand in for a remote command.
+    /// Stages that have got theirs: they stand in for a remote command, or touch nothing and run here.
     pub directed: &'a dyn Fn(Pid) -> bool,
     /// Processes that were seen asleep, and unchanged, long enough.
     pub settled: &'a dyn Fn(&Process) -> bool,
@@ -256,6 +256,14 @@ pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
     groups
 }
 
+/// The edges within a group, by its members' places in it.
+#[must_use]
+pub fn edges_of(group: &[usize], edges: &[Edge]) -> Vec<Edge> {
+    let place: HashMap<usize, usize> = group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
+    let inside = edges.iter().filter(|e| place.contains_key(&e.from.0));
+    inside.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) }).collect()
+}
+
 /// The stages of one group with every writer before its reader; the shell may
 /// have started them in any order.
 fn downstream(group: Vec<usize>, edges: &[Edge]) -> Vec<usize> {
@@ -271,4 +279,4 @@ fn downstream(group: Vec<usize>, edges: &[Edge]) -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,6 +5,7 @@
 
 mod closing;
 mod procfs;
+mod untouched;
 mod writers;
 
 pub use closing::Edge;
@@ -27,6 +28,7 @@ use crate::{
 };
 use closing::{Actors, Closing, Patience};
 use procfs::{Orphans, Process, Snapshot, Wanted};
+use untouched::Untouched;
 
 /// No stage waits longer than this in all.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -52,6 +54,8 @@ pub struct Pipeline {
     pub stages: Vec<StageLink>,
     /// What joins them.
     pub shape: Shape,
+    /// Nothing of any of them is on a mount.
+    pub untouched: bool,
 }
 
 /// What joins the stages of a pipeline, and what they share with others.
@@ -63,6 +67,15 @@ pub struct Shape {
     pub shared_outputs: Vec<HashSet<PathBuf>>,
     /// For each stage: descriptors whose pipe some other process may read too.
     pub shared_inputs: Vec<HashSet<u32>>,
+}
+
+impl Shape {
+    /// Of so many stages that share nothing with others.
+    #[must_use]
+    pub fn unshared(count: usize, edges: Vec<Edge>) -> Self {
+        let (outputs, inputs) = (0..count).map(|_| (HashSet::new(), HashSet::new())).unzip();
+        Self { edges, shared_outputs: outputs, shared_inputs: inputs }
+    }
 }
 
 /// What the assembler is told.
@@ -185,12 +198,14 @@ struct Assembly {
     directed: HashSet<Pid>,
     asleep: HashMap<Pid, Sleep>,
     orphans: Orphans,
+    untouched: Untouched,
 }
 
 impl Assembly {
     fn new(sessions: Arc<Sessions>, complete: mpsc::Sender<Pipeline>) -> Self {
         let (waiting, directed) = (Vec::new(), HashSet::new());
-        Self { sessions, complete, waiting, directed, asleep: HashMap::new(), orphans: Orphans::default() }
+        let (orphans, untouched) = (Orphans::default(), Untouched::default());
+        Self { sessions, complete, waiting, directed, asleep: HashMap::new(), orphans, untouched }
     }
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
@@ -224,7 +239,10 @@ impl Assembly {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Enlisted(stage) => self.waiting.push(Waiting::new(*stage)),
+            Event::Enlisted(stage) => {
+                self.untouched.enlisted(stage.enlisted.pid);
+                self.waiting.push(Waiting::new(*stage));
+            }
             Event::Directed(pid) => drop(self.directed.insert(pid)),
             Event::Ended(pid) => drop(self.directed.remove(&pid)),
         }
@@ -233,6 +251,7 @@ impl Assembly {
     /// Lets go of every pipeline that is complete now.
     async fn look(&mut self) {
         self.waiting.retain(|w| !w.stage.is_gone());
+        self.release_untouched().await;
         if self.waiting.is_empty() {
             return;
         }
@@ -249,6 +268,23 @@ impl Assembly {
         }
         let ready = self.ready_groups(&closing);
         self.release(&ready, &closing, &snapshot).await;
+    }
+
+    /// What has nothing to do with any mount need not be looked at any closer.
+    async fn release_untouched(&mut self) {
+        let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
+        let (groups, edges) = self.untouched.groups(&stages);
+        if groups.is_empty() {
+            return;
+        }
+        let mut waiting: Vec<Option<Waiting>> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
+        for group in groups {
+            let stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
+            stages.iter().for_each(|stage| self.untouched.let_go(&stage.enlisted));
+            let shape = Shape::unshared(stages.len(), closing::edges_of(&group, &edges));
+            let _ = self.complete.send(Pipeline { stages, shape, untouched: true }).await;
+        }
+        self.waiting = waiting.into_iter().flatten().collect();
     }
 
     fn wanted(&self) -> Wanted {
@@ -281,7 +317,7 @@ impl Assembly {
                 stage_programs: &self.sessions.stage_programs(),
                 shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
-                directed: &|pid| self.directed.contains(&pid),
+                directed: &|pid| self.directed.contains(&pid) || self.untouched.is_at_work(pid),
                 settled: &settled,
             },
         )
@@ -301,17 +337,18 @@ impl Assembly {
         let mut waiting: Vec<Option<Waiting>> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         let mut pipelines = Vec::new();
         for group in ready {
-            let place: HashMap<usize, usize> = group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
-            let edges = closing.edges.iter().filter(|e| place.contains_key(&e.from.0));
-            let edges: Vec<Edge> =
-                edges.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) }).collect();
+            let edges = closing::edges_of(group, &closing.edges);
             let mut stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
             stages.iter_mut().for_each(refresh_offsets);
             let members: HashSet<Pid> = stages.iter().map(|s| s.enlisted.pid).collect();
             let shared_outputs: Vec<_> =
                 stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
             let shared_inputs = stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
-            pipelines.push(Pipeline { stages, shape: Shape { edges, shared_outputs, shared_inputs } });
+            pipelines.push(Pipeline {
+                stages,
+                shape: Shape { edges, shared_outputs, shared_inputs },
+                untouched: false,
+            });
         }
         self.waiting = waiting.into_iter().flatten().collect();
         for pipeline in pipelines {

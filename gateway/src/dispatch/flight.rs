@@ -3,6 +3,7 @@
 //! waits for anything but the next event.
 
 mod joined;
+mod noted;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,6 +14,7 @@ use bytes::Bytes;
 use posh_proto::executor::{Chunk, Credit, RunInput, RunOutput, Signal, WindowSize, run_input, run_output};
 use tokio::{sync::mpsc, task::JoinSet};
 
+use self::noted::Noted;
 use super::{
     ending::{JoinHere, PartEnd, StageState, as_shell},
     output::Output,
@@ -46,6 +48,12 @@ struct RunState {
     input: Option<mpsc::Sender<RunInput>>,
 }
 
+impl RunState {
+    fn is_over(&self) -> bool {
+        self.input.is_none()
+    }
+}
+
 struct Relay<'a> {
     gateway: &'a Arc<Gateway>,
     pipeline: &'a Pipeline,
@@ -60,6 +68,7 @@ struct Relay<'a> {
     commands: HashMap<(usize, u32), (usize, usize)>,
     farewells: JoinSet<()>,
     outcome: Outcome,
+    noted: Noted,
 }
 
 /// Relays until every remote stage has ended and has been told so.
@@ -79,18 +88,20 @@ pub async fn fly(
             pumps.spawn(pump_stage(index, stage.take_incoming(), events.clone()));
         }
     }
-    let Flights { flights, lowered, joins } = flights;
+    let Flights { flights, lowered, joins, tracer } = flights;
     let mut at_work = BTreeMap::new();
     for (stage, StartedJoin { joining, told, inputs }) in joins {
         pumps.spawn(pump_join(stage, told, events.clone()));
         at_work.insert(stage, JoinHere { joining, inputs, ended: None });
     }
+    let calls = flights.iter().map(|f| (gateway.executors.get(f.executor).name.to_string(), f.call)).collect();
+    let noted = Noted::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
         pumps.spawn(pump_run(index, flight.output, events.clone()));
         runs.push(RunState { executor: flight.executor, connection: flight.connection, input: Some(flight.input) });
     }
-    let relay = Relay::new(gateway, pipeline, plan, readings, runs, (lowered, at_work));
+    let relay = Relay::new((gateway, noted), pipeline, plan, readings, runs, (lowered, at_work));
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -141,7 +152,7 @@ fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usi
 
 impl<'a> Relay<'a> {
     fn new(
-        gateway: &'a Arc<Gateway>,
+        (gateway, noted): (&'a Arc<Gateway>, Noted),
         pipeline: &'a Pipeline,
         plan: &Plan,
         readings: &'a [Result<Reading, String>],
@@ -174,6 +185,7 @@ impl<'a> Relay<'a> {
             commands: lowered.commands,
             farewells: JoinSet::new(),
             outcome: Outcome::default(),
+            noted,
         }
     }
 
@@ -190,12 +202,14 @@ impl<'a> Relay<'a> {
             self.finish_stages();
         }
         while self.farewells.join_next().await.is_some() {}
+        self.hear_last_words(incoming).await;
         self.outcome
     }
 
     async fn heard(&mut self, stage: usize, said: FromStage) {
         match said {
             FromStage::Ack => {}
+            FromStage::Times(times) => self.noted.stage(stage, times),
             FromStage::Data(fd, data) => {
                 if let Some(&(run, stream)) = self.inputs.get(&(stage, fd)) {
                     self.outcome.bytes += data.len() as u64;
@@ -231,6 +245,7 @@ impl<'a> Relay<'a> {
         match message.kind {
             Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
                 self.outcome.bytes += data.len() as u64;
+                self.noted.chunk(run);
                 if let Some(&(stage, part)) = self.joined.get(&(run, stream)) {
                     self.joining(stage).into_iter().for_each(|j| j.push(part, data.clone()));
                     return;
@@ -259,14 +274,18 @@ impl<'a> Relay<'a> {
                     self.tell(stage, ForStage::StopReading(fd)).await;
                 }
             }
-            Some(run_output::Kind::Exited(exited)) => self.part_ended((run, exited.stage), PartEnd::Exited(exited)),
-            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Finished(_))
-            | None => {}
+            Some(run_output::Kind::Exited(exited)) => {
+                self.noted.exited(run, &exited);
+                self.part_ended((run, exited.stage), PartEnd::Exited(exited));
+            }
+            Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
+            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_)) | None => {}
         }
     }
 
     /// A run's stream is at its end: well, if all its commands have exited.
     async fn run_over(&mut self, run: usize, error: Option<String>) {
+        self.noted.over(run);
         let state = &mut self.runs[run];
         state.input = None;
         let executor = self.gateway.executors.get(state.executor);
@@ -448,9 +467,11 @@ impl<'a> Relay<'a> {
             }
             let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
             let written = Written::by(self.gateway, stage, reading, state.exits());
-            let tell = state.tell.clone();
+            let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
+            let ending = self.noted.ending(index, stage);
             self.farewells.spawn(async move {
-                refresh::refresh(written).await;
+                refresh::refresh(gateway, written).await;
+                ending.refreshed();
                 let _ = tell.send(farewell).await;
             });
         }

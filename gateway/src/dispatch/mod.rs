@@ -5,6 +5,7 @@ mod ending;
 mod flight;
 pub mod output;
 mod refresh;
+mod remake;
 mod settle;
 mod start;
 
@@ -32,6 +33,7 @@ use crate::{
     stage_link::ForStage,
     state::{Gateway, View},
     tools::program_on_path,
+    trace::Tracer,
 };
 
 /// How often a plan is made anew after an executor has refused it (a file without
@@ -49,10 +51,47 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
         session.reports.begin();
     }
     let id = format!("{}-{number}", std::process::id());
-    let report = carry_out_as(&gateway, pipeline, session.as_deref(), &id).await;
+    let tracer = Tracer::new(session.as_ref().and_then(|s| s.trace.clone()), number);
+    let report = if pipeline.untouched {
+        let explain = session.as_ref().is_some_and(|s| s.explain);
+        leave_here(&gateway, pipeline, explain, &tracer).await
+    } else {
+        Some(carry_out_as(&gateway, pipeline, session.as_deref(), &id, &tracer).await)
+    };
     if let Some(session) = &session {
-        session.reports.end(PipelineReport { pipeline: number, ..report });
+        session.reports.end(report.map(|report| PipelineReport { pipeline: number, ..report }));
     }
+}
+
+/// A pipeline that nothing leads away from here. Its report costs more than itself, so it is made only for who asks.
+async fn leave_here(
+    gateway: &Arc<Gateway>,
+    pipeline: Pipeline,
+    explain: bool,
+    tracer: &Tracer,
+) -> Option<PipelineReport> {
+    let began = Instant::now();
+    tracer.assembled(&pipeline.stages);
+    for (index, stage) in pipeline.stages.iter().enumerate() {
+        stage.tell(ForStage::RunHere(plan::NOTHING_ON_MOUNTS.to_owned())).await;
+        tracer.runs_here(index, stage, plan::NOTHING_ON_MOUNTS);
+    }
+    let setup = began.elapsed();
+    if !explain {
+        return None;
+    }
+    let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
+    let view = gateway.view();
+    let subject = Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default() };
+    let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
+    for placement in &mut planned.plan.placements {
+        if matches!(placement, Placement::Remote(_)) {
+            *placement = Placement::Here(plan::NOTHING_ON_MOUNTS.to_owned());
+        }
+    }
+    let outcome = start::Outcome::default();
+    let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
+    Some(report(gateway, &commands, &pipeline.shape, &planned, &costs))
 }
 
 #[tracing::instrument(name = "pipeline", skip_all, fields(id))]
@@ -61,16 +100,22 @@ async fn carry_out_as(
     pipeline: Pipeline,
     session: Option<&Session>,
     id: &str,
+    tracer: &Tracer,
 ) -> PipelineReport {
     let began = Instant::now();
+    tracer.assembled(&pipeline.stages);
     let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
     let split = session.and_then(|s| s.split);
     let view = gateway.view();
     let world = world(gateway, &view);
-    let mut planned = Planned::make(gateway, &world, &commands, &pipeline.shape, split).await;
+    let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer };
+    let mut planned = Planned::make(gateway, &world, &subject).await;
     tracing::debug!(plan = %planned.plan, "planned");
     let setup = began.elapsed();
-    let mut pipeline = start::tell(pipeline, &mut planned.plan).await;
+    let mut step = tracer.now_ns();
+    let mut pipeline = start::tell(pipeline, &mut planned.plan, tracer).await;
+    step = tracer.step("directives", step);
+    let told = planned.plan.clone();
     let mut outcome = start::Outcome::default();
     let mut run_id = id.to_owned();
     for attempt in 1..=ATTEMPTS {
@@ -81,9 +126,14 @@ async fn carry_out_as(
         let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
         let builder = Builder::new(&world, &commands, &pipeline.shape, &planned.readings, &planned.plan);
         let builder = builder.with_other_zones(elsewhere);
-        match start::start(&planned.connections, builder.build(&run_id)).await {
+        let lowered = builder.build(&run_id);
+        step = tracer.step("lowering", step);
+        let started = start::start(gateway, &planned.connections, lowered, tracer).await;
+        step = tracer.step("starting", step);
+        match started {
             Ok(flights) => {
                 outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
+                tracer.step("relaying", step);
                 break;
             }
             Err(refusal) => {
@@ -93,7 +143,7 @@ async fn carry_out_as(
             }
         }
     }
-    release_the_rest(&pipeline, &planned.plan).await;
+    release_the_rest(&pipeline, (&told, &planned.plan), tracer).await;
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
     report(gateway, &commands, &pipeline.shape, &planned, &costs)
 }
@@ -108,12 +158,11 @@ pub async fn plan_only(
     split: Option<u32>,
 ) -> PipelineReport {
     let began = Instant::now();
-    let count = commands.len();
-    let shape =
-        Shape { edges: edges.to_vec(), shared_outputs: explain::nobody(count), shared_inputs: explain::nobody(count) };
+    let shape = Shape::unshared(commands.len(), edges.to_vec());
     let view = gateway.view();
     let world = world(gateway, &view);
-    let mut planned = Planned::make(gateway, &world, commands, &shape, split).await;
+    let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default() };
+    let mut planned = Planned::make(gateway, &world, &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
         if let Some(reason) = reason {
             *placement = Placement::Here(reason.clone());
@@ -139,6 +188,14 @@ fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
     }
 }
 
+/// What is to be planned.
+struct Subject<'a> {
+    commands: &'a [Arc<Enlisted>],
+    shape: &'a Shape,
+    split: Option<u32>,
+    tracer: &'a Tracer,
+}
+
 /// A plan with all that it was made from.
 struct Planned {
     readings: Vec<Result<Reading, String>>,
@@ -149,15 +206,13 @@ struct Planned {
 }
 
 impl Planned {
-    async fn make(
-        gateway: &Gateway,
-        world: &World<'_>,
-        commands: &[Arc<Enlisted>],
-        shape: &Shape,
-        split: Option<u32>,
-    ) -> Self {
+    async fn make(gateway: &Gateway, world: &World<'_>, subject: &Subject<'_>) -> Self {
+        let &Subject { commands, shape, split, tracer } = subject;
+        let mut step = tracer.now_ns();
         let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
+        step = tracer.step("reading the commands", step);
         settle::settle(gateway, commands, &mut readings).await;
+        step = tracer.step("settling files", step);
         let stages = commands.iter().enumerate().map(|(index, command)| {
             let around = Surroundings {
                 edges: &shape.edges,
@@ -169,9 +224,11 @@ impl Planned {
         });
         let mut facts = PipelineFacts { stages: stages.collect(), edges: shape.edges.clone() };
         let connections = refusals(gateway, commands, &readings, &mut facts).await;
+        step = tracer.step("asking who can run it", step);
         let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
         let options = Options { split_factor, ..Options::default() };
         let plan = plan::greedy(&facts, options);
+        tracer.step("planning", step);
         Self { readings, facts, connections, options, plan }
     }
 
@@ -315,10 +372,13 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
 }
 
 /// Stages that acknowledged but whose run was never started run here after all.
-async fn release_the_rest(pipeline: &Pipeline, plan: &Plan) {
-    for (stage, placement) in pipeline.stages.iter().zip(&plan.placements) {
+async fn release_the_rest(pipeline: &Pipeline, (told, plan): (&Plan, &Plan), tracer: &Tracer) {
+    for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.clone())).await;
+            if matches!(told.placements[index], Placement::Remote(_)) {
+                tracer.runs_here(index, stage, reason);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
+    io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -13,7 +14,7 @@ use std::{
 
 use fs_mapper::{
     MountTable, Resolution,
-    coherence::{Adapter, Change, WriteBehind},
+    coherence::{Adapter, Change, Left, WriteBehind},
 };
 use posh_annotations::FileKind;
 use posh_proto::{
@@ -21,6 +22,7 @@ use posh_proto::{
     rule::{self, Rule},
 };
 
+use super::remake;
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
@@ -32,7 +34,7 @@ use crate::{
 /// ended, and its shell must go on. It is longer than the memory that some adapters wait out.
 const DEADLINE: Duration = Duration::from_secs(25);
 /// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
 /// Beyond so many files, one listing of their directory costs less than asking for each.
 const FEW_FILES: usize = 64;
 
@@ -111,33 +113,68 @@ fn unseen(tree: &Path, adapter: Adapter) -> Change {
     }
 }
 
-/// Makes the mounts forget. Blocks as long as they do, up to a deadline.
-pub async fn refresh(written: Written) {
+/// Makes the mounts forget. Takes as long as they do, up to a deadline.
+pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     if written.changes.is_empty() || !rule::holds(Rule::Coherence) {
         return;
     }
-    let work = tokio::task::spawn_blocking(move || {
-        let Written { table, changes } = &written;
-        let changes: Vec<&Change> = changes.iter().collect();
-        std::thread::scope(|scope| {
-            // Dealt out in turn: those of one kind, which take equally long, go to different threads.
-            for first in 0..changes.len().min(AT_ONCE) {
-                let share = changes.iter().skip(first).step_by(AT_ONCE);
-                scope.spawn(move || share.for_each(|change| refresh_one(table, change)));
-            }
-        });
-    });
-    if tokio::time::timeout(DEADLINE, work).await.is_err() {
+    let Written { table, changes } = written;
+    let all = async {
+        let remembered = at_once(&table, changes, refresh_one).await;
+        let left = remake::forget(&gateway, &table, remembered).await;
+        at_once(&table, left.into_iter().map(Change::Removed).collect(), wait_for_one).await;
+    };
+    if tokio::time::timeout(DEADLINE, all).await.is_err() {
         tracing::warn!("a mount does not answer; what it shows of changed files may be old");
     }
 }
 
-fn refresh_one(table: &MountTable, change: &Change) {
-    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return };
-    if let Err(error) = table.mount(owned.mount).coherence().refresh(change) {
-        // Usually the command removed the file again, or never made it.
-        tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
+/// Carries out what is to be done for each change, and gathers which directories are left.
+async fn at_once(
+    table: &Arc<MountTable>,
+    changes: BTreeSet<Change>,
+    work: fn(&MountTable, &Change) -> io::Result<Left>,
+) -> Vec<PathBuf> {
+    if changes.is_empty() {
+        return Vec::new();
     }
+    let table = Arc::clone(table);
+    let all = tokio::task::spawn_blocking(move || {
+        let changes: Vec<&Change> = changes.iter().collect();
+        let carry_out = |change: &Change| match work(&table, change) {
+            Ok(Left::Directory) => Some(change.path().to_owned()),
+            Ok(Left::Nothing) => None,
+            Err(error) => {
+                // Usually the command removed the file again, or never made it.
+                tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
+                None
+            }
+        };
+        std::thread::scope(|scope| {
+            // Dealt out in turn: those of one kind, which take equally long, go to different threads.
+            let shares = (0..changes.len().min(AT_ONCE)).map(|first| {
+                let share = changes.iter().skip(first).step_by(AT_ONCE);
+                scope.spawn(move || share.filter_map(|change| carry_out(change)).collect::<Vec<_>>())
+            });
+            let shares: Vec<_> = shares.collect();
+            shares.into_iter().flat_map(|share| share.join().unwrap_or_default()).collect()
+        })
+    });
+    all.await.unwrap_or_default()
+}
+
+fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
+    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return Ok(Left::Nothing) };
+    let coherence = table.mount(owned.mount).coherence();
+    match change {
+        Change::Removed(path) => coherence.forget_removed(path),
+        other => coherence.refresh(other).map(|()| Left::Nothing),
+    }
+}
+
+fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<Left> {
+    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return Ok(Left::Nothing) };
+    table.mount(owned.mount).coherence().refresh(change).map(|()| Left::Nothing)
 }
 
 #[cfg(test)]

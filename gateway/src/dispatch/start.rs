@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use posh_proto::executor::{RunInput, RunOutput, rejected::Kind as Rejection, run_input, run_output};
+use posh_proto::executor::{RunInput, RunOutput, RunSpec, Started, rejected::Kind as Rejection, run_input, run_output};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -12,12 +12,13 @@ use tonic::Streaming;
 use super::Connections;
 use crate::{
     assembly::Pipeline,
-    executors::Connection,
+    executors::{Connection, Executor},
     join::{self, Joining},
     lower::{JoinedHere, Lowered, Stream},
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
     stage_link::{ForStage, FromStage},
     state::Gateway,
+    trace::{Call, Tracer},
 };
 
 /// Messages on their way to an executor; inputs are bounded by credit, this bounds the rest.
@@ -46,6 +47,15 @@ pub struct Flight {
     pub input: mpsc::Sender<RunInput>,
     /// From it.
     pub output: Streaming<RunOutput>,
+    /// When it was started, if anybody wants to know.
+    pub call: Call,
+}
+
+impl Flight {
+    /// Its specification was sent then, and it has just been started.
+    fn since(self, sent_ns: u64, tracer: &Tracer) -> Self {
+        Self { call: Call { sent_ns, started_ns: tracer.now_ns(), ..self.call }, ..self }
+    }
 }
 
 /// All runs of a pipeline, started, and how their streams are joined.
@@ -56,6 +66,8 @@ pub struct Flights {
     pub lowered: Lowered,
     /// Aggregators on this machine, by stage.
     pub joins: BTreeMap<usize, StartedJoin>,
+    /// Who is told when what happens.
+    pub tracer: Tracer,
 }
 
 /// An aggregator that runs, and waits for its parts.
@@ -113,10 +125,11 @@ impl Refusal {
 
 /// Sends every stage its directive and waits for the acknowledgements. If one
 /// does not come, nothing runs elsewhere.
-pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan) -> Pipeline {
-    for (stage, placement) in pipeline.stages.iter().zip(&plan.placements) {
+pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, tracer: &Tracer) -> Pipeline {
+    for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.clone())).await;
+            tracer.runs_here(index, stage, reason);
         }
     }
     for (index, placement) in plan.placements.iter().enumerate() {
@@ -162,26 +175,25 @@ async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan) -> bool {
 /// [`Refusal`] when an executor refused or could not be reached: runs that others
 /// had started by then are cancelled. Such runs are parts of one split, so they
 /// only read; what they printed is dropped.
-pub async fn start(connections: &Connections, mut lowered: Lowered) -> Result<Flights, Refusal> {
+pub async fn start(
+    gateway: &Gateway,
+    connections: &Connections,
+    mut lowered: Lowered,
+    tracer: &Tracer,
+) -> Result<Flights, Refusal> {
     let joins = start_joins(&mut lowered)?;
     let mut opening = Vec::new();
-    for run in &lowered.runs {
+    for run in &mut lowered.runs {
+        run.spec.trace = tracer.is_on();
         let connection = connections.get(&run.executor).cloned();
-        let spec = run.spec.clone();
-        let executor = run.executor;
-        opening.push(tokio::spawn(async move {
-            let connection = connection.ok_or_else(|| refusal(executor, "it is not connected"))?;
-            match tokio::time::timeout(START_TIMEOUT, open(executor, connection, spec)).await {
-                Ok(result) => result,
-                Err(_) => Err(refusal(executor, "it did not start the run in time")),
-            }
-        }));
+        let executor = Arc::clone(gateway.executors.get(run.executor));
+        opening.push(tokio::spawn(open_in_time(executor, connection, run.spec.clone(), tracer.clone())));
     }
     let mut flights = Vec::new();
     for handle in opening {
         flights.push(handle.await.expect("opening a run does not panic")?);
     }
-    Ok(Flights { flights, lowered, joins })
+    Ok(Flights { flights, lowered, joins, tracer: tracer.clone() })
 }
 
 /// Before any run: what can't be joined must not be started.
@@ -201,19 +213,36 @@ fn refusal(executor: ExecutorId, reason: impl Into<String>) -> Refusal {
     Refusal { executor, fault: Fault::Executor, reason: reason.into() }
 }
 
-async fn open(
-    executor: ExecutorId,
-    connection: Arc<Connection>,
-    spec: posh_proto::executor::RunSpec,
+async fn open_in_time(
+    executor: Arc<Executor>,
+    connection: Option<Arc<Connection>>,
+    spec: RunSpec,
+    tracer: Tracer,
 ) -> Result<Flight, Refusal> {
+    let sent_ns = tracer.now_ns();
+    let connection = connection.ok_or_else(|| refusal(executor.id, "it is not connected"))?;
+    let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection, spec)).await {
+        Ok(opened) => opened,
+        Err(_) => Err(refusal(executor.id, "it did not start the run in time")),
+    };
+    match opened {
+        Ok(flight) => Ok(flight.since(sent_ns, &tracer)),
+        Err(refusal) => {
+            tracer.refused(executor.name.to_string(), sent_ns, &refusal);
+            Err(refusal)
+        }
+    }
+}
+
+async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, Refusal> {
     let (input, requests) = mpsc::channel(QUEUE);
     let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
     let _ = input.send(first).await;
     let response = connection.client.clone().run(ReceiverStream::new(requests)).await;
     let mut output = response.map_err(|e| refusal(executor, e.message()))?.into_inner();
     match output.message().await {
-        Ok(Some(RunOutput { kind: Some(run_output::Kind::Started(_)) })) => {
-            Ok(Flight { executor, connection, input, output })
+        Ok(Some(RunOutput { kind: Some(run_output::Kind::Started(Started { times })) })) => {
+            Ok(Flight { executor, connection, input, output, call: Call { times, ..Call::default() } })
         }
         Ok(Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) })) => {
             let fault = match rejected.kind() {

@@ -25,6 +25,9 @@ use std::{
 pub use self::join::{Join, Steps};
 use crate::assembly::Edge;
 
+/// Why a stage stays here of a pipeline that has nothing to do with any executor.
+pub const NOTHING_ON_MOUNTS: &str = "nothing that it uses is on a mount with an executor";
+
 /// An executor, by its place in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExecutorId(pub usize);

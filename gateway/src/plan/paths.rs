@@ -246,7 +246,7 @@ pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> String 
         return reason.clone();
     }
     match (feeds.is_empty(), anything_remote) {
-        (_, false) => "nothing that it uses is on a mount with an executor".to_owned(),
+        (_, false) => super::NOTHING_ON_MOUNTS.to_owned(),
         (true, true) => "its input is on this machine".to_owned(),
         (false, true) => "less data moves when it runs here".to_owned(),
     }

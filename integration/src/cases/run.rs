@@ -52,14 +52,13 @@ impl Verdict {
 pub fn run(cases: &[Case], setting: &Setting, jobs: usize, done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<Verdict>> {
     let next = AtomicUsize::new(0);
     let verdicts = Mutex::new(Vec::new());
-    let tries = if setting.without.is_empty() { TRIES } else { 1 };
     std::thread::scope(|scope| {
         let work = || -> Result<()> {
             let mut site = Site::start(setting)?;
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(case) = cases.get(number) else { return Ok(()) };
-                let verdict = match try_case(&mut site, case, number, tries) {
+                let verdict = match try_case(&mut site, case, number) {
                     Ok(verdict) => verdict,
                     Err(error) => {
                         site = Site::start(setting)?;
@@ -78,7 +77,7 @@ pub fn run(cases: &[Case], setting: &Setting, jobs: usize, done: &(dyn Fn(&Verdi
     Ok(verdicts)
 }
 
-fn try_case(site: &mut Site, case: &Case, number: usize, tries: usize) -> Result<Verdict> {
+fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
     let start = Instant::now();
     let copy = site.run(case, Way::Copy)?;
     let mount = site.run(case, Way::Mount)?;
@@ -91,7 +90,7 @@ fn try_case(site: &mut Site, case: &Case, number: usize, tries: usize) -> Result
         let posh = site.run(case, Way::Posh)?;
         let mut faults = judge::differing(case, oracle, &posh);
         let misplaced = judge::misplaced(case, posh.outcome.report());
-        if faults.is_empty() && !misplaced.is_empty() && missed + 1 < tries {
+        if faults.is_empty() && !misplaced.is_empty() && missed + 1 < TRIES {
             missed += 1;
             continue;
         }

@@ -132,6 +132,9 @@ struct CommandLine {
     /// Print to stderr, when the shell has ended, where each stage ran and why
     #[arg(long, value_enum, value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     explain: Option<Format>,
+    /// Write a timeline of every pipeline to FILE, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Split what can be split into N parts on one machine
     #[arg(long, value_name = "N")]
     split: Option<NonZeroU32>,
@@ -159,8 +162,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, c
     let line = CommandLine::try_parse_from(arguments)?;
     let target = Target { config: line.config, socket: line.socket };
     if let Some(question) = line.question {
-        if line.explain.is_some() || line.split.is_some() || line.door.is_some() {
-            let message = "--explain, --split and --door are for starting a shell; see `posh explain --help`";
+        if line.explain.is_some() || line.trace.is_some() || line.split.is_some() || line.door.is_some() {
+            let message = "--explain, --trace, --split and --door are for starting a shell; see `posh explain --help`";
             return Err(CommandLine::command().error(ErrorKind::ArgumentConflict, message));
         }
         return Ok(Request::Ask(target, question));
@@ -170,8 +173,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, c
         (command, script) if command.is_empty() => Program::Script(script),
         (command, _) => Program::Command(without_dashes(command)?),
     };
-    let CommandLine { shell, door, explain, split, .. } = line;
-    Ok(Request::Launch(Launch { shell, door, explain, split, program, target }))
+    let CommandLine { shell, door, explain, trace, split, .. } = line;
+    Ok(Request::Launch(Launch { shell, door, explain, trace, split, program, target }))
 }
 
 /// `sh -c -- CMD` is how a careful caller protects a CMD that begins with `-`.
@@ -243,6 +246,8 @@ mod tests {
             "--door",
             "path",
             "--explain=json",
+            "--trace",
+            "t",
             "--split",
             "4",
             "--config",
@@ -253,7 +258,7 @@ mod tests {
         ];
         let launch = launch(&line);
         assert_eq!((launch.shell, launch.door, launch.explain), (Shell::Zsh, Some(Door::Path), Some(Format::Json)));
-        assert_eq!(launch.split, NonZeroU32::new(4));
+        assert_eq!((launch.split, launch.trace), (NonZeroU32::new(4), Some("t".into())));
         assert_eq!(launch.target, Target { config: Some("m".into()), socket: Some("s".into()) });
     }
 
@@ -283,6 +288,8 @@ mod tests {
             &["posh", "--door", "path", "mounts"],
             &["posh", "--explain=yaml"],
             &["posh", "--explain", "mounts"],
+            &["posh", "--trace"],
+            &["posh", "--trace", "t", "mounts"],
             &["posh", "resolve"],
             &["posh", "annotations", "explain"],
         ];

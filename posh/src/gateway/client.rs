@@ -16,8 +16,9 @@ use nix::sys::signal::Signal;
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
-        MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportRequest,
-        ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest, gateway_client::GatewayClient,
+        MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
+        ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest,
+        gateway_client::GatewayClient,
     },
 };
 use tokio::runtime::{Builder, Runtime};
@@ -64,14 +65,13 @@ impl Client {
         self.call("could not open a session", async move { service.open_session(request).await })
     }
 
-    /// What ran where in a session. Waits, without limit, until its pipelines have ended.
+    /// What ran where in a session, and its trace if that is asked for. Waits, without limit, until its pipelines have ended.
     ///
     /// # Errors
     /// [`Error::Call`]
-    pub fn report(&mut self, session: String, json: bool) -> Result<String, Error> {
+    pub fn report(&mut self, request: ReportRequest) -> Result<ReportReply, Error> {
         let mut service = self.service.clone();
-        let request = ReportRequest { session, json };
-        self.wait("could not report", async move { service.report(request).await }).map(|reply| reply.text)
+        self.wait("could not report", async move { service.report(request).await })
     }
 
     /// The mount table.

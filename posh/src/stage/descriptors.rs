@@ -11,7 +11,10 @@ use std::{
 
 use nix::{
     fcntl::{FcntlArg, fcntl},
-    sys::stat::{FileStat, SFlag, fstat},
+    sys::{
+        resource::{Resource, getrlimit},
+        stat::{FileStat, SFlag, fstat},
+    },
     unistd::{Whence, lseek},
 };
 use posh_proto::stage::{Descriptor, descriptor::Kind};
@@ -22,6 +25,14 @@ use super::process;
 const NULL_DEVICE: u64 = (1 << 8) | 3;
 /// The highest major numbers of terminals: tty (4), tty and ptmx (5), pts (136–143).
 const TTY_MAJORS: [u64; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
+
+/// Standing in for a command takes a socket, signals, and two descriptors for each output.
+const NEEDED: u64 = 16;
+
+/// The command's own limit leaves too few for standing in (`ulimit -n 4`).
+pub fn are_scarce() -> bool {
+    getrlimit(Resource::RLIMIT_NOFILE).is_ok_and(|(soft, _)| soft < NEEDED)
+}
 
 /// Every open descriptor, in order of its number.
 pub fn all() -> Vec<Descriptor> {

@@ -10,7 +10,7 @@ use std::{
         ffi::{OsStrExt, OsStringExt},
         fs::MetadataExt,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use nix::sys::resource::{Resource, getrlimit};
@@ -21,7 +21,7 @@ use posh_proto::{
 
 use super::{
     descriptors,
-    entry::{Entry, Session},
+    entry::{Entry, Looked, Session},
 };
 
 /// The limits that a command can notice, by their Linux numbers, and that make
@@ -44,16 +44,21 @@ const STATUS_BYTES: u64 = 1 << 20;
 /// joins it to one that might.
 pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
     let cwd = std::env::current_dir().unwrap_or_default();
-    if entry.is_worth_asking {
-        return Some(describe(entry, session, cwd));
-    }
-    let touches = session.prefixes.cwd_is_owned(&cwd)
-        || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), &cwd))
+    let looked = entry.looked.or_else(|| look(entry, session, &cwd))?;
+    Some(describe(entry, session, cwd, looked))
+}
+
+fn look(entry: &Entry, session: &Session, cwd: &Path) -> Option<Looked> {
+    let owned = !session.prefixes.owned().is_empty();
+    let touches = session.prefixes.cwd_is_owned(cwd)
+        || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), cwd))
         || (0..=2).any(|fd| descriptor_touches(fd, session));
-    if touches || session.always_enlist || ((0..=1).any(descriptors::is_pipe) && !session.prefixes.owned().is_empty()) {
-        Some(describe(entry, session, cwd))
+    if touches {
+        Some(Looked::MayTouch)
+    } else if owned && (0..=1).any(descriptors::is_pipe) {
+        Some(Looked::PipeOnly)
     } else {
-        None
+        session.always_enlist.then_some(Looked::MayTouch)
     }
 }
 
@@ -61,7 +66,7 @@ fn descriptor_touches(fd: i32, session: &Session) -> bool {
     fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
 }
 
-fn describe(entry: &Entry, session: &Session, cwd: PathBuf) -> Enlist {
+fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> Enlist {
     let status = ProcStatus::read();
     let descriptors = descriptors::all();
     Enlist {
@@ -81,6 +86,8 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf) -> Enlist {
         limits: FORWARDED_LIMITS.into_iter().filter_map(limit).collect(),
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
         mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
+        untouched: looked == Looked::PipeOnly,
+        times: None,
     }
 }
 

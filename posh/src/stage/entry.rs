@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_hook::session::{PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE};
+use posh_hook::session::{MAY_TOUCH, PIPE_ONLY, PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE};
 use posh_proto::stage::SessionFile;
 use prost::Message;
 
@@ -38,10 +38,19 @@ pub struct Entry {
     pub environment: Vec<CString>,
     /// `None` when the session is gone: then everything runs here.
     pub session: Option<Session>,
-    /// The quick look was taken before we were started.
-    pub is_worth_asking: bool,
+    /// The quick look, if it was taken before we were started: it was worth asking.
+    pub looked: Option<Looked>,
     /// What is put behind the environment for the real program.
     carried: Vec<CString>,
+}
+
+/// What makes a command worth asking for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looked {
+    /// Only a pipe, whose other end may be a command's that touches a mount.
+    PipeOnly,
+    /// It may touch a mount itself.
+    MayTouch,
 }
 
 /// Where to ask, and which paths are worth asking for.
@@ -54,6 +63,8 @@ pub struct Session {
     pub always_enlist: bool,
     /// The owned mount points.
     pub prefixes: fs_mapper::Prefixes,
+    /// The gateway wants to know when what happened.
+    pub trace: bool,
 }
 
 /// Why we can't even tell what to run.
@@ -109,7 +120,7 @@ impl Entry {
             environment: environment.flatten().collect(),
             argv: super::arguments(),
             session,
-            is_worth_asking: false,
+            looked: None,
             carried: Vec::new(),
             program,
         })
@@ -119,7 +130,12 @@ impl Entry {
     /// the library, and the path. What was there before is the shell's.
     fn by_hook(mut environment: Vec<CString>) -> Option<Self> {
         let target = environment.pop()?;
-        let program = PathBuf::from(OsStr::from_bytes(value(&target, TARGET_VARIABLE)?));
+        let target = value(&target, TARGET_VARIABLE)?;
+        let (looked, program) = match target.strip_prefix(PIPE_ONLY) {
+            Some(program) => (Looked::PipeOnly, program),
+            None => (Looked::MayTouch, target.strip_prefix(MAY_TOUCH)?),
+        };
+        let program = PathBuf::from(OsStr::from_bytes(program));
         let preload = environment.pop_if(|last| value(last, SESSION_VARIABLE).is_none());
         let session = environment.pop()?;
         let directory = Path::new(OsStr::from_bytes(value(&session, SESSION_VARIABLE)?)).to_owned();
@@ -135,7 +151,7 @@ impl Entry {
             environment,
             argv: super::arguments(),
             session: read_session(&directory.join(SESSION_FILE)),
-            is_worth_asking: true,
+            looked: Some(looked),
             carried,
             program,
         })
@@ -210,5 +226,6 @@ fn read_session(file: &Path) -> Option<Session> {
         socket: PathBuf::from(OsString::from_vec(message.socket.to_vec())),
         always_enlist: message.always_enlist,
         prefixes: fs_mapper::Prefixes::decode(&message.prefixes)?,
+        trace: message.trace,
     })
 }

@@ -11,12 +11,14 @@ mod entry;
 mod process;
 mod relay;
 mod sink;
+mod times;
 mod wire;
 
 use std::ffi::OsString;
 
 use entry::Entry;
-use posh_proto::stage::{ToStage, to_stage};
+use posh_proto::stage::{Remote, ToStage, to_stage};
+use times::{Noted, Start};
 use wire::Link;
 
 /// Exit status when posh itself failed after it had given up the right to run
@@ -28,26 +30,35 @@ pub const EXIT_POSH_FAILED: i32 = 125;
 /// remote one.
 #[must_use]
 pub fn run() -> i32 {
+    let start = Start::now();
     let entry = match Entry::find() {
         Ok(entry) => entry,
         Err(e) => return process::complain(EXIT_POSH_FAILED, &e.to_string()),
     };
     let Some(session) = &entry.session else { return entry.run_here() };
     let Some(enlist) = enlist::worth_asking(&entry, session) else { return entry.run_here() };
+    if descriptors::are_scarce() {
+        return entry.run_here();
+    }
     // ps(1) and pkill(1) are to find the command, not what stands in for it.
     process::rename(&entry.name);
     let Ok(mut link) = Link::connect(&session.socket) else { return entry.run_here() };
-    match ask(&mut link, enlist) {
-        Some(remote) => relay::stand_in(link, &remote, &entry),
+    let mut noted = Noted::since(start, session.trace);
+    match ask(&mut link, enlist, &mut noted) {
+        Some(remote) => relay::stand_in(link, &remote, &entry, noted),
         None => entry.run_here(),
     }
 }
 
 /// Enlists and waits for the directive; `None` means to run the command here,
 /// which is also what any fault before the acknowledgement means.
-fn ask(link: &mut Link, enlist: posh_proto::stage::Enlist) -> Option<posh_proto::stage::Remote> {
+fn ask(link: &mut Link, mut enlist: posh_proto::stage::Enlist, noted: &mut Noted) -> Option<Remote> {
+    noted.enlisted();
+    enlist.times = noted.so_far();
     link.send_enlist(enlist).ok()?;
-    match link.receive_directive().ok()? {
+    let directive = link.receive_directive().ok()?;
+    noted.directed();
+    match directive {
         ToStage { kind: Some(to_stage::Kind::Remote(remote)) } => link.acknowledge().ok().map(|()| remote),
         _ => None,
     }

@@ -20,7 +20,9 @@ use nix::{
 use posh_proto::rule::{self, Rule};
 use posh_proto::stage::{Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
 
-use super::{EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, wire::Link};
+use super::{
+    EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, times::Noted, wire::Link,
+};
 
 /// What is read from an input at once.
 const READ_BYTES: usize = 256 << 10;
@@ -65,11 +67,12 @@ struct Relay<'a> {
     run_here: bool,
     asked_to_end: Option<Signal>,
     told_of_broken_pipe: bool,
+    noted: Noted,
 }
 
 /// Relays until the remote command has ended and all its output is written, then
 /// ends as it did.
-pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
+pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32 {
     let mut mask_before = SigSet::empty();
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
@@ -93,6 +96,7 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry) -> i32 {
         run_here: false,
         asked_to_end: None,
         told_of_broken_pipe: false,
+        noted,
     }
     .run()
 }
@@ -105,6 +109,7 @@ impl Relay<'_> {
                 return self.entry.run_here();
             }
             if let Some(exit) = self.exit.take_if(|_| self.sinks.iter().all(Sink::is_idle)) {
+                self.tell_times();
                 return self.finish(&exit);
             }
             if self.link.is_closed() && self.exit.is_none() {
@@ -223,6 +228,7 @@ impl Relay<'_> {
         match sink.write(flags.contains(PollFlags::POLLOUT)) {
             Ok(0) => {}
             Ok(n) => {
+                self.noted.wrote();
                 if let Some(bytes) = sink.credit_for(n) {
                     self.link.queue(to_gateway::Kind::Credit(Credit { fd, bytes }));
                 }
@@ -296,6 +302,15 @@ impl Relay<'_> {
         // Stopped here, until SIGCONT.
         let _ = only.thread_block();
         self.queue_signal(Signal::SIGCONT as u32, true);
+    }
+
+    /// The last thing that is said, in a session that is traced.
+    fn tell_times(&mut self) {
+        self.noted.ended();
+        if let Some(times) = self.noted.so_far() {
+            self.link.queue(to_gateway::Kind::Times(times));
+            self.link.flush();
+        }
     }
 
     /// Ends as the remote command ended, with shared files where it left them.

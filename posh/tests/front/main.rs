@@ -137,6 +137,31 @@ fn scripts_commands_and_stdin_read_as_in_bash() {
 }
 
 #[test]
+fn a_trace_is_a_document_whatever_happens() {
+    let (installed, fake) = with_gateway();
+    let file = installed.at("home/t");
+    let traced = installed.posh(&["--trace", "t", "-c", "echo hello; exit 3"]);
+    assert_eq!((stdout(&traced), stderr(&traced), traced.status.code()), ("hello\n".into(), String::new(), Some(3)));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "{\"traceEvents\":[1]}");
+    {
+        let asked = fake.asked.lock().unwrap();
+        let times = asked.reports[0].times.unwrap();
+        assert!(asked.sessions[0].trace && 0 < times.started_ns);
+        assert!(times.started_ns <= times.shell_ns && times.shell_ns <= times.ended_ns);
+    }
+    // Without a gateway.
+    let without = Installed::new();
+    let traced = without.posh(&["--trace", "t", "-c", "exit 4"]);
+    assert!(stderr(&traced).starts_with("posh: nothing to trace, every command runs here"), "{}", stderr(&traced));
+    assert_eq!(traced.status.code(), Some(4));
+    assert_eq!(fs::read_to_string(without.at("home/t")).unwrap(), "{\"traceEvents\":[]}\n");
+    // Where it can't be written, nothing runs.
+    let traced = installed.posh(&["--trace", "no/t", "-c", "echo hello"]);
+    assert_eq!((stdout(&traced).as_str(), traced.status.code()), ("", Some(1)));
+    assert_eq!(fake.asked.lock().unwrap().sessions.len(), 1);
+}
+
+#[test]
 fn the_other_shells_get_their_words() {
     let (installed, _fake) = with_gateway();
     let cases = [

@@ -8,7 +8,7 @@ const WAIT4: i64 = nix::libc::SYS_wait4;
 const STAGE_PROGRAM: &str = "/opt/posh-stage";
 
 /// A stage with these (descriptor, pipe, writes) and queued bytes in what it writes.
-fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u64, words: &[&str]) -> Enlisted {
+pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u64, words: &[&str]) -> Enlisted {
     let descriptors = ends.iter().map(|&(fd, inode, writes)| Descriptor {
         fd,
         kind: Kind::Pipe,
@@ -35,6 +35,7 @@ fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u64, words: &[&str]) -> En
         nice: 0,
         mount_namespace: 0,
         window: None,
+        untouched: false,
     }
 }
 

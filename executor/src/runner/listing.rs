@@ -1,0 +1,128 @@
+//! A directory's entries, read without a trace, and the trace that other readers
+//! leave: by it can be told that nobody remembers a listing.
+
+use std::{
+    ffi::{CStr, CString, OsStr, OsString},
+    fs::Metadata,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    path::Path,
+};
+
+use nix::{
+    dir::{Dir, Type},
+    errno::Errno,
+    fcntl::{AtFlags, OFlag},
+    libc,
+    sys::{
+        stat::{FileStat, Mode, fstatat},
+        statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
+        statvfs::{FsFlags, statvfs},
+    },
+};
+
+/// A directory with its entries.
+pub struct Listing {
+    directory: Dir,
+    entries: Vec<Entry>,
+}
+
+/// One of them.
+pub struct Entry {
+    name: CString,
+    /// As the directory has it.
+    pub is_directory: bool,
+}
+
+impl Entry {
+    pub fn name(&self) -> OsString {
+        OsStr::from_bytes(self.name.as_bytes()).to_owned()
+    }
+}
+
+impl Listing {
+    /// Reads a directory. Its time of reading stays what it was, where we may have that.
+    pub fn read(path: &Path) -> Option<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let opened = match Dir::open(path, flags | OFlag::O_NOATIME, Mode::empty()) {
+            // For the owner and for root only.
+            Err(Errno::EPERM) => Dir::open(path, flags, Mode::empty()),
+            other => other,
+        };
+        let mut directory = opened.ok()?;
+        let own: [&CStr; 2] = [c".", c".."];
+        let entry = |entry: nix::dir::Entry| {
+            let is_other = !own.contains(&entry.file_name());
+            is_other.then(|| Entry {
+                name: entry.file_name().to_owned(),
+                is_directory: entry.file_type() == Some(Type::Directory),
+            })
+        };
+        let entries = directory.iter().filter_map(Result::ok).filter_map(entry).collect();
+        Some(Self { directory, entries })
+    }
+
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// What an entry is; `None` if it has gone.
+    pub fn status(&self, entry: &Entry) -> Option<FileStat> {
+        fstatat(&self.directory, entry.name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
+    }
+}
+
+pub fn is_directory(status: &FileStat) -> bool {
+    status.st_mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// Whether directories of this file system tell when they were read. By relatime, the default, a reader leaves its
+/// time if it is the first one since the last change, and no more is needed.
+pub fn tells_readers(path: &Path) -> bool {
+    let known = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
+    let silent = FsFlags::ST_NOATIME | FsFlags::ST_NODIRATIME;
+    let is_known = statfs(path).is_ok_and(|found| known.contains(&found.filesystem_type()));
+    is_known && statvfs(path).is_ok_and(|found| !found.flags().intersects(silent))
+}
+
+/// When a directory was read that nobody has read since it was last changed: who listed it
+/// before that change was told of it then, and has not listed it since.
+pub fn unread(found: &Metadata) -> Option<(i64, i64)> {
+    let read = read_at(found);
+    (read < (found.mtime(), found.mtime_nsec())).then_some(read)
+}
+
+/// The time of the last reading, seconds and nanoseconds.
+pub fn read_at(found: &Metadata) -> (i64, i64) {
+    (found.atime(), found.atime_nsec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_reader_leaves_a_trace_and_we_leave_none() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let directory = tree.path().join("d");
+        fs::create_dir(&directory).expect("a directory");
+        let look = || fs::symlink_metadata(&directory).expect("it is there");
+        // New directories have equal times: who reads one then leaves nothing new, and it counts as read.
+        assert_eq!(unread(&look()), None);
+        let first = look().mtime_nsec();
+        while look().mtime_nsec() == first {
+            fs::write(directory.join("f"), "").expect("a file");
+            fs::remove_file(directory.join("f")).expect("removed");
+        }
+        fs::write(directory.join("f"), "").expect("a file");
+        if !tells_readers(&directory) {
+            return;
+        }
+        let before = unread(&look()).expect("nobody has read it");
+        let names: Vec<OsString> =
+            Listing::read(&directory).expect("listed").entries().iter().map(Entry::name).collect();
+        assert_eq!((names, read_at(&look())), (vec![OsString::from("f")], before));
+        assert_eq!(fs::read_dir(&directory).expect("listed").count(), 1);
+        assert_ne!(read_at(&look()), before);
+    }
+}

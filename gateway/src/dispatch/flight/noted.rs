@@ -1,0 +1,149 @@
+//! What a traced session wants to know of a relay. Where nobody asked, nothing of
+//! this does anything.
+
+use std::{collections::HashMap, time::Duration};
+
+use posh_proto::executor::{Exited, RunOutput, RunTimes, run_output};
+use tokio::sync::mpsc;
+
+use super::{Event as Happened, Relay, RunState};
+use crate::{
+    assembly::Pipeline,
+    enlisted::Enlisted,
+    lower::{Lowered, Stream},
+    stage_link::{FromStage, Times},
+    trace::{Call, Event, Row, RunTrace, Tracer},
+};
+
+/// How long the last words of executors and stage programs may take: both speak within
+/// moments of the end, but who still writes into a full pipe does not.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Who wants to know, and what is known.
+pub(super) struct Noted {
+    tracer: Tracer,
+    runs: Vec<RunTrace>,
+    /// What a remote command is called, and whose output a stream is.
+    commands: HashMap<(usize, u32), String>,
+    streams: HashMap<Stream, String>,
+    stages: HashMap<usize, Times>,
+}
+
+impl Noted {
+    /// For these runs, in their order, each with its executor's name.
+    pub fn new(tracer: Tracer, calls: Vec<(String, Call)>, pipeline: &Pipeline, lowered: &Lowered) -> Self {
+        let calls = calls.into_iter().filter(|_| tracer.is_on());
+        let runs = calls.map(|(executor, call)| RunTrace::new(tracer.clone(), executor, call)).collect();
+        let mut noted =
+            Self { tracer, runs, commands: HashMap::new(), streams: HashMap::new(), stages: HashMap::new() };
+        if noted.tracer.is_on() {
+            noted.name_all(pipeline, lowered);
+        }
+        noted
+    }
+
+    fn name_all(&mut self, pipeline: &Pipeline, lowered: &Lowered) {
+        let name = |stage: usize| format!("{} (stage {})", pipeline.stages[stage].enlisted.name, stage + 1);
+        for (command, (stage, part)) in &lowered.commands {
+            let is_split = lowered.commands.values().filter(|(other, _)| other == stage).count() > 1;
+            let part = if is_split { format!(" part {}", part + 1) } else { String::new() };
+            self.commands.insert(*command, name(*stage) + &part);
+        }
+        for ((stage, fd), streams) in &lowered.outputs {
+            self.streams.extend(streams.iter().map(|stream| (*stream, format!("descriptor {fd} of {}", name(*stage)))));
+        }
+        for (stage, join) in &lowered.joins {
+            self.streams.extend(join.inputs.iter().map(|stream| (*stream, format!("a part of {}", name(*stage)))));
+        }
+        self.stages.extend(pipeline.stages.iter().enumerate().filter_map(|(i, stage)| Some((i, stage.times?))));
+    }
+
+    pub fn chunk(&mut self, run: usize) {
+        self.runs.get_mut(run).into_iter().for_each(RunTrace::chunk);
+    }
+
+    pub fn exited(&mut self, run: usize, exited: &Exited) {
+        let command = self.commands.get(&(run, exited.stage));
+        self.runs.get_mut(run).zip(command).into_iter().for_each(|(run, command)| run.exited(command, exited));
+    }
+
+    pub fn finished(&mut self, run: usize, times: Option<RunTimes>) {
+        self.runs.get_mut(run).into_iter().for_each(|run| run.finished(times.clone()));
+    }
+
+    pub fn over(&mut self, run: usize) {
+        self.runs.get_mut(run).into_iter().for_each(RunTrace::over);
+    }
+
+    /// What a stage program says at its end.
+    pub fn stage(&mut self, stage: usize, times: Times) {
+        let received_ns = self.stages.get(&stage).map_or(0, |times| times.received_ns);
+        self.stages.insert(stage, Times { received_ns, ..times });
+    }
+
+    /// A stage's command has ended; what is done for it now.
+    pub fn ending(&self, place: usize, stage: &Enlisted) -> Ending {
+        Ending {
+            tracer: self.tracer.clone(),
+            row: Row::Ending(place, stage.name.clone()),
+            since_ns: self.tracer.now_ns(),
+        }
+    }
+}
+
+/// The end of one stage, as far as the gateway has to do with it.
+pub(super) struct Ending {
+    tracer: Tracer,
+    row: Row,
+    since_ns: u64,
+}
+
+impl Ending {
+    /// The mounts know what it changed, and it is told farewell.
+    pub fn refreshed(self) {
+        if self.tracer.is_on() {
+            let now_ns = self.tracer.now_ns();
+            self.tracer.add(self.row.clone(), Event::span("refreshing the mount", self.since_ns, now_ns));
+            self.tracer.add(self.row, Event::moment("farewell", now_ns));
+        }
+    }
+}
+
+impl Relay<'_> {
+    /// Hears what is said when all is over, and adds all events to the trace.
+    pub(super) async fn hear_last_words(&mut self, mut incoming: mpsc::Receiver<Happened>) {
+        if !self.noted.tracer.is_on() {
+            return;
+        }
+        let hear = async {
+            while !(self.stages.values().all(|s| s.gone) && self.runs.iter().all(RunState::is_over)) {
+                let Some(event) = incoming.recv().await else { return };
+                self.last_word(event);
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WORDS, hear).await;
+        let streams = std::mem::take(&mut self.noted.streams);
+        for (index, run) in self.noted.runs.drain(..).enumerate() {
+            run.tell(|stream| streams.get(&(index, stream)).cloned().unwrap_or_else(|| format!("stream {stream}")));
+        }
+        for (place, times) in self.noted.stages.iter().filter(|(place, _)| self.stages.contains_key(*place)) {
+            self.noted.tracer.stood_in(*place, &self.pipeline.stages[*place].enlisted, times);
+        }
+    }
+
+    /// All that matters by now is times: every stage has been told its end.
+    fn last_word(&mut self, event: Happened) {
+        match event {
+            Happened::Stage(stage, Some(FromStage::Times(times))) => self.noted.stage(stage, times),
+            Happened::Stage(stage, None) => drop(self.stages.entry(stage).and_modify(|state| state.gone = true)),
+            Happened::Run(run, Ok(Some(RunOutput { kind: Some(run_output::Kind::Finished(finished)) }))) => {
+                self.noted.finished(run, finished.times);
+            }
+            Happened::Run(run, Ok(None) | Err(_)) => {
+                self.noted.over(run);
+                self.runs[run].input = None;
+            }
+            Happened::Stage(..) | Happened::Run(..) | Happened::Join(..) => {}
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Directories that are gone on a server while a mount here goes on showing them.
+//! sshfs forgets a directory only when it is removed through sshfs, or after 20 s: so it
+//! is made once more on the server, empty and for nobody else, and then removed here.
+//! Nothing but what was made for this is removed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use fs_mapper::{ExecutorName, MountTable, Resolution};
+use nix::libc;
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{
+        Descriptor, MountPoint, RunInput, RunSpec, Stage, descriptor::Source, exited::How, run_input, run_output,
+    },
+};
+
+use crate::{executors::Connection, state::Gateway};
+
+/// Directories that are made by one run, each by a process of its own that tells of it; and removed by threads.
+const AT_ONCE: usize = 64;
+
+/// Makes the mounts forget directories; gives those that they still show.
+pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut by_executor: BTreeMap<ExecutorName, Vec<PathBuf>> = BTreeMap::new();
+    for directory in directories {
+        if let Resolution::Owned(owned) = table.resolve(&directory, Path::new("/")) {
+            by_executor.entry(owned.executor).or_default().push(directory);
+        }
+    }
+    let mut left = Vec::new();
+    for (name, directories) in by_executor {
+        let connection = match gateway.executors.named(&name) {
+            Some(executor) => executor.connection().await.ok(),
+            None => None,
+        };
+        let Some(connection) = connection else {
+            left.extend(directories);
+            continue;
+        };
+        let server = Server { connection, mounts: mounts_of(table, &name), run_id: gateway.next_pipeline() };
+        left.extend(server.forget(directories).await);
+    }
+    left
+}
+
+fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
+    let mounts = table.mounts().filter(|mount| mount.mounted()).filter_map(|mount| {
+        let owner = mount.owner.as_ref().filter(|owner| owner.executor == *executor)?;
+        Some(MountPoint {
+            path: bytes(mount.path.as_path().as_os_str()),
+            export: owner.export.clone(),
+            sub_path: bytes(owner.sub_path.as_os_str()),
+        })
+    });
+    mounts.collect()
+}
+
+/// Where the directories were.
+struct Server {
+    connection: Arc<Connection>,
+    mounts: Vec<MountPoint>,
+    run_id: u64,
+}
+
+impl Server {
+    async fn forget(&self, directories: Vec<PathBuf>) -> Vec<PathBuf> {
+        let is_top = |path: &Path| !directories.iter().any(|other| other != path && path.starts_with(other));
+        let (tops, below): (Vec<PathBuf>, Vec<PathBuf>) =
+            directories.iter().cloned().partition(|directory| is_top(directory));
+        let mut made = Vec::new();
+        for tops in tops.chunks(AT_ONCE) {
+            let stages = tops.iter().map(|top| stage(&["mkdir", "-m", "700", "--"], std::slice::from_ref(top)));
+            let ended = self.run(stages.collect()).await;
+            // One that is there by now belongs to somebody, and is shown rightly.
+            made.extend(tops.iter().zip(ended).filter(|(_, made)| *made).map(|(top, _)| top.clone()));
+        }
+        // What was below a directory that is new can't be anybody's.
+        let mut below: Vec<PathBuf> =
+            below.into_iter().filter(|path| made.iter().any(|top| path.starts_with(top))).collect();
+        if !below.is_empty() {
+            self.run(vec![stage(&["mkdir", "-p", "-m", "700", "--"], &below)]).await;
+            made.append(&mut below);
+        }
+        let (removed, stubborn) = remove(made).await;
+        if !stubborn.is_empty() {
+            self.run(vec![stage(&["rmdir", "--"], &stubborn)]).await;
+        }
+        directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
+    }
+
+    /// Whether each of the stages has succeeded.
+    async fn run(&self, mut stages: Vec<Stage>) -> Vec<bool> {
+        let mut succeeded = vec![false; stages.len()];
+        (0..).zip(&mut stages).for_each(|(id, stage)| stage.id = id);
+        let spec = RunSpec {
+            run_id: format!("{}-{}", std::process::id(), self.run_id),
+            protocol: PROTOCOL_VERSION,
+            mounts: self.mounts.clone(),
+            stages,
+            ..RunSpec::default()
+        };
+        let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
+        let Ok(response) = self.connection.client.clone().run(tokio_stream::once(first)).await else {
+            return succeeded;
+        };
+        let mut output = response.into_inner();
+        while let Ok(Some(message)) = output.message().await {
+            if let Some(run_output::Kind::Exited(exited)) = message.kind
+                && let Some(stage) = succeeded.get_mut(exited.stage as usize)
+            {
+                *stage = exited.how == Some(How::Code(0));
+            }
+        }
+        succeeded
+    }
+}
+
+/// Removes directories through their mount, the deepest first and those of one depth at once; gives
+/// which have gone, and which could not be removed.
+async fn remove(directories: Vec<PathBuf>) -> (BTreeSet<PathBuf>, Vec<PathBuf>) {
+    let mut by_depth: BTreeMap<usize, Vec<PathBuf>> = BTreeMap::new();
+    for directory in directories {
+        by_depth.entry(directory.components().count()).or_default().push(directory);
+    }
+    let work = tokio::task::spawn_blocking(move || {
+        let (mut gone, mut stubborn) = (BTreeSet::new(), Vec::new());
+        for directories in by_depth.into_values().rev().flat_map(chunks) {
+            let removed = std::thread::scope(|scope| {
+                let remove = |directory| scope.spawn(move || fs::remove_dir(directory).is_ok());
+                let removing: Vec<_> = directories.iter().map(remove).collect();
+                removing.into_iter().map(|thread| thread.join().unwrap_or(false)).collect::<Vec<_>>()
+            });
+            let (removed, others): (Vec<_>, Vec<_>) =
+                directories.into_iter().zip(removed).partition(|(_, removed)| *removed);
+            gone.extend(removed.into_iter().map(|(directory, _)| directory));
+            stubborn.extend(others.into_iter().map(|(directory, _)| directory));
+        }
+        (gone, stubborn)
+    });
+    work.await.unwrap_or_default()
+}
+
+fn chunks(directories: Vec<PathBuf>) -> Vec<Vec<PathBuf>> {
+    directories.chunks(AT_ONCE).map(<[PathBuf]>::to_vec).collect()
+}
+
+fn stage(words: &[&str], paths: &[PathBuf]) -> Stage {
+    let paths = paths.iter().map(|path| path.as_os_str());
+    let argv = words.iter().map(OsStr::new).chain(paths).map(bytes);
+    let null = |fd| Descriptor { fd, source: Some(Source::NullFlags(libc::O_RDWR.cast_unsigned())) };
+    Stage {
+        program: words[0].to_owned(),
+        argv: argv.collect(),
+        cwd: Bytes::from_static(b"/"),
+        umask: 0o077,
+        descriptors: (0..=2).map(null).collect(),
+        ..Stage::default()
+    }
+}
+
+fn bytes(text: &OsStr) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}

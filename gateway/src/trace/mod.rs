@@ -1,0 +1,263 @@
+//! Timelines: when what happened in which program, for a session that asked for it
+//! (`posh --trace`, docs/trace.md). A [`Trace`] keeps events of one session; a
+//! [`Tracer`] adds those of one pipeline, and does nothing, not even look at a clock,
+//! where nobody asked. How the events are written down is in `render`, how the times
+//! of another machine are placed among ours in `arrival`.
+
+mod arrival;
+mod render;
+mod run;
+
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use posh_proto::clock::monotonic_ns;
+
+use crate::{
+    enlisted::Enlisted,
+    stage_link::{StageLink, Times},
+};
+
+pub use run::{Call, RunTrace};
+
+/// Events kept per session, at some 200 bytes each: a thousand pipelines of a few stages. Those that come later are counted.
+const MOST_EVENTS: usize = 20_000;
+/// Stands for the number of a pipeline in what belongs to none; they are counted from 1.
+const NO_PIPELINE: u64 = 0;
+/// Of a command's words, as many characters are shown.
+const WORDS_SHOWN: usize = 120;
+
+/// Where an event is shown: the program, and a row in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Row {
+    /// `posh` itself.
+    Session,
+    /// A stage program: its place in the pipeline, its command.
+    Stage(usize, String),
+    /// The gateway's work on a pipeline as a whole.
+    Pipeline,
+    /// The gateway's call to an executor.
+    Call(String),
+    /// What the gateway does at the end of a stage: its place, its command.
+    Ending(usize, String),
+    /// An executor's work on a run.
+    Run(String),
+    /// A command on an executor.
+    Command(String, String),
+}
+
+/// Something that took time, or happened at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub name: Cow<'static, str>,
+    /// By [`monotonic_ns`].
+    pub start_ns: u64,
+    /// `None`: a moment.
+    pub end_ns: Option<u64>,
+    /// What else is known.
+    pub notes: Vec<(&'static str, String)>,
+}
+
+impl Event {
+    /// From one moment to another.
+    #[must_use]
+    pub fn span(name: impl Into<Cow<'static, str>>, start_ns: u64, end_ns: u64) -> Self {
+        Self { name: name.into(), start_ns, end_ns: Some(end_ns.max(start_ns)), notes: Vec::new() }
+    }
+
+    /// At one moment.
+    #[must_use]
+    pub fn moment(name: impl Into<Cow<'static, str>>, at_ns: u64) -> Self {
+        Self { name: name.into(), start_ns: at_ns, end_ns: None, notes: Vec::new() }
+    }
+
+    /// With something to know.
+    #[must_use]
+    pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
+        self.notes.push((key, value.to_string()));
+        self
+    }
+}
+
+/// When `posh` and its shell began and ended, by [`monotonic_ns`].
+#[derive(Debug, Clone, Copy)]
+pub struct SessionTimes {
+    /// posh began.
+    pub started_ns: u64,
+    /// The shell was started.
+    pub shell_ns: u64,
+    /// The shell ended.
+    pub ended_ns: u64,
+}
+
+/// An event with its place: the pipeline's number, and the row.
+type Placed = (u64, Row, Event);
+
+/// The events of a session.
+#[derive(Debug, Default)]
+pub struct Trace {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    events: Vec<Placed>,
+    dropped: u64,
+}
+
+impl Trace {
+    /// The document, and how many events it lacks.
+    #[must_use]
+    pub fn document(&self, session: &SessionTimes) -> (String, u64) {
+        let kept = self.lock();
+        let mut own = vec![
+            Event::span("opening the session", session.started_ns, session.shell_ns),
+            Event::span("shell", session.shell_ns, session.ended_ns),
+        ];
+        if kept.dropped > 0 {
+            own.push(Event::moment(format!("no room for {} later events", kept.dropped), session.ended_ns));
+        }
+        let own: Vec<Placed> = own.into_iter().map(|event| (NO_PIPELINE, Row::Session, event)).collect();
+        (render::document(own.iter().chain(&kept.events), kept.dropped), kept.dropped)
+    }
+
+    fn add(&self, pipeline: u64, row: Row, event: Event) {
+        let mut kept = self.lock();
+        if kept.events.len() < MOST_EVENTS {
+            kept.events.push((pipeline, row, event));
+        } else {
+            kept.dropped += 1;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds the events of one pipeline to its session's trace, if there is one.
+#[derive(Debug, Clone, Default)]
+pub struct Tracer(Option<(Arc<Trace>, u64)>);
+
+impl Tracer {
+    /// For a pipeline by its number.
+    #[must_use]
+    pub fn new(trace: Option<Arc<Trace>>, pipeline: u64) -> Self {
+        Self(trace.map(|trace| (trace, pipeline)))
+    }
+
+    /// Whether anybody wants to know.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Now; 0 where nobody wants to know.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        if self.is_on() { monotonic_ns() } else { 0 }
+    }
+
+    /// Adds an event.
+    pub fn add(&self, row: Row, event: Event) {
+        if let Some((trace, pipeline)) = &self.0 {
+            trace.add(*pipeline, row, event);
+        }
+    }
+
+    /// A step of the gateway's work, from `since_ns` until now, which is given back: the next step begins there.
+    pub fn step(&self, name: &'static str, since_ns: u64) -> u64 {
+        let now_ns = self.now_ns();
+        if self.is_on() {
+            self.add(Row::Pipeline, Event::span(name, since_ns, now_ns));
+        }
+        now_ns
+    }
+
+    /// The stages have found each other; gives the moment.
+    pub fn assembled(&self, stages: &[StageLink]) -> u64 {
+        let came = stages.iter().filter_map(|stage| stage.times).map(|times| times.received_ns);
+        self.step("assembly", came.min().unwrap_or_else(|| self.now_ns()))
+    }
+
+    /// A stage has been told to become its command.
+    pub fn runs_here(&self, place: usize, stage: &StageLink, reason: &str) {
+        let Some(times) = stage.times.filter(|_| self.is_on()) else { return };
+        let times = Times { directed_ns: self.now_ns(), ..times };
+        let end = Event::moment("runs here", times.directed_ns).with("why", reason);
+        self.stage(place, &stage.enlisted, &times, end);
+    }
+
+    /// An executor did not start a run.
+    pub fn refused(&self, executor: String, sent_ns: u64, why: &impl fmt::Display) {
+        if self.is_on() {
+            let event = Event::span("refused", sent_ns, self.now_ns()).with("why", why);
+            self.add(Row::Call(executor), event);
+        }
+    }
+
+    /// A stage that stood in for its command has ended.
+    pub fn stood_in(&self, place: usize, stage: &Enlisted, times: &Times) {
+        // One that was killed, or that still writes, has not said when it ended.
+        let end_ns = if times.ended_ns == 0 { self.now_ns() } else { times.ended_ns };
+        if times.first_byte_ns > 0 {
+            self.add(row_of(place, stage), Event::moment("first byte written", times.first_byte_ns));
+        }
+        self.stage(place, stage, times, Event::span("standing in", times.directed_ns.max(times.enlisted_ns), end_ns));
+    }
+
+    fn stage(&self, place: usize, stage: &Enlisted, times: &Times, last: Event) {
+        let end_ns = last.end_ns.unwrap_or(last.start_ns);
+        let whole = Event::span(stage.name.clone(), times.started_ns, end_ns).with("words", words(stage));
+        let first = Event::span("looking", times.started_ns, times.enlisted_ns);
+        let waiting = Event::span("waiting for the directive", times.enlisted_ns, times.directed_ns);
+        for event in [whole.with("pid", stage.pid), first, waiting, last] {
+            self.add(row_of(place, stage), event);
+        }
+    }
+}
+
+fn row_of(place: usize, stage: &Enlisted) -> Row {
+    Row::Stage(place, stage.name.clone())
+}
+
+/// A command as a person knows it again.
+fn words(stage: &Enlisted) -> String {
+    let words = stage.argv.iter().map(|word| word.to_string_lossy());
+    let mut line = String::new();
+    for word in words {
+        line = if line.is_empty() { word.into_owned() } else { line + " " + &word };
+        if let Some((end, _)) = line.char_indices().nth(WORDS_SHOWN) {
+            line.truncate(end);
+            return line + "…";
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_bounded_and_says_so() {
+        let trace = Arc::new(Trace::default());
+        let tracer = Tracer::new(Some(Arc::clone(&trace)), 1);
+        for _ in 0..MOST_EVENTS + 3 {
+            tracer.step("step", 1);
+        }
+        let (document, dropped) = trace.document(&SessionTimes { started_ns: 1, shell_ns: 2, ended_ns: 3 });
+        assert_eq!(dropped, 3);
+        assert!(document.contains("3 later events"), "the document says it, too");
+    }
+
+    #[test]
+    fn where_nobody_asked_nothing_is_done() {
+        let tracer = Tracer::default();
+        assert_eq!((tracer.now_ns(), tracer.step("step", 0), tracer.assembled(&[])), (0, 0, 0));
+    }
+}

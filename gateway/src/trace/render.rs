@@ -1,0 +1,156 @@
+//! Writes a trace down as Chrome's trace event format ("JSON Object Format" of the
+//! document *Trace Event Format*), which ui.perfetto.dev and chrome://tracing open: complete events (`X`)
+//! and instant ones (`i`), times in microseconds, and metadata events (`M`) that name programs and rows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use super::{Event, Placed, Row};
+
+/// A program, in the order in which they are shown.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Program {
+    Posh,
+    Gateway,
+    Executor(String),
+}
+
+impl Program {
+    fn of(row: &Row) -> Self {
+        match row {
+            Row::Session | Row::Stage(..) => Self::Posh,
+            Row::Pipeline | Row::Call(_) | Row::Ending(..) => Self::Gateway,
+            Row::Run(executor) | Row::Command(executor, _) => Self::Executor(executor.clone()),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Posh => "posh".to_owned(),
+            Self::Gateway => "gateway".to_owned(),
+            Self::Executor(name) => format!("executor {name}"),
+        }
+    }
+
+    fn category(&self) -> &'static str {
+        match self {
+            Self::Posh => "posh",
+            Self::Gateway => "gateway",
+            Self::Executor(_) => "executor",
+        }
+    }
+}
+
+fn row_name(pipeline: u64, row: &Row) -> String {
+    let what = match row {
+        Row::Session => return "session".to_owned(),
+        Row::Pipeline | Row::Run(_) => return format!("pipeline {pipeline}"),
+        Row::Stage(place, name) => format!("stage {}: {name}", place + 1),
+        Row::Ending(place, name) => format!("end of stage {}: {name}", place + 1),
+        Row::Call(executor) => format!("call to {executor}"),
+        Row::Command(_, command) => command.clone(),
+    };
+    format!("pipeline {pipeline}, {what}")
+}
+
+/// The document. Times count from the first event.
+pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u64) -> String {
+    let rows: BTreeSet<(Program, u64, &Row)> = events.clone().map(|(n, row, _)| (Program::of(row), *n, row)).collect();
+    let programs: BTreeSet<&Program> = rows.iter().map(|(program, ..)| program).collect();
+    let programs: BTreeMap<&Program, u64> = programs.into_iter().zip(1..).collect();
+    let mut written: Vec<String> = Vec::new();
+    let mut write = |event: &Value| written.push(event.to_string());
+    programs.iter().flat_map(|(program, pid)| named_program(program, *pid)).for_each(|event| write(&event));
+    let mut places = BTreeMap::new();
+    // No row has the number of a program: viewers take that for its main thread.
+    for (tid, (program, pipeline, row)) in (1 + programs.len() as u64..).zip(&rows) {
+        let place = (programs[program], tid);
+        named_row(place, &row_name(*pipeline, row)).iter().for_each(&mut write);
+        places.insert((*pipeline, *row), (place, program.category()));
+    }
+    let origin_ns = events.clone().map(|(.., event)| event.start_ns).min().unwrap_or(0);
+    for (pipeline, row, event) in events {
+        let (place, category) = places[&(*pipeline, row)];
+        write(&written_event(event, place, category, origin_ns));
+    }
+    let about = json!({ "posh": env!("CARGO_PKG_VERSION"), "dropped": dropped });
+    // One event a line, and never all of them as values: they take ten times the room of their text.
+    let events = written.join(",\n");
+    format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
+}
+
+fn named_program(program: &Program, pid: u64) -> [Value; 2] {
+    [
+        metadata("process_name", (pid, 0), &json!({ "name": program.name() })),
+        metadata("process_sort_index", (pid, 0), &json!({ "sort_index": pid })),
+    ]
+}
+
+fn named_row(place: (u64, u64), name: &str) -> [Value; 2] {
+    [
+        metadata("thread_name", place, &json!({ "name": name })),
+        metadata("thread_sort_index", place, &json!({ "sort_index": place.1 })),
+    ]
+}
+
+fn metadata(name: &str, (pid, tid): (u64, u64), arguments: &Value) -> Value {
+    json!({ "name": name, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": arguments })
+}
+
+fn written_event(event: &Event, (pid, tid): (u64, u64), category: &str, origin_ns: u64) -> Value {
+    let notes: Map<String, Value> =
+        event.notes.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into())).collect();
+    let mut written = json!({
+        "name": event.name, "cat": category, "pid": pid, "tid": tid, "args": notes,
+        "ts": microseconds(event.start_ns.saturating_sub(origin_ns)),
+    });
+    match event.end_ns {
+        Some(end_ns) => {
+            written["ph"] = "X".into();
+            written["dur"] = microseconds(end_ns.saturating_sub(event.start_ns)).into();
+        }
+        None => {
+            written["ph"] = "i".into();
+            // Drawn in its own row only.
+            written["s"] = "t".into();
+        }
+    }
+    written
+}
+
+#[expect(clippy::cast_precision_loss, reason = "exact for the first hundred days of a trace")]
+fn microseconds(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_named_and_times_count_from_the_first_event() {
+        let events = [
+            (1, Row::Command("store1".into(), "grep".into()), Event::span("grep", 7_000, 9_500)),
+            (0, Row::Session, Event::moment("began", 5_000).with("why", "a test")),
+        ];
+        let document: Value = serde_json::from_str(&document(events.iter(), 0)).unwrap();
+        let written = document["traceEvents"].as_array().unwrap();
+        let named = |kind: &str| -> Vec<&str> {
+            written.iter().filter(|e| e["name"] == kind).map(|e| e["args"]["name"].as_str().unwrap()).collect()
+        };
+        assert_eq!(named("process_name"), ["posh", "executor store1"]);
+        assert_eq!(named("thread_name"), ["session", "pipeline 1, grep"]);
+        let grep = written.iter().find(|e| e["name"] == "grep").unwrap();
+        assert_eq!((&grep["ph"], &grep["ts"], &grep["dur"]), (&json!("X"), &json!(2.0), &json!(2.5)));
+        let began = written.iter().find(|e| e["name"] == "began").unwrap();
+        assert_eq!((&began["ph"], &began["ts"], &began["args"]["why"]), (&json!("i"), &json!(0.0), &json!("a test")));
+        assert_ne!((&grep["pid"], &grep["tid"]), (&began["pid"], &began["tid"]));
+    }
+
+    #[test]
+    fn a_trace_of_nothing_is_a_document() {
+        let document: Value = serde_json::from_str(&document([].iter(), 0)).unwrap();
+        assert_eq!(document["traceEvents"], json!([]));
+    }
+}
