@@ -39,8 +39,9 @@ pub fn build(options: &[&str]) -> Result<()> {
 }
 
 /// Replaces this process by a (release) program of the workspace, so that signals reach it directly.
-pub fn become_program(package: &str, program: &str, task: &str, arguments: &[String]) -> Result<ExitCode> {
-    let mut run = command(&["run", "--quiet", "--release", "--package", package, "--bin", program, "--", task]);
+/// Its package is not named: cargo would choose features for it alone, and build much of it anew.
+pub fn become_program(program: &str, task: &str, arguments: &[String]) -> Result<ExitCode> {
+    let mut run = command(&["run", "--quiet", "--release", "--bin", program, "--", task]);
     run.args(arguments);
     let error = run.exec();
     Err(error).with_context(|| format!("cannot start {program}"))

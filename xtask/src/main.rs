@@ -67,16 +67,14 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Demo { arguments } => {
             setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
             cargo::build(&["--release"])?;
-            cargo::become_program("posh-integration", "posh-lab", "demo", &arguments)
+            cargo::become_program("posh-lab", "demo", &arguments)
         }
         Chore::Bench { arguments } => {
             setup::packages(setup::Need::Everything)?;
             cargo::build(&["--release"])?;
             match arguments.split_first() {
-                Some((first, rest)) if first == "overhead" => {
-                    cargo::become_program("posh-bench", "posh-bench", first, rest)
-                }
-                _ => cargo::become_program("posh-bench", "posh-bench", "table", &arguments),
+                Some((first, rest)) if first == "overhead" => cargo::become_program("posh-bench", first, rest),
+                _ => cargo::become_program("posh-bench", "table", &arguments),
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use posh_integration::LabError;
 use posh_integration::explain::{Pipeline, Report, Stage};
 use posh_integration::oracle::{Outcome, Under};
@@ -33,8 +33,8 @@ impl Terms {
     /// A run that is not over by then is ended.
     pub fn limit_of(&self, system: System) -> Duration {
         match system {
-            // The default is what is compared with; a fraction shows whether tuning changes the order of magnitude.
-            System::SshfsTuned => self.limit / 4,
+            // The default is what is compared with; a fraction shows whether these change the order of magnitude.
+            System::SshfsTuned | System::PoshElsewhere => self.limit / 5,
             _ => self.limit,
         }
     }
@@ -73,7 +73,12 @@ impl Open {
     /// Another run would not be worth its time.
     pub fn is_done(&self) -> bool {
         let spent: f64 = self.trials.iter().map(|t| t.seconds).sum();
-        spent > REPEAT_BUDGET_S || self.trials.iter().any(|t| t.outcome.is_none())
+        spent > REPEAT_BUDGET_S || self.is_limited()
+    }
+
+    /// A run did not come to its end.
+    pub fn is_limited(&self) -> bool {
+        self.trials.iter().any(|t| t.outcome.is_none())
     }
 
     /// Runs it once more.
@@ -88,7 +93,7 @@ impl Open {
         let bytes = Samples::new(self.trials.iter().map(|t| t.bytes as f64).collect())?.median();
         let last = self.trials.last()?;
         let posh = explained.map(|report| explain(&report, last.gateway, last.executors));
-        let limited = self.trials.iter().any(|t| t.outcome.is_none());
+        let limited = self.is_limited();
         let (workload, system) = (self.workload.name.to_owned(), self.system.name().to_owned());
         Some(Cell { workload, system, summary: seconds.summary(), seconds, limited, bytes, posh })
     }
@@ -130,7 +135,12 @@ pub fn explained(place: &mut Place, workload: &'static Workload, system: System,
     place.prepare(workload, system)?;
     let (mut script, _) = system.script(workload, terms.size);
     script.limit = terms.limit;
-    let outcome = script.run(&place.lab.workstation, Under::PoshExplained)?;
+    let outcome = match script.run(&place.lab.workstation, Under::PoshExplained) {
+        Err(LabError::Timeout { after, .. }) => {
+            bail!("{} under posh --explain=json took longer than {after:?}", workload.name)
+        }
+        outcome => outcome?,
+    };
     ensure!(outcome.status.success(), "{} failed under posh --explain=json: {outcome}", workload.name);
     Ok(outcome.report().clone())
 }

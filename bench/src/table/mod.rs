@@ -170,7 +170,9 @@ impl Bench {
 
     fn close(&mut self, cell: Open) {
         let (workload, system) = (cell.workload, cell.system);
-        let explained = system.is_posh().then(|| cell::explained(&mut self.place, workload, system, self.terms));
+        // One that was ended would be ended again.
+        let explain = system.is_posh() && !cell.is_limited();
+        let explained = explain.then(|| cell::explained(&mut self.place, workload, system, self.terms));
         let explained = match explained.transpose() {
             Ok(report) => report,
             Err(error) => {
