@@ -9,6 +9,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use serde::Deserialize;
+
 use crate::error::{LabError, Result};
 use crate::explain::Report;
 use crate::host::Host;
@@ -57,7 +60,8 @@ pub enum Under {
 }
 
 /// How posh is to see what the shell executes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Door {
     /// The exec hook, posh's default.
     Hook,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use posh_integration::cases::fixture::Fixture;
-use posh_integration::cases::options::Door;
 use posh_integration::cases::site::Setting;
 use posh_integration::cases::{Case, load, run, summary};
+use posh_integration::oracle::Door;
 
 use crate::programs;
 
@@ -32,6 +32,7 @@ fn cases_are_the_same_under_posh() {
     let fixture = Arc::new(Fixture::make().unwrap());
     for &door in doors {
         let setting = Setting { programs: programs(), fixture: Arc::clone(&fixture), without: Vec::new(), door };
+        let cases: Vec<Case> = cases.iter().filter(|case| case.holds_through(door)).cloned().collect();
         all_pass(&cases, &setting);
     }
 }

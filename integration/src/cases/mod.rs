@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use posh_proto::rule::Rule;
 use serde::{Deserialize, Deserializer, de};
 
-use crate::oracle::Shell;
+use crate::oracle::{Door, Shell};
 
 /// One case of a file.
 #[derive(Debug, Clone, Deserialize)]
@@ -56,6 +56,9 @@ pub struct Case {
     /// Runs as the laboratory's ordinary user.
     #[serde(default)]
     pub user: bool,
+    /// It holds through this door only: the other one shows, as docs/doors.md says.
+    #[serde(default)]
+    pub door: Option<Door>,
     /// What posh is measured by.
     #[serde(default)]
     pub oracle: Oracle,
@@ -74,6 +77,11 @@ impl Case {
     /// `rules/offsets:head-then-cat`.
     pub fn title(&self) -> String {
         format!("{}:{}", self.file, self.name)
+    }
+
+    /// Whether it is meant for this door; none given is the hook, posh's default.
+    pub fn holds_through(&self, door: Option<Door>) -> bool {
+        self.door.is_none_or(|only| only == door.unwrap_or(Door::Hook))
     }
 
     /// The directory of its file: what the case is about.

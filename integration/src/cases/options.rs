@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use posh_proto::rule::Rule;
 
 use super::fixture::Fixture;
 use super::site::Setting;
 use super::{Case, load, run, summary, without};
 use crate::error::{LabError, Result};
+use crate::oracle::Door;
 use crate::programs::Programs;
 
 /// The options.
@@ -41,30 +42,12 @@ pub struct Options {
     paths: Vec<PathBuf>,
 }
 
-/// The two ways in which posh can see that a command is started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Door {
-    /// A directory of links at the front of PATH.
-    Path,
-    /// A library preloaded into the shell.
-    Hook,
-}
-
-impl Door {
-    /// The value of posh's option.
-    pub fn name(self) -> &'static str {
-        match self {
-            Door::Path => "path",
-            Door::Hook => "hook",
-        }
-    }
-}
-
 /// Runs what is asked for and prints what came of it; true when nothing failed.
 pub fn main(options: &Options) -> Result<bool> {
     let paths = if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
     let mut cases = load::load(&paths)?.map_err(LabError::Cases)?;
     cases.retain(|case| options.filter.is_empty() || options.filter.iter().any(|text| case.title().contains(text)));
+    cases.retain(|case| case.holds_through(options.door));
     if options.list {
         cases.iter().for_each(|case| println!("{}", case.title()));
         return Ok(true);

@@ -14,11 +14,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use posh_proto::rule;
 
 use super::fixture::Fixture;
-use super::options::Door;
 use super::{Case, Start};
 use crate::error::{Attempt, Result};
 use crate::host::{HOME, Host};
 use crate::lab::{Lab, LabSpec};
+use crate::oracle::Door;
 use crate::oracle::{Outcome, Script, Under};
 use crate::people::{self, Person};
 use crate::programs::Programs;
