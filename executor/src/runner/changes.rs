@@ -58,8 +58,9 @@ struct Before {
     files: HashSet<PathBuf>,
     /// Directories that only get further entries: there may be thousands, and they need not be noted.
     growing: Vec<PathBuf>,
-    /// Of the command's own directories, those that nobody has read since their last change, and when that was.
-    unread: HashMap<PathBuf, (i64, i64)>,
+    /// Of the command's own directories, those that nobody had read since their last change. Who reads one later
+    /// is most often the command itself: git looks which abbreviations are free.
+    unread: HashSet<PathBuf>,
     incomplete: bool,
 }
 
@@ -176,8 +177,7 @@ impl Watch {
 
     /// Whether a directory has changed, and somebody may remember how it was.
     fn is_to_be_told(&self, directory: &Path, found: &fs::Metadata) -> bool {
-        let unread = self.before.unread.get(directory);
-        self.is_newer(found) && unread.is_none_or(|read| listing::read_at(found) != *read)
+        self.is_newer(found) && !self.before.unread.contains(directory)
     }
 
     fn is_newer(&self, found: &fs::Metadata) -> bool {
@@ -243,8 +243,8 @@ impl Before {
     /// To be called before it is read here.
     fn note_reader(&mut self, trees: &Trees, directory: &Path) {
         if trees.own.iter().any(|own| directory.starts_with(own)) {
-            let unread = fs::symlink_metadata(directory).ok().and_then(|found| listing::unread(&found));
-            self.unread.extend(unread.map(|read| (directory.to_owned(), read)));
+            let is_unread = fs::symlink_metadata(directory).is_ok_and(|found| listing::is_unread(&found));
+            self.unread.extend(is_unread.then(|| directory.to_owned()));
         }
     }
 }
