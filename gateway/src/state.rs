@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     assembly::{Assembler, Writers},
+    dispatch::remnants::Remnants,
     executors::Executors,
     session::Sessions,
     tools::LocalTools,
@@ -46,6 +47,8 @@ pub struct Gateway {
     pub localtime: Vec<u8>,
     /// Pipelines at work now.
     pub running: AtomicUsize,
+    /// Trees that were removed behind the backs of mounts.
+    pub remnants: Remnants,
     view: Mutex<Arc<View>>,
     pipelines: AtomicU64,
 }
@@ -82,6 +85,7 @@ impl Gateway {
             machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             running: AtomicUsize::new(0),
+            remnants: Remnants::default(),
             view: Mutex::new(Arc::new(view)),
             pipelines: AtomicU64::new(0),
         }

@@ -237,6 +237,26 @@ fn sshfs_forgets_directories_that_were_removed_remotely() {
 }
 
 #[test]
+fn sshfs_forgets_large_trees_that_were_removed_remotely() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let (mount, store) = (lab.workstation.path("/mnt/s1"), lab.data(1));
+    for directory in ["tree/a", "tree/b/deep", "from/a", "from/b/deep"] {
+        fs::create_dir_all(store.join(directory)).unwrap();
+        for number in 0..80 {
+            fs::write(store.join(directory).join(number.to_string()), &directory[..number % 4]).unwrap();
+        }
+    }
+    fs::remove_file(store.join("from/a/1")).unwrap();
+    let before = look(&mount);
+    let began = Instant::now();
+    assert_offloaded(&run(&lab.workstation, "cd /mnt/s1 && rm -r tree"), "rm");
+    assert_eq!(look_for(&mount, &before), look(&store));
+    assert_offloaded(&run(&lab.workstation, "cd /mnt/s1 && cp -r from tree"), "cp");
+    assert_eq!(look_for(&mount, &before), look(&store), "others of the same names");
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+#[test]
 fn sshfs_is_stale_without_the_rule() {
     let stale = try_sshfs(LabSpec::servers(1).with_variable(WITHOUT.0, WITHOUT.1));
     // Content of the same size it shows at once, since an open drops what the kernel has.

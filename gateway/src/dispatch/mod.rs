@@ -6,6 +6,7 @@ mod flight;
 pub mod output;
 mod refresh;
 mod remake;
+pub mod remnants;
 mod settle;
 mod start;
 

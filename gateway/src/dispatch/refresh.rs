@@ -22,7 +22,10 @@ use posh_proto::{
     rule::{self, Rule},
 };
 
-use super::remake;
+use super::{
+    remake,
+    remnants::{self, Tree},
+};
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
@@ -42,6 +45,8 @@ const FEW_FILES: usize = 64;
 pub struct Written {
     table: Arc<MountTable>,
     changes: BTreeSet<Change>,
+    /// Trees that are gone, of which only the tops are among the changes.
+    large_trees: Vec<Tree>,
 }
 
 impl Written {
@@ -66,13 +71,17 @@ impl Written {
             }
         }
         let trees = reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
+        let exits: Vec<&Exited> = exits.collect();
+        let directories: Vec<&ChangedDirectory> = exits.iter().flat_map(|e| &e.changed_directories).collect();
+        let large_trees = remnants::large_trees(&directories);
+        let told = directories.iter().filter(|d| !remnants::is_in(&large_trees, &d.path));
+        changes.extend(told.flat_map(|d| seen(d)));
         for exited in exits {
-            changes.extend(exited.changed_directories.iter().flat_map(seen));
             if exited.changes_incomplete {
                 changes.extend(trees.iter().map(|(path, adapter)| unseen(path, *adapter)));
             }
         }
-        Self { table, changes }
+        Self { table, changes, large_trees }
     }
 }
 
@@ -118,9 +127,14 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     if written.changes.is_empty() || !rule::holds(Rule::Coherence) {
         return;
     }
-    let Written { table, changes } = written;
+    let Written { table, changes, large_trees } = written;
+    let made_again = gateway.remnants.touched(&changes);
+    gateway.remnants.add(large_trees);
     let all = async {
-        let remembered = at_once(&table, changes, refresh_one).await;
+        let mut remembered = at_once(&table, changes, refresh_one).await;
+        for tree in made_again {
+            remembered.extend(gateway.remnants.forget(&table, &tree).await);
+        }
         let left = remake::forget(&gateway, &table, remembered).await;
         at_once(&table, left.into_iter().map(Change::Removed).collect(), wait_for_one).await;
     };
