@@ -151,6 +151,34 @@ impl Results {
     }
 }
 
+#[cfg(test)]
+impl Results {
+    /// With nothing else in it.
+    pub fn of_cells(cells: Vec<Cell>) -> Results {
+        let link =
+            Link { round_trip_ms: 20.0, megabits: 600, measured_ms: 20.0, measured_out: 0.0, measured_back: 0.0 };
+        Results {
+            name: "wan-s".into(),
+            partial: false,
+            link: link.clone(),
+            between: link,
+            size: 's',
+            runs: 1,
+            seed: 1,
+            storage: "memory".into(),
+            machine: Machine::describe(),
+            load_after: 0.0,
+            took_s: 0.0,
+            order: Vec::new(),
+            inputs: Vec::new(),
+            cells,
+            latency: Vec::new(),
+            splits: Vec::new(),
+            faults: Vec::new(),
+        }
+    }
+}
+
 impl Cell {
     /// The median.
     pub fn median(&self) -> f64 {

@@ -149,3 +149,45 @@ fn never_slower(results: &Results) -> Verdict {
         seen: if slower.is_empty() { "none slower".into() } else { slower.join(", ") },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Samples;
+    use crate::table::results::Cell;
+
+    fn cell(workload: &str, system: &str, seconds: f64, limited: bool) -> Cell {
+        let seconds = Samples::one(seconds);
+        Cell {
+            workload: workload.into(),
+            system: system.into(),
+            summary: seconds.summary(),
+            seconds,
+            limited,
+            bytes: 0.0,
+            posh: None,
+        }
+    }
+
+    #[test]
+    fn a_lower_bound_can_meet_a_target_and_cannot_miss_it() {
+        let check = |sshfs: f64, limited: bool, met: Option<bool>| {
+            let results =
+                Results::of_cells(vec![cell("tar-x", "sshfs", sshfs, limited), cell("tar-x", "posh", 1.0, false)]);
+            assert_eq!(faster(&results, "tar-x", 300.0).unwrap().met, met, "{sshfs} {limited}");
+        };
+        check(301.0, false, Some(true));
+        check(301.0, true, Some(true));
+        check(299.0, false, Some(false));
+        check(299.0, true, None);
+    }
+
+    #[test]
+    fn five_per_cent_are_allowed() {
+        let met = |posh: f64| {
+            let cells = vec![cell("comm", "sshfs", 1.0, false), cell("comm", "posh", posh, false)];
+            never_slower(&Results::of_cells(cells)).met
+        };
+        assert_eq!((met(1.04), met(1.06)), (Some(true), Some(false)));
+    }
+}
