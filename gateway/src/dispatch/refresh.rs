@@ -131,6 +131,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     let made_again = gateway.remnants.touched(&changes);
     gateway.remnants.add(large_trees);
     let all = async {
+        at_once(&table, beside_listings(&changes), look_up).await;
         let mut remembered = at_once(&table, changes, refresh_one).await;
         for tree in made_again {
             remembered.extend(gateway.remnants.forget(&table, &tree).await);
@@ -175,6 +176,20 @@ async fn at_once(
         })
     });
     all.await.unwrap_or_default()
+}
+
+/// Files in directories whose listings are to be forgotten: while that is under way, the kernel lets nobody look up names in
+/// them, so that is done before.
+fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
+    let is_beside = |change: &&Change| {
+        let listing = change.path().parent().map(|parent| Change::ListingChanged(parent.to_owned()));
+        matches!(change, Change::FileWritten(_)) && listing.is_some_and(|listing| changes.contains(&listing))
+    };
+    changes.iter().filter(is_beside).cloned().collect()
+}
+
+fn look_up(_: &MountTable, change: &Change) -> io::Result<Left> {
+    change.path().symlink_metadata().map(|_| Left::Nothing)
 }
 
 fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
