@@ -219,10 +219,10 @@ impl Lab {
         self.mounts.drain(..).try_for_each(|(path, service)| services::unmount(&self.workstation, &path, service))
     }
 
-    /// Mounts everything anew, with further options of sshfs.
-    pub fn remount(&mut self, options: &[String]) -> Result<()> {
+    /// Mounts what the first `count` servers serve anew, with further options of sshfs.
+    pub fn remount(&mut self, count: usize, options: &[String]) -> Result<()> {
         self.unmount()?;
-        let specs: Vec<_> = self.servers.iter().map(|s| s.spec.clone()).collect();
+        let specs: Vec<_> = self.servers.iter().take(count).map(|s| s.spec.clone()).collect();
         self.mounts = mount_all(&self.workstation, &specs, options)?;
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::sample::Samples;
 
 /// A cell is run again only while its runs have not taken longer than this together: the
 /// slow ones are the ones with the least spread, and the whole bench has to end.
-const REPEAT_BUDGET_S: f64 = 25.0;
+const REPEAT_BUDGET_S: f64 = 15.0;
 
 /// What is asked of every run.
 #[derive(Debug, Clone, Copy)]
@@ -31,11 +31,12 @@ pub struct Terms {
 
 impl Terms {
     /// A run that is not over by then is ended.
-    pub fn limit_of(&self, system: System) -> Duration {
+    pub fn limit_of(&self, workload: &Workload, system: System) -> Duration {
+        let limit = self.limit.min(Duration::from_secs(workload.limit_s));
         match system {
             // The default is what is compared with; a fraction shows whether these change the order of magnitude.
-            System::SshfsTuned | System::PoshElsewhere => self.limit / 5,
-            _ => self.limit,
+            System::SshfsTuned | System::PoshElsewhere => limit / 10,
+            _ => limit,
         }
     }
 }
@@ -109,7 +110,7 @@ pub fn try_once(
 ) -> Result<Trial> {
     place.prepare(workload, system)?;
     let (mut script, under) = system.script(workload, terms.size);
-    script.limit = terms.limit_of(system);
+    script.limit = terms.limit_of(workload, system);
     script.options = options.iter().map(|o| (*o).to_owned()).collect();
     let (gateways, executors) = (Mark::set(&place.gateways()?), Mark::set(&place.executors()?));
     let before = place.lab.bytes_moved()?;

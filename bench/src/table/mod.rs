@@ -49,7 +49,7 @@ pub struct Options {
     /// Decides the order of the systems; else the time does.
     #[arg(long)]
     seed: Option<u64>,
-    /// When a run is ended, seconds; its cell is a lower bound then.
+    /// When a run is ended, seconds, if not sooner; its cell is a lower bound then.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
     /// Keeps the servers' data in this directory of a disk instead of in memory.

@@ -29,7 +29,9 @@ const WARM: &str = "warm";
 const READ_PROGRAMS: &str = "for p in cat grep sed cut head tail sort uniq wc awk jq pr git tar gzip find xargs comm diff cmp \
     stat md5sum mkdir rm mv cp ls ssh; do \"$p\" --version; done\n\
     printf 'P6 1 1 255 abc' | convert ppm:- gif:-; mogrify -version\n\
-    printf x | parallel --will-cite echo; \"$1/posh-stage\"; \"$1/posh\" --version";
+    \"$1/posh-stage\"; \"$1/posh\" --version";
+/// The same of GNU parallel, which takes its time.
+const READ_PARALLEL: &str = "printf x | parallel --will-cite echo";
 
 /// The laboratory and what stands in it for one run.
 #[derive(Debug)]
@@ -78,12 +80,12 @@ impl Place {
         services::write_file(&self.lab.workstation, SCRIPT_FILE, workload.script.as_bytes())?;
         drop_caches()?;
         if system.mounts() {
-            self.lab.remount(&system.mount_options())?;
+            self.lab.remount(workload.servers, &system.mount_options())?;
         }
         if system == System::SshfsTuned {
-            self.read_ahead()?;
+            self.read_ahead(workload.servers)?;
         }
-        self.read_programs()?;
+        self.read_programs(system)?;
         match system {
             System::Server => self.mount_others(workload.servers)?,
             System::SshMaster | System::Parallel => self.connect_masters(workload.servers)?,
@@ -197,8 +199,8 @@ impl Place {
     }
 
     /// Sets the read-ahead of the workstation's mounts, which sshfs has no option for.
-    fn read_ahead(&self) -> Result<()> {
-        for number in 1..=self.lab.servers.len() {
+    fn read_ahead(&self, servers: usize) -> Result<()> {
+        for number in 1..=servers {
             let metadata = fs::metadata(self.lab.workstation.path(self.lab.mount(number)))?;
             let device = std::os::unix::fs::MetadataExt::dev(&metadata);
             let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
@@ -208,9 +210,10 @@ impl Place {
         Ok(())
     }
 
-    fn read_programs(&self) -> Result<()> {
+    fn read_programs(&self, system: System) -> Result<()> {
+        let also = if system == System::Parallel { READ_PARALLEL } else { "true" };
         let mut command = self.lab.workstation.command("bash");
-        command.args(["-c", READ_PROGRAMS, "bash"]).arg(self.lab.workstation.programs());
+        command.args(["-c", &format!("{READ_PROGRAMS}; {also}"), "bash"]).arg(self.lab.workstation.programs());
         // Not all of them know --version, and some say so.
         command.stdout(Stdio::null()).stderr(Stdio::null()).env("PARALLEL_HOME", "/tmp/parallel");
         self.lab.workstation.spawn(command)?.wait()?;
