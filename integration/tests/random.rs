@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use posh_integration::explain::Report;
 use posh_integration::oracle::{Door, Under};
@@ -30,14 +30,17 @@ const CASES: usize = 2_000;
 const CASES_FULL: usize = 20_000;
 /// Faults that are shrunk and shown before the rest is left.
 const FAULTS: usize = 3;
+/// Loops within loops start hundreds of commands, on machines that do other things as well.
+const LIMIT: Duration = Duration::from_secs(400);
 /// Each worker has laboratories of its own; two cores have work for so many.
 const WORKERS: usize = 2;
 /// Trees of strategies are deep, and large without optimisation.
 const STACK_BYTES: usize = 64 << 20;
 /// So often it says how far it is.
 const PROGRESS: usize = 500;
-/// Smaller programs that are tried for one fault.
+/// Smaller programs that are tried for one fault, and for how long: those that hang take their time.
 const SHRINKS: usize = 400;
+const SHRINKING: Duration = Duration::from_secs(180);
 /// The share of programs, of which something ran on the server, that is demanded.
 const OFFLOADED: f64 = 0.5;
 
@@ -122,6 +125,7 @@ fn run(lab: &Lab, under: Under, case: &Case<'_>, name: &str) -> std::result::Res
     let mount = lab.mount(1).join(name);
     let local = format!("/home/user/{name}");
     let mut script = Script::new(case.script).variable("D", mount.to_str().unwrap()).variable("L", local);
+    script.limit = LIMIT;
     let settings = &case.program.settings;
     script = script.door(if settings.by_path { Door::Path } else { Door::Hook });
     if settings.inside {
@@ -177,8 +181,9 @@ fn drawn(seed: u64, number: usize) -> impl ValueTree<Value = Program> {
 fn shrunk(pair: &Pair, mut tree: impl ValueTree<Value = Program>, number: usize, mut why: String) -> String {
     let mut smallest = tree.current();
     let mut moved = tree.simplify();
+    let start = Instant::now();
     for attempt in 0..SHRINKS {
-        if !moved {
+        if !moved || start.elapsed() > SHRINKING {
             break;
         }
         let program = tree.current();

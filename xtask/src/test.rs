@@ -58,7 +58,7 @@ impl Sum {
 
     fn tests(&mut self, full: bool, filter: Option<&str>) -> Result<()> {
         let mut command = cargo::command(&["test", "--workspace", "--no-fail-fast"]);
-        command.args(filter).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(filter);
         if full {
             command.env("POSH_TEST_FULL", "1");
             match bash_tests::fetch() {
@@ -67,7 +67,7 @@ impl Sum {
             }
         }
         println!("$ {}", cargo::line(&command));
-        let mut child = command.spawn().context("cannot start cargo test")?;
+        let mut child = with_default_signals(&command).spawn().context("cannot start cargo test")?;
         let output = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         let before = *self;
         for line in output.split(b'\n') {
@@ -96,6 +96,24 @@ impl Sum {
             |what: &str| counts.split([';', '.']).find_map(|p| p.trim().strip_suffix(what)?.trim().parse().ok());
         Some(Sum { passed: count("passed")?, failed: count("failed")? })
     }
+}
+
+/// The same command through env(1), with the signals that a background job of a shell or nohup(1) ignore as they
+/// are elsewhere: tests interrupt and hang up what they start.
+fn with_default_signals(command: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg("--default-signal=HUP,INT,QUIT").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => env.env(name, value),
+            None => env.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        env.current_dir(directory);
+    }
+    env.stdin(Stdio::null()).stdout(Stdio::piped());
+    env
 }
 
 #[cfg(test)]
