@@ -1,5 +1,5 @@
 //! The functions that stand in front of the C library's, by its names: each says
-//! what is to be executed, and [`crate::door`] decides how. They behave as the manual of the function says.
+//! what is to be executed, and `door` decides how. They behave as the manual of the function says.
 #![allow(unsafe_code, reason = "C functions that get raw pointers and call the C library's own")]
 
 use core::{

@@ -55,7 +55,7 @@ impl Effect {
 }
 
 /// Runs all cases without each rule in turn and prints a table; true when at least
-/// [`ENOUGH`] cases hold each rule and none of them stays green.
+/// five cases hold each rule and none of them stays green.
 pub fn table(cases: &[Case], setting: &Setting, jobs: usize) -> Result<bool> {
     println!("| left out | cases of it that fail | other cases that fail | which |\n|---|---:|---:|---|");
     let mut complete = true;

@@ -1,6 +1,6 @@
 //! A program as text for bash. Where what was drawn would depend on how fast which
-//! process is, something else is written in its place: the rules are at [`Around`]
-//! (what may be said where) and at [`Writer::pipeline`].
+//! process is, something else is written in its place: the rules are at `Around`
+//! (what may be said where) and at `Writer::pipeline`.
 
 mod commands;
 mod words;
