@@ -253,18 +253,26 @@ fn fill(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// What belongs to one pipeline is found out against the clock: a placement that was missed, with the
+/// right output, is tried once more.
+fn placed(arena: &Arena, name: &str, script: &Script, offloaded: &[&str]) -> Result<Report, String> {
+    let missed = |report: &Report| kept_here(report, offloaded);
+    let report = arena.attempt(name, script)?;
+    let Some(first) = missed(&report) else { return Ok(report) };
+    println!("tried again: {name}: {first}");
+    let report = arena.attempt(&format!("{name}-again"), script)?;
+    missed(&report).map_or(Ok(report), |fault| Err(format!("{name}: {fault} in\n  {}", script.text)))
+}
+
 fn try_all(cases: &[Case], check: impl Fn(&str, &Report) -> Option<String>) {
     let arena = Arena::new(fill);
     let mut faults = Vec::new();
     for (name, text, offloaded) in cases {
         let script = Script::new(*text).door(Door::Hook);
-        match arena.attempt(name, &script) {
-            Err(fault) => faults.push(fault),
-            Ok(report) => {
-                let fault = kept_here(&report, offloaded).or_else(|| check(name, &report));
-                faults.extend(fault.map(|f| format!("{name}: {f} in\n  {text}")));
-            }
-        }
+        faults.extend(placed(&arena, name, &script, offloaded).map_or_else(Some, |report| {
+            let fault = check(name, &report);
+            fault.map(|f| format!("{name}: {f} in\n  {text}"))
+        }));
     }
     assert_none(&faults, cases.len());
 }

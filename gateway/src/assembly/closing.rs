@@ -158,8 +158,11 @@ impl Pipe<'_> {
         if self.actors.stage_programs.contains(&process.executable) {
             return Some(WILL_ENLIST);
         }
-        if process.waits_for_children() || process.reads_from(self.inode) {
+        if process.reads_from(self.inode) {
             return None;
+        }
+        if process.waits_for_children() {
+            return self.patience_with_children_of(process);
         }
         if process.executable.as_os_str().is_empty() {
             // In the middle of an execve.
@@ -178,6 +181,18 @@ impl Pipe<'_> {
             return Some(EXPANDS_OUTPUT);
         }
         (!(self.actors.settled)(process)).then_some(MAY_FORK)
+    }
+
+    /// A process that waits for its children goes on as soon as one of them has ended: the
+    /// shell that has read a `$(...)` to its end waits like this for a moment, then execs.
+    fn patience_with_children_of(&self, process: &Process) -> Option<Duration> {
+        let children = || self.snapshot.processes().filter(|p| p.parent == process.pid);
+        if children().any(|child| child.ending && !child.is_dead()) {
+            return Some(MAY_FORK);
+        }
+        // Seen dead just after its parent was seen to wait; some parents leave such a child alone.
+        let just_died = children().any(Process::is_dead) && !(self.actors.settled)(process);
+        just_died.then_some(MAY_EXEC)
     }
 
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.

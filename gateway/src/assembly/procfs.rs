@@ -4,7 +4,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs,
+    fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
@@ -28,6 +28,8 @@ pub struct Process {
     pub state: char,
     /// The program it runs.
     pub executable: PathBuf,
+    /// It is in the middle of its exit(2): it has no program any more.
+    pub ending: bool,
     /// The pipe ends it holds, of those that were asked for.
     pub pipe_ends: Vec<PipeEnd>,
     /// The regular files it has open, of those that were asked for.
@@ -181,11 +183,13 @@ pub fn processes_below(roots: &[Pid], orphans: &mut Orphans) -> HashSet<Pid> {
 
 fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     let (parent, state, _) = read_stat(pid)?;
+    let executable = fs::read_link(format!("/proc/{pid}/exe"));
     let mut process = Process {
         pid,
         parent,
         state,
-        executable: fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default(),
+        ending: executable.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound),
+        executable: executable.unwrap_or_default(),
         pipe_ends: Vec::new(),
         files: Vec::new(),
         system_call: None,

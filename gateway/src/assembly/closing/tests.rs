@@ -46,6 +46,7 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
         parent: if pid == SHELL { 1 } else { SHELL },
         state,
         executable: executable.into(),
+        ending: executable.is_empty(),
         pipe_ends: pipe_ends.collect(),
         files: Vec::new(),
         system_call: call.map(|number| (number, 0)),
@@ -114,6 +115,18 @@ fn queued_bytes_are_a_boundary() {
 fn a_second_writer_is_a_boundary() {
     let other = process(30, 'S', "/usr/bin/yes", &[(1, 7, true)], Some(WAIT4));
     assert_eq!(look(&pair(), vec![other]).edges, []);
+}
+
+#[test]
+fn a_shell_whose_child_ends_goes_on() {
+    // cat $(cat names) | wc: the writer has read its words, and waits for who wrote them.
+    let reader = || [stage(21, &[(0, 7, false)], 0, &[])];
+    let shell = || process(30, 'S', "/bin/bash", &[(1, 7, true)], Some(WAIT4));
+    let child = |state: char, executable: &str| Process { parent: 30, ..process(31, state, executable, &[], None) };
+    assert_eq!(patience(&look(&reader(), vec![shell(), child('R', "")])), [(0, MAY_FORK)]);
+    assert_eq!(patience(&look(&reader(), vec![shell(), child('Z', "")])), [(0, MAY_EXEC)]);
+    // { cat a > b; cat c; } | wc: it may take long.
+    assert_eq!(patience(&look(&reader(), vec![shell(), child('S', "/bin/cat")])), []);
 }
 
 #[test]
