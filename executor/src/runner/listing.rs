@@ -4,14 +4,17 @@
 use std::{
     ffi::{CStr, CString, OsStr, OsString},
     fs::Metadata,
-    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    },
     path::Path,
 };
 
 use nix::{
     dir::{Dir, Type},
     errno::Errno,
-    fcntl::{AtFlags, OFlag},
+    fcntl::{AtFlags, OFlag, open},
     libc,
     sys::{
         stat::{FileStat, Mode, fstatat},
@@ -65,10 +68,34 @@ impl Listing {
         &self.entries
     }
 
+    pub fn into_entries(self) -> Vec<Entry> {
+        self.entries
+    }
+
     /// What an entry is; `None` if it has gone.
     pub fn status(&self, entry: &Entry) -> Option<FileStat> {
-        fstatat(&self.directory, entry.name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
+        status_in(&self.directory, entry)
     }
+}
+
+/// A directory whose entries are known from before.
+pub struct Known(OwnedFd);
+
+impl Known {
+    /// Reads nothing.
+    pub fn open(path: &Path) -> Option<Self> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        open(path, flags, Mode::empty()).ok().map(Self)
+    }
+
+    /// What an entry is; `None` if it has gone.
+    pub fn status(&self, entry: &Entry) -> Option<FileStat> {
+        status_in(&self.0, entry)
+    }
+}
+
+fn status_in(directory: impl AsFd, entry: &Entry) -> Option<FileStat> {
+    fstatat(directory, entry.name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
 }
 
 pub fn is_directory(status: &FileStat) -> bool {
