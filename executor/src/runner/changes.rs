@@ -130,7 +130,23 @@ impl Watch {
         if changes.directories.len() > MAX_REPORTED {
             changes = Changes { incomplete: true, ..Changes::default() };
         }
+        self.keep_unread();
         changes
+    }
+
+    /// Who has read one of the command's own directories while it ran was the command. What it made is read by nobody yet,
+    /// and would count as read, its times being equal.
+    fn keep_unread(&self) {
+        self.before.unread.iter().for_each(|directory| listing::keep_unread(directory));
+        let noted: HashSet<&PathBuf> = self.before.growing.iter().collect();
+        let changed = |top: &&&PathBuf| fs::symlink_metadata(top).is_ok_and(|found| self.is_newer(&found));
+        let tops = noted.iter().filter(|top| self.trees.growing.contains(**top) && self.trees.is_own(top));
+        for top in tops.filter(changed) {
+            let listing = Listing::read(top);
+            let directories = listing.iter().flat_map(Listing::entries).filter(|entry| entry.is_directory);
+            let directories = directories.map(|entry| top.join(entry.name()));
+            directories.filter(|below| !noted.contains(below)).for_each(|made| listing::keep_unread(&made));
+        }
     }
 
     /// A root that came or went changed the directory above, which nobody walks.
@@ -291,7 +307,7 @@ impl Before {
 
     /// To be called before it is read here.
     fn note_reader(&mut self, trees: &Trees, directory: &Path) {
-        if trees.own.iter().any(|own| directory.starts_with(own)) {
+        if trees.is_own(directory) {
             let is_unread = fs::symlink_metadata(directory).is_ok_and(|found| listing::is_unread(&found));
             self.unread.extend(is_unread.then(|| directory.to_owned()));
         }
@@ -316,6 +332,10 @@ impl Trees {
 }
 
 impl Trees {
+    fn is_own(&self, directory: &Path) -> bool {
+        self.own.iter().any(|own| directory.starts_with(own))
+    }
+
     /// Whether each file that changes in this directory is a new one.
     fn replaces(&self, directory: &Path) -> bool {
         let holds = |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
@@ -472,6 +492,43 @@ mod tests {
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
         assert_eq!(watch.changes().directories, expect.collect());
+    }
+
+    #[test]
+    fn what_only_a_command_itself_has_read_stays_unread() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let objects = tree.path().join(".git/objects");
+        fs::create_dir_all(&objects).expect("a directory");
+        let contract = WatchedTree {
+            only: vec![".git".into()],
+            grows: vec![".git/objects".into()],
+            own: vec![".git".into()],
+            ..Default::default()
+        };
+        let watch = || {
+            let mut trees = Trees::default();
+            trees.add(tree.path().to_owned(), &contract);
+            Watch::since(moment_after(clock.path()), trees)
+        };
+        if !listing::tells_readers(&objects) {
+            return;
+        }
+        let told = |watch: &Watch| watch.changes().directories.contains_key(&objects.join("aa"));
+        let first = watch();
+        fs::create_dir(objects.join("aa")).expect("a directory");
+        fs::write(objects.join("aa/1"), "").expect("a file");
+        // As git does that looks which abbreviations are free.
+        fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
+        assert!(!told(&first), "nobody knew of it");
+        let second = watch();
+        fs::write(objects.join("aa/2"), "").expect("a file");
+        fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
+        assert!(!told(&second), "nobody else has read it");
+        fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
+        let third = watch();
+        fs::write(objects.join("aa/3"), "").expect("a file");
+        assert!(told(&third), "somebody has read it");
     }
 
     #[test]

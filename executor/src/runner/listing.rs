@@ -3,7 +3,7 @@
 
 use std::{
     ffi::{CStr, CString, OsStr, OsString},
-    fs::Metadata,
+    fs::{self, Metadata},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
@@ -14,12 +14,13 @@ use std::{
 use nix::{
     dir::{Dir, Type},
     errno::Errno,
-    fcntl::{AtFlags, OFlag, open},
+    fcntl::{AT_FDCWD, AtFlags, OFlag, open},
     libc,
     sys::{
-        stat::{FileStat, Mode, fstatat},
+        stat::{FileStat, Mode, UtimensatFlags, fstatat, utimensat},
         statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
         statvfs::{FsFlags, statvfs},
+        time::TimeSpec,
     },
 };
 
@@ -117,10 +118,20 @@ pub fn is_unread(found: &Metadata) -> bool {
     (found.atime(), found.atime_nsec()) < (found.mtime(), found.mtime_nsec())
 }
 
+/// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of reading becomes a moment
+/// before its last change. Where the directory is not ours it stays read.
+pub fn keep_unread(directory: &Path) {
+    let Ok(found) = fs::symlink_metadata(directory) else { return };
+    if found.is_dir() && !is_unread(&found) {
+        let before = TimeSpec::new(found.mtime(), found.mtime_nsec()) - TimeSpec::new(0, 1);
+        let flag = UtimensatFlags::NoFollowSymlink;
+        let _no_matter = utimensat(AT_FDCWD, directory, &before, &TimeSpec::UTIME_OMIT, flag);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn a_reader_leaves_a_trace_and_we_leave_none() {
