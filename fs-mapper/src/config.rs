@@ -8,11 +8,12 @@ mod mistake;
 mod near;
 mod read;
 
-pub use address::{Address, AddressFault};
+pub use address::{Address, AddressFault, Login};
 pub use mistake::{ConfigErrors, Mistake, Position};
 
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A configuration without mistakes. `Config::default()` is "none": no
@@ -34,7 +35,7 @@ pub struct Config {
 pub struct ExecutorConfig {
     /// What `[[mount]]` calls it.
     pub name: ExecutorName,
-    /// Where it listens.
+    /// How it is reached.
     pub address: Address,
 }
 
@@ -45,7 +46,8 @@ pub struct MountConfig {
     pub path: PathBuf,
     /// One of [`Config::executors`].
     pub executor: ExecutorName,
-    /// As the executor names it.
+    /// As the executor names it. One that ssh starts is told what to serve, by this: an
+    /// absolute path on its machine, or `~` or `~/...` for what is below the login's home.
     pub export: String,
     /// The directory below the export that is mounted; empty for its root.
     pub sub_path: PathBuf,
@@ -66,6 +68,8 @@ pub struct GatewayConfig {
     pub idle_timeout_s: u64,
     /// Further directories of annotation files, absolute.
     pub annotations: Vec<PathBuf>,
+    /// The program that is ssh, and its first arguments; never empty.
+    pub ssh_command: Vec<String>,
 }
 
 /// Values of `scheduler`.
@@ -87,6 +91,7 @@ impl Default for GatewayConfig {
             scheduler: Scheduler::Greedy,
             idle_timeout_s: DEFAULT_IDLE_TIMEOUT_S,
             annotations: Vec::new(),
+            ssh_command: vec![String::from("ssh")],
         }
     }
 }
@@ -119,6 +124,12 @@ impl Config {
     /// wrong name is an error and not silently passed over.
     pub fn find_default() -> Option<PathBuf> {
         find::find(|name| std::env::var_os(name), Path::new("/etc"))
+    }
+
+    /// What the mounts of an executor name as their exports, each once, in order.
+    pub fn exports_of(&self, executor: &ExecutorName) -> Vec<String> {
+        let mounts = self.mounts.iter().filter(|mount| mount.executor == *executor);
+        mounts.map(|mount| mount.export.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// An executor by name.
