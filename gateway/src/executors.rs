@@ -1,5 +1,6 @@
 //! The executors of this configuration and the warm connection to each: made
-//! before the first pipeline needs it, with what the executor said of itself.
+//! before the first pipeline needs it, with what the executor said of itself. The
+//! way there is `posh_reach`'s matter.
 
 use std::{
     collections::HashMap,
@@ -7,28 +8,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fs_mapper::{ExecutorName, config::ExecutorConfig};
+use fs_mapper::{ExecutorName, config::Config};
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest, executor_client::ExecutorClient},
 };
+use posh_reach::{Carrier, Reached, Route};
 use tokio::sync::{Notify, watch};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::plan::ExecutorId;
 
-/// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
-/// and a loopback link takes far more.
-pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
-/// All streams of a connection together; credits keep the streams below it, so
-/// that none that is read late can hold up the others.
-pub const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
-/// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time for a gigabyte.
-const FRAME_BYTES: u32 = 1 << 20;
-/// Keepalive: a frozen peer is noticed after the two together.
-const KEEPALIVE: Duration = Duration::from_secs(2);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// What one attempt to connect and ask may take in all.
+/// What the answers may take, once there is a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
 /// Pauses between attempts, doubling.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
@@ -67,8 +58,9 @@ pub struct Executor {
     pub id: ExecutorId,
     /// Its name there.
     pub name: ExecutorName,
-    /// Where it listens.
+    /// Where it is, as the configuration says.
     pub address: String,
+    route: Route,
     state: watch::Sender<State>,
     retry: Notify,
 }
@@ -80,12 +72,13 @@ pub struct Executors(Arc<Vec<Arc<Executor>>>);
 impl Executors {
     /// Starts to connect to each. `commands` are those whose identity matters.
     #[must_use]
-    pub fn start(configured: &[ExecutorConfig], commands: &Arc<Vec<String>>) -> Self {
-        let executors = configured.iter().enumerate().map(|(index, config)| {
+    pub fn start(config: &Config, commands: &Arc<Vec<String>>) -> Self {
+        let executors = config.executors.iter().enumerate().map(|(index, executor)| {
             let executor = Arc::new(Executor {
                 id: ExecutorId(index),
-                name: config.name.clone(),
-                address: config.address.as_str().to_owned(),
+                name: executor.name.clone(),
+                address: executor.address.to_string(),
+                route: Route::to(executor, config),
                 state: watch::Sender::new(State::Connecting),
                 retry: Notify::new(),
             });
@@ -139,12 +132,19 @@ impl Executor {
 
     /// A run found the connection broken: try anew.
     pub fn lost(&self, connection: &Arc<Connection>, why: &str) {
+        if self.broke(connection, why) {
+            self.retry.notify_one();
+        }
+    }
+
+    /// Whether it was the one in use.
+    fn broke(&self, connection: &Arc<Connection>, why: &str) -> bool {
         let is_current = matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
         if is_current {
             tracing::warn!(executor = %self.name, why, "connection lost");
             self.state.send_replace(State::Unreachable(why.to_owned()));
-            self.retry.notify_one();
         }
+        is_current
     }
 
     fn out_of_reach(&self, why: &str) -> String {
@@ -154,18 +154,25 @@ impl Executor {
     async fn keep_connected(self: Arc<Self>, commands: Arc<Vec<String>>) {
         let mut pause = RETRY_FIRST;
         loop {
-            match tokio::time::timeout(GREETING_TIMEOUT, greet(&self.address, &commands)).await {
-                Ok(Ok(connection)) => {
+            match greet(&self.route, &commands).await {
+                Ok((connection, carrier)) => {
                     tracing::info!(executor = %self.name, address = self.address, rtt = ?connection.rtt, "connected");
-                    self.state.send_replace(State::Ready(Arc::new(connection)));
                     pause = RETRY_FIRST;
-                    self.retry.notified().await;
+                    self.keep(Arc::new(connection), carrier).await;
                 }
-                Ok(Err(why)) => self.note_failure(&why),
-                Err(_) => self.note_failure("it does not answer"),
+                Err(why) => self.note_failure(&why),
             }
             let _ = tokio::time::timeout(pause, self.retry.notified()).await;
             pause = (pause * 2).min(RETRY_LAST);
+        }
+    }
+
+    /// Until the connection is found to be broken, or is.
+    async fn keep(&self, connection: Arc<Connection>, mut carrier: Carrier) {
+        self.state.send_replace(State::Ready(Arc::clone(&connection)));
+        tokio::select! {
+            () = self.retry.notified() => {}
+            why = carrier.ended() => drop(self.broke(&connection, &why)),
         }
     }
 
@@ -179,18 +186,14 @@ impl Executor {
 }
 
 /// Connects and asks what the pipelines will need to know.
-async fn greet(address: &str, commands: &[String]) -> Result<Connection, String> {
-    let endpoint = Endpoint::from_shared(address.to_owned())
-        .map_err(|e| format!("bad address: {e}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_frame_size(FRAME_BYTES)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
-        .keep_alive_while_idle(true);
-    let channel = endpoint.connect().await.map_err(|e| root_cause(&e))?;
+async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
+    let Reached { channel, carrier } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+    let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
+    let connection = answers.unwrap_or_else(|_| Err("it does not answer".to_owned()))?;
+    Ok((connection, carrier))
+}
+
+async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {
     let mut client = ExecutorClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -210,9 +213,4 @@ async fn greet(address: &str, commands: &[String]) -> Result<Connection, String>
     let tools = tools.map_err(|e| e.message().to_owned())?.into_inner().tools;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
     Ok(Connection { client, about, tools, rtt })
-}
-
-/// The innermost cause says what a user understands ("Connection refused").
-fn root_cause(error: &dyn std::error::Error) -> String {
-    std::iter::successors(error.source(), |e| e.source()).last().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -84,7 +84,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
     let library = load_annotations(&config);
     let table = MountTable::new(&config, &MountInfo::read()?);
     let commands = Arc::new(library.commands().map(str::to_owned).collect::<Vec<_>>());
-    let executors = Executors::start(&config.executors, &commands);
+    let executors = Executors::start(&config, &commands);
     let sessions = Sessions::new(listeners.directory.clone(), listeners.stage_socket.clone());
     let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions));
     let idle = Duration::from_secs(config.gateway.idle_timeout_s);

@@ -63,7 +63,11 @@ fn state_text(state: &State, export: Option<&str>) -> String {
         State::Ready(connection) => match export {
             Some(name) if !connection.about.exports.iter().any(|e| e.name == name) => {
                 let known: Vec<&str> = connection.about.exports.iter().map(|e| e.name.as_str()).collect();
-                format!("no export of that name; it has {}", known.join(", "))
+                if name.starts_with(['/', '~']) {
+                    format!("{name} can't be opened there; it has {}", known.join(", "))
+                } else {
+                    format!("no export of that name; it has {}", known.join(", "))
+                }
             }
             _ => "connected".to_owned(),
         },
