@@ -107,7 +107,7 @@ impl Config {
     }
 
     /// A configuration of those `exports` that there are, for one connection of who asked for
-    /// them: one that is missing does not keep the others from being served.
+    /// them, who is told which those are.
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
         let mut config = Self::empty(default_listen(), false);

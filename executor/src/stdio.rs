@@ -61,7 +61,11 @@ impl Stdio {
         dup2_stdin(null).attempting(|| "replace standard input".to_owned())?;
         dup2_stdout(io::stderr()).attempting(|| "replace standard output".to_owned())?;
         let hint = || "serve on standard input and output; --stdio is for ssh, which gives pipes or sockets".to_owned();
-        Ok(Self { input: Input::new(input).attempting(hint)?, output: Output::new(output).attempting(hint)?, open: None })
+        Ok(Self {
+            input: Input::new(input).attempting(hint)?,
+            output: Output::new(output).attempting(hint)?,
+            open: None,
+        })
     }
 
     /// Says that what follows is the executor's: until here, start-up files may have written.

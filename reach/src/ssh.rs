@@ -146,7 +146,8 @@ async fn greeting(stdout: &mut ChildStdout) -> Result<(), NotGreeted> {
             _ if STDIO_GREETING.starts_with(&got) => {}
             _ => {
                 // Its line to the end, for the message.
-                let line = async { while !got.contains(&b'\n') && read_some(stdout, &mut got, SHOWN_BYTES).await > 0 {} };
+                let line =
+                    async { while !got.contains(&b'\n') && read_some(stdout, &mut got, SHOWN_BYTES).await > 0 {} };
                 let _ = timeout(LAST_WORDS, line).await;
                 return Err(NotGreeted::Noise(shown(&got)));
             }

@@ -233,9 +233,7 @@ mod tests {
         let check = |text: &str, expect: Result<(Option<&str>, &str, Option<u16>), AddressFault>| {
             let found = Address::parse(text);
             let parts = |address: &Address| match address {
-                Address::Ssh(login) => {
-                    (login.user().map(str::to_owned), login.host().to_owned(), login.port())
-                }
+                Address::Ssh(login) => (login.user().map(str::to_owned), login.host().to_owned(), login.port()),
                 Address::Http { .. } => panic!("{text} is read as http"),
             };
             let expect = expect.map(|(user, host, port)| (user.map(str::to_owned), host.to_owned(), port));

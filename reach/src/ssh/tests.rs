@@ -22,16 +22,25 @@ async fn fault(script: &str) -> String {
 #[tokio::test]
 async fn every_failure_has_its_words() {
     let cases = [
-        ("echo 'ssh: connect to host store1 port 22: Connection refused' >&2; exit 255", "ssh: connect to host store1 port 22: Connection refused"),
+        (
+            "echo 'ssh: connect to host store1 port 22: Connection refused' >&2; exit 255",
+            "ssh: connect to host store1 port 22: Connection refused",
+        ),
         ("exit 255", "ssh ended without a word (exit status: 255)"),
         ("kill -9 $$", "ssh ended without a word (signal: 9 (SIGKILL))"),
-        ("echo 'sh: 1: exec: posh-executor: not found' >&2; exit 127", "posh-executor is not installed there; run: posh attach ada@store1"),
+        (
+            "echo 'sh: 1: exec: posh-executor: not found' >&2; exit 127",
+            "posh-executor is not installed there; run: posh attach ada@store1",
+        ),
         (
             "echo 'ada@store1: Permission denied (publickey).' >&2; exit 255",
             "ssh: ada@store1: Permission denied (publickey); ssh can ask nothing here, so this must work: \
              ssh -o BatchMode=yes -l ada -- store1 true",
         ),
-        ("printf 'Last login: never\\n'; exec sleep 60", "ada@store1 said \"Last login: never\" where posh-executor was to speak; "),
+        (
+            "printf 'Last login: never\\n'; exec sleep 60",
+            "ada@store1 said \"Last login: never\" where posh-executor was to speak; ",
+        ),
         ("printf posh; exec >&-; exec sleep 60", "ada@store1 said \"posh\" where posh-executor was to speak; "),
         ("printf hello; exec sleep 60", "ada@store1 said \"hello\" where"),
     ];
