@@ -21,7 +21,7 @@ use tonic::transport::Uri;
 use tower::{Service, service_fn};
 
 pub use carried::Carried;
-pub use command::{any_shell, arguments, executor_command, quoted};
+pub use command::{ATTENDED, any_shell, arguments, executor_command, quoted};
 
 use crate::Route;
 use said::Said;

@@ -30,6 +30,9 @@ const UNATTENDED: [&str; 11] = [
     "RemoteCommand=none",
 ];
 
+/// Options of an ssh for one command whose user watches, and answers what it asks.
+pub const ATTENDED: [&str; 7] = ["-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"];
+
 /// Starts ssh with pipes, apart from the signals that the gateway's process group gets.
 pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
     let (program, first) = route.ssh_command.split_first().expect("the configuration has checked it");
