@@ -17,7 +17,8 @@ pub struct Prefixes {
 
 impl Prefixes {
     /// From the table's places: what is not local, and what is mounted inside of that.
-    pub(crate) fn of(places: &Places, automounts: &Places) -> Prefixes {
+    /// `mount_id` tells what is mounted in one of the first, by [`Place::index`].
+    pub(crate) fn of(places: &Places, automounts: &Places, mount_id: impl Fn(usize) -> Option<u32>) -> Prefixes {
         let inside = |place: &Place| {
             let outer = parent(&place.dir).and_then(|dir| places.around(dir));
             outer.is_some_and(|outer| outer.terrain != Terrain::Local)
@@ -25,13 +26,18 @@ impl Prefixes {
         // A path that the automounter will mount comes first: it is an owner's to be.
         let awaited = automounts.iter().map(|place| Place { terrain: Terrain::Owned, ..place.clone() });
         let needed = places.iter().filter(|place| place.terrain != Terrain::Local || inside(place)).cloned();
-        Prefixes::write(&Places::new(awaited.chain(needed).collect()))
+        let is_awaited = |place: &Place| automounts.iter().any(|other| other.dir == place.dir);
+        Prefixes::write(&Places::new(awaited.chain(needed).collect()), |place| {
+            let known = place.terrain == Terrain::Owned && !is_awaited(place);
+            mount_id(place.index).filter(|_| known)
+        })
     }
 
-    fn write(places: &Places) -> Prefixes {
+    fn write(places: &Places, mount_id: impl Fn(&Place) -> Option<u32>) -> Prefixes {
         let mut text = Vec::new();
         for place in places.iter() {
             text.push(kind(place.terrain).letter());
+            text.extend(mount_id(place).map(|id| id.to_string()).unwrap_or_default().into_bytes());
             text.extend_from_slice(&place.dir);
             text.push(0);
         }
@@ -43,7 +49,8 @@ impl Prefixes {
         self.places().owned().map(path_of).collect()
     }
 
-    /// Bytes for the session file: per path a letter for its kind, the path, a NUL.
+    /// Bytes for the session file: per path a letter for its kind, of an owned one the number of its mount
+    /// where that is known, the path, a NUL.
     pub fn encode(&self) -> Vec<u8> {
         self.text.clone()
     }
@@ -87,7 +94,7 @@ mod tests {
     fn prefixes(places: &[(&str, Terrain)]) -> Prefixes {
         let place =
             |(dir, terrain): &(&str, Terrain)| Place { dir: dir.as_bytes().to_vec(), terrain: *terrain, index: 0 };
-        Prefixes::write(&Places::new(places.iter().map(place).collect()))
+        Prefixes::write(&Places::new(places.iter().map(place).collect()), |_| None)
     }
 
     /// Mount points that do not exist: whatever looked below one would find nothing.
@@ -142,9 +149,9 @@ mod tests {
         let place = |dir: &[u8], terrain| Place { dir: dir.to_vec(), terrain, index: 0 };
         let logs = place(b"/posh-t/logs/", Terrain::Owned);
         let table = Places::new(vec![logs.clone(), place(&outer, Terrain::Closed), place(&inner, Terrain::Local)]);
-        assert!(Prefixes::of(&table, &Places::default()).may_touch(b"link", &base));
+        assert!(Prefixes::of(&table, &Places::default(), |_| Some(7)).may_touch(b"link", &base));
         let without = Places::new(vec![logs, place(&outer, Terrain::Closed)]);
-        assert!(!Prefixes::of(&without, &Places::default()).may_touch(b"link", &base));
+        assert!(!Prefixes::of(&without, &Places::default(), |_| None).may_touch(b"link", &base));
     }
 
     #[test]
@@ -160,6 +167,7 @@ mod tests {
         check(b"", Some(0));
         check(b"o/a/\0", Some(1));
         check(b"o/a/\0c/b/\0o/a\xff\n/\0", Some(2));
+        check(b"o12/a/\0", Some(1));
         check(b"o/a/", None);
         check(b"o/a\0", None);
         check(b"oa/\0", None);

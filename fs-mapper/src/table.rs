@@ -172,7 +172,8 @@ impl MountTable {
     /// The short list for the stage program.
     pub fn prefixes(&self) -> Prefixes {
         let awaited = self.absent.iter().filter(|place| self.mounts[place.index].state == MountState::Automount);
-        Prefixes::of(&self.places, &Places::new(awaited.cloned().collect()))
+        let mount_id = |index: usize| self.mounts[index].kernel_id;
+        Prefixes::of(&self.places, &Places::new(awaited.cloned().collect()), mount_id)
     }
 
     /// Makes the automounter mount a path that [`LocalReason::Automount`](crate::LocalReason::Automount)

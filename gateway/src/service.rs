@@ -123,6 +123,8 @@ impl GatewayService for Service {
             let text = format!("posh speaks protocol {}, the running gateway {PROTOCOL_VERSION}", request.protocol);
             return Err(Status::failed_precondition(text));
         }
+        let view = self.gateway.view();
+        self.gateway.look_ahead.begin(&view.table, request.look_ahead.iter().map(path));
         let request = session::Request {
             pid: request.pid,
             explain: request.explain,
@@ -131,7 +133,7 @@ impl GatewayService for Service {
             path: path(&request.path),
             stage_program: path(&request.stage_program),
         };
-        let prefixes = self.gateway.view().table.prefixes().encode();
+        let prefixes = view.table.prefixes().encode();
         let opened = self.gateway.sessions.open(request, &self.gateway.commands, &prefixes);
         let (session, shims) = opened.map_err(|e| session_status(&e))?;
         Ok(Response::new(wire::OpenSessionReply {

@@ -18,6 +18,7 @@ use crate::{
     assembly::{Assembler, Writers},
     dispatch::remnants::Remnants,
     executors::Executors,
+    look_ahead::LookAhead,
     session::Sessions,
     tools::LocalTools,
 };
@@ -47,6 +48,8 @@ pub struct Gateway {
     pub localtime: Vec<u8>,
     /// Pipelines at work now.
     pub running: AtomicUsize,
+    /// Listings of directories that a shell is about to want.
+    pub look_ahead: Arc<LookAhead>,
     /// Trees that were removed behind the backs of mounts.
     pub remnants: Remnants,
     view: Mutex<Arc<View>>,
@@ -85,6 +88,7 @@ impl Gateway {
             machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             running: AtomicUsize::new(0),
+            look_ahead: Arc::default(),
             remnants: Remnants::default(),
             view: Mutex::new(Arc::new(view)),
             pipelines: AtomicU64::new(0),

@@ -13,7 +13,7 @@ use crate::{
     look::{self, Look},
     message::SessionFile,
     session::{self, Session},
-    sys::{self, AT_FDCWD, E2BIG, PATH_BYTES},
+    sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat},
     target::{self, Target},
     text::{Full, Text},
 };
@@ -166,10 +166,12 @@ unsafe fn reach(session: &Session, request: &Request<'_>) -> Option<Reach> {
     let look = Look::new(places, cwd.as_bytes());
     // SAFETY: the caller's promise.
     let mut words = unsafe { strings(request.argv) }.skip(1);
-    let owned = look.cwd_is_owned() || (0..=2).any(|fd| is_owned(places, fd));
+    let standard = [0, 1, 2].map(standard_stream);
+    let mut streams = standard.iter().enumerate();
+    let owned = look.cwd_is_owned() || streams.any(|(fd, stream)| stream.is_some_and(|s| is_owned(places, fd, s)));
     Some(if owned || words.any(|word| look.may_touch(word.to_bytes())) {
         Reach::Mount
-    } else if (0..=1).any(is_pipe) {
+    } else if standard.iter().take(2).flatten().any(|stream| stream.is_pipe()) {
         Reach::Pipe
     } else if always_enlist {
         Reach::Mount
@@ -178,14 +180,19 @@ unsafe fn reach(session: &Session, request: &Request<'_>) -> Option<Reach> {
     })
 }
 
-fn is_owned(places: look::Places<'_>, fd: usize) -> bool {
+/// What descriptor 0, 1 or 2 is.
+fn standard_stream(fd: c_int) -> Option<Stat> {
+    sys::stat(fd, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC)
+}
+
+/// Its mount tells in most cases; the first look into a new process's /proc costs as much as all the rest here.
+fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat) -> bool {
+    if stream.mount.is_some_and(|mount| !places.may_own(mount)) {
+        return false;
+    }
     const LINKS: [&[u8]; 3] = [b"/proc/self/fd/0", b"/proc/self/fd/1", b"/proc/self/fd/2"];
     let target = LINKS.get(fd).and_then(|link| sys::read_link(link).ok());
     target.is_some_and(|target| look::is_owned(places, target.as_bytes()))
-}
-
-fn is_pipe(fd: c_int) -> bool {
-    sys::stat(fd, c"", sys::AT_EMPTY_PATH).is_some_and(sys::Stat::is_pipe)
 }
 
 /// `LD_PRELOAD=` with our library first and then those that the environment names.

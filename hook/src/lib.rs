@@ -19,6 +19,7 @@ mod door;
 pub mod interpose;
 mod lend;
 pub mod look;
+mod memory;
 mod message;
 mod places;
 mod search;

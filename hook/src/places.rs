@@ -1,7 +1,9 @@
 //! The owned mount points and their like, read from the text in which a session
-//! hands them over: per place a letter for what may be done below it, the path
-//! with a slash at its end, a NUL. A slash at the end makes "below" the same as
-//! "begins with".
+//! hands them over: per place a letter for what may be done below it, the number of the
+//! mount where it is known, the path with a slash at its end, a NUL. A slash at the end
+//! makes "below" the same as "begins with".
+
+use crate::text::decimal;
 
 /// What a lookup may do below a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +48,15 @@ pub(crate) enum Found {
     Unknown,
 }
 
+/// One place.
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    terrain: Terrain,
+    /// As in proc_pid_mountinfo(5); `None` where nothing is mounted yet, or it is part of another mount.
+    mount: Option<u64>,
+    dir: &'a [u8],
+}
+
 /// Places as text; a few dozen, so that each question reads them all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places<'a>(&'a [u8]);
@@ -58,19 +69,27 @@ impl<'a> Places<'a> {
         (ends && Self::entries(text).all(|entry| entry.is_some())).then_some(Self(text))
     }
 
-    fn entries(text: &'a [u8]) -> impl Iterator<Item = Option<(Terrain, &'a [u8])>> {
+    fn entries(text: &'a [u8]) -> impl Iterator<Item = Option<Entry<'a>>> {
         let count = if text.is_empty() { 0 } else { usize::MAX };
         let text = text.strip_suffix(b"\0").unwrap_or(text);
         text.split(|byte| *byte == 0).take(count).map(|entry| {
-            let (letter, dir) = entry.split_first()?;
-            let whole = dir.starts_with(b"/") && dir.ends_with(b"/");
-            whole.then_some((Terrain::of(*letter)?, dir))
+            let (letter, rest) = entry.split_first()?;
+            let (digits, dir) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
+            let mount = if digits.is_empty() { None } else { Some(decimal(digits)?) };
+            let terrain = Terrain::of(*letter)?;
+            dir.ends_with(b"/").then_some(Entry { terrain, mount, dir })
         })
     }
 
     /// Each with its path.
     pub fn iter(self) -> impl Iterator<Item = (Terrain, &'a [u8])> {
-        Self::entries(self.0).flatten()
+        Self::entries(self.0).flatten().map(|entry| (entry.terrain, entry.dir))
+    }
+
+    /// Whether something of this mount may be on an owned place: by its `mnt_id` (statx(2)), without its path.
+    pub(crate) fn may_own(self, mount: u64) -> bool {
+        let mut owned = Self::entries(self.0).flatten().filter(|entry| entry.terrain == Terrain::Owned);
+        owned.any(|entry| entry.mount.is_none_or(|owned| owned == mount))
     }
 
     /// The owned ones' paths.
@@ -129,8 +148,17 @@ mod tests {
         };
         check(b"", Some(0));
         check(b"o/a/\0c/b/\0", Some(2));
-        for text in [&b"o/a/"[..], b"o/a\0", b"oa/\0", b"x/a/\0", b"\0", b"o/a/\0\0"] {
+        check(b"o31/a/\0c/b/\0", Some(2));
+        for text in [&b"o/a/"[..], b"o3x/a/\0", b"o/a\0", b"oa/\0", b"x/a/\0", b"\0", b"o/a/\0\0"] {
             check(text, None);
         }
+    }
+
+    #[test]
+    fn mounts_are_known_by_their_numbers() {
+        let may_own = |text: &'static [u8], mount| Places::read(text).unwrap().may_own(mount);
+        assert!(may_own(b"o31/a/\0o32/b/\0", 32) && !may_own(b"o31/a/\0o32/b/\0", 33));
+        assert!(may_own(b"o/a/\0o32/b/\0", 33), "nobody knows what will be mounted there");
+        assert!(!may_own(b"l33/a/\0c/b/\0", 33) && !may_own(b"", 33));
     }
 }

@@ -17,7 +17,8 @@ use core::{
 };
 
 use crate::{
-    sys::{self, AT_FDCWD, File, Mapped, PATH_BYTES},
+    memory::{self, Start},
+    sys::{self, AT_FDCWD, Contents, File, PATH_BYTES},
     text::{Full, Text},
 };
 
@@ -131,9 +132,9 @@ impl Session {
     }
 
     /// The session file, while the session lives.
-    pub(crate) fn file(&self) -> Option<Mapped> {
+    pub(crate) fn file(&self) -> Option<Contents> {
         let path = Text::<PATH_BYTES>::of(&[self.directory(), SESSION_FILE]).ok()?;
-        File::open(AT_FDCWD, path.as_c_str()?)?.map()
+        File::open(AT_FDCWD, path.as_c_str()?)?.contents()
     }
 }
 
@@ -159,10 +160,10 @@ static START: unsafe extern "C" fn(c_int, *const *const c_char, *mut *mut c_char
 /// Runs before `main`, with what `main` will get.
 ///
 /// # Safety
-/// `environment` is null, or the array that the kernel made, which ends in a null
+/// `arguments` has so many; `environment` is null, or the array that the kernel made, which ends in a null
 /// pointer and which nobody else uses now.
 #[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
-unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *mut *mut c_char) {
+unsafe extern "C" fn start(argument_count: c_int, arguments: *const *const c_char, environment: *mut *mut c_char) {
     // Now, since a forked child of a program with threads must not ask the loader.
     for function in Next::ALL {
         function.address();
@@ -180,13 +181,18 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *mut 
         let (session, preload) = (*environment.add(count - 2), *environment.add(count - 1));
         let found = Session::read(CStr::from_ptr(session).to_bytes(), CStr::from_ptr(preload).to_bytes());
         let Some(found) = found else { return };
+        let begin = Start {
+            arguments: (arguments, usize::try_from(argument_count).unwrap_or(0)),
+            first_variable: *environment,
+            auxiliary: environment.add(count + 1).cast(),
+        };
         *KEPT.0.get() = Some(found);
         *environment.add(count - 2) = ptr::null_mut();
         // Some programs (Go's runtime) look for the auxiliary vector behind the first null pointer: the two words
         // between are an entry of it that means nothing, (AT_IGNORE, 0).
         const AT_IGNORE: usize = 1;
         *environment.add(count - 1) = ptr::without_provenance_mut(AT_IGNORE);
-        erase(session, preload);
+        erase(session, preload, &begin);
     }
 }
 
@@ -202,89 +208,18 @@ pub(crate) unsafe fn count(array: *const *const c_char) -> usize {
 /// Removes the strings of the last two variables from where /proc/self/environ shows them.
 ///
 /// # Safety
-/// Both are C strings of ours to write.
-unsafe fn erase(first: *mut c_char, last: *mut c_char) {
-    // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours, all between is theirs.
+/// Both are C strings of ours to write; `start` is as the kernel made it but for these.
+unsafe fn erase(first: *mut c_char, last: *mut c_char, start: &Start) {
+    // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours, all between is theirs;
+    // the rest is the caller's promise.
     unsafe {
         let end = last.add(CStr::from_ptr(last).count_bytes() + 1);
         if first.add(CStr::from_ptr(first).count_bytes() + 1) != last {
             return;
         }
         ptr::write_bytes(first, 0, end.addr() - first.addr());
+        memory::end_environment_at(first.addr(), start);
     }
-    end_environment_at(first.addr());
-}
-
-/// Tells the kernel that the environment's strings end earlier. Without that they
-/// would show as so many NULs.
-fn end_environment_at(address: usize) {
-    const PR_SET_MM: i64 = 35;
-    const PR_SET_MM_ENV_END: i64 = 11;
-    const PR_SET_MM_MAP: i64 = 14;
-    // Needs CAP_SYS_RESOURCE; the other way needs no right, but a kernel with CONFIG_CHECKPOINT_RESTORE, and more time.
-    if sys::prctl(PR_SET_MM, PR_SET_MM_ENV_END, address, 0) {
-        return;
-    }
-    if let Some(mut map) = MemoryMap::of_this_process() {
-        map.env_end = address as u64;
-        sys::prctl(PR_SET_MM, PR_SET_MM_MAP, (&raw const map).addr(), size_of::<MemoryMap>());
-    }
-}
-
-/// `struct prctl_mm_map` of include/uapi/linux/prctl.h.
-#[repr(C)]
-struct MemoryMap {
-    start_code: u64,
-    end_code: u64,
-    start_data: u64,
-    end_data: u64,
-    start_brk: u64,
-    brk: u64,
-    start_stack: u64,
-    arg_start: u64,
-    arg_end: u64,
-    env_start: u64,
-    env_end: u64,
-    auxv: u64,
-    auxv_size: u32,
-    exe_fd: u32,
-}
-
-impl MemoryMap {
-    /// What the kernel has now, from proc_pid_stat(5).
-    fn of_this_process() -> Option<Self> {
-        /// Numbers of at most 20 digits, 52 of them, and the name.
-        const STAT_BYTES: usize = 1200;
-        let mut buffer = [0; STAT_BYTES];
-        let count = File::open(AT_FDCWD, c"/proc/self/stat")?.read(&mut buffer, 0)?;
-        let line = buffer.get(..count)?;
-        let name_end = line.iter().rposition(|byte| *byte == b')')?;
-        // The word behind the name is field 3.
-        let field = |number: usize| decimal(line.get(name_end + 2..)?.split(|byte| *byte == b' ').nth(number - 3)?);
-        Some(Self {
-            start_code: field(26)?,
-            end_code: field(27)?,
-            start_data: field(45)?,
-            end_data: field(46)?,
-            start_brk: field(47)?,
-            brk: sys::heap_end(),
-            start_stack: field(28)?,
-            arg_start: field(48)?,
-            arg_end: field(49)?,
-            env_start: field(50)?,
-            env_end: field(51)?,
-            auxv: 0,
-            auxv_size: 0,
-            exe_fd: u32::MAX,
-        })
-    }
-}
-
-fn decimal(digits: &[u8]) -> Option<u64> {
-    digits.iter().try_fold(0_u64, |value, digit| {
-        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
-        value.checked_mul(10)?.checked_add(digit.into())
-    })
 }
 
 #[cfg(test)]
@@ -305,20 +240,5 @@ mod tests {
         }
         assert!(Session::read(b"POSH_HOOK=", b"LD_PRELOAD=/l").is_none());
         assert!(Session::read(b"HOME=/root", b"LD_PRELOAD=/l").is_none());
-    }
-
-    #[test]
-    fn the_kernel_s_map_of_this_process_is_read() {
-        let map = MemoryMap::of_this_process().unwrap();
-        assert!(map.start_code < map.end_code && map.arg_start < map.arg_end && map.arg_end <= map.env_start);
-        assert!(map.env_start < map.env_end && map.start_brk <= map.brk);
-    }
-
-    #[test]
-    fn numbers() {
-        for (digits, value) in [(&b"0"[..], Some(0)), (b"1234", Some(1234)), (b"-1", None), (b"1x", None)] {
-            assert_eq!(decimal(digits), value);
-        }
-        assert_eq!(decimal(b"18446744073709551616"), None);
     }
 }

@@ -33,6 +33,7 @@ mod c {
 pub const ENOENT: c_int = 2;
 pub const E2BIG: c_int = 7;
 pub const ENOEXEC: c_int = 8;
+pub const ENOMEM: c_int = 12;
 pub const EACCES: c_int = 13;
 pub const ENODEV: c_int = 19;
 pub const ENOTDIR: c_int = 20;
@@ -45,6 +46,8 @@ pub const ESTALE: c_int = 116;
 /// The working directory, for calls that take a directory.
 pub const AT_FDCWD: c_int = -100;
 pub const AT_EMPTY_PATH: c_int = 0x1000;
+/// What is known is good enough: a file on a slow mount costs no round trip.
+pub const AT_STATX_DONT_SYNC: c_int = 0x4000;
 
 /// The kernel's longest path (PATH_MAX), its NUL included.
 pub const PATH_BYTES: usize = 4096;
@@ -59,19 +62,22 @@ const PROT_READ: c_int = 1;
 const PROT_WRITE: c_int = 2;
 const MAP_PRIVATE: c_int = 2;
 const MAP_ANONYMOUS: c_int = 0x20;
-const STATX_TYPE_MODE_SIZE: c_int = 0x1 | 0x2 | 0x200;
+const STATX_TYPE_MODE_SIZE: u32 = 0x1 | 0x2 | 0x200;
+const STATX_MNT_ID: u32 = 0x1000;
 
 #[cfg(target_arch = "x86_64")]
 mod number {
     pub const STATX: core::ffi::c_long = 332;
     pub const PRCTL: core::ffi::c_long = 157;
     pub const BRK: core::ffi::c_long = 12;
+    pub const MINCORE: core::ffi::c_long = 27;
 }
 #[cfg(target_arch = "aarch64")]
 mod number {
     pub const STATX: core::ffi::c_long = 291;
     pub const PRCTL: core::ffi::c_long = 167;
     pub const BRK: core::ffi::c_long = 214;
+    pub const MINCORE: core::ffi::c_long = 232;
 }
 
 /// The calling thread's `errno`.
@@ -182,6 +188,14 @@ pub fn heap_end() -> u64 {
     end.cast_unsigned()
 }
 
+/// Whether anything is mapped there (mincore(2)); also when that can't be told.
+pub fn is_mapped(page: u64, page_bytes: u64) -> bool {
+    let mut resident = 0_u8;
+    // SAFETY: one page asks for one byte, which is ours.
+    let result = unsafe { c::syscall(number::MINCORE, page, page_bytes, &raw mut resident) };
+    result == 0 || errno() != ENOMEM
+}
+
 /// What statx(2) says of a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Stat {
@@ -189,6 +203,8 @@ pub struct Stat {
     pub mode: u16,
     /// Length in bytes.
     pub size: u64,
+    /// The `mnt_id` of what it is on; `None` where the kernel does not tell (before 5.8).
+    pub mount: Option<u64>,
 }
 
 impl Stat {
@@ -217,15 +233,17 @@ pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
     // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never changes.
     let result = unsafe {
         let to: *mut u8 = buffer.0.as_mut_ptr();
-        c::syscall(number::STATX, directory, path.as_ptr(), flags, STATX_TYPE_MODE_SIZE, to)
+        c::syscall(number::STATX, directory, path.as_ptr(), flags, STATX_TYPE_MODE_SIZE | STATX_MNT_ID, to)
     };
     if result != 0 {
         return None;
     }
-    // stx_mode is at 28, stx_size at 40 (include/uapi/linux/stat.h).
+    // stx_mask is at 0, stx_mode at 28, stx_size at 40, stx_mnt_id at 144 (include/uapi/linux/stat.h).
+    let mask = buffer.0.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
     let mode = buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?;
     let size = buffer.0.get(40..48)?.try_into().ok().map(u64::from_ne_bytes)?;
-    Some(Stat { mode, size })
+    let mount = buffer.0.get(144..152)?.try_into().ok().map(u64::from_ne_bytes);
+    Some(Stat { mode, size, mount: mount.filter(|_| mask & STATX_MNT_ID != 0) })
 }
 
 /// A file that is open for reading; closed when dropped.
@@ -258,10 +276,15 @@ impl File {
         unsafe { c::fgetxattr(self.0, c"security.capability".as_ptr(), ptr::null_mut(), 0) > 0 }
     }
 
-    /// Its bytes, mapped.
-    pub fn map(&self) -> Option<Mapped> {
-        let len = usize::try_from(self.stat()?.size).ok().filter(|len| *len > 0)?;
-        Mapped::new(len, PROT_READ, MAP_PRIVATE, self.0)
+    /// Its bytes; none of an empty one.
+    pub fn contents(&self) -> Option<Contents> {
+        let mut buffer = [0; FEW_BYTES];
+        let count = self.read(&mut buffer, 0).filter(|count| *count > 0)?;
+        if count < FEW_BYTES {
+            return Some(Contents::Few(buffer, count));
+        }
+        let len = usize::try_from(self.stat()?.size).ok()?;
+        Mapped::new(len, PROT_READ, MAP_PRIVATE, self.0).map(Contents::Many)
     }
 }
 
@@ -269,6 +292,27 @@ impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours and is not used after this.
         unsafe { c::close(self.0) };
+    }
+}
+
+/// A file that is shorter is read, which costs less than to map and unmap it: a session file with a dozen mounts is.
+const FEW_BYTES: usize = 1024;
+
+/// The bytes of a file that is replaced, never changed.
+pub enum Contents {
+    /// The first so many.
+    Few([u8; FEW_BYTES], usize),
+    /// All of it.
+    Many(Mapped),
+}
+
+impl Contents {
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Few(bytes, count) => bytes.get(..*count).unwrap_or_default(),
+            Self::Many(mapped) => mapped.as_bytes(),
+        }
     }
 }
 
@@ -286,8 +330,7 @@ impl Mapped {
         (at.addr() != MAP_FAILED).then_some(Self { at, len })
     }
 
-    /// The bytes of a file that is replaced, never changed.
-    pub fn as_bytes(&self) -> &[u8] {
+    fn as_bytes(&self) -> &[u8] {
         // SAFETY: the mapping is that long, readable, and lives as long as this value.
         unsafe { core::slice::from_raw_parts(self.at.cast(), self.len) }
     }

@@ -1,4 +1,4 @@
-//! Bytes in a buffer of fixed size: what a `Vec` is elsewhere.
+//! Bytes in a buffer of fixed size, which is what a `Vec` is elsewhere, and numbers in them.
 
 use core::ffi::CStr;
 
@@ -68,9 +68,25 @@ impl<const N: usize> Text<N> {
     }
 }
 
+/// The number that decimal digits are.
+pub fn decimal(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |value, digit| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        value.checked_mul(10)?.checked_add(digit.into())
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Full, Text};
+    use super::{Full, Text, decimal};
+
+    #[test]
+    fn numbers() {
+        for (digits, value) in [(&b"0"[..], Some(0)), (b"1234", Some(1234)), (b"-1", None), (b"1x", None)] {
+            assert_eq!(decimal(digits), value);
+        }
+        assert_eq!(decimal(b"18446744073709551616"), None);
+    }
 
     #[test]
     fn what_does_not_fit_is_refused_whole() {

@@ -15,6 +15,7 @@ mod guards;
 mod lab_selftest;
 mod left_behind;
 mod load;
+mod look_ahead;
 mod random;
 mod scripts;
 mod semantics;

@@ -10,7 +10,8 @@
 use std::{
     env,
     ffi::{CString, OsStr, OsString},
-    io::Write,
+    fs::File,
+    io::{Read as _, Write},
     num::NonZeroU32,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
@@ -39,7 +40,7 @@ use crate::{
     Error,
     cli::Format,
     gateway::{self, Client, Target, c_string, environment},
-    hook,
+    hook, plan_only,
     signals::Held,
     trace::Trace,
 };
@@ -257,6 +258,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         path: path.as_bytes().to_vec().into(),
         stage_program: stage_program()?.into_os_string().into_vec().into(),
         trace: launch.trace.is_some(),
+        look_ahead: look_ahead(launch).into_iter().map(|path| path.into_os_string().into_vec().into()).collect(),
     };
     let mut client = gateway::reach(place)?;
     let reply = match client.open_session(request.clone()) {
@@ -269,6 +271,33 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
     };
     let shims = PathBuf::from(OsString::from_vec(reply.shim_directory.to_vec()));
     Ok(Session { client, id: reply.session, shims })
+}
+
+/// Directories that the shell will list before it runs anything.
+fn look_ahead(launch: &Launch) -> Vec<PathBuf> {
+    if !matches!(launch.shell, Shell::Bash | Shell::Dash) {
+        return Vec::new();
+    }
+    let text = match &launch.program {
+        Program::Interactive => return Vec::new(),
+        Program::Command(words) => words[0].as_bytes().to_vec(),
+        Program::Script(words) => beginning(Path::new(&words[0])).unwrap_or_default(),
+    };
+    let text = &text[..text.len().min(plan_only::LOOKED_AT_BYTES)];
+    if !text.iter().any(|byte| b"*?[".contains(byte)) {
+        return Vec::new();
+    }
+    let text = String::from_utf8_lossy(text);
+    let Ok(cwd) = env::current_dir() else { return Vec::new() };
+    plan_only::listed_at_once(&text, &cwd, &|name| env::var_os(name))
+}
+
+/// As much of a script as is looked at; a pipe is left to the shell.
+fn beginning(script: &Path) -> Option<Vec<u8>> {
+    let file = File::open(script).ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))?;
+    let mut text = Vec::new();
+    file.take(plan_only::LOOKED_AT_BYTES as u64).read_to_end(&mut text).ok()?;
+    Some(text)
 }
 
 /// What the shims point at: installed beside our own program.

@@ -4,10 +4,13 @@
 //! stands in for it, as far as a text alone can tell. Where only running could
 //! tell, the stage says so in a sentence. The planning itself is the gateway's.
 
+mod ahead;
 mod braces;
 mod patterns;
 mod reader;
 mod words;
+
+pub use ahead::{BYTES as LOOKED_AT_BYTES, listed_at_once};
 
 use std::{
     env,

@@ -2,7 +2,10 @@
 //! dotglob, nullglob, extglob or globstar. Names come in byte order; the shell's
 //! own order follows the locale.
 
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use glob::{MatchOptions, Pattern, glob_with};
 
@@ -70,6 +73,20 @@ impl Field {
         if names.is_empty() { literal() } else { Ok(names) }
     }
 
+    /// The directory that a shell lists first to find the names, as seen from `cwd`; `None` when it is no pattern.
+    pub(super) fn listed_directory(&self, cwd: &Path) -> Option<PathBuf> {
+        let mut before = String::new();
+        for (text, quoting) in &self.pieces {
+            let special = text.find(['*', '?', '[']).filter(|_| *quoting == Quoting::Unquoted);
+            before.push_str(&text[..special.unwrap_or(text.len())]);
+            if special.is_some() {
+                let end = before.rfind('/').map_or(0, |slash| slash + 1);
+                return Some(cwd.join(&before[..end]));
+            }
+        }
+        None
+    }
+
     /// In the library's language, or `None` when nothing in it is special.
     fn pattern(&self) -> Result<Option<String>, Unknowable> {
         let mut pattern = String::new();
@@ -126,6 +143,24 @@ mod tests {
             let names = field.names(Some(dir.path())).unwrap();
             let names: Vec<_> = names.iter().map(|name| name.to_str().unwrap()).collect();
             assert_eq!(names.join(" "), *expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_directory_of_a_pattern() {
+        let cases: &[(&[(&str, Quoting)], Option<&str>)] = &[
+            (&[("/d", Quoting::Quoted), ("/x/*.csv", Quoting::Unquoted)], Some("/d/x/")),
+            (&[("/d/*/e/*", Quoting::Unquoted)], Some("/d/")),
+            (&[("*.log", Quoting::Unquoted)], Some("/cwd/")),
+            (&[("sub/a?", Quoting::Unquoted)], Some("/cwd/sub/")),
+            (&[("/d/*", Quoting::Quoted)], None),
+            (&[("/d/f", Quoting::Unquoted)], None),
+        ];
+        for (pieces, expected) in cases {
+            let mut field = Field::default();
+            pieces.iter().for_each(|(text, quoting)| field.push(text, *quoting));
+            let listed = field.listed_directory(Path::new("/cwd"));
+            assert_eq!(listed.as_deref(), expected.map(Path::new), "{pieces:?}");
         }
     }
 

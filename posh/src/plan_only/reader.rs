@@ -45,7 +45,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Vec<Pi
     Ok(reader.found)
 }
 
-fn parse(text: &str) -> Result<Program, String> {
+pub(super) fn parse(text: &str) -> Result<Program, String> {
     let options = words::options();
     let tokens = tokenize_str_with_options(text, &options.tokenizer_options()).map_err(|error| error.to_string())?;
     parse_tokens(&tokens, &options).map_err(|error| error.to_string())
@@ -339,7 +339,7 @@ fn items(command: &SimpleCommand) -> impl Iterator<Item = &Item> {
 }
 
 /// A command's name and arguments as they were written.
-fn command_words(command: &SimpleCommand) -> impl Iterator<Item = &str> {
+pub(super) fn command_words(command: &SimpleCommand) -> impl Iterator<Item = &str> {
     let arguments = suffix(command).filter_map(|item| match item {
         Item::Word(word) | Item::AssignmentWord(_, word) => Some(word.value.as_str()),
         _ => None,
@@ -348,7 +348,7 @@ fn command_words(command: &SimpleCommand) -> impl Iterator<Item = &str> {
 }
 
 /// The variables of `a=1 b=2` in front of, or instead of, a command.
-fn assigned_names(command: &SimpleCommand) -> Vec<String> {
+pub(super) fn assigned_names(command: &SimpleCommand) -> Vec<String> {
     let name = |word: &str| word.split(['=', '+', '[']).next().unwrap_or_default().to_owned();
     let assigned = prefix(command).filter_map(|item| match item {
         Item::AssignmentWord(_, word) => Some(name(&word.value)),
@@ -358,7 +358,7 @@ fn assigned_names(command: &SimpleCommand) -> Vec<String> {
 }
 
 /// The variables that a builtin names as its operands.
-fn changed_by(command: &SimpleCommand) -> Vec<String> {
+pub(super) fn changed_by(command: &SimpleCommand) -> Vec<String> {
     let mut words = command_words(command);
     match words.next() {
         Some(name) if ASSIGNING.contains(&name) => words

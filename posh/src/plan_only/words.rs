@@ -2,7 +2,10 @@
 //! braces, field splitting and patterns. Everything that only running can tell
 //! is an [`Unknowable`] with its sentence.
 
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use brush_parser::{
     ParserOptions,
@@ -54,6 +57,13 @@ pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unk
         }
     }
     Ok(arguments)
+}
+
+/// The directories that a shell lists first to expand a word.
+pub(super) fn listed(word: &str, cwd: &Path, scope: &Scope<'_>) -> Vec<PathBuf> {
+    let words = braces::expand(word, &options()).unwrap_or_default();
+    let fields = words.iter().filter_map(|word| fields(word, scope).ok()).flatten();
+    fields.filter_map(|field| field.listed_directory(cwd)).collect()
 }
 
 /// The one file that the word of a redirection names.
