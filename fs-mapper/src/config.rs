@@ -9,6 +9,8 @@ mod near;
 mod read;
 
 pub use address::{Address, AddressFault, Login};
+pub(crate) use read::server_directory;
+
 pub use mistake::{ConfigErrors, Mistake, Position};
 
 use crate::coherence::Adapter;
@@ -37,6 +39,20 @@ pub struct ExecutorConfig {
     pub name: ExecutorName,
     /// How it is reached.
     pub address: Address,
+    /// How it came to be known.
+    pub origin: Origin,
+}
+
+/// Where an executor is known from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The file names it.
+    Configured,
+    /// An sshfs mount that the file does not name: to be asked only when a command touches the mount.
+    Sshfs {
+        /// The ssh of that mount and its options, instead of [`GatewayConfig::ssh_command`].
+        ssh_command: Vec<String>,
+    },
 }
 
 /// One `[[mount]]`.
@@ -70,6 +86,8 @@ pub struct GatewayConfig {
     pub annotations: Vec<PathBuf>,
     /// The program that is ssh, and its first arguments; never empty.
     pub ssh_command: Vec<String>,
+    /// Whether sshfs mounts that have no owner get the server that they come from.
+    pub sshfs: bool,
 }
 
 /// Values of `scheduler`.
@@ -92,6 +110,7 @@ impl Default for GatewayConfig {
             idle_timeout_s: DEFAULT_IDLE_TIMEOUT_S,
             annotations: Vec::new(),
             ssh_command: vec![String::from("ssh")],
+            sshfs: true,
         }
     }
 }

@@ -1,20 +1,26 @@
-//! The executors of this configuration and the warm connection to each: made
-//! before the first pipeline needs it, with what the executor said of itself. The
-//! way there is `posh_reach`'s matter.
+//! The executors that are known and the warm connection to each: made before the
+//! first pipeline needs it, or, for one that only an sshfs mount names, by the first
+//! that does; with what the executor said of itself. The way there is `posh_reach`'s matter.
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
-use fs_mapper::{ExecutorName, config::Config};
+use fs_mapper::{
+    ExecutorName,
+    config::{Config, ExecutorConfig, Origin},
+};
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest, executor_client::ExecutorClient},
 };
 use posh_reach::{Carrier, Reached, Route};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    task::AbortHandle,
+};
 use tonic::transport::Channel;
 
 use crate::plan::ExecutorId;
@@ -24,6 +30,8 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
 /// Pauses between attempts, doubling.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(20);
+/// Between attempts where nobody has asked for posh: a server counts failed logins.
+const UNASKED_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pipeline waits for a connection that is being made.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -43,6 +51,8 @@ pub struct Connection {
 /// How it stands with an executor.
 #[derive(Debug, Clone)]
 pub enum State {
+    /// No command has needed it yet.
+    Asleep,
     /// The first attempt is under way.
     Connecting,
     /// In reach.
@@ -51,66 +61,130 @@ pub enum State {
     Unreachable(String),
 }
 
-/// One executor of the configuration.
+/// One executor.
 #[derive(Debug)]
 pub struct Executor {
-    /// Its place in the configuration.
+    /// Its place among those that are or were known.
     pub id: ExecutorId,
-    /// Its name there.
+    /// Its name in the mount table.
     pub name: ExecutorName,
     /// Where it is, as the configuration says.
     pub address: String,
     route: Route,
+    /// Only an sshfs mount names it: it is left alone until it is wanted.
+    unasked: bool,
     state: watch::Sender<State>,
     retry: Notify,
+    wanted: Notify,
 }
 
-/// All executors of the configuration.
+/// All executors of the mount table.
 #[derive(Debug, Clone)]
-pub struct Executors(Arc<Vec<Arc<Executor>>>);
+pub struct Executors(Arc<Registry>);
+
+#[derive(Debug)]
+struct Registry {
+    commands: Arc<Vec<String>>,
+    /// By id, and so nothing is taken out: what the mount table has lost stays, retired.
+    known: RwLock<Vec<Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    executor: Arc<Executor>,
+    task: AbortHandle,
+    current: bool,
+}
 
 impl Executors {
     /// Starts to connect to each. `commands` are those whose identity matters.
     #[must_use]
     pub fn start(config: &Config, commands: &Arc<Vec<String>>) -> Self {
-        let executors = config.executors.iter().enumerate().map(|(index, executor)| {
-            let executor = Arc::new(Executor {
-                id: ExecutorId(index),
-                name: executor.name.clone(),
-                address: executor.address.to_string(),
-                route: Route::to(executor, config),
-                state: watch::Sender::new(State::Connecting),
-                retry: Notify::new(),
-            });
-            tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(commands)));
-            executor
-        });
-        Self(Arc::new(executors.collect()))
+        let executors = Self(Arc::new(Registry { commands: Arc::clone(commands), known: RwLock::default() }));
+        executors.update(config);
+        executors
+    }
+
+    /// The mount table has become another: executors that are reached as before stay connected.
+    pub fn update(&self, config: &Config) {
+        let mut known = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
+        let wanted: Vec<_> = config.executors.iter().map(|executor| (executor, Route::to(executor, config))).collect();
+        let is_same = |old: &Known, new: &(&ExecutorConfig, Route)| {
+            old.executor.name == new.0.name && old.executor.route == new.1
+        };
+        for old in known.iter_mut().filter(|old| old.current) {
+            old.current = wanted.iter().any(|new| is_same(old, new));
+            if !old.current {
+                old.retire();
+            }
+        }
+        for new in wanted {
+            if !known.iter().any(|old| old.current && is_same(old, &new)) {
+                let executor = Executor::new(ExecutorId(known.len()), new.0, new.1);
+                let task = tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(&self.0.commands)));
+                known.push(Known { executor, task: task.abort_handle(), current: true });
+            }
+        }
     }
 
     /// One of them.
     #[must_use]
-    pub fn get(&self, id: ExecutorId) -> &Arc<Executor> {
-        &self.0[id.0]
+    pub fn get(&self, id: ExecutorId) -> Arc<Executor> {
+        Arc::clone(&self.0.known.read().unwrap_or_else(PoisonError::into_inner)[id.0].executor)
     }
 
-    /// By the configuration's name.
+    /// By the mount table's name.
     #[must_use]
-    pub fn named(&self, name: &ExecutorName) -> Option<&Arc<Executor>> {
-        self.0.iter().find(|e| e.name == *name)
+    pub fn named(&self, name: &ExecutorName) -> Option<Arc<Executor>> {
+        self.all().into_iter().find(|e| e.name == *name)
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Executor>> {
-        self.0.iter()
+    /// Those of the mount table.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Executor>> {
+        let known = self.0.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().filter(|k| k.current).map(|k| Arc::clone(&k.executor)).collect()
+    }
+}
+
+impl Known {
+    /// Runs that are under way keep their connection.
+    fn retire(&self) {
+        self.task.abort();
+        let why = "it is in the mount table no more";
+        self.executor.state.send_replace(State::Unreachable(why.to_owned()));
     }
 }
 
 impl Executor {
+    fn new(id: ExecutorId, config: &ExecutorConfig, route: Route) -> Arc<Self> {
+        let unasked = config.origin != Origin::Configured;
+        Arc::new(Self {
+            id,
+            name: config.name.clone(),
+            address: config.address.to_string(),
+            route,
+            unasked,
+            state: watch::Sender::new(if unasked { State::Asleep } else { State::Connecting }),
+            retry: Notify::new(),
+            wanted: Notify::new(),
+        })
+    }
+
     /// Its state now.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.borrow().clone()
+    }
+
+    /// Its state, once an attempt that is being made has come to its end, or after a little while.
+    pub async fn settled(&self) -> State {
+        let mut state = self.state.subscribe();
+        let settled = state.wait_for(|s| !matches!(s, State::Connecting));
+        match tokio::time::timeout(PATIENCE, settled).await {
+            Ok(Ok(settled)) => settled.clone(),
+            _ => State::Connecting,
+        }
     }
 
     /// The connection, waiting a little for one that is being made.
@@ -118,15 +192,26 @@ impl Executor {
     /// # Errors
     /// The sentence for explain.
     pub async fn connection(&self) -> Result<Arc<Connection>, String> {
-        let mut state = self.state.subscribe();
-        let settled = state.wait_for(|s| !matches!(s, State::Connecting));
-        match tokio::time::timeout(PATIENCE, settled).await {
-            Ok(Ok(settled)) => match &*settled {
-                State::Ready(connection) => Ok(Arc::clone(connection)),
-                State::Unreachable(why) => Err(self.out_of_reach(why)),
-                State::Connecting => unreachable!("waited for something else"),
-            },
-            _ => Err(self.out_of_reach("it has not answered yet")),
+        self.want();
+        match self.settled().await {
+            State::Ready(connection) => Ok(connection),
+            State::Unreachable(why) => Err(self.out_of_reach(&why)),
+            State::Connecting | State::Asleep => Err(self.out_of_reach("it has not answered yet")),
+        }
+    }
+
+    /// One that sleeps is woken, and waited for; one that was out of reach is tried again
+    /// when its time has come, and nobody waits for that.
+    fn want(&self) {
+        self.state.send_if_modified(|state| {
+            let asleep = matches!(state, State::Asleep);
+            if asleep {
+                *state = State::Connecting;
+            }
+            asleep
+        });
+        if self.unasked && !matches!(&*self.state.borrow(), State::Ready(_)) {
+            self.wanted.notify_one();
         }
     }
 
@@ -154,13 +239,22 @@ impl Executor {
     async fn keep_connected(self: Arc<Self>, commands: Arc<Vec<String>>) {
         let mut pause = RETRY_FIRST;
         loop {
+            if self.unasked {
+                self.wanted.notified().await;
+            }
             match greet(&self.route, &commands).await {
                 Ok((connection, carrier)) => {
                     tracing::info!(executor = %self.name, address = self.address, rtt = ?connection.rtt, "connected");
                     pause = RETRY_FIRST;
                     self.keep(Arc::new(connection), carrier).await;
+                    if self.unasked {
+                        self.state.send_replace(State::Asleep);
+                    }
                 }
-                Err(why) => self.note_failure(&why),
+                Err(why) => {
+                    self.note_failure(&why);
+                    pause = if self.unasked { UNASKED_PAUSE } else { pause };
+                }
             }
             let _ = tokio::time::timeout(pause, self.retry.notified()).await;
             pause = (pause * 2).min(RETRY_LAST);

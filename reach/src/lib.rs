@@ -6,7 +6,7 @@ pub mod ssh;
 
 use std::time::Duration;
 
-use fs_mapper::config::{Address, Config, ExecutorConfig};
+use fs_mapper::config::{Address, Config, ExecutorConfig, Origin};
 use tonic::transport::{Channel, Endpoint};
 
 /// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
@@ -42,7 +42,10 @@ impl Route {
         Self {
             address: executor.address.clone(),
             exports: config.exports_of(&executor.name),
-            ssh_command: config.gateway.ssh_command.clone(),
+            ssh_command: match &executor.origin {
+                Origin::Configured => config.gateway.ssh_command.clone(),
+                Origin::Sshfs { ssh_command } => ssh_command.clone(),
+            },
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
-use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Scheduler};
+use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler};
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 const TOP_KEYS: [&str; 3] = ["executor", "mount", "gateway"];
 const EXECUTOR_KEYS: [&str; 2] = ["name", "address"];
 const MOUNT_KEYS: [&str; 5] = ["path", "executor", "export", "sub_path", "coherence"];
-const GATEWAY_KEYS: [&str; 5] = ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command"];
+const GATEWAY_KEYS: [&str; 6] = ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
 
 /// More parts per machine than any machine has use for; a larger number is a slip.
 const MAX_SPLIT: u64 = 1024;
@@ -85,7 +85,7 @@ impl Reader<'_> {
             let name = self.required(section, "name").and_then(|name| self.executor_name(name, &mut seen));
             let address = self.required(section, "address").and_then(|address| self.address(address));
             if let (Some(name), Some(address)) = (name, address) {
-                executors.push(ExecutorConfig { name, address });
+                executors.push(ExecutorConfig { name, address, origin: Origin::Configured });
             } else if let Some(DeValue::String(name)) = section.table.get("name").map(Spanned::get_ref) {
                 // Mounts that name it are not to be blamed for its address.
                 seen.entry(name.to_string()).or_insert(section.start);
@@ -242,6 +242,13 @@ impl Reader<'_> {
         if let Some(words) = self.optional(section, "ssh_command").and_then(|command| self.words(command)) {
             gateway.ssh_command = words;
         }
+        match self.optional(section, "sshfs") {
+            Some(choice) if !["auto", "off"].contains(&choice.value) => {
+                let message = format!("unknown choice {:?} for sshfs", choice.value);
+                self.mistake(choice.span, message, "it is \"auto\" or \"off\"");
+            }
+            choice => gateway.sshfs = choice.is_none_or(|choice| choice.value == "auto"),
+        }
         gateway
     }
 
@@ -370,7 +377,7 @@ fn address_of<'e>(executors: &'e [ExecutorConfig], name: &str) -> Option<&'e Add
 }
 
 /// What is wrong with a value, and a hint.
-type Wrong = (&'static str, &'static str);
+pub(crate) type Wrong = (&'static str, &'static str);
 
 /// A name that an executor gives to one of its directories.
 fn export_name(text: &str) -> Result<String, Wrong> {
@@ -382,7 +389,7 @@ fn export_name(text: &str) -> Result<String, Wrong> {
 }
 
 /// A directory of a machine that ssh reaches: absolute, or below the login's home.
-fn server_directory(text: &str) -> Result<String, Wrong> {
+pub(crate) fn server_directory(text: &str) -> Result<String, Wrong> {
     let below_home = text == "~" || text.starts_with("~/");
     if !below_home && !text.starts_with('/') {
         let hint = "over ssh, export is a directory there, such as \"/srv/data\" or \"~/data\"";

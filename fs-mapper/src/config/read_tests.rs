@@ -193,6 +193,7 @@ fn one_mistake_each() {
         "[gateway]\nssh_command = 'ssh \"-F'",
         "2:15: error: \"ssh \\\"-F\" is not a command; write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",
     );
+    check("[gateway]\nsshfs = 'on'", "2:9: error: unknown choice \"on\" for sshfs; it is \"auto\" or \"off\"");
     check(
         "[gateway]\nssh_command = ' '",
         "2:15: error: \" \" is not a command; write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",

@@ -4,7 +4,11 @@
 
 use std::{env, fs::OpenOptions, path::Path, time::Duration};
 
-use fs_mapper::config::{Config, ExecutorConfig};
+use fs_mapper::{
+    config::{Config, ExecutorConfig, Origin},
+    mountinfo::MountInfo,
+    sshfs,
+};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, executor_client::ExecutorClient},
@@ -52,12 +56,16 @@ pub fn examine(target: &Target) -> (String, bool) {
     let mut findings = programs();
     findings.push(runtime_directory());
     let config = configuration(target, &mut findings);
-    if config.is_some() || target.socket.is_some() {
+    if !matches!(gateway::find(target), Ok(None)) {
         findings.extend(service(target));
     }
-    if let Some(config) = &config {
-        findings.extend(config.executors.iter().flat_map(|executor| examine_executor(executor, config)));
-    }
+    let info = MountInfo::read().unwrap_or_default();
+    let (config, left_out) = sshfs::adopted(&config.unwrap_or_default(), &info);
+    findings.extend(config.executors.iter().flat_map(|executor| examine_executor(executor, &config)));
+    findings.extend(left_out.iter().map(|mount| {
+        let subject = format!("mount {}", mount.path.display());
+        Finding::new(Verdict::Note, subject, format!("an sshfs mount without owner, since {}", mount.reason))
+    }));
     findings.extend(fuse());
     findings.extend(shells());
     (findings.iter().map(line).collect(), findings.iter().all(|finding| finding.verdict != Verdict::Bad))
@@ -151,7 +159,11 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
     let address = &executor.address;
     let reply = match describe(&Route::to(executor, config)) {
         Ok(reply) => reply,
-        Err(why) => return vec![Finding::new(Verdict::Bad, subject, format!("no answer from {address}: {why}"))],
+        Err(why) => {
+            // Nobody has asked for one that only an sshfs mount names.
+            let verdict = if executor.origin == Origin::Configured { Verdict::Bad } else { Verdict::Note };
+            return vec![Finding::new(verdict, subject, format!("no answer from {address}: {why}"))];
+        }
     };
     let mut findings =
         vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
