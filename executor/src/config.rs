@@ -62,16 +62,23 @@ pub struct Config {
     pub runner_program: Option<PathBuf>,
 }
 
-/// Splits `NAME=DIR`.
+/// Splits `NAME=DIR`; `/DIR`, `~` and `~/DIR` are their own names.
 ///
 /// # Errors
-/// A sentence for the user when there is no `=` or no name.
+/// A sentence for the user when there is neither a name nor such a directory, or no home.
 pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
+    if argument.starts_with('/') {
+        return Ok((argument.to_owned(), PathBuf::from(argument)));
+    }
+    if let Some(below) = argument.strip_prefix('~').filter(|below| below.is_empty() || below.starts_with('/')) {
+        let home = std::env::home_dir().filter(|home| home.is_absolute()).ok_or("HOME is not set")?;
+        return Ok((argument.to_owned(), home.join(below.trim_start_matches('/'))));
+    }
     match argument.split_once('=') {
         Some((name, directory)) if !name.is_empty() && !directory.is_empty() => {
             Ok((name.to_owned(), PathBuf::from(directory)))
         }
-        _ => Err(format!("`{argument}` is not of the form NAME=DIR")),
+        _ => Err(format!("`{argument}` is neither NAME=DIR nor an absolute directory")),
     }
 }
 
@@ -97,6 +104,19 @@ impl Config {
             mistakes.extend(config.add_export(Export { name, path, read_only, coherence: None }));
         }
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
+    }
+
+    /// A configuration of those `exports` that there are, for one connection of who asked for
+    /// them, who is told which those are.
+    #[must_use]
+    pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
+        let mut config = Self::empty(default_listen(), false);
+        for (name, path) in exports {
+            if let Some(mistake) = config.add_export(Export { name, path, read_only, coherence: None }) {
+                tracing::warn!("{mistake}");
+            }
+        }
+        config
     }
 
     /// Reads and checks `file`.
@@ -372,6 +392,29 @@ mod tests {
         assert!(all.starts_with("executor.toml:1:10: refusing to serve plain text on 0.0.0.0:7400"), "{all}");
         let allowed = "listen = \"0.0.0.0:1\"\nallow_plaintext = true\n[[export]]\nname = \"a\"\npath = \"/\"\n";
         assert!(Config::parse("executor.toml", allowed).is_ok());
+    }
+
+    #[test]
+    fn an_export_may_be_its_own_name() {
+        let check = |argument: &str, name: &str, path: &str| {
+            assert_eq!(parse_export(argument), Ok((name.to_owned(), PathBuf::from(path))), "{argument}");
+        };
+        check("logs=/srv/logs", "logs", "/srv/logs");
+        check("/srv/a=b", "/srv/a=b", "/srv/a=b");
+        check("/", "/", "/");
+        let home = std::env::home_dir().unwrap();
+        check("~", "~", home.to_str().unwrap());
+        check("~/x y", "~/x y", home.join("x y").to_str().unwrap());
+        for wrong in ["logs", "=/srv", "~ada", "logs="] {
+            assert!(parse_export(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn over_stdio_what_is_missing_is_left_out() {
+        let exports = ["/nonexistent-directory", "/", "/"].map(|path| parse_export(path).unwrap());
+        let names: Vec<_> = Config::for_stdio(exports.into(), true).exports.into_iter().map(|e| e.name).collect();
+        assert_eq!(names, ["/"]);
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //!
 //! Reading order, which is also the way of one run:
 //!
-//! * [`config`] and `server`: one entry point, [`run`], from listening to drained
+//! * [`config`] and `server`: from listening to drained, [`run`]; or, started by ssh,
+//!   for the one connection that is there ([`run_stdio`], `stdio`)
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
@@ -25,10 +26,12 @@ mod run;
 pub mod runner;
 mod server;
 mod service;
+mod stdio;
 mod sys;
 mod tools;
 mod wiring;
 
 pub use config::{Config, Export};
 pub use error::Error;
-pub use server::run;
+pub use server::{run, run_stdio};
+pub use stdio::Stdio;

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use posh_executor::{Config, Error, config, run, runner};
+use posh_executor::{Config, Error, Stdio, config, run, run_stdio, runner};
 use tokio::{net::TcpListener, runtime, signal::unix};
 use tracing_subscriber::EnvFilter;
 
@@ -21,13 +21,16 @@ struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
     /// Read everything from this file (see docs/executor.md)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "export", "read_only", "allow_plaintext"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdio", "listen", "export", "read_only", "allow_plaintext"])]
     config: Option<PathBuf>,
     /// Address and port to listen on
     #[arg(long, value_name = "ADDR", default_value_t = config::default_listen())]
     listen: SocketAddr,
-    /// Serve directory DIR under NAME; may be repeated
-    #[arg(long, value_name = "NAME=DIR", value_parser = config::parse_export)]
+    /// Serve the one connection on standard input and output, and end with it: for ssh
+    #[arg(long, conflicts_with_all = ["listen", "allow_plaintext"])]
+    stdio: bool,
+    /// Serve directory DIR under NAME, or /DIR or ~/DIR under that very text; may be repeated
+    #[arg(long, value_name = "[NAME=]DIR", value_parser = config::parse_export)]
     export: Vec<(String, PathBuf)>,
     /// Commands may read the exports, but not change them
     #[arg(long)]
@@ -49,9 +52,12 @@ fn main() -> ExitCode {
     if let Some(Role::Runner) = arguments.role {
         return runner::main();
     }
+    // What an executor behind ssh says is for the error message of a gateway, not for a log.
+    let level = if arguments.stdio { "warn" } else { "info" };
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
         .with_writer(std::io::stderr)
+        .with_ansi(!arguments.stdio)
         .init();
     match serve(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,6 +72,7 @@ fn main() -> ExitCode {
 fn serve(arguments: Arguments) -> anyhow::Result<()> {
     let config = match &arguments.config {
         Some(file) => Config::load(file)?,
+        None if arguments.stdio => Config::for_stdio(arguments.export, arguments.read_only),
         None => {
             Config::from_arguments(arguments.listen, arguments.export, arguments.read_only, arguments.allow_plaintext)?
         }
@@ -77,9 +84,21 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        config.check_address(config.listen)?;
         let mut terminate = unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
         let mut interrupt = unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
+        if arguments.stdio {
+            // sshd, or whoever stands for it, is going: runs end in order before we do.
+            let mut hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
+            let shutdown = async move {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+            };
+            return Ok(run_stdio(config, Stdio::take()?, shutdown).await?);
+        }
+        config.check_address(config.listen)?;
         let listener =
             TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
         let shutdown = async move {

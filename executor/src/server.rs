@@ -1,7 +1,9 @@
-//! From a bound listener to the last run's end: the only entry point.
+//! From a bound listener, or the one connection that there is, to the last run's end:
+//! the only entry points.
 
 use std::{
     future::Future,
+    io,
     sync::{Arc, OnceLock, atomic::Ordering},
     time::Duration,
 };
@@ -9,13 +11,18 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, executor::executor_server::ExecutorServer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     sync::{Semaphore, oneshot, watch},
 };
-use tonic::transport::{Server, server::TcpIncoming};
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::transport::{
+    Server,
+    server::{Connected, TcpIncoming},
+};
 
 use crate::{
-    Config, Error,
+    Config, Error, Stdio,
     describe::Machine,
     error::Attempt as _,
     pool::Pool,
@@ -58,7 +65,7 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 /// Serves `config` on `listener` until `shutdown` completes, then lets running
 /// commands end within `config.drain`, and kills what is left.
 ///
-/// Logs `listening on ADDR` once it does.
+/// Logs `listening on ADDR` at once: who connects then, is served.
 ///
 /// # Errors
 /// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`;
@@ -70,6 +77,41 @@ pub async fn run(
 ) -> Result<(), Error> {
     let address = listener.local_addr().attempting(|| "read the listener's address".to_owned())?;
     config.check_address(address)?;
+    tracing::info!("listening on {address}");
+    serve(config, TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown).await
+}
+
+/// Serves `config` on one connection until that is over or `shutdown` completes. What
+/// still runs when the connection is over is killed: nobody can get its results.
+///
+/// # Errors
+/// When the peer has gone already, or the gRPC server fails.
+pub async fn run_stdio(
+    config: Config,
+    mut connection: Stdio,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
+    connection.greet().await?;
+    let (connection, over) = connection.watched();
+    // A server without further connections in prospect would say goodbye to this one.
+    let incoming = tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
+    let end = async {
+        tokio::select! {
+            _ = over => {}
+            () = shutdown => {}
+        }
+    };
+    serve(config, incoming, end).await
+}
+
+async fn serve<C>(
+    config: Config,
+    incoming: impl Stream<Item = io::Result<C>>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error>
+where
+    C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let shared = Arc::new(share(config).await);
     if let Some(reason) = shared.pool.no_namespaces() {
         tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
@@ -77,7 +119,6 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ExecutorServer<Service>>().await;
     let (drain, draining) = oneshot::channel();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let router = builder().add_service(health_service).add_service(reflection()?).add_service(
         ExecutorServer::new(Service(shared.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -87,7 +128,6 @@ pub async fn run(
         let _ = draining.await;
     });
     tokio::pin!(serving);
-    tracing::info!("listening on {address}");
     tokio::select! {
         ended = &mut serving => return ended.map_err(Error::Serve),
         () = shared.pool.retire_idle() => {}

@@ -8,11 +8,14 @@ mod mistake;
 mod near;
 mod read;
 
-pub use address::{Address, AddressFault};
+pub use address::{Address, AddressFault, Login};
+pub(crate) use read::server_directory;
+
 pub use mistake::{ConfigErrors, Mistake, Position};
 
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A configuration without mistakes. `Config::default()` is "none": no
@@ -34,8 +37,22 @@ pub struct Config {
 pub struct ExecutorConfig {
     /// What `[[mount]]` calls it.
     pub name: ExecutorName,
-    /// Where it listens.
+    /// How it is reached.
     pub address: Address,
+    /// How it came to be known.
+    pub origin: Origin,
+}
+
+/// Where an executor is known from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The file names it.
+    Configured,
+    /// An sshfs mount that the file does not name: to be asked only when a command touches the mount.
+    Sshfs {
+        /// The ssh of that mount and its options, instead of [`GatewayConfig::ssh_command`].
+        ssh_command: Vec<String>,
+    },
 }
 
 /// One `[[mount]]`.
@@ -45,7 +62,8 @@ pub struct MountConfig {
     pub path: PathBuf,
     /// One of [`Config::executors`].
     pub executor: ExecutorName,
-    /// As the executor names it.
+    /// As the executor names it. One that ssh starts is told what to serve, by this: an
+    /// absolute path on its machine, or `~` or `~/...` for what is below the login's home.
     pub export: String,
     /// The directory below the export that is mounted; empty for its root.
     pub sub_path: PathBuf,
@@ -66,6 +84,10 @@ pub struct GatewayConfig {
     pub idle_timeout_s: u64,
     /// Further directories of annotation files, absolute.
     pub annotations: Vec<PathBuf>,
+    /// The program that is ssh, and its first arguments; never empty.
+    pub ssh_command: Vec<String>,
+    /// Whether sshfs mounts that have no owner get the server that they come from.
+    pub sshfs: bool,
 }
 
 /// Values of `scheduler`.
@@ -87,6 +109,8 @@ impl Default for GatewayConfig {
             scheduler: Scheduler::Greedy,
             idle_timeout_s: DEFAULT_IDLE_TIMEOUT_S,
             annotations: Vec::new(),
+            ssh_command: vec![String::from("ssh")],
+            sshfs: true,
         }
     }
 }
@@ -119,6 +143,12 @@ impl Config {
     /// wrong name is an error and not silently passed over.
     pub fn find_default() -> Option<PathBuf> {
         find::find(|name| std::env::var_os(name), Path::new("/etc"))
+    }
+
+    /// What the mounts of an executor name as their exports, each once, in order.
+    pub fn exports_of(&self, executor: &ExecutorName) -> Vec<String> {
+        let mounts = self.mounts.iter().filter(|mount| mount.executor == *executor);
+        mounts.map(|mount| mount.export.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// An executor by name.

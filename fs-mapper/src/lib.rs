@@ -11,6 +11,7 @@ mod path;
 mod places;
 mod prefixes;
 mod resolve;
+pub mod sshfs;
 mod table;
 mod walk;
 

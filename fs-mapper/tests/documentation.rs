@@ -18,12 +18,14 @@ fn blocks(language: &str, from: &str, to: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_example_is_valid() {
-    let examples = blocks("toml", "mounts.toml", "Which paths a mount owns");
-    assert_eq!(examples.len(), 1);
-    let config = Config::parse(&examples[0], Path::new("/etc/posh/mounts.toml")).expect("no mistake");
+fn the_examples_are_valid() {
+    let parse = |text: &str| Config::parse(text, Path::new("/etc/posh/mounts.toml")).expect("no mistake");
+    let [listening] = &blocks("toml", "mounts.toml", "Over ssh")[..] else { panic!("one example") };
+    let config = parse(listening);
     assert_eq!(config.mounts.len(), 2);
     assert_eq!(config.gateway.annotations, [Path::new("/etc/posh/commands")]);
+    let [through_ssh] = &blocks("toml", "Over ssh", "Which paths a mount owns")[..] else { panic!("one example") };
+    assert!(parse(through_ssh).executors[0].address.is_ssh());
 }
 
 #[test]
@@ -37,6 +39,8 @@ fn the_mistakes_are_reported_as_shown() {
 #[test]
 fn the_defaults_are_those_shown() {
     let defaults = GatewayConfig::default();
+    assert!(TEXT.contains(&format!("| `ssh_command` | `\"{}\"` |", defaults.ssh_command.join(" "))));
+    assert!(defaults.sshfs && TEXT.contains("| `sshfs` | `\"auto\"` |"));
     for (key, value) in [("split", u64::from(defaults.split)), ("idle_timeout_s", defaults.idle_timeout_s)] {
         assert!(TEXT.contains(&format!("| `{key}` | `{value}` |")), "{key} = {value}");
     }

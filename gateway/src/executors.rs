@@ -1,38 +1,37 @@
-//! The executors of this configuration and the warm connection to each: made
-//! before the first pipeline needs it, with what the executor said of itself.
+//! The executors that are known and the warm connection to each: made before the
+//! first pipeline needs it, or, for one that only an sshfs mount names, by the first
+//! that does; with what the executor said of itself. The way there is `posh_reach`'s matter.
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
-use fs_mapper::{ExecutorName, config::ExecutorConfig};
+use fs_mapper::{
+    ExecutorName,
+    config::{Config, ExecutorConfig, Origin},
+};
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest, executor_client::ExecutorClient},
 };
-use tokio::sync::{Notify, watch};
-use tonic::transport::{Channel, Endpoint};
+use posh_reach::{Carrier, Reached, Route};
+use tokio::{
+    sync::{Notify, watch},
+    task::AbortHandle,
+};
+use tonic::transport::Channel;
 
 use crate::plan::ExecutorId;
 
-/// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
-/// and a loopback link takes far more.
-pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
-/// All streams of a connection together; credits keep the streams below it, so
-/// that none that is read late can hold up the others.
-pub const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
-/// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time for a gigabyte.
-const FRAME_BYTES: u32 = 1 << 20;
-/// Keepalive: a frozen peer is noticed after the two together.
-const KEEPALIVE: Duration = Duration::from_secs(2);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// What one attempt to connect and ask may take in all.
+/// What the answers may take, once there is a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
 /// Pauses between attempts, doubling.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(20);
+/// Between attempts where nobody has asked for posh: a server counts failed logins.
+const UNASKED_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pipeline waits for a connection that is being made.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -52,6 +51,8 @@ pub struct Connection {
 /// How it stands with an executor.
 #[derive(Debug, Clone)]
 pub enum State {
+    /// No command has needed it yet.
+    Asleep,
     /// The first attempt is under way.
     Connecting,
     /// In reach.
@@ -60,64 +61,130 @@ pub enum State {
     Unreachable(String),
 }
 
-/// One executor of the configuration.
+/// One executor.
 #[derive(Debug)]
 pub struct Executor {
-    /// Its place in the configuration.
+    /// Its place among those that are or were known.
     pub id: ExecutorId,
-    /// Its name there.
+    /// Its name in the mount table.
     pub name: ExecutorName,
-    /// Where it listens.
+    /// Where it is, as the configuration says.
     pub address: String,
+    route: Route,
+    /// Only an sshfs mount names it: it is left alone until it is wanted.
+    unasked: bool,
     state: watch::Sender<State>,
     retry: Notify,
+    wanted: Notify,
 }
 
-/// All executors of the configuration.
+/// All executors of the mount table.
 #[derive(Debug, Clone)]
-pub struct Executors(Arc<Vec<Arc<Executor>>>);
+pub struct Executors(Arc<Registry>);
+
+#[derive(Debug)]
+struct Registry {
+    commands: Arc<Vec<String>>,
+    /// By id, and so nothing is taken out: what the mount table has lost stays, retired.
+    known: RwLock<Vec<Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    executor: Arc<Executor>,
+    task: AbortHandle,
+    current: bool,
+}
 
 impl Executors {
     /// Starts to connect to each. `commands` are those whose identity matters.
     #[must_use]
-    pub fn start(configured: &[ExecutorConfig], commands: &Arc<Vec<String>>) -> Self {
-        let executors = configured.iter().enumerate().map(|(index, config)| {
-            let executor = Arc::new(Executor {
-                id: ExecutorId(index),
-                name: config.name.clone(),
-                address: config.address.as_str().to_owned(),
-                state: watch::Sender::new(State::Connecting),
-                retry: Notify::new(),
-            });
-            tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(commands)));
-            executor
-        });
-        Self(Arc::new(executors.collect()))
+    pub fn start(config: &Config, commands: &Arc<Vec<String>>) -> Self {
+        let executors = Self(Arc::new(Registry { commands: Arc::clone(commands), known: RwLock::default() }));
+        executors.update(config);
+        executors
+    }
+
+    /// The mount table has become another: executors that are reached as before stay connected.
+    pub fn update(&self, config: &Config) {
+        let mut known = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
+        let wanted: Vec<_> = config.executors.iter().map(|executor| (executor, Route::to(executor, config))).collect();
+        let is_same = |old: &Known, new: &(&ExecutorConfig, Route)| {
+            old.executor.name == new.0.name && old.executor.route == new.1
+        };
+        for old in known.iter_mut().filter(|old| old.current) {
+            old.current = wanted.iter().any(|new| is_same(old, new));
+            if !old.current {
+                old.retire();
+            }
+        }
+        for new in wanted {
+            if !known.iter().any(|old| old.current && is_same(old, &new)) {
+                let executor = Executor::new(ExecutorId(known.len()), new.0, new.1);
+                let task = tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(&self.0.commands)));
+                known.push(Known { executor, task: task.abort_handle(), current: true });
+            }
+        }
     }
 
     /// One of them.
     #[must_use]
-    pub fn get(&self, id: ExecutorId) -> &Arc<Executor> {
-        &self.0[id.0]
+    pub fn get(&self, id: ExecutorId) -> Arc<Executor> {
+        Arc::clone(&self.0.known.read().unwrap_or_else(PoisonError::into_inner)[id.0].executor)
     }
 
-    /// By the configuration's name.
+    /// By the mount table's name.
     #[must_use]
-    pub fn named(&self, name: &ExecutorName) -> Option<&Arc<Executor>> {
-        self.0.iter().find(|e| e.name == *name)
+    pub fn named(&self, name: &ExecutorName) -> Option<Arc<Executor>> {
+        self.all().into_iter().find(|e| e.name == *name)
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Executor>> {
-        self.0.iter()
+    /// Those of the mount table.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Executor>> {
+        let known = self.0.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().filter(|k| k.current).map(|k| Arc::clone(&k.executor)).collect()
+    }
+}
+
+impl Known {
+    /// Runs that are under way keep their connection.
+    fn retire(&self) {
+        self.task.abort();
+        let why = "it is in the mount table no more";
+        self.executor.state.send_replace(State::Unreachable(why.to_owned()));
     }
 }
 
 impl Executor {
+    fn new(id: ExecutorId, config: &ExecutorConfig, route: Route) -> Arc<Self> {
+        let unasked = config.origin != Origin::Configured;
+        Arc::new(Self {
+            id,
+            name: config.name.clone(),
+            address: config.address.to_string(),
+            route,
+            unasked,
+            state: watch::Sender::new(if unasked { State::Asleep } else { State::Connecting }),
+            retry: Notify::new(),
+            wanted: Notify::new(),
+        })
+    }
+
     /// Its state now.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.borrow().clone()
+    }
+
+    /// Its state, once an attempt that is being made has come to its end, or after a little while.
+    pub async fn settled(&self) -> State {
+        let mut state = self.state.subscribe();
+        let settled = state.wait_for(|s| !matches!(s, State::Connecting));
+        match tokio::time::timeout(PATIENCE, settled).await {
+            Ok(Ok(settled)) => settled.clone(),
+            _ => State::Connecting,
+        }
     }
 
     /// The connection, waiting a little for one that is being made.
@@ -125,26 +192,44 @@ impl Executor {
     /// # Errors
     /// The sentence for explain.
     pub async fn connection(&self) -> Result<Arc<Connection>, String> {
-        let mut state = self.state.subscribe();
-        let settled = state.wait_for(|s| !matches!(s, State::Connecting));
-        match tokio::time::timeout(PATIENCE, settled).await {
-            Ok(Ok(settled)) => match &*settled {
-                State::Ready(connection) => Ok(Arc::clone(connection)),
-                State::Unreachable(why) => Err(self.out_of_reach(why)),
-                State::Connecting => unreachable!("waited for something else"),
-            },
-            _ => Err(self.out_of_reach("it has not answered yet")),
+        self.want();
+        match self.settled().await {
+            State::Ready(connection) => Ok(connection),
+            State::Unreachable(why) => Err(self.out_of_reach(&why)),
+            State::Connecting | State::Asleep => Err(self.out_of_reach("it has not answered yet")),
+        }
+    }
+
+    /// One that sleeps is woken, and waited for; one that was out of reach is tried again
+    /// when its time has come, and nobody waits for that.
+    fn want(&self) {
+        self.state.send_if_modified(|state| {
+            let asleep = matches!(state, State::Asleep);
+            if asleep {
+                *state = State::Connecting;
+            }
+            asleep
+        });
+        if self.unasked && !matches!(&*self.state.borrow(), State::Ready(_)) {
+            self.wanted.notify_one();
         }
     }
 
     /// A run found the connection broken: try anew.
     pub fn lost(&self, connection: &Arc<Connection>, why: &str) {
+        if self.broke(connection, why) {
+            self.retry.notify_one();
+        }
+    }
+
+    /// Whether it was the one in use.
+    fn broke(&self, connection: &Arc<Connection>, why: &str) -> bool {
         let is_current = matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
         if is_current {
             tracing::warn!(executor = %self.name, why, "connection lost");
             self.state.send_replace(State::Unreachable(why.to_owned()));
-            self.retry.notify_one();
         }
+        is_current
     }
 
     fn out_of_reach(&self, why: &str) -> String {
@@ -154,18 +239,34 @@ impl Executor {
     async fn keep_connected(self: Arc<Self>, commands: Arc<Vec<String>>) {
         let mut pause = RETRY_FIRST;
         loop {
-            match tokio::time::timeout(GREETING_TIMEOUT, greet(&self.address, &commands)).await {
-                Ok(Ok(connection)) => {
+            if self.unasked {
+                self.wanted.notified().await;
+            }
+            match greet(&self.route, &commands).await {
+                Ok((connection, carrier)) => {
                     tracing::info!(executor = %self.name, address = self.address, rtt = ?connection.rtt, "connected");
-                    self.state.send_replace(State::Ready(Arc::new(connection)));
                     pause = RETRY_FIRST;
-                    self.retry.notified().await;
+                    self.keep(Arc::new(connection), carrier).await;
+                    if self.unasked {
+                        self.state.send_replace(State::Asleep);
+                    }
                 }
-                Ok(Err(why)) => self.note_failure(&why),
-                Err(_) => self.note_failure("it does not answer"),
+                Err(why) => {
+                    self.note_failure(&why);
+                    pause = if self.unasked { UNASKED_PAUSE } else { pause };
+                }
             }
             let _ = tokio::time::timeout(pause, self.retry.notified()).await;
             pause = (pause * 2).min(RETRY_LAST);
+        }
+    }
+
+    /// Until the connection is found to be broken, or is.
+    async fn keep(&self, connection: Arc<Connection>, mut carrier: Carrier) {
+        self.state.send_replace(State::Ready(Arc::clone(&connection)));
+        tokio::select! {
+            () = self.retry.notified() => {}
+            why = carrier.ended() => drop(self.broke(&connection, &why)),
         }
     }
 
@@ -179,18 +280,14 @@ impl Executor {
 }
 
 /// Connects and asks what the pipelines will need to know.
-async fn greet(address: &str, commands: &[String]) -> Result<Connection, String> {
-    let endpoint = Endpoint::from_shared(address.to_owned())
-        .map_err(|e| format!("bad address: {e}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_frame_size(FRAME_BYTES)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
-        .keep_alive_while_idle(true);
-    let channel = endpoint.connect().await.map_err(|e| root_cause(&e))?;
+async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
+    let Reached { channel, carrier } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+    let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
+    let connection = answers.unwrap_or_else(|_| Err("it does not answer".to_owned()))?;
+    Ok((connection, carrier))
+}
+
+async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {
     let mut client = ExecutorClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -210,9 +307,4 @@ async fn greet(address: &str, commands: &[String]) -> Result<Connection, String>
     let tools = tools.map_err(|e| e.message().to_owned())?.into_inner().tools;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
     Ok(Connection { client, about, tools, rtt })
-}
-
-/// The innermost cause says what a user understands ("Connection refused").
-fn root_cause(error: &dyn std::error::Error) -> String {
-    std::iter::successors(error.source(), |e| e.source()).last().map_or_else(|| error.to_string(), ToString::to_string)
 }

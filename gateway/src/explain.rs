@@ -117,8 +117,8 @@ pub fn joined(gateway: &Gateway, readings: &[Result<Reading, String>], join: &Jo
         };
     };
     let at = match at {
-        Site::Here => "here",
-        Site::Executor(executor) => gateway.executors.get(*executor).name.as_str(),
+        Site::Here => "here".to_owned(),
+        Site::Executor(executor) => gateway.executors.get(*executor).name.to_string(),
     };
     let name = |stage: usize| readings[stage].as_ref().map_or("", |r| r.invocation.command.as_str());
     let merge = |by: usize| {

@@ -15,6 +15,7 @@ use fs_mapper::{
     MountTable,
     config::{Config, annotation_directories},
     mountinfo::{MountInfo, MountInfoError},
+    sshfs,
 };
 use posh_annotations::Library;
 use posh_proto::{
@@ -82,9 +83,11 @@ pub enum Error {
 /// [`Error`].
 pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let library = load_annotations(&config);
-    let table = MountTable::new(&config, &MountInfo::read()?);
+    let info = MountInfo::read()?;
+    let (with_sshfs, _) = sshfs::adopted(&config, &info);
+    let table = MountTable::new(&with_sshfs, &info);
     let commands = Arc::new(library.commands().map(str::to_owned).collect::<Vec<_>>());
-    let executors = Executors::start(&config.executors, &commands);
+    let executors = Executors::start(&with_sshfs, &commands);
     let sessions = Sessions::new(listeners.directory.clone(), listeners.stage_socket.clone());
     let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions));
     let idle = Duration::from_secs(config.gateway.idle_timeout_s);

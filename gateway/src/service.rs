@@ -45,7 +45,7 @@ impl Service {
             fs_type: mount.fs_type.clone(),
             source: bytes(mount.source.as_bytes()),
             executor: owner.map(|o| o.executor.to_string()).unwrap_or_default(),
-            address: executor.map(|e| e.address.clone()).unwrap_or_default(),
+            address: executor.as_ref().map(|e| e.address.clone()).unwrap_or_default(),
             export: owner.map(|o| o.export.clone()).unwrap_or_default(),
             sub_path: owner.map(|o| bytes(o.sub_path.as_os_str().as_bytes())).unwrap_or_default(),
             state: executor
@@ -58,12 +58,17 @@ impl Service {
 /// How it stands with an executor, and with one export of it.
 fn state_text(state: &State, export: Option<&str>) -> String {
     match state {
+        State::Asleep => "not used yet".to_owned(),
         State::Connecting => "connecting".to_owned(),
         State::Unreachable(why) => format!("unreachable: {why}"),
         State::Ready(connection) => match export {
             Some(name) if !connection.about.exports.iter().any(|e| e.name == name) => {
                 let known: Vec<&str> = connection.about.exports.iter().map(|e| e.name.as_str()).collect();
-                format!("no export of that name; it has {}", known.join(", "))
+                if name.starts_with(['/', '~']) {
+                    format!("{name} can't be opened there; it has {}", known.join(", "))
+                } else {
+                    format!("no export of that name; it has {}", known.join(", "))
+                }
             }
             _ => "connected".to_owned(),
         },
@@ -82,9 +87,9 @@ fn path(text: &Bytes) -> PathBuf {
 impl GatewayService for Service {
     async fn mounts(&self, _: Request<wire::MountsRequest>) -> Result<Response<wire::MountsReply>, Status> {
         let view = self.gateway.view();
-        for executor in self.gateway.executors.iter() {
-            // Waits for a connection that is being made, so that the answer is a useful one.
-            let _ = executor.connection().await;
+        for executor in self.gateway.executors.all() {
+            // So that the answer is a useful one.
+            let _ = executor.settled().await;
         }
         let mounts = view.table.mounts().map(|m| self.mount(m)).collect();
         Ok(Response::new(wire::MountsReply { mounts }))
@@ -169,7 +174,7 @@ impl GatewayService for Service {
     }
 
     async fn status(&self, _: Request<wire::StatusRequest>) -> Result<Response<wire::StatusReply>, Status> {
-        let executors = self.gateway.executors.iter().map(|e| {
+        let executors = self.gateway.executors.all().into_iter().map(|e| {
             let state = e.state();
             let rtt = if let State::Ready(c) = &state { c.rtt.as_secs_f64() * 1000.0 } else { 0.0 };
             wire::ExecutorStatus {

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use fs_mapper::{MountTable, config::Config, mountinfo::MountInfo};
+use fs_mapper::{MountTable, config::Config, mountinfo::MountInfo, sshfs};
 use posh_annotations::Library;
 use sha2::{Digest, Sha256};
 
@@ -104,7 +104,9 @@ impl Gateway {
     /// The mounts of this machine have changed: new pipelines see the new ones.
     pub fn mounts_changed(&self) {
         let Ok(info) = MountInfo::read() else { return };
-        let table = Arc::new(MountTable::new(&self.config, &info));
+        let (config, _) = sshfs::adopted(&self.config, &info);
+        self.executors.update(&config);
+        let table = Arc::new(MountTable::new(&config, &info));
         let old = self.view();
         let view = View { table, library: Arc::clone(&old.library) };
         self.sessions.publish(&view.table.prefixes().encode());

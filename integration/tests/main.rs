@@ -20,6 +20,7 @@ mod random;
 mod scripts;
 mod semantics;
 mod split;
+mod ssh;
 mod terminal;
 mod trace;
 mod user;

@@ -105,6 +105,9 @@ pub enum Error {
     /// Writing the answer failed (a full disk, a closed pipe).
     #[error("can't write the answer")]
     Output(#[source] io::Error),
+    /// Why nothing was copied to another machine.
+    #[error("{0}")]
+    Attach(String),
     /// The annotations crate's own words.
     #[error("{0}")]
     Annotations(String),

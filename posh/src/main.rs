@@ -15,7 +15,7 @@ use std::{
 use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
-    cli::{self, Annotations, Question, Request, Service, annotations, doctor, tables},
+    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, tables},
     descriptors, gateway,
     launch::{self, Ended},
     plan_only,
@@ -51,6 +51,10 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
             Question::Resolve { path, json } => print(tables::resolve(&target, &path, json)),
             Question::Status { json } => print(tables::status(&target, json)),
             Question::Explain { pipeline, json, split } => print(plan_only::explain(&target, &pipeline, json, split)),
+            Question::Attach { host, yes } => {
+                let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
+                print(attach::attach(&target, &host, consent))
+            }
             Question::Doctor => print_checked(Ok(doctor::examine(&target))),
             Question::Annotations(Annotations::Check { dir }) => {
                 print_checked(annotations::check(&target, dir.as_deref()))

@@ -2,7 +2,7 @@
 //! of the stage socket. No logic lives here beyond where the two ends meet
 //! ([`runtime`]), the clock that they share ([`clock`]) and the switches of the rules ([`rule`]).
 //!
-//! * [`executor`]: gateway ↔ executor, gRPC over TCP.
+//! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
 //! * [`stage`]: one intercepted command ↔ gateway, length-delimited protobuf
 //!   messages over a second UNIX socket (see [`frame`]).
@@ -33,6 +33,10 @@ pub mod stage {
 /// The version of the three protocols; a peer of another version is named and
 /// refused, never half understood.
 pub const PROTOCOL_VERSION: u32 = 1;
+
+/// What an executor that was started by ssh says first on its standard output. All
+/// that comes before it is not the executor's; gRPC follows.
+pub const STDIO_GREETING: &[u8] = b"posh-executor --stdio\n";
 
 /// The encoded descriptor set, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -3,12 +3,26 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-/// `http://HOST:PORT`, checked.
+/// How an executor is reached, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Address {
-    url: String,
+pub enum Address {
+    /// `http://HOST:PORT`: one that listens there.
+    Http {
+        /// A name or an IP address, without the brackets of IPv6.
+        host: String,
+        /// 1 to 65535.
+        port: u16,
+    },
+    /// `ssh://[USER@]HOST[:PORT]`: one that ssh starts there, for this gateway alone.
+    Ssh(Login),
+}
+
+/// What ssh is told of where to log in; what is left out, the user's ssh configuration says.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Login {
+    user: Option<String>,
     host: String,
-    port: u16,
+    port: Option<u16>,
 }
 
 /// What is wrong with an address.
@@ -29,15 +43,32 @@ pub enum AddressFault {
     /// A user, path, query or fragment.
     #[error("the address has more than a host and a port")]
     Extra,
+    /// As [`AddressFault::Host`], of an ssh address; nor may it look like an option.
+    #[error("the address has no valid host")]
+    SshHost,
+    /// A port that is not 1 to 65535.
+    #[error("the address has no valid port")]
+    SshPort,
+    /// An empty user, a password, or characters that no user has.
+    #[error("the address has no valid user")]
+    SshUser,
+    /// A path, query or fragment.
+    #[error("the address has more than a user, a host and a port")]
+    SshExtra,
 }
 
 impl AddressFault {
     /// What to do about it.
     pub fn hint(self) -> &'static str {
         match self {
-            AddressFault::Scheme => "only http:// is",
+            AddressFault::Scheme => "http:// and ssh:// are",
             AddressFault::Port => "write the port that the executor listens on, such as http://host:7400",
-            AddressFault::NoScheme | AddressFault::Host | AddressFault::Extra => "write it as http://host:7400",
+            AddressFault::NoScheme => "write it as http://host:7400 or ssh://host",
+            AddressFault::Host | AddressFault::Extra => "write it as http://host:7400",
+            AddressFault::SshHost => "write it as ssh://host, with a name that ssh knows",
+            AddressFault::SshPort => "write it as ssh://host:22, or leave the port to ssh's own configuration",
+            AddressFault::SshUser => "write it as ssh://user@host; a password can't be given, a key can",
+            AddressFault::SshExtra => "write it as ssh://user@host; the directory is the mount's `export`",
         }
     }
 }
@@ -46,53 +77,124 @@ impl Address {
     /// Checks the shape of an address.
     pub fn parse(text: &str) -> Result<Address, AddressFault> {
         let (scheme, rest) = text.split_once("://").ok_or(AddressFault::NoScheme)?;
+        let authority = rest.strip_suffix('/').unwrap_or(rest);
+        let more = |marks: &[char]| authority.contains(marks);
+        if scheme.eq_ignore_ascii_case("ssh") {
+            if more(&['/', '?', '#']) {
+                return Err(AddressFault::SshExtra);
+            }
+            return Login::parse(authority).map(Address::Ssh);
+        }
         if !scheme.eq_ignore_ascii_case("http") {
             return Err(AddressFault::Scheme);
         }
-        let authority = rest.strip_suffix('/').unwrap_or(rest);
-        if authority.contains(['/', '?', '#', '@']) {
+        if more(&['/', '?', '#', '@']) {
             return Err(AddressFault::Extra);
         }
-        let (host, port) = split_port(authority)?;
-        let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let port: u16 = port.parse().ok().filter(|port| digits && *port != 0).ok_or(AddressFault::Port)?;
-        Ok(Address { url: format!("http://{authority}"), host: host.to_owned(), port })
+        let (host, port) = split_port(authority).ok_or(AddressFault::Host)?;
+        let port = port.and_then(port_number).ok_or(AddressFault::Port)?;
+        Ok(Address::Http { host: host.to_owned(), port })
     }
 
-    /// As the user wrote it, without a trailing slash: what tonic's `Endpoint` takes.
-    pub fn as_str(&self) -> &str {
-        &self.url
+    /// The executor is started by ssh and serves what it is told to.
+    pub fn is_ssh(&self) -> bool {
+        matches!(self, Address::Ssh(_))
+    }
+}
+
+impl Login {
+    /// Checks the parts of a login.
+    pub fn new(user: Option<&str>, host: &str, port: Option<u16>) -> Result<Login, AddressFault> {
+        let of_user = |byte: u8| byte.is_ascii_alphanumeric() || b"-._+@\\".contains(&byte);
+        if user.is_some_and(|user| user.is_empty() || user.starts_with('-') || !user.bytes().all(of_user)) {
+            return Err(AddressFault::SshUser);
+        }
+        // ssh(1) would read a host that begins so as an option.
+        if host.starts_with('-') || !(is_name(host) || host.parse::<Ipv6Addr>().is_ok()) {
+            return Err(AddressFault::SshHost);
+        }
+        if port == Some(0) {
+            return Err(AddressFault::SshPort);
+        }
+        Ok(Login { user: user.map(str::to_owned), host: host.to_owned(), port })
     }
 
-    /// A name or an IP address, without the brackets of IPv6.
+    /// `[USER@]HOST[:PORT]`.
+    fn parse(authority: &str) -> Result<Login, AddressFault> {
+        let (user, rest) = match authority.rsplit_once('@') {
+            Some((user, rest)) => (Some(user), rest),
+            None => (None, authority),
+        };
+        let (host, port) = split_port(rest).ok_or(AddressFault::SshHost)?;
+        let port = port.map(|port| port_number(port).ok_or(AddressFault::SshPort)).transpose()?;
+        Login::new(user, host, port)
+    }
+
+    /// Who logs in, if not whom ssh would take.
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// A name that ssh knows or an IP address, without the brackets of IPv6.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// 1 to 65535.
-    pub fn port(&self) -> u16 {
+    /// 1 to 65535, if not the port that ssh would take.
+    pub fn port(&self) -> Option<u16> {
         self.port
     }
 }
 
+/// What a host or an alias of ssh's configuration may consist of.
+fn is_name(host: &str) -> bool {
+    !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+}
+
+fn port_number(text: &str) -> Option<u16> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|port| digits && *port != 0)
+}
+
 /// Host and port as text; IPv6 addresses stand in brackets (RFC 3986 §3.2.2).
-fn split_port(authority: &str) -> Result<(&str, &str), AddressFault> {
+fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = authority.strip_prefix('[') {
-        let (host, after) = rest.split_once(']').ok_or(AddressFault::Host)?;
-        host.parse::<Ipv6Addr>().map_err(|_| AddressFault::Host)?;
-        return Ok((host, after.strip_prefix(':').ok_or(AddressFault::Port)?));
+        let (host, after) = rest.split_once(']')?;
+        host.parse::<Ipv6Addr>().ok()?;
+        return if after.is_empty() { Some((host, None)) } else { Some((host, Some(after.strip_prefix(':')?))) };
     }
-    let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
-    let valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    if host.is_empty() || !host.bytes().all(valid) {
-        return Err(AddressFault::Host);
-    }
-    Ok((host, port))
+    let (host, port) = match authority.split_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (authority, None),
+    };
+    is_name(host).then_some((host, port))
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.url)
+        match self {
+            Address::Http { host, port } => write!(f, "http://{}:{port}", Bracketed(host)),
+            Address::Ssh(login) => write!(f, "ssh://{login}"),
+        }
+    }
+}
+
+impl fmt::Display for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(user) = &self.user {
+            write!(f, "{user}@")?;
+        }
+        write!(f, "{}", Bracketed(&self.host))?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// A host as it stands in an address.
+struct Bracketed<'a>(&'a str);
+
+impl fmt::Display for Bracketed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.contains(':') { write!(f, "[{}]", self.0) } else { f.write_str(self.0) }
     }
 }
 
@@ -101,10 +203,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes() {
+    fn http() {
         let check = |text: &str, expect: Result<(&str, u16), AddressFault>| {
-            let found = Address::parse(text);
-            assert_eq!(found.as_ref().map(|a| (a.host(), a.port())).map_err(|fault| *fault), expect, "{text}");
+            let expect = expect.map(|(host, port)| Address::Http { host: host.to_owned(), port });
+            assert_eq!(Address::parse(text), expect, "{text}");
         };
         check("http://127.0.0.1:7400", Ok(("127.0.0.1", 7400)));
         check("http://store-1.example.org:80/", Ok(("store-1.example.org", 80)));
@@ -112,7 +214,6 @@ mod tests {
         check("http://[::1]:7400", Ok(("::1", 7400)));
         check("store1:7400", Err(AddressFault::NoScheme));
         check("https://store1:7400", Err(AddressFault::Scheme));
-        check("ssh://store1", Err(AddressFault::Scheme));
         check("http://store1", Err(AddressFault::Port));
         check("http://store1:", Err(AddressFault::Port));
         check("http://store1:0", Err(AddressFault::Port));
@@ -121,13 +222,54 @@ mod tests {
         check("http://[::1]", Err(AddressFault::Port));
         check("http://:7400", Err(AddressFault::Host));
         check("http://[::g]:7400", Err(AddressFault::Host));
+        check("http://[::1]7400", Err(AddressFault::Host));
         check("http://st ore:7400", Err(AddressFault::Host));
         check("http://me@store1:7400", Err(AddressFault::Extra));
         check("http://store1:7400/path", Err(AddressFault::Extra));
     }
 
     #[test]
-    fn a_trailing_slash_is_dropped() {
-        assert_eq!(Address::parse("http://store1:7400/").map(|a| a.to_string()), Ok("http://store1:7400".to_owned()));
+    fn ssh() {
+        let check = |text: &str, expect: Result<(Option<&str>, &str, Option<u16>), AddressFault>| {
+            let found = Address::parse(text);
+            let parts = |address: &Address| match address {
+                Address::Ssh(login) => (login.user().map(str::to_owned), login.host().to_owned(), login.port()),
+                Address::Http { .. } => panic!("{text} is read as http"),
+            };
+            let expect = expect.map(|(user, host, port)| (user.map(str::to_owned), host.to_owned(), port));
+            assert_eq!(found.as_ref().map(parts).map_err(|fault| *fault), expect, "{text}");
+        };
+        check("ssh://store1", Ok((None, "store1", None)));
+        check("SSH://store1/", Ok((None, "store1", None)));
+        check("ssh://ada@store-1.example.org:2222", Ok((Some("ada"), "store-1.example.org", Some(2222))));
+        check("ssh://ada@corp@store1", Ok((Some("ada@corp"), "store1", None)));
+        check("ssh://[::1]", Ok((None, "::1", None)));
+        check("ssh://ada@[fe80::1]:22", Ok((Some("ada"), "fe80::1", Some(22))));
+        check("ssh://", Err(AddressFault::SshHost));
+        check("ssh://ada@", Err(AddressFault::SshHost));
+        check("ssh://-oProxyCommand=reboot", Err(AddressFault::SshHost));
+        check("ssh://-v", Err(AddressFault::SshHost));
+        check("ssh://st ore", Err(AddressFault::SshHost));
+        check("ssh://store1:", Err(AddressFault::SshPort));
+        check("ssh://store1:0", Err(AddressFault::SshPort));
+        check("ssh://store1:ssh", Err(AddressFault::SshPort));
+        check("ssh://[::1]:99999", Err(AddressFault::SshPort));
+        check("ssh://@store1", Err(AddressFault::SshUser));
+        check("ssh://-l@store1", Err(AddressFault::SshUser));
+        check("ssh://ada:secret@store1", Err(AddressFault::SshUser));
+        check("ssh://store1/srv/data", Err(AddressFault::SshExtra));
+        check("ssh://store1?x", Err(AddressFault::SshExtra));
+    }
+
+    #[test]
+    fn addresses_are_shown_in_one_form() {
+        for (text, shown) in [
+            ("http://store1:7400/", "http://store1:7400"),
+            ("http://[::1]:7400", "http://[::1]:7400"),
+            ("SSH://ada@store1:022", "ssh://ada@store1:22"),
+            ("ssh://[::1]", "ssh://[::1]"),
+        ] {
+            assert_eq!(Address::parse(text).map(|address| address.to_string()), Ok(shown.to_owned()));
+        }
     }
 }

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A place in a text; both count from 1, columns in characters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A place in a text; both count from 1, columns in characters. The default, two zeros,
+/// is that of what stands in no text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Line, from 1.
     pub line: usize,

@@ -3,7 +3,7 @@
 
 use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
-use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Scheduler};
+use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler};
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 const TOP_KEYS: [&str; 3] = ["executor", "mount", "gateway"];
 const EXECUTOR_KEYS: [&str; 2] = ["name", "address"];
 const MOUNT_KEYS: [&str; 5] = ["path", "executor", "export", "sub_path", "coherence"];
-const GATEWAY_KEYS: [&str; 4] = ["split", "scheduler", "idle_timeout_s", "annotations"];
+const GATEWAY_KEYS: [&str; 6] = ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
 
 /// More parts per machine than any machine has use for; a larger number is a slip.
 const MAX_SPLIT: u64 = 1024;
@@ -72,7 +72,7 @@ impl Reader<'_> {
     fn document(&mut self, table: &DeTable<'_>) -> Config {
         self.unknown_keys(Section { what: "the file", table, start: 0 }, &TOP_KEYS);
         let executors = self.executors(table);
-        let mounts = self.mounts(table);
+        let mounts = self.mounts(table, &executors);
         let gateway = self.gateway(table);
         Config { file: self.file.to_path_buf(), executors, mounts, gateway }
     }
@@ -85,7 +85,7 @@ impl Reader<'_> {
             let name = self.required(section, "name").and_then(|name| self.executor_name(name, &mut seen));
             let address = self.required(section, "address").and_then(|address| self.address(address));
             if let (Some(name), Some(address)) = (name, address) {
-                executors.push(ExecutorConfig { name, address });
+                executors.push(ExecutorConfig { name, address, origin: Origin::Configured });
             } else if let Some(DeValue::String(name)) = section.table.get("name").map(Spanned::get_ref) {
                 // Mounts that name it are not to be blamed for its address.
                 seen.entry(name.to_string()).or_insert(section.start);
@@ -139,14 +139,15 @@ impl Reader<'_> {
         }
     }
 
-    fn mounts(&mut self, document: &DeTable<'_>) -> Vec<MountConfig> {
+    fn mounts(&mut self, document: &DeTable<'_>, executors: &[ExecutorConfig]) -> Vec<MountConfig> {
         let mut seen: HashMap<PathBuf, usize> = HashMap::new();
         let mut mounts = Vec::new();
         for section in self.sections(document, "mount", "[[mount]]") {
             self.unknown_keys(section, &MOUNT_KEYS);
             let path = self.required(section, "path").and_then(|path| self.mount_path(path, &mut seen));
             let executor = self.required(section, "executor");
-            let export = self.required(section, "export").and_then(|export| self.export(export));
+            let address = executor.as_ref().and_then(|name| address_of(executors, name.value));
+            let export = self.required(section, "export").and_then(|export| self.export(export, address));
             let sub_path = self.optional(section, "sub_path").and_then(|sub_path| self.sub_path(sub_path));
             let coherence = self.optional(section, "coherence").and_then(|name| self.coherence(name));
             if let (Some(path), Some(executor), Some(export)) = (path, executor, export) {
@@ -176,17 +177,21 @@ impl Reader<'_> {
         Some(normal)
     }
 
-    fn export(&mut self, export: Text<'_>) -> Option<String> {
-        if export.value.is_empty() || export.value.contains(['/', '\0']) {
-            let message = format!("{:?} is not the name of an export", export.value);
-            self.mistake(
-                export.span,
-                message,
-                "give the executor's name for it; directories below it go into sub_path",
-            );
-            return None;
+    /// What an export may be depends on who names it: the executor, or we. Of an executor that is
+    /// itself a mistake neither can be said.
+    fn export(&mut self, export: Text<'_>, address: Option<&Address>) -> Option<String> {
+        let checked = match address {
+            Some(Address::Ssh(_)) => server_directory(export.value),
+            Some(Address::Http { .. }) => export_name(export.value),
+            None => export_name(export.value).or_else(|mistake| server_directory(export.value).or(Err(mistake))),
+        };
+        match checked {
+            Ok(export) => Some(export),
+            Err((message, hint)) => {
+                self.mistake(export.span, format!("{:?} {message}", export.value), hint);
+                None
+            }
         }
-        Some(export.value.to_owned())
     }
 
     fn sub_path(&mut self, sub_path: Text<'_>) -> Option<PathBuf> {
@@ -234,7 +239,27 @@ impl Reader<'_> {
             _ => gateway.scheduler = Scheduler::Greedy,
         }
         gateway.annotations = self.annotations(section);
+        if let Some(words) = self.optional(section, "ssh_command").and_then(|command| self.words(command)) {
+            gateway.ssh_command = words;
+        }
+        match self.optional(section, "sshfs") {
+            Some(choice) if !["auto", "off"].contains(&choice.value) => {
+                let message = format!("unknown choice {:?} for sshfs", choice.value);
+                self.mistake(choice.span, message, "it is \"auto\" or \"off\"");
+            }
+            choice => gateway.sshfs = choice.is_none_or(|choice| choice.value == "auto"),
+        }
         gateway
+    }
+
+    /// A command as a shell would split it, with its quotes but without its expansions.
+    fn words(&mut self, command: Text<'_>) -> Option<Vec<String>> {
+        let words = shlex::split(command.value).filter(|words| words.first().is_some_and(|word| !word.is_empty()));
+        if words.is_none() {
+            let message = format!("{:?} is not a command", command.value);
+            self.mistake(command.span, message, "write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"");
+        }
+        words
     }
 
     fn annotations(&mut self, section: Section<'_>) -> Vec<PathBuf> {
@@ -347,8 +372,42 @@ fn tables<'t>(document: &'t DeTable<'t>, key: &str) -> impl Iterator<Item = &'t 
     items.iter().filter_map(|item| item.get_ref().as_table())
 }
 
+fn address_of<'e>(executors: &'e [ExecutorConfig], name: &str) -> Option<&'e Address> {
+    executors.iter().find(|executor| executor.name.as_str() == name).map(|executor| &executor.address)
+}
+
+/// What is wrong with a value, and a hint.
+pub(crate) type Wrong = (&'static str, &'static str);
+
+/// A name that an executor gives to one of its directories.
+fn export_name(text: &str) -> Result<String, Wrong> {
+    if text.is_empty() || text.contains(['/', '\0']) {
+        let hint = "give the executor's name for it; directories below it go into sub_path";
+        return Err(("is not the name of an export", hint));
+    }
+    Ok(text.to_owned())
+}
+
+/// A directory of a machine that ssh reaches: absolute, or below the login's home.
+pub(crate) fn server_directory(text: &str) -> Result<String, Wrong> {
+    let below_home = text == "~" || text.starts_with("~/");
+    if !below_home && !text.starts_with('/') {
+        let hint = "over ssh, export is a directory there, such as \"/srv/data\" or \"~/data\"";
+        return Err(("is not a directory of the server", hint));
+    }
+    if text.contains(char::is_control) {
+        return Err(("holds control characters", "rename the directory, or export the one above it"));
+    }
+    let path = Path::new(text);
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(("holds ..", "write the directory that is meant"));
+    }
+    let normal: PathBuf = path.components().collect();
+    Ok(normal.into_os_string().into_string().expect("it is made of parts of a string"))
+}
+
 /// Absolute, without `.`, `..`, doubled or trailing slashes; or what is wrong with it and a hint.
-fn normal_path(text: &str) -> Result<PathBuf, (&'static str, &'static str)> {
+fn normal_path(text: &str) -> Result<PathBuf, Wrong> {
     let path = Path::new(text);
     if text.contains('\0') {
         return Err(("holds a NUL byte", "no path can"));

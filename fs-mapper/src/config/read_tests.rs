@@ -40,7 +40,7 @@ annotations = ["commands", "/opt/commands"]
 fn a_whole_file() {
     let config = Config::parse(GOOD, Path::new("/etc/posh/mounts.toml")).expect("no mistake");
     assert_eq!(config.executors.len(), 1);
-    assert_eq!(config.executors[0].address.as_str(), "http://127.0.0.1:7400");
+    assert_eq!(config.executors[0].address.to_string(), "http://127.0.0.1:7400");
     assert_eq!(config.mounts[0].path, Path::new("/mnt/logs"));
     assert_eq!(config.mounts[0].sub_path, Path::new(""));
     assert_eq!(config.mounts[0].position, Position { line: 6, column: 1 });
@@ -51,6 +51,67 @@ fn a_whole_file() {
     assert_eq!(config.gateway.idle_timeout_s, 30);
     assert_eq!(config.gateway.annotations, [Path::new("/etc/posh/commands"), Path::new("/opt/commands")]);
     assert!(config.executor(&config.mounts[0].executor).is_some());
+}
+
+const SSH: &str = r#"
+[[mount]]
+path = "/mnt/logs"
+executor = "store1"
+export = "/srv//logs/./"
+
+[[mount]]
+path = "/mnt/own"
+executor = "store1"
+export = "~/own/"
+
+[[mount]]
+path = "/mnt/raw"
+executor = "store1"
+export = "/srv/logs"
+sub_path = "raw"
+
+[[executor]]
+name = "store1"
+address = "ssh://ada@store1.example.org"
+
+[gateway]
+ssh_command = "ssh -F '/etc/posh/ssh config'"
+"#;
+
+#[test]
+fn over_ssh_a_mount_names_a_directory_of_the_server() {
+    let config = parse(SSH).expect("no mistake");
+    let exports: Vec<&str> = config.mounts.iter().map(|mount| mount.export.as_str()).collect();
+    assert_eq!(exports, ["/srv/logs", "~/own", "/srv/logs"]);
+    assert_eq!(config.exports_of(&config.executors[0].name), ["/srv/logs", "~/own"]);
+    assert_eq!(config.gateway.ssh_command, ["ssh", "-F", "/etc/posh/ssh config"]);
+}
+
+#[test]
+fn an_export_is_checked_by_how_its_executor_is_reached() {
+    let mistake = |address: &str, export: &str| {
+        let executor = format!("executor = [{{name='s', address='{address}'}}]\n");
+        mistakes(&format!("{executor}[[mount]]\nexecutor='s'\npath='/x'\nexport=\"{export}\""))
+    };
+    let not_there = "is not a directory of the server; \
+                     over ssh, export is a directory there, such as \"/srv/data\" or \"~/data\"";
+    let check = |export: &str, expect: &str| {
+        assert_eq!(mistake("ssh://h", export), [format!("5:8: error: {expect}")], "{export}");
+    };
+    check("logs", &format!("\"logs\" {not_there}"));
+    check("", &format!("\"\" {not_there}"));
+    check("~ada/logs", &format!("\"~ada/logs\" {not_there}"));
+    check("/srv/../etc", "\"/srv/../etc\" holds ..; write the directory that is meant");
+    let control = "holds control characters; rename the directory, or export the one above it";
+    check("/srv/a\\nb", &format!("\"/srv/a\\nb\" {control}"));
+    assert_eq!(
+        mistake("http://h:1", "/srv/logs"),
+        ["5:8: error: \"/srv/logs\" is not the name of an export; \
+          give the executor's name for it; directories below it go into sub_path"]
+    );
+    // Of a wrong address only that is said.
+    assert_eq!(mistake("ssh://", "/srv/logs").len(), 1);
+    assert_eq!(mistake("ssh://", "logs").len(), 1);
 }
 
 #[test]
@@ -93,7 +154,7 @@ annotations = ["~/x", 3]
 "#;
     let expect = [
         "2:1: error: unknown key `colour` in the file; known are executor, mount, gateway",
-        "5:11: error: the address has no scheme: \"127.0.0.1:7400\"; write it as http://host:7400",
+        "5:11: error: the address has no scheme: \"127.0.0.1:7400\"; write it as http://host:7400 or ssh://host",
         "7:8: error: executor `store1` is already defined in line 4; every executor needs its own name",
         "9:1: error: [[executor]] has no `name`; add name = \"...\"",
         "9:1: error: [[executor]] has no `address`; add address = \"...\"",
@@ -128,6 +189,15 @@ fn one_mistake_each() {
     let mount = |path: &str| {
         format!("executor = [{{name='s', address='http://s:1'}}]\n[[mount]]\nexecutor='s'\nexport='e'\npath='{path}'")
     };
+    check(
+        "[gateway]\nssh_command = 'ssh \"-F'",
+        "2:15: error: \"ssh \\\"-F\" is not a command; write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",
+    );
+    check("[gateway]\nsshfs = 'on'", "2:9: error: unknown choice \"on\" for sshfs; it is \"auto\" or \"off\"");
+    check(
+        "[gateway]\nssh_command = ' '",
+        "2:15: error: \" \" is not a command; write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",
+    );
     check(&mount("~/logs"), "5:6: error: mount path \"~/logs\" begins with ~; write the home directory in full");
     check(&mount("/"), "5:6: error: mount path \"/\" is the root directory; name the directories that executors serve");
     check(&mount("/a/../b"), "5:6: error: mount path \"/a/../b\" holds ..; write the directory that is meant");

@@ -310,7 +310,8 @@ async fn can_run(
     stage: &Enlisted,
     reading: &Reading,
 ) -> Result<(), String> {
-    let name = gateway.executors.get(id).name.as_str();
+    let executor = gateway.executors.get(id);
+    let name = executor.name.as_str();
     let about = &connection.about;
     if about.machine != gateway.machine {
         return Err(format!("{name} is a {} machine, this one a {}", about.machine, gateway.machine));
@@ -426,7 +427,7 @@ fn described(gateway: &Gateway, shape: &Shape, planned: &Planned, stage: usize) 
         Placement::Here(reason) => return ("local".to_owned(), reason.clone()),
         Placement::Remote(parts) => parts,
     };
-    let mut names: Vec<&str> = parts.iter().map(|p| gateway.executors.get(p.executor).name.as_str()).collect();
+    let mut names: Vec<_> = parts.iter().map(|p| gateway.executors.get(p.executor).name.to_string()).collect();
     names.dedup();
     let joined = shape.edges.iter().zip(&plan.fused).any(|(e, fused)| *fused && e.from.0 == stage);
     let mut reason = match parts.len() {

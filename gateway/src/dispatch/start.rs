@@ -186,7 +186,7 @@ pub async fn start(
     for run in &mut lowered.runs {
         run.spec.trace = tracer.is_on();
         let connection = connections.get(&run.executor).cloned();
-        let executor = Arc::clone(gateway.executors.get(run.executor));
+        let executor = gateway.executors.get(run.executor);
         opening.push(tokio::spawn(open_in_time(executor, connection, run.spec.clone(), tracer.clone())));
     }
     let mut flights = Vec::new();

@@ -4,15 +4,19 @@
 
 use std::{env, fs::OpenOptions, path::Path, time::Duration};
 
-use fs_mapper::config::{Config, ExecutorConfig};
+use fs_mapper::{
+    config::{Config, ExecutorConfig, Origin},
+    mountinfo::MountInfo,
+    sshfs,
+};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, executor_client::ExecutorClient},
     gateway::Mount,
     runtime::RuntimeDir,
 };
+use posh_reach::Route;
 use tokio::runtime::Builder;
-use tonic::transport::Endpoint;
 
 use crate::{
     Error,
@@ -52,12 +56,16 @@ pub fn examine(target: &Target) -> (String, bool) {
     let mut findings = programs();
     findings.push(runtime_directory());
     let config = configuration(target, &mut findings);
-    if config.is_some() || target.socket.is_some() {
+    if !matches!(gateway::find(target), Ok(None)) {
         findings.extend(service(target));
     }
-    if let Some(config) = &config {
-        findings.extend(config.executors.iter().flat_map(|executor| examine_executor(executor, config)));
-    }
+    let info = MountInfo::read().unwrap_or_default();
+    let (config, left_out) = sshfs::adopted(&config.unwrap_or_default(), &info);
+    findings.extend(config.executors.iter().flat_map(|executor| examine_executor(executor, &config)));
+    findings.extend(left_out.iter().map(|mount| {
+        let subject = format!("mount {}", mount.path.display());
+        Finding::new(Verdict::Note, subject, format!("an sshfs mount without owner, since {}", mount.reason))
+    }));
     findings.extend(fuse());
     findings.extend(shells());
     (findings.iter().map(line).collect(), findings.iter().all(|finding| finding.verdict != Verdict::Bad))
@@ -148,10 +156,14 @@ fn examine_mount(mount: &Mount) -> Finding {
 /// that the configuration names.
 fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> {
     let subject = format!("executor {}", executor.name);
-    let address = executor.address.as_str();
-    let reply = match describe(address) {
+    let address = &executor.address;
+    let reply = match describe(&Route::to(executor, config)) {
         Ok(reply) => reply,
-        Err(why) => return vec![Finding::new(Verdict::Bad, subject, format!("no answer from {address}: {why}"))],
+        Err(why) => {
+            // Nobody has asked for one that only an sshfs mount names.
+            let verdict = if executor.origin == Origin::Configured { Verdict::Bad } else { Verdict::Note };
+            return vec![Finding::new(verdict, subject, format!("no answer from {address}: {why}"))];
+        }
     };
     let mut findings =
         vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
@@ -160,7 +172,7 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));
     }
     let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
-    findings.extend(mounts.map(|mount| examine_export(&executor.name.to_string(), &mount.export, &reply)));
+    findings.extend(mounts.map(|mount| examine_export(executor.name.as_str(), &mount.export, &reply)));
     findings
 }
 
@@ -172,31 +184,28 @@ fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Findin
         }
         None => {
             let names: Vec<&str> = reply.exports.iter().map(|served| served.name.as_str()).collect();
-            let detail = format!("the executor serves no such export; it has: {}", names.join(", "));
+            let detail = format!("{}; it has: {}", not_served(export), names.join(", "));
             Finding::new(Verdict::Bad, subject, detail)
         }
     }
 }
 
-fn describe(address: &str) -> Result<DescribeReply, String> {
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
-    let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| error.to_string())?;
-    let endpoint = endpoint.connect_timeout(EXECUTOR_TIMEOUT).timeout(EXECUTOR_TIMEOUT);
-    runtime.block_on(async {
-        let channel = endpoint.connect().await.map_err(|error| innermost(&error))?;
-        let request = DescribeRequest { protocol: PROTOCOL_VERSION };
-        let reply = ExecutorClient::new(channel).describe(request).await;
-        reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
-    })
+/// Over ssh an export is a directory, and served if it can be.
+fn not_served(export: &str) -> &'static str {
+    if export.starts_with(['/', '~']) { "it can't be opened there" } else { "the executor serves no such export" }
 }
 
-/// "transport error" helps nobody; what lies below it does.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(cause) = deepest.source() {
-        deepest = cause;
-    }
-    deepest.to_string()
+fn describe(route: &Route) -> Result<DescribeReply, String> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+        let mut client = ExecutorClient::new(reached.channel);
+        let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION });
+        match tokio::time::timeout(EXECUTOR_TIMEOUT, reply).await {
+            Ok(reply) => reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned()),
+            Err(_) => Err("it does not answer".to_owned()),
+        }
+    })
 }
 
 fn fuse() -> Vec<Finding> {
@@ -249,15 +258,5 @@ mod tests {
         assert_eq!((verdict("logs"), verdict("home"), verdict("log")), (Verdict::Good, Verdict::Good, Verdict::Bad));
         let missing = line(&examine_export("store1", "log", &reply));
         assert_eq!(missing, "BAD   export store1:log: the executor serves no such export; it has: logs, home\n");
-    }
-
-    #[test]
-    fn an_executor_that_does_not_listen_is_told_apart_from_a_wrong_export() {
-        // A port that was free a moment ago: nobody listens there.
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        drop(listener);
-        let why = describe(&address).unwrap_err();
-        assert!(why.contains("refused"), "{why}");
     }
 }

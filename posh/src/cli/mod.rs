@@ -2,6 +2,7 @@
 //! [`Request`], and doing it comes later.
 
 pub mod annotations;
+pub mod attach;
 pub mod doctor;
 pub mod tables;
 
@@ -12,6 +13,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use fs_mapper::config::Login;
 
 use crate::{
     gateway::Target,
@@ -66,6 +68,15 @@ pub enum Question {
     Annotations(Annotations),
     /// Check this machine's set-up, step by step
     Doctor,
+    /// Copy posh-executor to ~/.local/bin of a login on another machine, over ssh
+    Attach {
+        /// [USER@]HOST[:PORT], as ssh knows it
+        #[arg(value_parser = attach::parse_login)]
+        host: Login,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
     /// Start or end the gateway in the background (shells start it by themselves)
     #[command(subcommand)]
     Gateway(Service),

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::config::Config;
+use fs_mapper::{config::Config, mountinfo::MountInfo, sshfs};
 use posh_proto::runtime::RuntimeDir;
 
 pub use client::Client;
@@ -52,7 +52,8 @@ impl Place {
     }
 }
 
-/// Finds the place (`--socket`, `--config`, `$POSH_SOCKET`, [`find_config`]), or `None` where nothing is configured.
+/// Finds the place (`--socket`, `--config`, `$POSH_SOCKET`, [`find_config`]), or `None` where nothing is configured
+/// and no sshfs mounted.
 ///
 /// # Errors
 /// [`Error::Config`] when a file was named that can't be opened, and
@@ -63,9 +64,15 @@ pub fn find(target: &Target) -> Result<Option<Place>, Error> {
     if let Some(socket) = target.socket.clone().or_else(from_environment) {
         return Ok(Some(Place::Socket(socket)));
     }
-    let Some(config) = find_config(target)? else { return Ok(None) };
+    let Some(config) = find_config(target)?.or_else(unconfigured) else { return Ok(None) };
     let socket = RuntimeDir::open()?.socket_path(&config);
     Ok(Some(Place::Config { config, socket }))
+}
+
+/// With sshfs mounts there is something to do without a configuration: the empty file stands for it.
+fn unconfigured() -> Option<PathBuf> {
+    let mounted = MountInfo::read().is_ok_and(|info| sshfs::is_mounted(&info));
+    mounted.then(|| PathBuf::from("/dev/null"))
 }
 
 /// As [`find`], for a question that has no answer without a gateway.

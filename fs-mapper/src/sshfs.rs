@@ -1,0 +1,128 @@
+//! sshfs mounts that no configuration names: their source says which login has the
+//! data, and the process that serves them with which options ssh got there. They
+//! become executors and mounts like configured ones, unless something about them is
+//! not known: then commands on them stay here, for that reason.
+
+mod arguments;
+mod processes;
+
+use crate::config::{Address, Config, ExecutorConfig, Login, MountConfig, Origin, Position, server_directory};
+use crate::mountinfo::{MountEntry, MountInfo};
+use crate::path::ExecutorName;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+pub use processes::Process;
+
+const FS_TYPE: &str = "fuse.sshfs";
+
+/// A mount that is left alone, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The mount point.
+    pub path: PathBuf,
+    /// A sentence.
+    pub reason: String,
+}
+
+/// Whether there is an sshfs mount of this user.
+pub fn is_mounted(info: &MountInfo) -> bool {
+    own_mounts(info).next().is_some()
+}
+
+/// The configuration with this user's sshfs mounts in it that it does not name, unless it
+/// says `sshfs = "off"`; and those that are left alone. Looks at processes if there are any.
+pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
+    if !config.gateway.sshfs || unnamed(config, info).next().is_none() {
+        return (config.clone(), Vec::new());
+    }
+    adopt(config, info, &processes::running())
+}
+
+/// The same with given processes.
+fn adopt(config: &Config, info: &MountInfo, processes: &[Process]) -> (Config, Vec<LeftOut>) {
+    let mut with = config.clone();
+    let mut left_out = Vec::new();
+    for entry in unnamed(config, info) {
+        match owner(entry, processes) {
+            Ok((login, directory, ssh_command)) => {
+                let executor = executor(&mut with.executors, login, ssh_command);
+                with.mounts.push(MountConfig {
+                    path: entry.mount_point.clone(),
+                    executor,
+                    export: directory,
+                    sub_path: PathBuf::new(),
+                    coherence: None,
+                    position: Position::default(),
+                });
+            }
+            Err(reason) => left_out.push(LeftOut { path: entry.mount_point.clone(), reason }),
+        }
+    }
+    (with, left_out)
+}
+
+fn unnamed<'i>(config: &'i Config, info: &'i MountInfo) -> impl Iterator<Item = &'i MountEntry> {
+    own_mounts(info).filter(|entry| !config.mounts.iter().any(|mount| mount.path == entry.mount_point))
+}
+
+/// Mounts of another user got there by that user's keys, which are not ours to use.
+fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
+    let user = std::fs::metadata("/proc/self").map(|process| format!("user_id={}", process.uid())).unwrap_or_default();
+    let is_own = move |entry: &&MountEntry| entry.options.split(',').any(|option| option == user);
+    let whole = |entry: &&MountEntry| entry.fs_type == FS_TYPE && entry.root == Path::new("/");
+    info.visible().into_iter().filter(whole).filter(is_own)
+}
+
+/// Login, directory there and ssh's words.
+fn owner(entry: &MountEntry, processes: &[Process]) -> Result<(Login, String, Vec<String>), String> {
+    let source = entry.source.to_str().ok_or("its source is not UTF-8")?;
+    let mut of_it = processes.iter().filter_map(|process| process.serves(source, &entry.mount_point));
+    let arguments = of_it.next().ok_or("its sshfs is not found among the running processes")?;
+    if of_it.any(|other| other != arguments) {
+        return Err("several sshfs processes may serve it".to_owned());
+    }
+    let way = arguments::read(arguments)?;
+    let (login, directory) = parts(source)?;
+    let login = Login::new(login.0, login.1, way.port).map_err(|fault| fault.to_string())?;
+    Ok((login, directory, way.ssh_command))
+}
+
+/// `[USER@]HOST:PATH`: who and where, and the directory as an export is named.
+fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
+    let odd = || format!("its source {source:?} is not of the form [user@]host:path");
+    let (host_end, path_start) = match source.find("]:") {
+        Some(bracket) => (bracket + 1, bracket + 2),
+        None => source.find(':').map(|colon| (colon, colon + 1)).ok_or_else(odd)?,
+    };
+    let (who, path) = (&source[..host_end], &source[path_start..]);
+    let (user, host) = who.rsplit_once('@').map_or((None, who), |(user, host)| (Some(user), host));
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let directory = match path {
+        "" => "~".to_owned(),
+        _ if path.starts_with('/') => path.to_owned(),
+        // Over sftp a tilde is a name like any other.
+        _ => format!("~/{path}"),
+    };
+    let directory = server_directory(&directory).map_err(|(what, _)| format!("its directory {directory:?} {what}"))?;
+    Ok(((user, host), directory))
+}
+
+/// The executor for a login, made if there is none yet that is reached in the same way.
+fn executor(executors: &mut Vec<ExecutorConfig>, login: Login, ssh_command: Vec<String>) -> ExecutorName {
+    let base = login.to_string();
+    let (address, origin) = (Address::Ssh(login), Origin::Sshfs { ssh_command });
+    if let Some(same) = executors.iter().find(|executor| executor.address == address && executor.origin == origin) {
+        return same.name.clone();
+    }
+    let is_taken = |name: &str| executors.iter().any(|executor| executor.name.as_str() == name);
+    let numbered = (2..).map(|number| format!("{base}-{number}"));
+    let name = std::iter::once(base.clone()).chain(numbered).find(|name| !is_taken(name));
+    let name = ExecutorName::new(name.expect("there are more numbers than executors"));
+    executors.push(ExecutorConfig { name: name.clone(), address, origin });
+    name
+}
+
+#[cfg(test)]
+#[path = "sshfs/tests.rs"]
+mod tests;

@@ -1,0 +1,178 @@
+//! sshfs's arguments (sshfs(1)): how ssh got to the server, and whether the mount
+//! shows the server's files as they are.
+
+use std::ffi::OsString;
+
+/// What the arguments say of the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Way {
+    /// ssh and the options that sshfs has handed to it.
+    pub ssh_command: Vec<String>,
+    /// The port that was given.
+    pub port: Option<u16>,
+}
+
+/// sshfs and mount options, up to `=`, that change neither what commands see nor how
+/// ssh gets there. All others leave the mount alone.
+const HARMLESS: &[&str] = &[
+    "_netdev",
+    "ac_attr_timeout",
+    "allow_other",
+    "allow_root",
+    "async",
+    "async_read",
+    "atime",
+    "attr_timeout",
+    "auto",
+    "auto_cache",
+    "auto_unmount",
+    "big_writes",
+    "cache",
+    "compression",
+    "debug",
+    "default_permissions",
+    "delay_connect",
+    "dev",
+    "entry_timeout",
+    "exec",
+    "group",
+    "idmap=none",
+    "idmap=user",
+    "intr",
+    "kernel_cache",
+    "large_read",
+    "loglevel",
+    "max_background",
+    "max_conns",
+    "max_read",
+    "max_readahead",
+    "max_write",
+    "negative_timeout",
+    "no_check_root",
+    "no_readahead",
+    "noatime",
+    "noauto",
+    "noauto_cache",
+    "nodev",
+    "nodiratime",
+    "nofail",
+    "nonempty",
+    "nosuid",
+    "owner",
+    "reconnect",
+    "relatime",
+    "rw",
+    "sshfs_debug",
+    "sshfs_sync",
+    "sshfs_verbose",
+    "subtype",
+    "suid",
+    "sync_read",
+    "sync_readdir",
+    "user",
+    "users",
+];
+/// The same by how they begin.
+const HARMLESS_BEGINNINGS: &[&str] = &["cache_", "dcache_", "dir_cache", "x-", "comment="];
+/// Options of ssh that an ssh which nobody watches has its own mind about.
+const OUR_OWN: &[&str] = &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
+
+/// Reads the arguments.
+pub(super) fn read(arguments: &[OsString]) -> Result<Way, String> {
+    let mut reading = Reading { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
+    let mut words = arguments.iter().map(|word| word.to_str().ok_or("its options are not UTF-8"));
+    while let Some(word) = words.next().transpose()? {
+        let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else { continue };
+        let (flag, attached) = flags.split_at(flags.chars().next().map_or(0, char::len_utf8));
+        match flag {
+            "o" | "p" | "F" => {
+                let value = match attached {
+                    "" => words.next().transpose()?.ok_or_else(|| format!("its option {word} has no value"))?,
+                    attached => attached,
+                };
+                reading.with_value(flag, value)?;
+            }
+            "C" if attached.is_empty() => reading.options.push("-C".to_owned()),
+            "f" | "d" | "s" if attached.is_empty() => {}
+            _ => return Err(format!("its option {word} is not known to posh")),
+        }
+    }
+    reading.command.extend(reading.options);
+    Ok(Way { ssh_command: reading.command, port: reading.port })
+}
+
+struct Reading {
+    command: Vec<String>,
+    options: Vec<String>,
+    port: Option<u16>,
+}
+
+impl Reading {
+    fn with_value(&mut self, flag: &str, value: &str) -> Result<(), String> {
+        match flag {
+            "p" => self.port(value),
+            "F" => {
+                is_absolute(value)?;
+                self.options.extend(["-F".to_owned(), value.to_owned()]);
+                Ok(())
+            }
+            _ => split_options(value).iter().try_for_each(|option| self.option(option)),
+        }
+    }
+
+    fn port(&mut self, value: &str) -> Result<(), String> {
+        let port = value.parse().ok().filter(|port| *port != 0);
+        self.port = Some(port.ok_or_else(|| format!("its port {value:?} is none"))?);
+        Ok(())
+    }
+
+    /// One option of `-o`. Those of ssh begin with a capital, those of sshfs and of mounts never.
+    fn option(&mut self, option: &str) -> Result<(), String> {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        if name.starts_with(|c: char| c.is_ascii_uppercase()) {
+            return self.ssh_option(name, value);
+        }
+        if name == "ssh_command" {
+            let words = shlex::split(value).filter(|words| !words.is_empty());
+            self.command = words.ok_or("its ssh_command can't be split into words")?;
+            return Ok(());
+        }
+        let known = HARMLESS.iter().any(|harmless| *harmless == name || *harmless == option);
+        if known || HARMLESS_BEGINNINGS.iter().any(|beginning| option.starts_with(beginning)) {
+            return Ok(());
+        }
+        Err(format!("it is mounted with the option {name}, which may change what commands see"))
+    }
+
+    fn ssh_option(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match name.to_ascii_lowercase().as_str() {
+            "port" => return self.port(value),
+            "identityfile" => is_absolute(value)?,
+            own if OUR_OWN.contains(&own) => return Ok(()),
+            _ => {}
+        }
+        self.options.extend(["-o".to_owned(), format!("{name}={value}")]);
+        Ok(())
+    }
+}
+
+/// A relative file was meant from a directory that nobody knows any more.
+fn is_absolute(file: &str) -> Result<(), String> {
+    if file.starts_with(['/', '~', '%']) { Ok(()) } else { Err(format!("its option names the relative file {file:?}")) }
+}
+
+/// At commas; a backslash takes the next character as it is.
+fn split_options(text: &str) -> Vec<String> {
+    let mut options = vec![String::new()];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        let current = options.last_mut().expect("there is always one");
+        match character {
+            '\\' => current.extend(characters.next()),
+            ',' => options.push(String::new()),
+            other => current.push(other),
+        }
+    }
+    options.retain(|option| !option.is_empty());
+    options
+}

@@ -1,0 +1,123 @@
+//! What becomes of sshfs mounts that no configuration names.
+
+use super::*;
+
+fn uid() -> u32 {
+    std::fs::metadata("/proc/self").expect("/proc").uid()
+}
+
+/// One mount of this user: mount point and source.
+fn mounted(mounts: &[(&str, &str)]) -> MountInfo {
+    let line = |(id, (point, source)): (usize, &(&str, &str))| {
+        let source = source.replace(' ', "\\040");
+        format!("{} 20 0:{id} / {point} rw - fuse.sshfs {source} rw,user_id={},group_id=0\n", 30 + id, uid())
+    };
+    let lines: String = mounts.iter().enumerate().map(line).collect();
+    MountInfo::parse(format!("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{lines}").as_bytes()).expect("mountinfo")
+}
+
+fn process(words: &[&str]) -> Process {
+    Process::parse(words.join("\0").as_bytes()).expect("an sshfs")
+}
+
+/// Address, export and ssh's words of the one mount, or why it is left alone.
+fn adopt_one(source: &str, words: &[&str]) -> Result<(String, String, String), String> {
+    let (config, left_out) = adopt(&Config::default(), &mounted(&[("/mnt/a", source)]), &[process(words)]);
+    if let Some(left_out) = left_out.first() {
+        return Err(left_out.reason.clone());
+    }
+    let executor = &config.executors[0];
+    let Origin::Sshfs { ssh_command } = &executor.origin else { panic!("{executor:?}") };
+    Ok((executor.address.to_string(), config.mounts[0].export.clone(), ssh_command.join(" ")))
+}
+
+#[test]
+fn the_way_is_that_of_sshfs() {
+    let check = |source: &str, options: &[&str], expect: (&str, &str, &str)| {
+        let words = [&["sshfs", source, "/mnt/a"], options].concat();
+        let (address, export, ssh) = adopt_one(source, &words).expect(source);
+        assert_eq!((address.as_str(), export.as_str(), ssh.as_str()), expect, "{words:?}");
+    };
+    check("store1:/srv/a", &[], ("ssh://store1", "/srv/a", "ssh"));
+    check("ada@store1:", &[], ("ssh://ada@store1", "~", "ssh"));
+    check("ada@store1:data/x y/", &[], ("ssh://ada@store1", "~/data/x y", "ssh"));
+    check("[::1]:/", &[], ("ssh://[::1]", "/", "ssh"));
+    check("ada@[fe80::1]:/a:b", &[], ("ssh://ada@[fe80::1]", "/a:b", "ssh"));
+    check("h:/a", &["-p", "2222"], ("ssh://h:2222", "/a", "ssh"));
+    check("h:/a", &["-p2222", "-C", "-f"], ("ssh://h:2222", "/a", "ssh -C"));
+    check("h:/a", &["-oPort=22,reconnect", "-F", "/etc/ssh/x"], ("ssh://h:22", "/a", "ssh -F /etc/ssh/x"));
+    check(
+        "h:/a",
+        &["-o", "IdentityFile=~/.ssh/k,ProxyJump=gate,BatchMode=no,rw,nosuid,idmap=user", "-o", "cache_timeout=3"],
+        ("ssh://h", "/a", "ssh -o IdentityFile=~/.ssh/k -o ProxyJump=gate"),
+    );
+    check(
+        "h:/a",
+        &["-o", "ssh_command=ssh -i /k\\,1,Compression=yes"],
+        ("ssh://h", "/a", "ssh -i /k,1 -o Compression=yes"),
+    );
+}
+
+#[test]
+fn what_is_not_known_is_left_alone() {
+    let check = |source: &str, options: &[&str], expect: &str| {
+        let words = [&["sshfs", source, "/mnt/a"], options].concat();
+        let reason = adopt_one(source, &words).expect_err(source);
+        assert!(reason.contains(expect), "{words:?}: {reason}");
+    };
+    for option in ["ro", "follow_symlinks", "transform_symlinks", "idmap=file", "umask=077", "sftp_server=/x", "port=3"]
+    {
+        let name = option.split('=').next().expect("a name");
+        check("h:/a", &["-o", option], &format!("mounted with the option {name}, "));
+    }
+    check("h:/a", &["-1"], "option -1 is not known");
+    check("h:/a", &["-F", "config"], "relative file \"config\"");
+    check("h:/a", &["-oIdentityFile=key"], "relative file \"key\"");
+    check("h:/a", &["-p", "x"], "port \"x\" is none");
+    check("h:/a", &["-o"], "option -o has no value");
+    check("-h:/a", &[], "option -h:/a is not known");
+    check("h:/a/../b", &[], "\"/a/../b\" holds ..");
+    let elsewhere = ["sshfs", "h:/a", "/mnt/b"];
+    assert!(adopt_one("h:/a", &elsewhere).expect_err("another mount").contains("not found"));
+}
+
+#[test]
+fn mounts_are_told_apart_by_their_processes() {
+    let info = mounted(&[("/mnt/a", "h:/a"), ("/mnt/b", "h:/a"), ("/mnt/c", "h:/c"), ("/mnt/d", "h:/d")]);
+    let processes = [
+        process(&["/usr/bin/sshfs", "h:/a", "/mnt/a"]),
+        process(&["sshfs", "-p", "2222", "h:/a", "b"]),
+        process(&["mount.sshfs", "h:/c", "./c", "-o", "rw"]),
+        process(&["sshfs", "h:/d", "d"]),
+        process(&["sshfs", "h:/d", "d", "-p", "4"]),
+    ];
+    let (config, left_out) = adopt(&Config::default(), &info, &processes);
+    let owners: Vec<_> = config.mounts.iter().map(|m| (m.path.to_str().expect("text"), m.executor.as_str())).collect();
+    assert_eq!(owners, [("/mnt/a", "h"), ("/mnt/b", "h:2222"), ("/mnt/c", "h")]);
+    assert_eq!(config.executors.len(), 2);
+    assert!(left_out[0].reason.contains("several sshfs processes"), "{left_out:?}");
+}
+
+#[test]
+fn configured_and_foreign_mounts_stay_what_they_are() {
+    let info = mounted(&[("/mnt/a", "h:/a")]);
+    let processes = [process(&["sshfs", "h:/a", "/mnt/a"])];
+    let text = "executor = [{name='h', address='http://h:1'}]\n[[mount]]\npath='/mnt/a'\nexecutor='h'\nexport='a'\n";
+    let named = Config::parse(text, Path::new("mounts.toml")).expect("no mistake");
+    assert_eq!(adopt(&named, &info, &processes), (named.clone(), Vec::new()));
+    // A name that is taken is not taken away.
+    let text = "executor = [{name='h', address='http://h:1'}]\n";
+    let other = Config::parse(text, Path::new("mounts.toml")).expect("no mistake");
+    assert_eq!(adopt(&other, &info, &processes).0.mounts[0].executor.as_str(), "h-2");
+    let off = Config::parse("[gateway]\nsshfs = \"off\"\n", Path::new("mounts.toml")).expect("no mistake");
+    assert_eq!(adopted(&off, &info), (off.clone(), Vec::new()));
+    let line = format!("30 20 0:1 / /mnt/a rw - fuse.sshfs h:/a rw,user_id={},group_id=0\n", uid() + 1);
+    let of_another = MountInfo::parse(line.as_bytes()).expect("mountinfo");
+    assert!(!is_mounted(&of_another) && is_mounted(&info));
+}
+
+#[test]
+fn other_programs_are_not_sshfs() {
+    assert_eq!(Process::parse(b""), None);
+    assert_eq!(Process::parse(b"vim\0sshfs\0"), None);
+}

@@ -1,0 +1,558 @@
+//! Executors that ssh starts, configured or found by their sshfs mounts: the same answers as bash's, the promises that hold for a
+//! lost connection, a word for every way in which a login can go wrong, nothing left behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use posh_integration::explain::Report;
+use posh_integration::host::{CONFIG, HOME, PROGRAMS};
+use posh_integration::oracle::{SCRIPT_LIMIT, Under, assert_equal, assert_same, collect};
+use posh_integration::people;
+use posh_integration::process::wait_gone;
+use posh_integration::running::Running;
+use posh_integration::services::{WORKSTATION_KEY, write_file};
+use posh_integration::{Host, Lab, LabSpec, Outcome, Script, network};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::programs;
+
+/// What the user's ssh is told, in a file: the account has the home of this machine's root.
+const SSH_CONFIG: &str = "/run/lab-ssh-config";
+/// Where a login on the server finds the program.
+const INSTALLED: &str = "/home/user/.local/bin/posh-executor";
+/// For what ends when its connection does, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A server without a listening executor, which ssh knows as `store1`.
+fn lab() -> Lab {
+    let lab = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
+    install(&lab.servers[0].host);
+    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes()).unwrap();
+    configure(&lab, &table("ssh://store1", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
+    let lines: String =
+        (0..3_000).map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" })).collect();
+    fs::write(lab.data(1).join("f"), lines).unwrap();
+    lab
+}
+
+fn ssh_config(user: &str, key: &str) -> String {
+    let (_, address) = network::addresses(1);
+    format!(
+        "Host store1\nHostName {address}\nUser {user}\nIdentityFile {key}\nIdentitiesOnly yes\n\
+         StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    )
+}
+
+fn table(address: &str, directory: &str, ssh: &str) -> String {
+    format!(
+        "[[executor]]\nname = \"store1\"\naddress = \"{address}\"\n\n\
+         [[mount]]\npath = \"/mnt/s1\"\nexecutor = \"store1\"\nexport = \"{directory}\"\n\n\
+         [gateway]\nssh_command = \"{ssh}\"\n"
+    )
+}
+
+fn configure(lab: &Lab, table: &str) {
+    write_file(&lab.workstation, CONFIG, table.as_bytes()).unwrap();
+}
+
+fn install(server: &Host) {
+    let installed = server.path(INSTALLED);
+    fs::create_dir_all(installed.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(format!("{PROGRAMS}/posh-executor"), installed).unwrap();
+}
+
+/// posh with these words, such as `mounts`.
+fn posh(host: &Host, words: &[&str]) -> Outcome {
+    let mut command = host.command(host.programs().join("posh"));
+    command.args(words);
+    collect(host, command, &words.join(" "), SCRIPT_LIMIT).unwrap()
+}
+
+fn stdout(outcome: &Outcome) -> String {
+    String::from_utf8_lossy(&outcome.stdout).into_owned()
+}
+
+fn assert_offloaded(report: &Report) {
+    assert!(!report.pipelines.is_empty());
+    let stages: Vec<_> = report.pipelines.iter().flat_map(|p| &p.stages).collect();
+    assert!(stages.iter().all(|stage| stage.is_offloaded()), "{stages:#?}");
+}
+
+/// All that runs for the way in: ssh here, and what it has started there. Not sshfs and its ssh.
+fn of_the_way_in(host: &Host) -> Vec<Running> {
+    let is_one = |p: &Running| p.command_line.contains("--stdio") || p.program == "posh-executor";
+    host.processes().unwrap().into_iter().filter(is_one).collect()
+}
+
+fn assert_gone(processes: &[Running]) {
+    for process in processes {
+        assert!(wait_gone(process.pid, LIMIT).unwrap(), "{process:?} still runs");
+    }
+}
+
+fn kill(pid: u32) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn pipelines_give_what_bash_gives() {
+    let lab = lab();
+    let binary: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    fs::write(lab.data(1).join("binary"), &binary).unwrap();
+    for text in [
+        "cat /mnt/s1/f | grep needle | sort -r | head -n 5; echo \"${PIPESTATUS[*]}\"",
+        "cd /mnt/s1; grep -c hay f nothing; echo $?",
+        "cat /mnt/s1/binary",
+        "cat /mnt/s1/f | grep -v hay | tac > /mnt/s1/out; cat /mnt/s1/out; wc -l < /mnt/s1/out",
+        "cat /mnt/s1/binary | head -c 100",
+    ] {
+        let outcome = assert_same(&lab.workstation, &Script::new(text));
+        assert_offloaded(outcome.report());
+    }
+    // What comes from here goes there through ssh's input.
+    fs::write(lab.workstation.path(HOME).join("local"), &binary).unwrap();
+    let text = "cat local | cat - /mnt/s1/f | sha256sum";
+    assert_same(&lab.workstation, &Script::new(text));
+}
+
+/// An ordinary user's own ~/.ssh/config is what counts; files of hers are made as hers.
+#[test]
+fn an_ordinary_user_logs_in_as_herself() {
+    let lab = Lab::start(&LabSpec::servers(1).different(), &programs()).unwrap();
+    install(&lab.servers[0].host);
+    let own = |path: &str, text: &str, mode: u32| {
+        write_file(&lab.workstation, path, text.as_bytes()).unwrap();
+        let path = lab.workstation.path(path);
+        chown(&path, Some(people::HERE), Some(people::HERE)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let ssh = format!("{}/.ssh", people::HOME);
+    fs::create_dir(lab.workstation.path(&ssh)).unwrap();
+    own(&format!("{ssh}/config"), &ssh_config(people::NAME, &format!("{}/key", people::RUNTIME)), 0o600);
+    let table = table("ssh://store1", people::DIRECTORY, "ssh").replace("/mnt/s1", people::MOUNT);
+    own(&format!("{}/mounts.toml", people::RUNTIME), &table, 0o644);
+    let server = &lab.servers[0].host;
+    write_file(server, format!("{}/f", people::DIRECTORY), b"one\ntwo\nthree\n").unwrap();
+
+    let mut script = Script::new("cat /mnt/u1/f | grep -n t | sort -r; tac /mnt/u1/f > /mnt/u1/out; cat /mnt/u1/out");
+    for (name, value) in people::Person::variables() {
+        script = script.variable(name, value);
+    }
+    let script = Script { account: Some(people::HERE), directory: Some(people::HOME.into()), ..script };
+    let outcome = assert_same(&lab.workstation, &script);
+    assert_offloaded(outcome.report());
+    let made = fs::metadata(server.path(people::DIRECTORY).join("out")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), people::THERE);
+}
+
+#[test]
+fn directories_are_named_as_they_are() {
+    let lab = lab();
+    let odd = "it's $HOME, 100% \\\"odd\\\"";
+    let directory = lab.data(1).join("it's $HOME, 100% \"odd\"");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("g"), "found\n").unwrap();
+    let mount = |path: &str, export: &str| {
+        format!("[[mount]]\npath = \"{path}\"\nexecutor = \"store1\"\nexport = \"{export}\"\ncoherence = \"bind\"\n")
+    };
+    let own = mount("/mnt/home", "~/own");
+    let ssh = format!("ssh -F {SSH_CONFIG}");
+    // The mount is what the server calls otherwise.
+    let whole = table("ssh://store1", "/srv/s1", &ssh);
+    let odd = table("ssh://store1", &format!("/srv/s1/{odd}"), &ssh)
+        .replace("/mnt/s1", "/mnt/s1/it's $HOME, 100% \\\"odd\\\"");
+    let odd = odd.split_once("\n\n").unwrap().1.split_once("[gateway]").unwrap().0;
+    configure(&lab, &format!("{odd}\n{own}{whole}"));
+    for host in [&lab.workstation, &lab.servers[0].host] {
+        fs::create_dir_all(host.path("/mnt/home")).unwrap();
+        fs::create_dir_all(host.path("/mnt/gone")).unwrap();
+    }
+    fs::create_dir(lab.servers[0].host.path("/home/user/own")).unwrap();
+    fs::write(lab.servers[0].host.path("/home/user/own/h"), "at home\n").unwrap();
+    let outcome = assert_same(&lab.workstation, &Script::new("cat \"/mnt/s1/it's \\$HOME, 100% \\\"odd\\\"/g\""));
+    assert_offloaded(outcome.report());
+    let at_home = Script::new("cat /mnt/home/h").run(&lab.workstation, Under::PoshExplained).unwrap();
+    assert_eq!(stdout(&at_home), "at home\n");
+    assert_offloaded(at_home.report());
+    // One that is missing there is named.
+    assert!(posh(&lab.workstation, &["gateway", "stop"]).status.success());
+    configure(&lab, &format!("{}{whole}", mount("/mnt/gone", "/srv/gone")));
+    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
+    let line = mounts.lines().find(|line| line.starts_with("/mnt/gone")).unwrap();
+    assert!(line.contains("/srv/gone can't be opened there"), "{mounts}");
+}
+
+#[test]
+fn mounts_status_and_doctor_know_it() {
+    let lab = lab();
+    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
+    assert!(mounts.contains("store1:/srv/s1") && mounts.contains("connected"), "{mounts}");
+    let status = stdout(&posh(&lab.workstation, &["status"]));
+    assert!(status.contains("ssh://store1"), "{status}");
+    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
+    for line in ["ok    executor store1: store1 0.1.0 at ssh://store1", "ok    export store1:/srv/s1: served"] {
+        assert!(doctor.contains(line), "{doctor}");
+    }
+}
+
+/// The pipeline runs here, as bash would run it, and each place that can say why does.
+fn assert_unreachable(lab: &Lab, words: &str) {
+    let script = Script::new("cat /mnt/s1/f | grep needle | sort; echo \"${PIPESTATUS[*]}\"");
+    let bash = script.run(&lab.workstation, Under::Shell).unwrap();
+    let posh_run = script.run(&lab.workstation, Under::PoshExplained).unwrap();
+    assert_eq!((&posh_run.stdout, posh_run.status), (&bash.stdout, bash.status), "{posh_run}");
+    for stage in posh_run.report().stages("cat") {
+        assert!(!stage.is_offloaded() && stage.reason.contains(words), "{words:?} is not in {stage:?}");
+    }
+    let doctor = posh(&lab.workstation, &["doctor"]);
+    let line = stdout(&doctor).lines().find(|l| l.contains("executor store1")).unwrap().to_owned();
+    assert!(line.starts_with("BAD") && line.contains(words), "{words:?} is not in {line:?}");
+    assert!(stdout(&posh(&lab.workstation, &["status"])).contains(words));
+}
+
+#[test]
+fn a_program_that_is_not_installed() {
+    let lab = lab();
+    fs::remove_file(lab.servers[0].host.path(INSTALLED)).unwrap();
+    assert_unreachable(&lab, "posh-executor is not installed there; run: posh attach store1");
+}
+
+#[test]
+fn a_port_on_which_nobody_listens() {
+    let lab = lab();
+    configure(&lab, &table("ssh://root@store1:2222", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
+    assert_unreachable(&lab, "port 2222: Connection refused");
+}
+
+#[test]
+fn a_login_that_is_refused() {
+    let lab = lab();
+    let other = ssh_config("root", "/run/no-such-key");
+    write_file(&lab.workstation, SSH_CONFIG, other.as_bytes()).unwrap();
+    assert_unreachable(&lab, "Permission denied (publickey");
+}
+
+#[test]
+fn a_host_key_that_nobody_has_accepted() {
+    let lab = lab();
+    let strict = ssh_config("root", WORKSTATION_KEY).replace("StrictHostKeyChecking no", "StrictHostKeyChecking ask");
+    write_file(&lab.workstation, SSH_CONFIG, strict.as_bytes()).unwrap();
+    assert_unreachable(&lab, "Host key verification failed");
+}
+
+#[test]
+fn no_ssh_at_all() {
+    let lab = lab();
+    configure(&lab, &table("ssh://store1", "/srv/s1", "/nonexistent/ssh"));
+    assert_unreachable(&lab, "cannot run /nonexistent/ssh: No such file or directory");
+}
+
+/// What a start-up file prints would be taken for the protocol.
+#[test]
+fn a_login_shell_that_talks() {
+    let lab = lab();
+    // bash reads it when sshd starts it for a command.
+    write_file(&lab.servers[0].host, format!("{HOME}/.bashrc"), b"echo hello from the start-up file\n").unwrap();
+    let started = Instant::now();
+    assert_unreachable(&lab, "said \"hello from the start-up file\" where posh-executor was to speak");
+    assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
+}
+
+/// A pipeline that stays silent after its first line, at work through ssh.
+struct Silent {
+    shell: posh_integration::Process,
+    stdout: BufReader<std::process::ChildStdout>,
+    stderr: std::process::ChildStderr,
+}
+
+impl Silent {
+    fn start(lab: &Lab) -> Silent {
+        fs::write(lab.data(1).join("log"), "hay\na needle\nhay\n").unwrap();
+        let text = "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle; echo \"status $?\"";
+        let mut command: Command = Script::new(text).command(&lab.workstation, Under::Posh);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut shell = lab.workstation.spawn(command).unwrap();
+        let mut stdout = BufReader::new(shell.stdout.take().unwrap());
+        let stderr = shell.stderr.take().unwrap();
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line, "a needle\n");
+        Silent { shell, stdout, stderr }
+    }
+
+    /// What its shell still says, to the end.
+    fn rest(mut self) -> (String, String) {
+        let (mut out, mut err) = (String::new(), String::new());
+        std::io::Read::read_to_string(&mut self.stdout, &mut out).unwrap();
+        std::io::Read::read_to_string(&mut self.stderr, &mut err).unwrap();
+        self.shell.wait().unwrap();
+        (out, err)
+    }
+}
+
+/// On the server: what runs there for a pipeline.
+fn commands(lab: &Lab) -> Vec<Running> {
+    let of_it = |p: &Running| p.program == "tail" || p.program == "grep";
+    let found: Vec<_> = lab.servers[0].host.processes().unwrap().into_iter().filter(of_it).collect();
+    assert_eq!(found.len(), 2, "{found:?}");
+    found
+}
+
+/// ssh itself, not the one of sshfs.
+fn the_ssh(lab: &Lab) -> Running {
+    let found = of_the_way_in(&lab.workstation);
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].clone()
+}
+
+/// A lost connection is never success, nothing goes on there, and the next one is made by itself.
+#[test]
+fn a_lost_ssh_is_made_anew() {
+    let lab = lab();
+    let silent = Silent::start(&lab);
+    let mut there = of_the_way_in(&lab.servers[0].host);
+    there.extend(commands(&lab));
+    let lost = the_ssh(&lab).pid;
+    kill(lost);
+    assert_gone(&there);
+    let (out, err) = silent.rest();
+    assert!(out.starts_with("status ") && out != "status 0\n", "{out:?}");
+    assert!(err.contains("executor store1 at ssh://store1 was lost while the command ran there"), "{err}");
+
+    wait_anew(&lab, lost);
+    let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
+    assert_offloaded(outcome.report());
+    // Also when nothing ran.
+    let lost = the_ssh(&lab).pid;
+    kill(lost);
+    wait_anew(&lab, lost);
+    let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
+    assert_offloaded(outcome.report());
+}
+
+/// Waits for another ssh than the `lost` one, and for the executor behind it. posh is
+/// asked again and again: nothing else tells.
+fn wait_anew(lab: &Lab, lost: u32) {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let is_other = of_the_way_in(&lab.workstation).iter().any(|ssh| ssh.pid != lost);
+        let status = stdout(&posh(&lab.workstation, &["status"]));
+        if is_other && status.contains("connected") {
+            return;
+        }
+        assert!(Instant::now() < end, "{status}");
+    }
+}
+
+#[test]
+fn a_gateway_that_ends_takes_all_of_it_along() {
+    let lab = lab();
+    // In order, in the middle of nothing.
+    assert_offloaded(assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | wc -l")).report());
+    let (here, there) = (of_the_way_in(&lab.workstation), of_the_way_in(&lab.servers[0].host));
+    assert!(!here.is_empty() && !there.is_empty());
+    assert!(posh(&lab.workstation, &["gateway", "stop"]).status.success());
+    assert_gone(&here);
+    assert_gone(&there);
+    // Suddenly, in the middle of a run.
+    let silent = Silent::start(&lab);
+    let (here, there) = (of_the_way_in(&lab.workstation), of_the_way_in(&lab.servers[0].host));
+    let running = commands(&lab);
+    let gateway = lab.workstation.processes().unwrap().into_iter().find(|p| p.program == "posh-gateway").unwrap();
+    kill(gateway.pid);
+    for processes in [&here, &there, &running] {
+        assert_gone(processes);
+    }
+    let (out, _) = silent.rest();
+    assert!(out.starts_with("status ") && out != "status 0\n", "{out:?}");
+}
+
+/// `posh attach` in a terminal, with this answer to its question.
+fn attach(lab: &Lab, answer: &str) -> Outcome {
+    let mut command = lab.workstation.command("sh");
+    let posh = lab.workstation.programs().join("posh");
+    command.args(["-c", &format!("echo {answer} | script -qec '{} attach store1' /dev/null", posh.display())]);
+    collect(&lab.workstation, command, "posh attach", SCRIPT_LIMIT).unwrap()
+}
+
+#[test]
+fn attach_installs_and_upgrades_after_asking() {
+    let lab = lab();
+    let server = &lab.servers[0].host;
+    let installed = server.path(INSTALLED);
+    fs::remove_file(&installed).unwrap();
+    let refused = posh(&lab.workstation, &["attach", "store1"]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("give --yes"), "{refused}");
+    let declined = attach(&lab, "n");
+    assert!(!declined.status.success() && stdout(&declined).contains("nothing was copied"), "{declined}");
+    assert!(!installed.exists());
+
+    let done = attach(&lab, "y");
+    assert!(done.status.success() && stdout(&done).contains("to ~/.local/bin on store1? [y/N]"), "{done}");
+    let built = lab.workstation.path(PROGRAMS).join("posh-executor");
+    assert!(fs::read(&installed).unwrap() == fs::read(&built).unwrap());
+    let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
+    assert_offloaded(outcome.report());
+    assert!(stdout(&posh(&lab.workstation, &["attach", "store1"])).contains("already"));
+
+    // One of another version goes; what runs of it is not disturbed.
+    let silent = Silent::start(&lab);
+    fs::remove_file(&installed).unwrap();
+    write_file(server, INSTALLED, b"#!/bin/sh\necho posh-executor 0.0.1\n").unwrap();
+    fs::set_permissions(&installed, fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(posh(&lab.workstation, &["attach", "--yes", "store1"]).status.success());
+    assert!(fs::read(&installed).unwrap() == fs::read(&built).unwrap());
+    commands(&lab);
+    kill(the_ssh(&lab).pid);
+    silent.rest();
+    let left: Vec<_> = fs::read_dir(installed.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["posh-executor"]);
+}
+
+/// What came only in part, or does not run there, replaces nothing.
+#[test]
+fn attach_puts_nothing_unfinished_in_place() {
+    let lab = lab();
+    let server = &lab.servers[0].host;
+    let installed = server.path(INSTALLED);
+    fs::remove_file(&installed).unwrap();
+    write_file(server, INSTALLED, b"of the user's own").unwrap();
+    server
+        .run(|| {
+            let point = "/home/user/.local/bin";
+            let none: Option<&str> = None;
+            let flags = nix::mount::MsFlags::MS_BIND;
+            nix::mount::mount(Some(point), point, none, flags, none)?;
+            let flags = flags | nix::mount::MsFlags::MS_REMOUNT | nix::mount::MsFlags::MS_NOEXEC;
+            nix::mount::mount(none, point, none, flags, none)
+        })
+        .unwrap();
+    let failed = posh(&lab.workstation, &["attach", "--yes", "store1"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("Permission denied"), "{said}");
+    assert_eq!(fs::read(&installed).unwrap(), b"of the user's own");
+    assert_eq!(fs::read_dir(installed.parent().unwrap()).unwrap().count(), 1);
+}
+
+/// The descriptors that carry the protocol are no command's.
+#[test]
+fn commands_have_none_of_the_connection() {
+    let lab = lab();
+    let silent = Silent::start(&lab);
+    for command in commands(&lab) {
+        let directory = format!("/proc/{}/fd", command.pid);
+        for entry in fs::read_dir(&directory).unwrap() {
+            let target = fs::read_link(entry.unwrap().path()).unwrap();
+            assert!(!target.to_string_lossy().starts_with("socket:"), "{command:?} has {target:?}");
+        }
+    }
+    let executor =
+        of_the_way_in(&lab.servers[0].host).into_iter().find(|p| p.command_line.contains("--stdio")).unwrap();
+    let input = fs::read_link(format!("/proc/{}/fd/0", executor.pid)).unwrap();
+    assert_eq!(input.to_str(), Some("/dev/null"));
+    let [output, error] = [1, 2].map(|fd| fs::read_link(format!("/proc/{}/fd/{fd}", executor.pid)).unwrap());
+    assert_eq!(output, error);
+    kill(the_ssh(&lab).pid);
+    silent.rest();
+}
+
+/// A mount that nobody has configured: what sshfs was told is enough.
+#[test]
+fn an_sshfs_mount_needs_no_configuration() {
+    let lab = lab();
+    configure(&lab, "");
+    // Nothing is started for commands that do not touch it.
+    let local = Script::new("cd /tmp; echo x > local; cat local | sort; mkdir d; ls d");
+    let bash = local.run(&lab.workstation, Under::Shell).unwrap();
+    fs::remove_dir(lab.workstation.path("/tmp/d")).unwrap();
+    let posh_run = local.run(&lab.workstation, Under::Posh).unwrap();
+    assert_equal("local", &bash, &posh_run);
+    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
+    let line = |text: &str| text.lines().find(|line| line.starts_with("/mnt/s1")).unwrap().to_owned();
+    let (_, address) = network::addresses(1);
+    let owned = format!("root@{address}:/srv/s1");
+    assert!(line(&mounts).contains(&owned) && line(&mounts).contains("not used yet"), "{mounts}");
+    assert_eq!(of_the_way_in(&lab.workstation), []);
+
+    for text in ["cat /mnt/s1/f | grep needle | sort -r", "cd /mnt/s1; grep -c hay f; tac f > out; md5sum out"] {
+        let outcome = assert_same(&lab.workstation, &Script::new(text));
+        assert_offloaded(outcome.report());
+    }
+    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
+    assert!(line(&mounts).contains("connected"), "{mounts}");
+    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
+    assert!(
+        doctor.contains(&format!("ok    executor root@{address}: store1 0.1.0 at ssh://root@{address}")),
+        "{doctor}"
+    );
+}
+
+#[test]
+fn an_sshfs_mount_and_no_file_at_all() {
+    let lab = lab();
+    fs::remove_file(lab.workstation.path(CONFIG)).unwrap();
+    let pipeline = "cat /mnt/s1/f | grep needle | sort";
+    let posh = lab.workstation.programs().join("posh");
+    let text = format!("unset POSH_CONFIG; exec {} --explain=json -c '{pipeline}'", posh.display());
+    let bash = Script::new(pipeline).run(&lab.workstation, Under::Shell).unwrap();
+    let found = Script::new(text).run(&lab.workstation, Under::Shell).unwrap();
+    let (stderr, report) = Report::take(&found.stderr).unwrap();
+    assert_eq!((&found.stdout, stderr), (&bash.stdout, Vec::new()), "{found}");
+    assert_offloaded(&report);
+}
+
+/// Nobody has asked for it: what is missing there is no news, but to be found.
+#[test]
+fn an_sshfs_mount_of_a_server_without_posh() {
+    let lab = lab();
+    configure(&lab, "");
+    fs::remove_file(lab.servers[0].host.path(INSTALLED)).unwrap();
+    let script = Script::new("cat /mnt/s1/f | grep needle | sort");
+    let bash = script.run(&lab.workstation, Under::Shell).unwrap();
+    let silent = script.run(&lab.workstation, Under::Posh).unwrap();
+    assert_equal(&script.text, &bash, &silent);
+    let explained = assert_same(&lab.workstation, &script);
+    let (_, address) = network::addresses(1);
+    for stage in explained.report().stages("cat") {
+        assert!(stage.reason.contains(&format!("run: posh attach root@{address}")), "{stage:?}");
+    }
+    let doctor = posh(&lab.workstation, &["doctor"]);
+    let line = stdout(&doctor).lines().find(|l| l.contains("executor root@")).unwrap().to_owned();
+    assert!(line.starts_with("note") && line.contains("posh attach"), "{line}");
+    assert!(doctor.status.success(), "{doctor}");
+}
+
+#[test]
+fn sshfs_mounts_are_left_alone_where_that_is_said() {
+    let lab = lab();
+    configure(&lab, "[gateway]\nsshfs = \"off\"\n");
+    let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
+    let stages: Vec<_> = outcome.report().pipelines.iter().flat_map(|p| &p.stages).collect();
+    assert!(stages.iter().all(|stage| !stage.is_offloaded()), "{stages:?}");
+    assert_eq!(of_the_way_in(&lab.workstation), []);
+}
+
+#[test]
+fn an_sshfs_mount_that_comes_and_goes() {
+    let mut lab = lab();
+    configure(&lab, "");
+    let script = Script::new("cat /mnt/s1/f | grep needle | sort");
+    assert_offloaded(assert_same(&lab.workstation, &script).report());
+    let (here, there) = (of_the_way_in(&lab.workstation), of_the_way_in(&lab.servers[0].host));
+    lab.unmount().unwrap();
+    assert_gone(&here);
+    assert_gone(&there);
+    // One that shows other files than the server has them.
+    lab.remount(1, &["follow_symlinks".to_owned()]).unwrap();
+    let outcome = assert_same(&lab.workstation, &script);
+    assert!(outcome.report().stages("cat").all(|stage| !stage.is_offloaded()), "{:?}", outcome.report());
+    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
+    assert!(doctor.contains("mounted with the option follow_symlinks, which may change what commands see"), "{doctor}");
+    lab.remount(1, &[]).unwrap();
+    assert_offloaded(assert_same(&lab.workstation, &script).report());
+}

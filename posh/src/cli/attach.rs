@@ -1,0 +1,235 @@
+//! `posh attach HOST`: copies this machine's `posh-executor` to the home of a login on
+//! another machine, by the user's own ssh, after asking. Anything else about that
+//! machine stays as it is.
+
+use std::{
+    env,
+    fs::File,
+    io::{self, BufRead, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use fs_mapper::config::{Address, Config, Login};
+use nix::sys::utsname::uname;
+use posh_reach::ssh;
+
+use crate::{
+    Error,
+    gateway::{self, Target},
+};
+
+const PROGRAM: &str = "posh-executor";
+/// Before our own words in ssh's output: start-up files may have theirs there.
+const MARK: &str = "posh-attach";
+/// What is on the machine: system, processor, and the program that it has, by size and version.
+const LOOK: &str = r#"d="$HOME/.local/bin/posh-executor"; s=0; v=; [ -f "$d" ] && s=$(wc -c < "$d"); [ -x "$d" ] && v=$("$d" --version 2>/dev/null); echo posh-attach $(uname -s) $(uname -m) $s $v"#;
+/// Takes the program from standard input. It is tried before it gets its name: the file may have
+/// come only in part, or the home may permit no programs. `$1` is its size.
+const TAKE: &str = r#"umask 022; d="$HOME/.local/bin"; t="$d/.posh-executor.$$"; mkdir -p "$d" && cat > "$t" && chmod 755 "$t" && [ $(wc -c < "$t") -eq "$1" ] && v=$("$t" --version) && mv -f "$t" "$d/posh-executor" && echo posh-attach $v && exit 0; rm -f "$t"; exit 1"#;
+
+/// A login as it is given on the command line: `[ssh://][USER@]HOST[:PORT]`.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn parse_login(text: &str) -> Result<Login, String> {
+    let address = if text.contains("://") { text.to_owned() } else { format!("ssh://{text}") };
+    match Address::parse(&address) {
+        Ok(Address::Ssh(login)) => Ok(login),
+        Ok(Address::Http { .. }) => Err("an executor behind http is installed by who runs it".to_owned()),
+        Err(fault) => Err(format!("{fault}; {}", fault.hint())),
+    }
+}
+
+/// Whether to go on without asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consent {
+    /// `--yes`.
+    Given,
+    /// The terminal is asked.
+    Ask,
+}
+
+/// Copies the program to `login`, unless it is there; the answer says what was done.
+///
+/// # Errors
+/// [`Error::Attach`] for every reason why it is not, and [`Error::Config`].
+pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String, Error> {
+    let way = Way { ssh_command: ssh_command(target)?, login };
+    let own = Own::find()?;
+    let there = There::look(&way)?;
+    there.can_run(login)?;
+    if there.version == own.version && there.bytes == own.bytes {
+        return Ok(format!("{login} has {} already\n", own.version));
+    }
+    if consent == Consent::Ask {
+        ask(&own, &there, login)?;
+    }
+    let version = copy(&way, &own)?;
+    Ok(format!("{login} has {version} now, as ~/.local/bin/{PROGRAM}; in mounts.toml its address is ssh://{login}\n"))
+}
+
+/// ssh as the configuration has it, if there is one.
+fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
+    let Some(path) = gateway::find_config(target)? else { return Ok(Config::default().gateway.ssh_command) };
+    match Config::load(&path) {
+        Ok(config) => Ok(config.gateway.ssh_command),
+        Err(mistakes) => Err(Error::Attach(mistakes.to_string())),
+    }
+}
+
+/// The program on this machine.
+struct Own {
+    path: PathBuf,
+    bytes: u64,
+    version: String,
+}
+
+impl Own {
+    fn find() -> Result<Self, Error> {
+        let failed = |path: &Path, error: io::Error| Error::Attach(format!("can't read {}: {error}", path.display()));
+        let beside = env::current_exe().map_err(|error| failed(Path::new("/proc/self/exe"), error))?;
+        let path = beside.with_file_name(PROGRAM);
+        let bytes = path.metadata().map_err(|error| failed(&path, error))?.len();
+        let said = Command::new(&path).arg("--version").output().map_err(|error| failed(&path, error))?;
+        Ok(Self { bytes, version: one_line(&said.stdout), path })
+    }
+}
+
+/// How to get to the other machine.
+struct Way<'a> {
+    ssh_command: Vec<String>,
+    login: &'a Login,
+}
+
+impl Way<'_> {
+    /// Runs a script there. ssh asks on the terminal what it has to ask, and says there what goes wrong.
+    /// The answer is what the script said behind [`MARK`].
+    fn run(&self, script: &str, input: Stdio) -> Result<String, Error> {
+        let (program, first) = self.ssh_command.split_first().expect("the configuration has checked it");
+        let mut command = Command::new(program);
+        command.args(first).args(ssh::ATTENDED).args(ssh::arguments(self.login)).arg(ssh::any_shell(script));
+        let output = command.stdin(input).stderr(Stdio::inherit()).output();
+        let output = output.map_err(|error| Error::Attach(format!("can't run {program}: {error}")))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if let Some(answer) = text.lines().find_map(|line| line.strip_prefix(MARK)) {
+            return Ok(answer.trim().to_owned());
+        }
+        let said = one_line(&output.stdout);
+        let said = if said.is_empty() { String::new() } else { format!("; it said {said:?}") };
+        Err(Error::Attach(format!("{program} {} failed ({}){said}", self.login, output.status)))
+    }
+}
+
+/// The other machine.
+#[derive(Debug, PartialEq, Eq)]
+struct There {
+    system: String,
+    machine: String,
+    bytes: u64,
+    /// Empty when there is no program that runs.
+    version: String,
+}
+
+impl There {
+    fn look(way: &Way<'_>) -> Result<Self, Error> {
+        let answer = way.run(LOOK, Stdio::null())?;
+        Self::parse(&answer).ok_or_else(|| Error::Attach(format!("{} gave an odd answer: {answer:?}", way.login)))
+    }
+
+    fn parse(answer: &str) -> Option<Self> {
+        let mut words = answer.split_whitespace();
+        let (system, machine) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let bytes = words.next()?.parse().ok()?;
+        Some(Self { system, machine, bytes, version: words.collect::<Vec<_>>().join(" ") })
+    }
+
+    /// Programs of another processor or system are not for here to copy.
+    fn can_run(&self, login: &Login) -> Result<(), Error> {
+        let own = uname().map_err(|source| Error::System { attempt: "ask for the machine's name", source })?;
+        let (system, machine) = (own.sysname().to_string_lossy(), own.machine().to_string_lossy());
+        if (self.system.as_str(), self.machine.as_str()) == (&*system, &*machine) {
+            return Ok(());
+        }
+        Err(Error::Attach(format!(
+            "{login} is a {} machine with {}, and this {PROGRAM} is for {machine} with {system}; \
+             build it for that machine and put it into its ~/.local/bin",
+            self.machine, self.system
+        )))
+    }
+}
+
+fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
+    if !io::stdin().is_terminal() {
+        return Err(Error::Attach("nobody to ask: standard input is not a terminal; give --yes".to_owned()));
+    }
+    let instead = if there.version.is_empty() { String::new() } else { format!(" in place of {}", there.version) };
+    let mut terminal = io::stderr();
+    let size_mb = own.bytes.div_ceil(1_000_000);
+    let asked = write!(terminal, "copy {} ({size_mb} MB) to ~/.local/bin on {login}{instead}? [y/N] ", own.version);
+    asked.and_then(|()| terminal.flush()).map_err(Error::Output)?;
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    match (read, answer.trim()) {
+        (Ok(_), "y" | "Y" | "yes") => Ok(()),
+        _ => Err(Error::Attach("nothing was copied".to_owned())),
+    }
+}
+
+/// Copies the program; the version that it says there.
+fn copy(way: &Way<'_>, own: &Own) -> Result<String, Error> {
+    let failed = |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));
+    let program = File::open(&own.path).map_err(failed)?;
+    let script = format!("set -- {}; {TAKE}", own.bytes);
+    way.run(&script, program.into())
+}
+
+/// The first line that is not empty.
+fn one_line(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_answers() {
+        let there = |version: &str, bytes| There {
+            system: "Linux".into(),
+            machine: "x86_64".into(),
+            bytes,
+            version: version.into(),
+        };
+        assert_eq!(There::parse("Linux x86_64 12 posh-executor 0.1.0"), Some(there("posh-executor 0.1.0", 12)));
+        assert_eq!(There::parse("Linux x86_64 0"), Some(there("", 0)));
+        assert_eq!(There::parse("Linux x86_64"), None);
+        assert_eq!(There::parse("Linux x86_64 many"), None);
+    }
+
+    #[test]
+    fn another_processor_gets_no_copy() {
+        let login = parse_login("ada@store1").unwrap();
+        let there = There { system: "Linux".into(), machine: "pdp11".into(), bytes: 0, version: String::new() };
+        let why = there.can_run(&login).unwrap_err().to_string();
+        assert!(why.starts_with("ada@store1 is a pdp11 machine with Linux, and this posh-executor is for "), "{why}");
+    }
+
+    #[test]
+    fn logins() {
+        for (text, expect) in [
+            ("store1", Ok("store1")),
+            ("ada@store1:22", Ok("ada@store1:22")),
+            ("ssh://ada@store1", Ok("ada@store1")),
+            ("-oProxyCommand=x", Err("the address has no valid host; ")),
+            ("http://store1:7400", Err("an executor behind http is installed by who runs it")),
+        ] {
+            match (parse_login(text), expect) {
+                (Ok(login), Ok(expect)) => assert_eq!(login.to_string(), expect),
+                (Err(why), Err(expect)) => assert!(why.starts_with(expect), "{why}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        }
+    }
+}

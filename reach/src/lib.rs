@@ -1,0 +1,155 @@
+//! From the address of an executor to a channel on which it can be called: over
+//! TCP, or through an ssh that starts it. What is said on the channel, when it is
+//! made anew and what an executor is good for is the caller's matter.
+
+pub mod ssh;
+
+use std::time::Duration;
+
+use fs_mapper::config::{Address, Config, ExecutorConfig, Origin};
+use tonic::transport::{Channel, Endpoint};
+
+/// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
+/// and a loopback link takes far more.
+const STREAM_WINDOW_BYTES: u32 = 8 << 20;
+/// All streams of a connection together; credits keep the streams below it, so
+/// that none that is read late can hold up the others.
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
+/// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time for a gigabyte.
+const FRAME_BYTES: u32 = 1 << 20;
+/// Keepalive: a frozen peer is noticed after the two together.
+const KEEPALIVE: Duration = Duration::from_secs(2);
+/// For TCP's handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// HTTP/2 wants an address; behind an ssh nobody looks at it.
+const BEHIND_SSH: &str = "http://ssh";
+
+/// What has to be known of an executor to reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// Where it is.
+    pub address: Address,
+    /// The directories that it is started with, when ssh starts it.
+    pub exports: Vec<String>,
+    /// The program that is ssh, and its first arguments.
+    pub ssh_command: Vec<String>,
+}
+
+impl Route {
+    /// The way to an executor of a configuration.
+    #[must_use]
+    pub fn to(executor: &ExecutorConfig, config: &Config) -> Self {
+        Self {
+            address: executor.address.clone(),
+            exports: config.exports_of(&executor.name),
+            ssh_command: match &executor.origin {
+                Origin::Configured => config.gateway.ssh_command.clone(),
+                Origin::Sshfs { ssh_command } => ssh_command.clone(),
+            },
+        }
+    }
+}
+
+/// An executor in reach.
+#[derive(Debug)]
+pub struct Reached {
+    /// For its clients; when the last is dropped, the connection ends.
+    pub channel: Channel,
+    /// Tells when what carries the channel has ended by itself.
+    pub carrier: Carrier,
+}
+
+/// What carries a channel.
+#[derive(Debug)]
+pub enum Carrier {
+    /// TCP: its end shows when the channel is used.
+    Tcp,
+    /// An ssh.
+    Ssh(ssh::Watch),
+}
+
+impl Carrier {
+    /// Completes when the carrier has ended, with the reason; for TCP never.
+    pub async fn ended(&mut self) -> String {
+        match self {
+            Carrier::Tcp => std::future::pending().await,
+            Carrier::Ssh(watch) => watch.ended().await,
+        }
+    }
+}
+
+/// Why an executor is not in reach.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreachable {
+    /// The address does not make an endpoint.
+    #[error("bad address")]
+    Address(#[source] tonic::transport::Error),
+    /// No connection: the system's words.
+    #[error("{0}")]
+    Connect(String),
+    /// ssh, or what it started.
+    #[error(transparent)]
+    Ssh(#[from] ssh::Fault),
+}
+
+impl Unreachable {
+    /// The message with its causes, in one line.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
+        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
+    }
+}
+
+/// Makes the connection; sends nothing on it yet. Must be called inside a runtime.
+///
+/// # Errors
+/// [`Unreachable`]. ssh's own timeouts apply, so that the caller should have one.
+pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
+    match &route.address {
+        Address::Http { .. } => {
+            let endpoint = endpoint(route.address.to_string())?.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+            let channel = endpoint.connect().await.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
+            Ok(Reached { channel, carrier: Carrier::Tcp })
+        }
+        Address::Ssh(login) => {
+            let (stream, watch) = ssh::start(login, route).await?;
+            let connector = ssh::only(stream);
+            let connected = endpoint(BEHIND_SSH.to_owned())?.connect_with_connector(connector).await;
+            let channel = connected.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
+            Ok(Reached { channel, carrier: Carrier::Ssh(watch) })
+        }
+    }
+}
+
+fn endpoint(address: String) -> Result<Endpoint, Unreachable> {
+    let endpoint = Endpoint::from_shared(address).map_err(Unreachable::Address)?;
+    Ok(endpoint
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_while_idle(true))
+}
+
+/// The innermost cause says what a user understands ("Connection refused").
+fn root_cause(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |e| e.source()).last().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_listens() {
+        // A port that was free a moment ago.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = Address::parse(&format!("http://{}", listener.local_addr().expect("bound"))).expect("an address");
+        drop(listener);
+        let route = Route { address, exports: Vec::new(), ssh_command: Vec::new() };
+        let why = connect(&route).await.expect_err("nobody listens").to_string();
+        assert!(why.contains("refused"), "{why}");
+    }
+}

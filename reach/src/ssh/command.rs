@@ -1,0 +1,136 @@
+//! The words that ssh is given, and the command for the shell at the other end,
+//! whichever that is.
+
+use std::process::Stdio;
+
+use fs_mapper::config::Login;
+use tokio::process::{Child, Command};
+
+use super::Fault;
+use crate::Route;
+
+/// Where [`executor_command`] looks before PATH: what the user has put there (`posh attach`) goes
+/// before what the machine has.
+const SCRIPT: &str = r#"p="$HOME/.local/bin/posh-executor"; [ -x "$p" ] || p=posh-executor; exec "$p" --stdio"#;
+
+/// Options of every ssh that nobody watches. It asks nothing; what the user's configuration
+/// says of a terminal, of forwardings and of a command is for other uses. A connection that is
+/// shared already is used, but none is offered to others: this one ends with the gateway.
+const UNATTENDED: [&str; 11] = [
+    "-T",
+    "-x",
+    "-a",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ClearAllForwardings=yes",
+    "-o",
+    "ControlMaster=no",
+    "-o",
+    "RemoteCommand=none",
+];
+
+/// Options of an ssh for one command whose user watches, and answers what it asks.
+pub const ATTENDED: [&str; 7] = ["-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"];
+
+/// Starts ssh with pipes, apart from the signals that the gateway's process group gets.
+pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
+    let (program, first) = route.ssh_command.split_first().expect("the configuration has checked it");
+    let mut command = Command::new(program);
+    command.args(first).args(UNATTENDED).args(arguments(login)).arg(executor_command(&route.exports));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0).kill_on_drop(true);
+    command.spawn().map_err(|source| Fault::Spawn { program: program.clone(), source })
+}
+
+/// The arguments of ssh that say where to.
+#[must_use]
+pub fn arguments(login: &Login) -> Vec<String> {
+    let mut words = Vec::new();
+    if let Some(port) = login.port() {
+        words.extend(["-p".to_owned(), port.to_string()]);
+    }
+    if let Some(user) = login.user() {
+        words.extend(["-l".to_owned(), user.to_owned()]);
+    }
+    words.extend(["--".to_owned(), login.host().to_owned()]);
+    words
+}
+
+/// What starts an executor of these directories, for a login shell of any kind.
+#[must_use]
+pub fn executor_command(exports: &[String]) -> String {
+    let exports: String = exports.iter().map(|export| format!(" --export {}", quoted(export.as_bytes()))).collect();
+    any_shell(&format!("{SCRIPT}{exports}"))
+}
+
+/// A script for sh, as the command line of a login shell that may be another. Inside of
+/// single quotes sh, bash, zsh, fish and csh agree on all but a few characters, which the
+/// script must do without.
+#[must_use]
+pub fn any_shell(script: &str) -> String {
+    assert!(!script.contains(['\'', '!', '\n']), "these mean something inside of quotes: {script}");
+    format!("exec sh -c '{script}'")
+}
+
+/// A word of a script for [`any_shell`].
+#[must_use]
+pub fn quoted(word: &[u8]) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-+=:@,%~ ".contains(byte);
+    if word.iter().all(is_plain) {
+        return format!("\"{}\"", String::from_utf8_lossy(word));
+    }
+    let octal: String = word.iter().map(|byte| format!("\\0{byte:03o}")).collect();
+    format!("\"$(printf %b \"{octal}\")\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command as StdCommand;
+
+    use super::*;
+
+    /// Every login shell that the tests' machine has.
+    const SHELLS: [&str; 4] = ["bash", "dash", "zsh", "fish"];
+
+    #[test]
+    fn every_shell_hands_on_the_same_words() {
+        let odd = ["plain", "", "two words", "~/x", "it's", "a\"b", "$HOME `id` \\n", "50%s", "bang!", "ümläut", "-n"];
+        let script: String = odd.iter().map(|word| format!(" {}", quoted(word.as_bytes()))).collect();
+        let command = any_shell(&format!("printf \"<%s>\" {script}"));
+        for shell in SHELLS {
+            let output = StdCommand::new(shell).args(["-c", &command]).output().expect(shell);
+            let expect: String = odd.iter().map(|word| format!("<{word}>")).collect();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), expect, "{shell}: {output:?}");
+        }
+    }
+
+    #[test]
+    fn the_users_own_program_comes_first_and_a_missing_one_is_status_127() {
+        let home = tempfile::tempdir().expect("a directory");
+        let run = |shell: &str| {
+            let mut command = StdCommand::new(shell);
+            command.args(["-c", &executor_command(&["/srv/x y".to_owned(), "~".to_owned()])]);
+            command.env("HOME", home.path()).env("PATH", "/usr/bin:/bin").output().expect(shell)
+        };
+        for shell in SHELLS {
+            assert_eq!(run(shell).status.code(), Some(127), "{shell}");
+        }
+        let directory = home.path().join(".local/bin");
+        std::fs::create_dir_all(&directory).expect("made");
+        std::os::unix::fs::symlink("/bin/echo", directory.join("posh-executor")).expect("linked");
+        for shell in SHELLS {
+            let output = run(shell);
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "--stdio --export /srv/x y --export ~\n", "{shell}");
+        }
+    }
+
+    #[test]
+    fn where_to() {
+        let check = |user: Option<&str>, host: &str, port: Option<u16>, expect: &[&str]| {
+            assert_eq!(arguments(&Login::new(user, host, port).expect("a login")), expect);
+        };
+        check(None, "store1", None, &["--", "store1"]);
+        check(Some("ada"), "::1", Some(2222), &["-p", "2222", "-l", "ada", "--", "::1"]);
+    }
+}
