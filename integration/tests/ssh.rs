@@ -15,6 +15,7 @@ use posh_integration::people;
 use posh_integration::process::wait_gone;
 use posh_integration::running::Running;
 use posh_integration::services::{WORKSTATION_KEY, write_file};
+use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, Outcome, Script, network};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -30,13 +31,18 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A server without a listening executor, which ssh knows as `store1`.
 fn lab() -> Lab {
     let lab = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
-    install(&lab.servers[0].host);
-    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes()).unwrap();
-    configure(&lab, &table("ssh://store1", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
+    admit(&lab);
     let lines: String =
         (0..3_000).map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" })).collect();
     fs::write(lab.data(1).join("f"), lines).unwrap();
     lab
+}
+
+/// Makes ssh the way in.
+fn admit(lab: &Lab) {
+    install(&lab.servers[0].host);
+    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes()).unwrap();
+    configure(lab, &table("ssh://store1", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
 }
 
 fn ssh_config(user: &str, key: &str) -> String {
@@ -555,4 +561,30 @@ fn an_sshfs_mount_that_comes_and_goes() {
     assert!(doctor.contains("mounted with the option follow_symlinks, which may change what commands see"), "{doctor}");
     lab.remount(1, &[]).unwrap();
     assert_offloaded(assert_same(&lab.workstation, &script).report());
+}
+
+/// Pings wait behind the data of a slow link; neither side may take that for the other's end.
+#[test]
+fn a_link_of_one_megabit_carries_a_megabyte() {
+    for through_ssh in [false, true] {
+        let slow = Profile { round_trip: Duration::from_millis(20), megabits: 1 };
+        let lab = Lab::start(&LabSpec::servers(1).link(slow), &programs()).unwrap();
+        if through_ssh {
+            admit(&lab);
+        }
+        let content: Vec<u8> = (0..1_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        fs::write(lab.data(1).join("content"), &content).unwrap();
+        let ways_in = || if through_ssh { of_the_way_in(&lab.workstation) } else { Vec::new() };
+        let mut before = None;
+        for _ in 0..2 {
+            let outcome = Script::new("cat /mnt/s1/content").run(&lab.workstation, Under::PoshExplained).unwrap();
+            assert!(
+                outcome.status.success() && outcome.stdout == content,
+                "{:?}",
+                String::from_utf8_lossy(&outcome.stderr)
+            );
+            assert_offloaded(outcome.report());
+            assert_eq!(*before.get_or_insert_with(ways_in), ways_in());
+        }
+    }
 }
