@@ -191,6 +191,7 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         changes_only: facts.holding(&annotation.changes_only).cloned().collect(),
         only_grows: annotation.only_grows.clone(),
         own_directories: annotation.own_directories.clone(),
+        replaces_files: annotation.replaces_files.as_ref().is_some_and(|condition| facts.holds(condition)),
         guards: facts.holding(&annotation.guards).cloned().collect(),
         working_dir: gathered.working_dir.clone(),
     }

@@ -144,6 +144,7 @@ impl Compiler<'_> {
         annotation.deterministic = condition("deterministic");
         annotation.side_effects = condition("side_effects");
         annotation.idempotent = condition("idempotent");
+        annotation.replaces_files = condition("replaces_files");
         if let Some(node) = fields.take("needs_current_dir") {
             annotation.needs_current_dir = self.current_dir(node);
         }

@@ -56,6 +56,9 @@ pub struct Invocation {
     /// Trees, relative to the same, that the command keeps for itself: nobody asks for the times of their directories,
     /// and seldom does anybody list them (`.git`).
     pub own_directories: Vec<String>,
+    /// Outside of those, it changes no file in its place: one that changes is removed and made anew, so that its
+    /// directory tells of it.
+    pub replaces_files: bool,
     /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), for the executor to
     /// make. In the order of the annotation; the first that does not pass keeps the invocation here.
     pub guards: Vec<Guard>,

@@ -66,6 +66,7 @@ pub struct Annotation {
     pub changes_only: Vec<Conditional<String>>,
     pub only_grows: Vec<String>,
     pub own_directories: Vec<String>,
+    pub replaces_files: Option<Condition>,
     pub guards: Vec<Conditional<Guard>>,
     pub stays_here: Vec<Conditional<String>>,
     /// Long names under `not_annotated`: they can make an abbreviation ambiguous.

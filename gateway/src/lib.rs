@@ -15,7 +15,7 @@ pub mod explain;
 pub mod facts;
 pub mod join;
 pub mod look_ahead;
-mod lower;
+pub mod lower;
 pub mod plan;
 pub mod report;
 pub mod service;

@@ -449,6 +449,7 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
         only: reading.invocation.changes_only.clone(),
         grows: reading.invocation.only_grows.clone(),
         own: reading.invocation.own_directories.clone(),
+        replaces: reading.invocation.replaces_files,
     };
     places.iter().map(tree).collect()
 }

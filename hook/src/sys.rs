@@ -299,6 +299,7 @@ impl Drop for File {
 const FEW_BYTES: usize = 1024;
 
 /// The bytes of a file that is replaced, never changed.
+#[allow(clippy::large_enum_variant, reason = "there is no allocator, and one of these at a time")]
 pub enum Contents {
     /// The first so many.
     Few([u8; FEW_BYTES], usize),

@@ -3,6 +3,10 @@
 //! path differs. Everything follows from one seed, which is printed; where posh
 //! differs, the program and its files are made as small as they go.
 //!
+//! Where several processes write to one place, or a reader leaves early, a program's result is a matter of chance
+//! under bash, too. The generator avoids that, though not wholly: where posh differs, bash runs the program
+//! again, and posh may give whatever bash itself has given.
+//!
 //! `POSH_RANDOM_SEED`, `POSH_RANDOM_FIRST` (number of the first program),
 //! `POSH_RANDOM_CASES` and `POSH_RANDOM_FAULTS` (how many are shrunk before the end)
 //! choose other programs; `POSH_TEST_FULL` runs ten times as many.
@@ -41,6 +45,10 @@ const PROGRESS: usize = 500;
 /// Smaller programs that are tried for one fault, and for how long: those that hang take their time.
 const SHRINKS: usize = 400;
 const SHRINKING: Duration = Duration::from_secs(180);
+/// So often bash runs a program again from which posh differs.
+const RERUNS: usize = 12;
+/// At most one program in so many may be one of those where bash's first result was not its only one.
+const CHANCE: usize = 250;
 /// The share of programs, of which something ran on the server, that is demanded.
 const OFFLOADED: f64 = 0.5;
 
@@ -71,6 +79,14 @@ struct Counts {
     programs_offloaded: usize,
     stages: usize,
     stages_offloaded: usize,
+    by_chance: usize,
+}
+
+/// How a program looked the same.
+struct Same {
+    report: Report,
+    /// Only as in a later run of bash's.
+    by_chance: bool,
 }
 
 /// A program that posh runs otherwise than bash, or the generator's own fault.
@@ -81,12 +97,11 @@ struct Fault {
 
 impl Pair {
     fn new() -> Pair {
-        let bash = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
-        Pair { bash, posh: Lab::start(&LabSpec::servers(1), &programs()).unwrap() }
+        Pair { bash: bash_alone(), posh: Lab::start(&LabSpec::servers(1), &programs()).unwrap() }
     }
 
     /// Runs a program under posh and bash, in new directories; the report, or the difference.
-    fn attempt(&self, program: &Program, name: &str) -> std::result::Result<Report, String> {
+    fn attempt(&self, program: &Program, name: &str) -> std::result::Result<Same, String> {
         let text = render::render(program);
         let made = program.files.made().unwrap();
         let case = Case { program, script: &text.script, files: &made };
@@ -94,28 +109,26 @@ impl Pair {
         let posh = run(&self.posh, Under::PoshExplained, &case, name)?;
         let found = differences(&bash, &posh, text.complains_at_once);
         if found.is_empty() {
-            return Ok(posh.outcome.report().clone());
+            return Ok(Same { report: posh.outcome.report().clone(), by_chance: false });
         }
-        // A name of the same length, since some commands write in columns.
-        let second = name.replacen('c', "d", 1);
-        let again = run(&self.bash, Under::Shell, &case, &second)?;
-        let chance = differences(&renamed(bash, name), &renamed(again, &second), text.complains_at_once);
-        let placed = placements(posh.outcome.report());
-        match chance.is_empty() {
-            true => Err(format!("{found}{placed}")),
-            false => Err(format!("{found}{placed}bash itself differs from run to run:\n{chance}")),
+        let mut varies = "";
+        for _ in 0..RERUNS {
+            // A new one, since a mount remembers a directory of this name that is gone.
+            let lab = bash_alone();
+            let again = run(&lab, Under::Shell, &case, name)?;
+            if differences(&again, &posh, text.complains_at_once).is_empty() {
+                return Ok(Same { report: posh.outcome.report().clone(), by_chance: true });
+            }
+            if !differences(&bash, &again, text.complains_at_once).is_empty() {
+                varies = "bash itself differs from run to run, but never like this\n";
+            }
         }
+        Err(format!("{found}{}{varies}", placements(posh.outcome.report())))
     }
 }
 
-/// For runs in directories with different names.
-fn renamed(result: Result, name: &str) -> Result {
-    let to = &"c".repeat(name.len());
-    Result {
-        outcome: result.outcome.with(name, to),
-        on_mount: tree::renamed(result.on_mount, name, to),
-        here: tree::renamed(result.here, name, to),
-    }
+fn bash_alone() -> Lab {
+    Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap()
 }
 
 fn run(lab: &Lab, under: Under, case: &Case<'_>, name: &str) -> std::result::Result<Result, String> {
@@ -214,7 +227,7 @@ fn work(numbers: (usize, usize), next: &AtomicUsize, stop: &AtomicBool, found: &
         }
         let tree = drawn(seed as u64, case);
         match pair.attempt(&tree.current(), &format!("c{case}")) {
-            Ok(report) => count(&mut found.lock().unwrap().0, &report),
+            Ok(same) => count(&mut found.lock().unwrap().0, &same),
             Err(why) => {
                 let text = shrunk(&pair, tree, case, why);
                 eprintln!("program {case}:\n{text}");
@@ -228,14 +241,15 @@ fn work(numbers: (usize, usize), next: &AtomicUsize, stop: &AtomicBool, found: &
     }
 }
 
-fn count(counts: &mut Counts, report: &Report) {
-    let stages = || report.pipelines.iter().flat_map(|p| &p.stages);
+fn count(counts: &mut Counts, same: &Same) {
+    let stages = || same.report.pipelines.iter().flat_map(|p| &p.stages);
     let offloaded = stages().filter(|s| s.is_offloaded()).count();
     counts.programs += 1;
     if counts.programs.is_multiple_of(PROGRESS) {
         println!("{} random programs", counts.programs);
     }
     counts.programs_offloaded += usize::from(offloaded > 0);
+    counts.by_chance += usize::from(same.by_chance);
     counts.stages += stages().count();
     counts.stages_offloaded += offloaded;
 }
@@ -256,17 +270,20 @@ fn programs_look_the_same() {
     });
     let (counts, faults) = found.into_inner().unwrap();
     println!(
-        "{} random programs from seed {seed} in {:.0} s: {} offloaded something; {} of {} stages ran on the server",
+        "{} random programs from seed {seed} in {:.0} s: {} offloaded something; {} of {} stages ran on the server; \
+         {} only like a later run of bash's",
         counts.programs,
         start.elapsed().as_secs_f64(),
         counts.programs_offloaded,
         counts.stages_offloaded,
-        counts.stages
+        counts.stages,
+        counts.by_chance
     );
     let shown = faults
         .iter()
         .map(|f| format!("program {} (POSH_RANDOM_SEED={seed} POSH_RANDOM_FIRST={}):\n{}", f.number, f.number, f.text));
     assert!(faults.is_empty(), "posh differs from bash in\n{}", shown.collect::<Vec<_>>().join("\n"));
+    assert!(counts.by_chance * CHANCE <= counts.programs.max(CHANCE), "{} results were chance", counts.by_chance);
     let share = counts.programs_offloaded as f64 / counts.programs as f64;
     assert!(share >= OFFLOADED, "only {share:.2} of the programs offloaded anything");
 }

@@ -25,27 +25,44 @@ struct Tally {
     faults: Vec<String>,
 }
 
-/// Compares all runs, several at a time.
+/// Compares all runs, several at a time. Those that differed are tried again when nothing else runs, since
+/// many a script uses a fixed name in /tmp or lists the home where others write.
 fn compare(visitor: &Visitor, runs: &[Run], workers: usize) -> Tally {
     let next = Mutex::new(runs.iter());
-    let tally = Mutex::new(Tally::default());
+    let (tally, differed) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
                 loop {
                     let Some(run) = next.lock().unwrap().next() else { return };
-                    compare_one(visitor, run, &tally);
+                    if let Verdict::Differs(_) = compare_one(visitor, run, &tally) {
+                        differed.lock().unwrap().push(run);
+                    }
                 }
             });
         }
     });
+    for run in differed.into_inner().unwrap() {
+        match compare_one(visitor, run, &tally) {
+            Verdict::Differs(fault) => tally.lock().unwrap().faults.push(fault),
+            Verdict::Other => println!("differed beside others, and not alone: {}", run.name),
+        }
+    }
     tally.into_inner().unwrap()
 }
 
-fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) {
+enum Verdict {
+    /// And how.
+    Differs(String),
+    /// Counted already.
+    Other,
+}
+
+fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) -> Verdict {
     let stock = visitor.run(run, Front::Stock);
     if Visitor::was_ended(&stock) {
-        return tally.lock().unwrap().endless.push(run.name.clone());
+        tally.lock().unwrap().endless.push(run.name.clone());
+        return Verdict::Other;
     }
     let mut outcomes = Front::UNDER_TEST.into_iter().map(|front| (front, visitor.run(run, front)));
     let differs = outcomes.find(|(_, outcome)| *outcome != stock);
@@ -56,11 +73,11 @@ fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) {
         None => tally.same += 1,
         Some(_) if varies => tally.varies.push(run.name.clone()),
         Some((front, posh)) => {
-            tally
-                .faults
-                .push(format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words));
+            let how = format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words);
+            return Verdict::Differs(how);
         }
     }
+    Verdict::Other
 }
 
 impl Tally {

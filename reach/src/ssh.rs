@@ -70,7 +70,7 @@ pub enum Fault {
     /// ssh ended; its own words, and how.
     #[error("{0}")]
     Ended(String),
-    /// Nothing within [`START_LIMIT`].
+    /// Nothing in all the time that it had.
     #[error("no answer through ssh within {} s{said}", START_LIMIT.as_secs())]
     Silent {
         /// What ssh has said, after a colon, or nothing.

@@ -18,10 +18,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use nix::sys::stat::FileStat;
 use posh_proto::executor::{ChangedDirectory, Stage, WatchedTree};
 
 use super::{
-    listing::{self, Listing},
+    listing::{self, Entry, Known, Listing},
     view::View,
 };
 
@@ -47,13 +48,22 @@ struct Trees {
     growing: HashSet<PathBuf>,
     /// Directories that belong to the command, on file systems that tell when a directory was read.
     own: Vec<PathBuf>,
+    /// Where no file is changed in its place.
+    replaced: Vec<Replaced>,
+}
+
+/// A tree in which a file that changes is a new one, so that its directory changes too.
+struct Replaced {
+    top: PathBuf,
+    /// Trees in it of which that does not hold.
+    except: Vec<PathBuf>,
 }
 
 /// Names that were there before the stage started.
 #[derive(Default)]
 struct Before {
     /// Directory → its entries.
-    directories: HashMap<PathBuf, HashSet<OsString>>,
+    directories: HashMap<PathBuf, Vec<Entry>>,
     /// Roots that are no directories.
     files: HashSet<PathBuf>,
     /// Directories that only get further entries: there may be thousands, and they need not be noted.
@@ -69,6 +79,14 @@ struct Before {
 pub struct Changes {
     pub directories: BTreeMap<PathBuf, Changed>,
     pub incomplete: bool,
+}
+
+/// What there is to see in a directory.
+#[derive(Default)]
+struct Look {
+    changed: Changed,
+    /// The directories in it.
+    below: Vec<OsString>,
 }
 
 /// What is new in one directory.
@@ -107,12 +125,28 @@ impl Watch {
                 continue;
             }
             // Its parent, if that is still there, has told of the directory itself.
-            changes.of(directory).removed = names.iter().cloned().collect();
+            changes.of(directory).removed = names.iter().map(Entry::name).collect();
         }
         if changes.directories.len() > MAX_REPORTED {
             changes = Changes { incomplete: true, ..Changes::default() };
         }
+        self.keep_unread();
         changes
+    }
+
+    /// Who has read one of the command's own directories while it ran was the command. What it made is read by nobody yet,
+    /// and would count as read, its times being equal.
+    fn keep_unread(&self) {
+        self.before.unread.iter().for_each(|directory| listing::keep_unread(directory));
+        let noted: HashSet<&PathBuf> = self.before.growing.iter().collect();
+        let changed = |top: &&&PathBuf| fs::symlink_metadata(top).is_ok_and(|found| self.is_newer(&found));
+        let tops = noted.iter().filter(|top| self.trees.growing.contains(**top) && self.trees.is_own(top));
+        for top in tops.filter(changed) {
+            let listing = Listing::read(top);
+            let directories = listing.iter().flat_map(Listing::entries).filter(|entry| entry.is_directory);
+            let directories = directories.map(|entry| top.join(entry.name()));
+            directories.filter(|below| !noted.contains(below)).for_each(|made| listing::keep_unread(&made));
+        }
     }
 
     /// A root that came or went changed the directory above, which nobody walks.
@@ -147,31 +181,67 @@ impl Watch {
         let mut queue = vec![root];
         while let Some(directory) = queue.pop() {
             // What was not there before was never seen, and neither was what is in it.
-            let Some(before) = self.before.directories.get(&directory) else { continue };
-            let Ok(own) = fs::symlink_metadata(&directory) else { continue };
-            let Some(listing) = Listing::read(&directory) else { continue };
-            let mut changed = Changed { names: self.is_to_be_told(&directory, &own), ..Changed::default() };
-            let mut now = HashSet::new();
-            for entry in listing.entries() {
-                let Some(fewer) = left.checked_sub(1) else {
-                    changes.incomplete = true;
-                    return;
-                };
-                *left = fewer;
-                let name = entry.name();
-                let Some(found) = listing.status(entry) else { continue };
-                if listing::is_directory(&found) && found.st_dev == own.dev() {
-                    // Those that only grow were not noted, and are looked at on their own.
-                    queue.push(directory.join(&name));
-                } else if before.contains(&name) && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
-                    changed.written.push(name.clone());
-                }
-                now.insert(name);
+            if !self.before.directories.contains_key(&directory) {
+                continue;
             }
-            changed.removed = before.difference(&now).cloned().collect();
+            let Ok(own) = fs::symlink_metadata(&directory) else { continue };
+            let look = match self.is_newer(&own) {
+                true => self.look_anew(&directory, &own, left),
+                false => self.look_again(&directory, &own, left),
+            };
+            let Some(Look { changed, below }) = look else {
+                changes.incomplete = true;
+                return;
+            };
+            queue.extend(below.into_iter().map(|name| directory.join(name)));
             if changed != Changed::default() {
                 changes.directories.insert(directory, changed);
             }
+        }
+    }
+
+    /// At a directory that has changed. `None`: there is too much in it.
+    fn look_anew(&self, directory: &Path, own: &fs::Metadata, left: &mut usize) -> Option<Look> {
+        let Some(listing) = Listing::read(directory) else { return Some(Look::default()) };
+        *left = left.checked_sub(listing.entries().len())?;
+        let before: HashSet<OsString> = self.before.directories[directory].iter().map(Entry::name).collect();
+        let mut look = Look::default();
+        look.changed.names = self.is_to_be_told(directory, own);
+        let mut now = HashSet::new();
+        for entry in listing.entries() {
+            let name = entry.name();
+            let Some(found) = listing.status(entry) else { continue };
+            self.note(&mut look, (&name, &found), own.dev(), before.contains(&name));
+            now.insert(name);
+        }
+        look.changed.removed = before.difference(&now).cloned().collect();
+        Some(look)
+    }
+
+    /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
+    fn look_again(&self, directory: &Path, own: &fs::Metadata, left: &mut usize) -> Option<Look> {
+        let before = &self.before.directories[directory];
+        *left = left.checked_sub(before.len())?;
+        let mut look = Look::default();
+        if self.trees.replaces(directory) {
+            look.below = before.iter().filter(|entry| entry.is_directory).map(Entry::name).collect();
+            return Some(look);
+        }
+        let Some(known) = Known::open(directory) else { return Some(look) };
+        for entry in before {
+            if let Some(found) = known.status(entry) {
+                self.note(&mut look, (&entry.name(), &found), own.dev(), true);
+            }
+        }
+        Some(look)
+    }
+
+    fn note(&self, look: &mut Look, (name, found): (&OsString, &FileStat), device: u64, was_there: bool) {
+        if listing::is_directory(found) && found.st_dev == device {
+            // Those that only grow were not noted, and are looked at on their own.
+            look.below.push(name.clone());
+        } else if was_there && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
+            look.changed.written.push(name.clone());
         }
     }
 
@@ -206,24 +276,19 @@ impl Before {
         while let Some(directory) = queue.pop() {
             before.note_reader(trees, &directory);
             let Some(listing) = Listing::read(&directory) else { continue };
-            let mut names = HashSet::new();
-            for entry in listing.entries() {
-                let Some(fewer) = left.checked_sub(1) else {
-                    before.incomplete = true;
-                    return before;
-                };
-                left = fewer;
-                let name = entry.name();
-                if entry.is_directory {
-                    let path = directory.join(&name);
-                    match trees.growing.contains(&path) {
-                        true => before.note_growing(trees, path),
-                        false => queue.push(path),
-                    }
+            let Some(fewer) = left.checked_sub(listing.entries().len()) else {
+                before.incomplete = true;
+                return before;
+            };
+            left = fewer;
+            for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
+                let path = directory.join(entry.name());
+                match trees.growing.contains(&path) {
+                    true => before.note_growing(trees, path),
+                    false => queue.push(path),
                 }
-                names.insert(name);
             }
-            before.directories.insert(directory, names);
+            before.directories.insert(directory, listing.into_entries());
         }
         before
     }
@@ -242,7 +307,7 @@ impl Before {
 
     /// To be called before it is read here.
     fn note_reader(&mut self, trees: &Trees, directory: &Path) {
-        if trees.own.iter().any(|own| directory.starts_with(own)) {
+        if trees.is_own(directory) {
             let is_unread = fs::symlink_metadata(directory).is_ok_and(|found| listing::is_unread(&found));
             self.unread.extend(is_unread.then(|| directory.to_owned()));
         }
@@ -255,10 +320,26 @@ impl Trees {
         let own = tree.own.iter().map(|path| top.join(path));
         self.own.extend(own.filter(|path| listing::tells_readers(path)));
         self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
+        if tree.replaces {
+            let except = tree.own.iter().map(|path| top.join(path)).collect();
+            self.replaced.push(Replaced { top: top.clone(), except });
+        }
         match tree.only.is_empty() {
             true => self.roots.push(top),
             false => self.roots.extend(tree.only.iter().map(|path| top.join(path))),
         }
+    }
+}
+
+impl Trees {
+    fn is_own(&self, directory: &Path) -> bool {
+        self.own.iter().any(|own| directory.starts_with(own))
+    }
+
+    /// Whether each file that changes in this directory is a new one.
+    fn replaces(&self, directory: &Path) -> bool {
+        let holds = |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
+        self.replaced.iter().any(|tree| directory.starts_with(&tree.top) && holds(tree))
     }
 }
 
@@ -379,6 +460,75 @@ mod tests {
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
         assert_eq!(watch.changes().directories, expect.collect());
+    }
+
+    #[test]
+    fn where_files_are_replaced_a_directory_that_did_not_change_is_not_looked_into() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = tree.path();
+        for directory in [".git", "changed/below", "quiet/deep"] {
+            fs::create_dir_all(root.join(directory)).expect("a directory");
+        }
+        for file in [".git/log", "changed/f", "quiet/f", "quiet/deep/f"] {
+            fs::write(root.join(file), "old").expect("a file");
+        }
+        let contract = WatchedTree { own: vec![".git".into()], replaces: true, ..Default::default() };
+        let mut trees = Trees::default();
+        trees.add(root.to_owned(), &contract);
+        let watch = Watch::since(moment_after(clock.path()), trees);
+        // Its own files it may change in their place, and where it does so elsewhere it has promised too much.
+        for file in [".git/log", "quiet/f"] {
+            fs::write(root.join(file), "new").expect("a file");
+        }
+        for file in ["changed/f", "quiet/deep/f"] {
+            fs::remove_file(root.join(file)).expect("removed");
+            fs::write(root.join(file), "new").expect("a file");
+        }
+        let expect = [
+            (".git", changed(false, &["log"], &[])),
+            ("changed", changed(true, &["f"], &[])),
+            ("quiet/deep", changed(true, &["f"], &[])),
+        ];
+        let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
+        assert_eq!(watch.changes().directories, expect.collect());
+    }
+
+    #[test]
+    fn what_only_a_command_itself_has_read_stays_unread() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let objects = tree.path().join(".git/objects");
+        fs::create_dir_all(&objects).expect("a directory");
+        let contract = WatchedTree {
+            only: vec![".git".into()],
+            grows: vec![".git/objects".into()],
+            own: vec![".git".into()],
+            ..Default::default()
+        };
+        let watch = || {
+            let mut trees = Trees::default();
+            trees.add(tree.path().to_owned(), &contract);
+            Watch::since(moment_after(clock.path()), trees)
+        };
+        if !listing::tells_readers(&objects) {
+            return;
+        }
+        let told = |watch: &Watch| watch.changes().directories.contains_key(&objects.join("aa"));
+        let first = watch();
+        fs::create_dir(objects.join("aa")).expect("a directory");
+        fs::write(objects.join("aa/1"), "").expect("a file");
+        // As git does that looks which abbreviations are free.
+        fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
+        assert!(!told(&first), "nobody knew of it");
+        let second = watch();
+        fs::write(objects.join("aa/2"), "").expect("a file");
+        fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
+        assert!(!told(&second), "nobody else has read it");
+        fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
+        let third = watch();
+        fs::write(objects.join("aa/3"), "").expect("a file");
+        assert!(told(&third), "somebody has read it");
     }
 
     #[test]

@@ -3,20 +3,24 @@
 
 use std::{
     ffi::{CStr, CString, OsStr, OsString},
-    fs::Metadata,
-    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    fs::{self, Metadata},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    },
     path::Path,
 };
 
 use nix::{
     dir::{Dir, Type},
     errno::Errno,
-    fcntl::{AtFlags, OFlag},
+    fcntl::{AT_FDCWD, AtFlags, OFlag, open},
     libc,
     sys::{
-        stat::{FileStat, Mode, fstatat},
+        stat::{FileStat, Mode, UtimensatFlags, fstatat, utimensat},
         statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
         statvfs::{FsFlags, statvfs},
+        time::TimeSpec,
     },
 };
 
@@ -65,10 +69,34 @@ impl Listing {
         &self.entries
     }
 
+    pub fn into_entries(self) -> Vec<Entry> {
+        self.entries
+    }
+
     /// What an entry is; `None` if it has gone.
     pub fn status(&self, entry: &Entry) -> Option<FileStat> {
-        fstatat(&self.directory, entry.name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
+        status_in(&self.directory, entry)
     }
+}
+
+/// A directory whose entries are known from before.
+pub struct Known(OwnedFd);
+
+impl Known {
+    /// Reads nothing.
+    pub fn open(path: &Path) -> Option<Self> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        open(path, flags, Mode::empty()).ok().map(Self)
+    }
+
+    /// What an entry is; `None` if it has gone.
+    pub fn status(&self, entry: &Entry) -> Option<FileStat> {
+        status_in(&self.0, entry)
+    }
+}
+
+fn status_in(directory: impl AsFd, entry: &Entry) -> Option<FileStat> {
+    fstatat(directory, entry.name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
 }
 
 pub fn is_directory(status: &FileStat) -> bool {
@@ -90,10 +118,20 @@ pub fn is_unread(found: &Metadata) -> bool {
     (found.atime(), found.atime_nsec()) < (found.mtime(), found.mtime_nsec())
 }
 
+/// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of reading becomes a moment
+/// before its last change. Where the directory is not ours it stays read.
+pub fn keep_unread(directory: &Path) {
+    let Ok(found) = fs::symlink_metadata(directory) else { return };
+    if found.is_dir() && !is_unread(&found) {
+        let before = TimeSpec::new(found.mtime(), found.mtime_nsec()) - TimeSpec::new(0, 1);
+        let flag = UtimensatFlags::NoFollowSymlink;
+        let _no_matter = utimensat(AT_FDCWD, directory, &before, &TimeSpec::UTIME_OMIT, flag);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn a_reader_leaves_a_trace_and_we_leave_none() {

@@ -70,8 +70,8 @@ pub enum Question {
     Doctor,
     /// Copy posh-executor to ~/.local/bin of a login on another machine, over ssh
     Attach {
-        /// [USER@]HOST[:PORT], as ssh knows it
-        #[arg(value_parser = attach::parse_login)]
+        /// As ssh knows it
+        #[arg(value_name = "[USER@]HOST[:PORT]", value_parser = attach::parse_login)]
         host: Login,
         /// Do not ask
         #[arg(long)]

@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn the_first_directory_of_a_pattern() {
-        let cases: &[(&[(&str, Quoting)], Option<&str>)] = &[
+        type Pieces<'a> = &'a [(&'a str, Quoting)];
+        let cases: &[(Pieces<'_>, Option<&str>)] = &[
             (&[("/d", Quoting::Quoted), ("/x/*.csv", Quoting::Unquoted)], Some("/d/x/")),
             (&[("/d/*/e/*", Quoting::Unquoted)], Some("/d/")),
             (&[("*.log", Quoting::Unquoted)], Some("/cwd/")),

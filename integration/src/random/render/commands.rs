@@ -52,6 +52,7 @@ impl Writer {
             _ => text,
         };
         let text = if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
+        let text = only_the_last_complains(text, around);
         self.at_once |= text.contains(" | ") && self.complaints > before;
         self.compound(&text, redirects);
     }
@@ -157,6 +158,7 @@ impl Writer {
         let operand = if text.starts_with("tr ") { " < \"$x\"" } else { " \"$x\"" };
         let text = text.replace('@', prefix(around));
         let text = if text.contains('%') { text.replace(" %", operand) } else { text + operand };
+        let text = only_the_last_complains(text, around);
         self.at_once |= text.contains(" | ") && self.complaints > before;
         let mut made = Vec::new();
         let output = self.output(stage.output, Around { alone: false, ..around }, &mut made);
@@ -189,4 +191,9 @@ impl Writer {
             self.text += "} | sort";
         }
     }
+}
+
+/// Of a few commands in a pipe, where errors go where the output goes: two that complain have no order.
+fn only_the_last_complains(text: String, around: Around) -> String {
+    if around.merged { text.replace(" | ", " 2> /dev/null | ") } else { text }
 }
