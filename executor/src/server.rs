@@ -10,6 +10,7 @@ use std::{
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, executor::executor_server::ExecutorServer};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -40,9 +41,15 @@ const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
 /// Large frames cost less per byte; a chunk of 256 KiB fits in one.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
 
-/// A frozen or vanished peer is noticed after the two together.
+/// A frozen or vanished peer is noticed after the two together. Our ping waits behind what
+/// is on its way already, and the kernel would take megabytes: seconds, on a slow link.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
+/// What the kernel takes of a connection before it has been sent: 2 s at 1 Mbit/s, and far
+/// more than the fastest link sends between two writes.
+const UNSENT_BYTES: u32 = 256 << 10;
+/// Behind ssh nobody can say how much is taken. sshd holds up to 2 MiB, 17 s at 1 Mbit/s.
+const STDIO_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Calls on one connection at a time; above `max_runs`, so that a run too many is
 /// refused in words rather than left waiting.
@@ -77,8 +84,11 @@ pub async fn run(
 ) -> Result<(), Error> {
     let address = listener.local_addr().attempting(|| "read the listener's address".to_owned())?;
     config.check_address(address)?;
+    // Its connections inherit it.
+    SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
     tracing::info!("listening on {address}");
-    serve(config, TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown).await
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    serve(config, builder(KEEPALIVE_TIMEOUT), incoming, shutdown).await
 }
 
 /// Serves `config` on one connection until that is over or `shutdown` completes. What
@@ -101,11 +111,12 @@ pub async fn run_stdio(
             () = shutdown => {}
         }
     };
-    serve(config, incoming, end).await
+    serve(config, builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
 }
 
 async fn serve<C>(
     config: Config,
+    mut builder: Server,
     incoming: impl Stream<Item = io::Result<C>>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error>
@@ -119,7 +130,7 @@ where
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ExecutorServer<Service>>().await;
     let (drain, draining) = oneshot::channel();
-    let router = builder().add_service(health_service).add_service(reflection()?).add_service(
+    let router = builder.add_service(health_service).add_service(reflection()?).add_service(
         ExecutorServer::new(Service(shared.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES),
@@ -185,14 +196,14 @@ fn raise_open_files() -> (u64, u64) {
     })
 }
 
-fn builder() -> Server {
+fn builder(keepalive_timeout: Duration) -> Server {
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(MAX_FRAME_BYTES)
         .max_concurrent_streams(MAX_CONCURRENT_CALLS)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_keepalive_timeout(Some(keepalive_timeout))
         .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
         .http2_max_local_error_reset_streams(Some(MAX_RESETS))
 }

@@ -7,9 +7,10 @@ mod find;
 mod mistake;
 mod near;
 mod read;
+mod value;
 
 pub use address::{Address, AddressFault, Login};
-pub(crate) use read::server_directory;
+pub(crate) use value::server_directory;
 
 pub use mistake::{ConfigErrors, Mistake, Position};
 

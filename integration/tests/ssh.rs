@@ -14,11 +14,16 @@ use posh_integration::oracle::{SCRIPT_LIMIT, Under, assert_equal, assert_same, c
 use posh_integration::people;
 use posh_integration::process::wait_gone;
 use posh_integration::running::Running;
-use posh_integration::services::{WORKSTATION_KEY, write_file};
+use posh_integration::services::{WORKSTATION_KEY, read_file, write_file};
+use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, Outcome, Script, network};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::programs;
+
+mod attach;
+mod refused;
+mod sshfs;
 
 /// What the user's ssh is told, in a file: the account has the home of this machine's root.
 const SSH_CONFIG: &str = "/run/lab-ssh-config";
@@ -30,13 +35,18 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A server without a listening executor, which ssh knows as `store1`.
 fn lab() -> Lab {
     let lab = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
-    install(&lab.servers[0].host);
-    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes()).unwrap();
-    configure(&lab, &table("ssh://store1", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
+    admit(&lab);
     let lines: String =
         (0..3_000).map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" })).collect();
     fs::write(lab.data(1).join("f"), lines).unwrap();
     lab
+}
+
+/// Makes ssh the way in.
+fn admit(lab: &Lab) {
+    install(&lab.servers[0].host);
+    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes()).unwrap();
+    configure(lab, &table("ssh://store1", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
 }
 
 fn ssh_config(user: &str, key: &str) -> String {
@@ -199,69 +209,6 @@ fn mounts_status_and_doctor_know_it() {
     }
 }
 
-/// The pipeline runs here, as bash would run it, and each place that can say why does.
-fn assert_unreachable(lab: &Lab, words: &str) {
-    let script = Script::new("cat /mnt/s1/f | grep needle | sort; echo \"${PIPESTATUS[*]}\"");
-    let bash = script.run(&lab.workstation, Under::Shell).unwrap();
-    let posh_run = script.run(&lab.workstation, Under::PoshExplained).unwrap();
-    assert_eq!((&posh_run.stdout, posh_run.status), (&bash.stdout, bash.status), "{posh_run}");
-    for stage in posh_run.report().stages("cat") {
-        assert!(!stage.is_offloaded() && stage.reason.contains(words), "{words:?} is not in {stage:?}");
-    }
-    let doctor = posh(&lab.workstation, &["doctor"]);
-    let line = stdout(&doctor).lines().find(|l| l.contains("executor store1")).unwrap().to_owned();
-    assert!(line.starts_with("BAD") && line.contains(words), "{words:?} is not in {line:?}");
-    assert!(stdout(&posh(&lab.workstation, &["status"])).contains(words));
-}
-
-#[test]
-fn a_program_that_is_not_installed() {
-    let lab = lab();
-    fs::remove_file(lab.servers[0].host.path(INSTALLED)).unwrap();
-    assert_unreachable(&lab, "posh-executor is not installed there; run: posh attach store1");
-}
-
-#[test]
-fn a_port_on_which_nobody_listens() {
-    let lab = lab();
-    configure(&lab, &table("ssh://root@store1:2222", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
-    assert_unreachable(&lab, "port 2222: Connection refused");
-}
-
-#[test]
-fn a_login_that_is_refused() {
-    let lab = lab();
-    let other = ssh_config("root", "/run/no-such-key");
-    write_file(&lab.workstation, SSH_CONFIG, other.as_bytes()).unwrap();
-    assert_unreachable(&lab, "Permission denied (publickey");
-}
-
-#[test]
-fn a_host_key_that_nobody_has_accepted() {
-    let lab = lab();
-    let strict = ssh_config("root", WORKSTATION_KEY).replace("StrictHostKeyChecking no", "StrictHostKeyChecking ask");
-    write_file(&lab.workstation, SSH_CONFIG, strict.as_bytes()).unwrap();
-    assert_unreachable(&lab, "Host key verification failed");
-}
-
-#[test]
-fn no_ssh_at_all() {
-    let lab = lab();
-    configure(&lab, &table("ssh://store1", "/srv/s1", "/nonexistent/ssh"));
-    assert_unreachable(&lab, "cannot run /nonexistent/ssh: No such file or directory");
-}
-
-/// What a start-up file prints would be taken for the protocol.
-#[test]
-fn a_login_shell_that_talks() {
-    let lab = lab();
-    // bash reads it when sshd starts it for a command.
-    write_file(&lab.servers[0].host, format!("{HOME}/.bashrc"), b"echo hello from the start-up file\n").unwrap();
-    let started = Instant::now();
-    assert_unreachable(&lab, "said \"hello from the start-up file\" where posh-executor was to speak");
-    assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
-}
-
 /// A pipeline that stays silent after its first line, at work through ssh.
 struct Silent {
     shell: posh_integration::Process,
@@ -371,74 +318,6 @@ fn a_gateway_that_ends_takes_all_of_it_along() {
     assert!(out.starts_with("status ") && out != "status 0\n", "{out:?}");
 }
 
-/// `posh attach` in a terminal, with this answer to its question.
-fn attach(lab: &Lab, answer: &str) -> Outcome {
-    let mut command = lab.workstation.command("sh");
-    let posh = lab.workstation.programs().join("posh");
-    command.args(["-c", &format!("echo {answer} | script -qec '{} attach store1' /dev/null", posh.display())]);
-    collect(&lab.workstation, command, "posh attach", SCRIPT_LIMIT).unwrap()
-}
-
-#[test]
-fn attach_installs_and_upgrades_after_asking() {
-    let lab = lab();
-    let server = &lab.servers[0].host;
-    let installed = server.path(INSTALLED);
-    fs::remove_file(&installed).unwrap();
-    let refused = posh(&lab.workstation, &["attach", "store1"]);
-    assert!(!refused.status.success());
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("give --yes"), "{refused}");
-    let declined = attach(&lab, "n");
-    assert!(!declined.status.success() && stdout(&declined).contains("nothing was copied"), "{declined}");
-    assert!(!installed.exists());
-
-    let done = attach(&lab, "y");
-    assert!(done.status.success() && stdout(&done).contains("to ~/.local/bin on store1? [y/N]"), "{done}");
-    let built = lab.workstation.path(PROGRAMS).join("posh-executor");
-    assert!(fs::read(&installed).unwrap() == fs::read(&built).unwrap());
-    let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
-    assert_offloaded(outcome.report());
-    assert!(stdout(&posh(&lab.workstation, &["attach", "store1"])).contains("already"));
-
-    // One of another version goes; what runs of it is not disturbed.
-    let silent = Silent::start(&lab);
-    fs::remove_file(&installed).unwrap();
-    write_file(server, INSTALLED, b"#!/bin/sh\necho posh-executor 0.0.1\n").unwrap();
-    fs::set_permissions(&installed, fs::Permissions::from_mode(0o755)).unwrap();
-    assert!(posh(&lab.workstation, &["attach", "--yes", "store1"]).status.success());
-    assert!(fs::read(&installed).unwrap() == fs::read(&built).unwrap());
-    commands(&lab);
-    kill(the_ssh(&lab).pid);
-    silent.rest();
-    let left: Vec<_> = fs::read_dir(installed.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["posh-executor"]);
-}
-
-/// What came only in part, or does not run there, replaces nothing.
-#[test]
-fn attach_puts_nothing_unfinished_in_place() {
-    let lab = lab();
-    let server = &lab.servers[0].host;
-    let installed = server.path(INSTALLED);
-    fs::remove_file(&installed).unwrap();
-    write_file(server, INSTALLED, b"of the user's own").unwrap();
-    server
-        .run(|| {
-            let point = "/home/user/.local/bin";
-            let none: Option<&str> = None;
-            let flags = nix::mount::MsFlags::MS_BIND;
-            nix::mount::mount(Some(point), point, none, flags, none)?;
-            let flags = flags | nix::mount::MsFlags::MS_REMOUNT | nix::mount::MsFlags::MS_NOEXEC;
-            nix::mount::mount(none, point, none, flags, none)
-        })
-        .unwrap();
-    let failed = posh(&lab.workstation, &["attach", "--yes", "store1"]);
-    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-    assert!(!failed.status.success() && said.contains("Permission denied"), "{said}");
-    assert_eq!(fs::read(&installed).unwrap(), b"of the user's own");
-    assert_eq!(fs::read_dir(installed.parent().unwrap()).unwrap().count(), 1);
-}
-
 /// The descriptors that carry the protocol are no command's.
 #[test]
 fn commands_have_none_of_the_connection() {
@@ -461,98 +340,44 @@ fn commands_have_none_of_the_connection() {
     silent.rest();
 }
 
-/// A mount that nobody has configured: what sshfs was told is enough.
+/// An administrator's key that may do nothing else: what it serves is not ours to say.
 #[test]
-fn an_sshfs_mount_needs_no_configuration() {
+fn a_key_with_a_command_of_its_own() {
     let lab = lab();
-    configure(&lab, "");
-    // Nothing is started for commands that do not touch it.
-    let local = Script::new("cd /tmp; echo x > local; cat local | sort; mkdir d; ls d");
-    let bash = local.run(&lab.workstation, Under::Shell).unwrap();
-    fs::remove_dir(lab.workstation.path("/tmp/d")).unwrap();
-    let posh_run = local.run(&lab.workstation, Under::Posh).unwrap();
-    assert_equal("local", &bash, &posh_run);
-    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
-    let line = |text: &str| text.lines().find(|line| line.starts_with("/mnt/s1")).unwrap().to_owned();
-    let (_, address) = network::addresses(1);
-    let owned = format!("root@{address}:/srv/s1");
-    assert!(line(&mounts).contains(&owned) && line(&mounts).contains("not used yet"), "{mounts}");
-    assert_eq!(of_the_way_in(&lab.workstation), []);
-
-    for text in ["cat /mnt/s1/f | grep needle | sort -r", "cd /mnt/s1; grep -c hay f; tac f > out; md5sum out"] {
-        let outcome = assert_same(&lab.workstation, &Script::new(text));
-        assert_offloaded(outcome.report());
-    }
-    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
-    assert!(line(&mounts).contains("connected"), "{mounts}");
-    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-    assert!(
-        doctor.contains(&format!("ok    executor root@{address}: store1 0.1.0 at ssh://root@{address}")),
-        "{doctor}"
-    );
-}
-
-#[test]
-fn an_sshfs_mount_and_no_file_at_all() {
-    let lab = lab();
-    fs::remove_file(lab.workstation.path(CONFIG)).unwrap();
-    let pipeline = "cat /mnt/s1/f | grep needle | sort";
-    let posh = lab.workstation.programs().join("posh");
-    let text = format!("unset POSH_CONFIG; exec {} --explain=json -c '{pipeline}'", posh.display());
-    let bash = Script::new(pipeline).run(&lab.workstation, Under::Shell).unwrap();
-    let found = Script::new(text).run(&lab.workstation, Under::Shell).unwrap();
-    let (stderr, report) = Report::take(&found.stderr).unwrap();
-    assert_eq!((&found.stdout, stderr), (&bash.stdout, Vec::new()), "{found}");
-    assert_offloaded(&report);
-}
-
-/// Nobody has asked for it: what is missing there is no news, but to be found.
-#[test]
-fn an_sshfs_mount_of_a_server_without_posh() {
-    let lab = lab();
-    configure(&lab, "");
-    fs::remove_file(lab.servers[0].host.path(INSTALLED)).unwrap();
-    let script = Script::new("cat /mnt/s1/f | grep needle | sort");
-    let bash = script.run(&lab.workstation, Under::Shell).unwrap();
-    let silent = script.run(&lab.workstation, Under::Posh).unwrap();
-    assert_equal(&script.text, &bash, &silent);
-    let explained = assert_same(&lab.workstation, &script);
-    let (_, address) = network::addresses(1);
-    for stage in explained.report().stages("cat") {
-        assert!(stage.reason.contains(&format!("run: posh attach root@{address}")), "{stage:?}");
-    }
-    let doctor = posh(&lab.workstation, &["doctor"]);
-    let line = stdout(&doctor).lines().find(|l| l.contains("executor root@")).unwrap().to_owned();
-    assert!(line.starts_with("note") && line.contains("posh attach"), "{line}");
-    assert!(doctor.status.success(), "{doctor}");
-}
-
-#[test]
-fn sshfs_mounts_are_left_alone_where_that_is_said() {
-    let lab = lab();
-    configure(&lab, "[gateway]\nsshfs = \"off\"\n");
+    let server = &lab.servers[0].host;
+    let keys = "/run/lab-ssh/authorized_keys";
+    let key = String::from_utf8(read_file(server, keys).unwrap()).unwrap();
+    let command = format!("{PROGRAMS}/posh-executor --stdio --read-only --export /srv/s1");
+    write_file(server, keys, format!("restrict,command=\"{command}\" {key}").as_bytes()).unwrap();
     let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
-    let stages: Vec<_> = outcome.report().pipelines.iter().flat_map(|p| &p.stages).collect();
-    assert!(stages.iter().all(|stage| !stage.is_offloaded()), "{stages:?}");
-    assert_eq!(of_the_way_in(&lab.workstation), []);
+    assert_offloaded(outcome.report());
+    let outcome =
+        assert_same(&lab.workstation, &Script::new("tac /mnt/s1/f > /mnt/s1/out; sort /mnt/s1/out | head -n 2"));
+    assert!(outcome.report().stages("tac").all(|stage| !stage.is_offloaded()), "{:?}", outcome.report());
 }
 
+/// Pings wait behind the data of a slow link; neither side may take that for the other's end.
 #[test]
-fn an_sshfs_mount_that_comes_and_goes() {
-    let mut lab = lab();
-    configure(&lab, "");
-    let script = Script::new("cat /mnt/s1/f | grep needle | sort");
-    assert_offloaded(assert_same(&lab.workstation, &script).report());
-    let (here, there) = (of_the_way_in(&lab.workstation), of_the_way_in(&lab.servers[0].host));
-    lab.unmount().unwrap();
-    assert_gone(&here);
-    assert_gone(&there);
-    // One that shows other files than the server has them.
-    lab.remount(1, &["follow_symlinks".to_owned()]).unwrap();
-    let outcome = assert_same(&lab.workstation, &script);
-    assert!(outcome.report().stages("cat").all(|stage| !stage.is_offloaded()), "{:?}", outcome.report());
-    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-    assert!(doctor.contains("mounted with the option follow_symlinks, which may change what commands see"), "{doctor}");
-    lab.remount(1, &[]).unwrap();
-    assert_offloaded(assert_same(&lab.workstation, &script).report());
+fn a_link_of_one_megabit_carries_a_megabyte() {
+    for through_ssh in [false, true] {
+        let slow = Profile { round_trip: Duration::from_millis(20), megabits: 1 };
+        let lab = Lab::start(&LabSpec::servers(1).link(slow), &programs()).unwrap();
+        if through_ssh {
+            admit(&lab);
+        }
+        let content: Vec<u8> = (0..1_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        fs::write(lab.data(1).join("content"), &content).unwrap();
+        let ways_in = || if through_ssh { of_the_way_in(&lab.workstation) } else { Vec::new() };
+        let mut before = None;
+        for _ in 0..2 {
+            let outcome = Script::new("cat /mnt/s1/content").run(&lab.workstation, Under::PoshExplained).unwrap();
+            assert!(
+                outcome.status.success() && outcome.stdout == content,
+                "{:?}",
+                String::from_utf8_lossy(&outcome.stderr)
+            );
+            assert_offloaded(outcome.report());
+            assert_eq!(*before.get_or_insert_with(ways_in), ways_in());
+        }
+    }
 }
