@@ -184,7 +184,10 @@ fn git_apply() {
         ("git apply -3 -p2 --index a.patch b.patch", "reads a.patch; reads b.patch; writes .; tty; once"),
         ("git apply --reject x.patch", "reads x.patch; writes .; tty; once"),
         ("git apply --unsafe-paths x.patch", "here: flag --unsafe-paths of git apply is not annotated"),
-        ("git -C /m/repo apply /home/u/x.patch", "fills /m/repo; reads /home/u/x.patch; replaces; in /m/repo; tty; once"),
+        (
+            "git -C /m/repo apply /home/u/x.patch",
+            "fills /m/repo; reads /home/u/x.patch; replaces; in /m/repo; tty; once",
+        ),
     ]);
 }
 
