@@ -26,6 +26,7 @@ pub mod tools;
 pub mod trace;
 
 mod memory;
+mod peers;
 mod serve;
 
 pub use serve::{Error, Listeners, run};

@@ -28,14 +28,14 @@ use tokio::{
     net::UnixListener,
     sync::{Notify, mpsc},
 };
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tonic::transport::Server;
 
 use crate::{
     assembly::{Assembler, Pipeline},
     dispatch,
     executors::Executors,
-    memory,
+    memory, peers,
     service::Service,
     session::Sessions,
     stage_link,
@@ -138,11 +138,18 @@ async fn serve_grpc(service: Service, listener: UnixListener, end: impl Future<O
     let reflection =
         tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS).build_v1()?;
     let (stop, stopped) = tokio::sync::oneshot::channel();
+    let clients = UnixListenerStream::new(listener).filter(|client| match client.as_ref().map(peers::own) {
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "a client was not let in");
+            false
+        }
+        _ => true,
+    });
     let server = Server::builder()
         .add_service(GatewayServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add_service(health)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+        .serve_with_incoming_shutdown(clients, async {
             let _ = stopped.await;
         });
     tokio::pin!(server);

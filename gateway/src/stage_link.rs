@@ -18,7 +18,10 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::enlisted::{Enlisted, Pid, Window};
+use crate::{
+    enlisted::{Enlisted, Pid, Window},
+    peers,
+};
 
 /// Messages under way to or from one stage. Data is bounded by credit; this
 /// bounds the rest, and a stopped stage program.
@@ -159,9 +162,6 @@ pub enum Refused {
     /// The socket failed.
     #[error("stage socket")]
     Io(#[from] io::Error),
-    /// Another user's process.
-    #[error("process of user {0} is not ours")]
-    Stranger(u32),
     /// The first message was not an enlistment of our protocol version.
     #[error("no enlistment of protocol version {PROTOCOL_VERSION}")]
     NotEnlisted,
@@ -175,16 +175,13 @@ pub enum Refused {
 /// # Errors
 /// [`Refused`]; the stage program then runs its command itself.
 pub async fn accept(socket: UnixStream) -> Result<StageLink, Refused> {
-    let peer = socket.peer_cred()?;
-    if peer.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(Refused::Stranger(peer.uid()));
-    }
+    let peer = peers::own(&socket)?;
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
     let enlist = read_enlist(&mut reader, &mut buffer).await?;
     let times = enlist.times.map(|times| Times { received_ns: clock::monotonic_ns(), ..times.into() });
     let mut enlist = Enlisted::from(enlist);
-    if let Some(pid) = peer.pid() {
+    if let Some(pid) = peer {
         // What the kernel says counts, not what the message claims.
         enlist.pid = Pid::try_from(pid).unwrap_or(enlist.pid);
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use posh_integration::cloud::{Cloud, CloudSpec};
-use posh_integration::host::CONFIG;
+use posh_integration::host::{CONFIG, HOME};
 use posh_integration::oracle::Under;
 use posh_integration::{Host, Lab, LabSpec, Outcome, Script};
 use rustix::process::{Pid, Signal, kill_process};
@@ -186,7 +186,26 @@ const BY_GIT: &[(&str, &str)] = &[
     ("git checkout -q other", "git checkout"),
     ("git reset -q --hard HEAD~1", "git reset"),
     ("git branch -q -D main", "git branch"),
+    // A file of the same size, one with another mode, one that goes; then what stays in its place and is written into.
+    ("git apply ../patch", "git apply"),
+    ("git apply --reject ../patch 2> /dev/null || true", "git apply"),
+    ("sed -i 's/^+A/+and/' ../patch; git apply --reject ../patch 2> /dev/null || true", "git apply"),
 ];
+
+const PATCH: &str = "\
+diff --git a/src/a b/src/a
+--- a/src/a
++++ b/src/a
+@@ -1 +1 @@
+-a
++A
+diff --git a/src/new b/src/new
+new file mode 100755
+--- /dev/null
++++ b/src/new
+@@ -0,0 +1 @@
++new
+";
 
 #[test]
 fn sshfs_shows_what_git_has_changed_at_once() {
@@ -199,6 +218,7 @@ fn sshfs_shows_what_git_has_changed_at_once() {
     command.args(["-c", made]).current_dir("/srv/s1");
     lab.servers[0].host.must(command).unwrap();
     let (mount, store) = (lab.workstation.path("/mnt/s1/repo"), lab.data(1).join("repo"));
+    fs::write(lab.data(1).join("patch"), PATCH).unwrap();
     for (change, command) in BY_GIT {
         // Listed now: of what is not listed again before the next change nobody remembers anything.
         let before = look(&mount);
@@ -212,6 +232,30 @@ fn sshfs_shows_what_git_has_changed_at_once() {
         "cd /mnt/s1/repo && for i in 1 2 3; do echo $i > src/$i; git add .; git commit -q -m $i; done",
     );
     assert_eq!(look(&mount), look(&store));
+}
+
+/// Each adds objects to directories that git has made or read just before, and nobody else.
+#[test]
+fn of_what_only_git_reads_no_listing_is_forgotten() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let made = "git init -q -b main repo && cd repo && git config user.name A && git config user.email a@b &&
+        git config gc.auto 0 && git config core.checkStat minimal && git config core.trustctime false";
+    let mut command = lab.servers[0].host.command("sh");
+    command.args(["-c", made]).current_dir("/srv/s1");
+    lab.servers[0].host.must(command).unwrap();
+    let commits = "cd /mnt/s1/repo; for i in $(seq 24); do echo $i > $i; git add .; git commit -q -m $i; done";
+    let mut script = Script::new(commits);
+    script.options = vec!["--trace".to_owned(), "trace.json".to_owned()];
+    let outcome = script.run(&lab.workstation, Under::Posh).unwrap();
+    assert!(outcome.status.success() && outcome.stderr.is_empty(), "{outcome}");
+    let trace = fs::read_to_string(lab.workstation.path(HOME).join("trace.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
+    let refreshes = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["name"] == "refreshing the mount");
+    let listings: Vec<bool> = refreshes.map(|refresh| !refresh["args"]["listings"].is_null()).collect();
+    assert_eq!(listings.len(), 48, "all ran on the server");
+    // The first commands find directories that were made before posh came.
+    assert_eq!(listings.iter().skip(4).filter(|told| **told).count(), 0, "{listings:?}");
+    assert_eq!(look(&lab.workstation.path("/mnt/s1/repo")), look(&lab.data(1).join("repo")));
 }
 
 /// sshfs's memory would be 20 s long.

@@ -2,10 +2,12 @@
 //! user, who gets a user namespace at most.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use posh_integration::explain::Report;
 
@@ -44,8 +46,8 @@ fn an_ordinary_user_offloads_too() {
     let data = home.join("data");
     let mut executor = as_user(home, &home.join("posh-executor"));
     executor.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("data={}", data.display()));
-    let mut executor = executor.stderr(Stdio::piped()).spawn().unwrap();
-    let mut words = BufReader::new(executor.stderr.take().unwrap()).lines();
+    let mut executor = Ended(executor.stderr(Stdio::piped()).spawn().unwrap());
+    let mut words = BufReader::new(executor.0.stderr.take().unwrap()).lines();
     let address = words.by_ref().find_map(|line| {
         let line = line.unwrap();
         line.split_once("listening on ").map(|(_, rest)| rest.split_whitespace().next().unwrap().to_owned())
@@ -63,9 +65,9 @@ fn an_ordinary_user_offloads_too() {
     };
     let plain = run(&[]);
     let explained = run(&["--explain=json"]);
+    let refused = strangers(&home.join("run"));
     let stopped = as_user(home, &home.join("posh")).args(["gateway", "stop"]).status().unwrap();
-    executor.kill().unwrap();
-    executor.wait().unwrap();
+    drop(executor);
 
     let expect = format!("line 997\nline 987\nline 999\n{USER}\n");
     assert_eq!(String::from_utf8_lossy(&plain.stdout), expect, "{}", String::from_utf8_lossy(&plain.stderr));
@@ -75,4 +77,36 @@ fn an_ordinary_user_offloads_too() {
         assert!(report.stages(command).count() > 0, "{report:?}");
     }
     assert!(stopped.success());
+    assert_eq!(refused, ["refused", "refused"], "one socket for clients, one for stages");
+}
+
+/// A process that ends with the test, however that ends.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What becomes of us, another user whom no mode keeps out, at each of the gateway's sockets.
+fn strangers(below: &Path) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    // Sessions' directories go away as we look.
+    for entry in fs::read_dir(below).into_iter().flatten().flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            found.extend(strangers(&entry.path()));
+        } else if kind.is_socket() {
+            let Ok(mut socket) = UnixStream::connect(entry.path()) else { continue };
+            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            // Who is let in has something to say (HTTP/2), or waits to be told something.
+            let said = socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+            let heard = said.and_then(|()| socket.read(&mut [0; 64]));
+            let gone = |error: io::Error| [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind());
+            found.push(if heard.map_or_else(gone, |count| count == 0) { "refused" } else { "let in" });
+        }
+    }
+    found
 }

@@ -176,14 +176,15 @@ fn git_commit() {
 #[test]
 fn git_apply() {
     check(&[
-        ("git apply x.patch", "reads x.patch; writes .; tty; once"),
-        ("git apply", "writes .; stdin; tty; once"),
-        ("git apply -", "writes .; stdin; tty; once"),
+        ("git apply x.patch", "reads x.patch; writes .; replaces; tty; once"),
+        ("git apply", "writes .; replaces; stdin; tty; once"),
+        ("git apply -", "writes .; replaces; stdin; tty; once"),
         ("git apply --check x.patch", "reads x.patch; reads .; tty"),
-        ("git apply --stat --apply x.patch", "reads x.patch; writes .; tty; once"),
+        ("git apply --stat --apply x.patch", "reads x.patch; writes .; replaces; tty; once"),
         ("git apply -3 -p2 --index a.patch b.patch", "reads a.patch; reads b.patch; writes .; tty; once"),
+        ("git apply --reject x.patch", "reads x.patch; writes .; tty; once"),
         ("git apply --unsafe-paths x.patch", "here: flag --unsafe-paths of git apply is not annotated"),
-        ("git -C /m/repo apply /home/u/x.patch", "fills /m/repo; reads /home/u/x.patch; in /m/repo; tty; once"),
+        ("git -C /m/repo apply /home/u/x.patch", "fills /m/repo; reads /home/u/x.patch; replaces; in /m/repo; tty; once"),
     ]);
 }
 

@@ -74,6 +74,9 @@ pub fn describe(invocation: &Invocation) -> String {
     if !invocation.changes_only.is_empty() && invocation.side_effects {
         parts.push(format!("only {}", invocation.changes_only.join(" ")));
     }
+    if invocation.replaces_files && invocation.side_effects {
+        parts.push("replaces".to_owned());
+    }
     if let Some(directory) = &invocation.working_dir {
         parts.push(format!("in {}", directory.to_string_lossy()));
     }

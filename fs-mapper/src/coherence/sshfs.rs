@@ -16,6 +16,9 @@
 //!   entries anew, into the daemon.
 //! - Setting attributes takes two round trips, an open one; a path that was not
 //!   looked at for 20 s one more for each directory on the way.
+//! - Of those two, the second one is libfuse's, which shows the new attributes; the kernel holds the directory's lock for both.
+//! - The kernel has names in one directory looked up one after the other, those in several at once; and while one is
+//!   looked up it sets no attributes of that directory.
 //! - An open is answered after the writes before it, whoever made them: files are
 //!   served over one connection each, in order (sftp-server(8)).
 //! - It forgets a directory that is removed through it, and nothing else makes it forget

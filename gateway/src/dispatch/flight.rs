@@ -468,10 +468,10 @@ impl<'a> Relay<'a> {
             let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
             let written = Written::by(self.gateway, stage, reading, state.exits());
             let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
-            let ending = self.noted.ending(index, stage);
+            let (ending, tally) = (self.noted.ending(index, stage), written.tally());
             self.farewells.spawn(async move {
                 refresh::refresh(gateway, written).await;
-                ending.refreshed();
+                ending.refreshed(tally);
                 let _ = tell.send(farewell).await;
             });
         }

@@ -85,6 +85,38 @@ impl Written {
     }
 }
 
+/// How much of each kind a mount is made to forget.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Tally {
+    /// Files with other content or attributes.
+    pub files: usize,
+    /// Directories whose listings are others.
+    pub listings: usize,
+    /// Names that are gone.
+    pub removed: usize,
+}
+
+impl Written {
+    /// Counts what is to be forgotten.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for change in &self.changes {
+            match change {
+                Change::FileWritten(_) => tally.files += 1,
+                Change::Removed(_) => tally.removed += 1,
+                Change::ListingChanged(_)
+                | Change::NameChanged(_)
+                | Change::EntriesChanged(_)
+                | Change::Anything(_) => {
+                    tally.listings += 1;
+                }
+            }
+        }
+        tally
+    }
+}
+
 fn was_opened_there(table: &MountTable, path: &Path) -> bool {
     match table.resolve(path, Path::new("/")) {
         Resolution::Owned(owned) => table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed,

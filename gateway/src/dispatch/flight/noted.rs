@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use super::{Event as Happened, Relay, RunState};
 use crate::{
     assembly::Pipeline,
+    dispatch::refresh::Tally,
     enlisted::Enlisted,
     lower::{Lowered, Stream},
     stage_link::{FromStage, Times},
@@ -100,10 +101,14 @@ pub(super) struct Ending {
 
 impl Ending {
     /// The mounts know what it changed, and it is told farewell.
-    pub fn refreshed(self) {
+    pub fn refreshed(self, tally: Tally) {
         if self.tracer.is_on() {
             let now_ns = self.tracer.now_ns();
-            self.tracer.add(self.row.clone(), Event::span("refreshing the mount", self.since_ns, now_ns));
+            let mut span = Event::span("refreshing the mount", self.since_ns, now_ns);
+            for (key, count) in [("files", tally.files), ("listings", tally.listings), ("removed", tally.removed)] {
+                span = if count > 0 { span.with(key, count) } else { span };
+            }
+            self.tracer.add(self.row.clone(), span);
             self.tracer.add(self.row, Event::moment("farewell", now_ns));
         }
     }
