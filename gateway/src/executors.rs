@@ -119,10 +119,14 @@ impl Executors {
             }
         }
         for new in wanted {
-            if !known.iter().any(|old| old.current && is_same(old, &new)) {
-                let executor = Executor::new(ExecutorId(known.len()), new.0, new.1);
-                let task = tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(&self.0.commands)));
-                known.push(Known { executor, task: task.abort_handle(), current: true });
+            match known.iter_mut().find(|old| is_same(old, &new)) {
+                Some(old) if old.current => {}
+                // A mount that comes and goes is not another one each time.
+                Some(old) => *old = Known::begin(Arc::clone(&old.executor), &self.0.commands),
+                None => {
+                    let executor = Executor::new(ExecutorId(known.len()), new.0, new.1);
+                    known.push(Known::begin(executor, &self.0.commands));
+                }
             }
         }
     }
@@ -148,6 +152,12 @@ impl Executors {
 }
 
 impl Known {
+    fn begin(executor: Arc<Executor>, commands: &Arc<Vec<String>>) -> Self {
+        executor.state.send_replace(executor.at_first());
+        let task = tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(commands)));
+        Self { executor, task: task.abort_handle(), current: true }
+    }
+
     /// Runs that are under way keep their connection.
     fn retire(&self) {
         self.task.abort();
@@ -158,17 +168,20 @@ impl Known {
 
 impl Executor {
     fn new(id: ExecutorId, config: &ExecutorConfig, route: Route) -> Arc<Self> {
-        let unasked = config.origin != Origin::Configured;
         Arc::new(Self {
             id,
             name: config.name.clone(),
             address: config.address.to_string(),
             route,
-            unasked,
-            state: watch::Sender::new(if unasked { State::Asleep } else { State::Connecting }),
+            unasked: config.origin != Origin::Configured,
+            state: watch::Sender::new(State::Asleep),
             retry: Notify::new(),
             wanted: Notify::new(),
         })
+    }
+
+    fn at_first(&self) -> State {
+        if self.unasked { State::Asleep } else { State::Connecting }
     }
 
     /// Its state now.
