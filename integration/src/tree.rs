@@ -60,7 +60,7 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
         for entry in fs::read_dir(&directory).attempt(|| format!("list {}", directory.display()))? {
             let path = entry.attempt(|| format!("list {}", directory.display()))?.path();
             let relative = path.strip_prefix(root).expect("an entry lies below its root").to_owned();
-            if skip.iter().any(|s| Path::new(s) == relative) {
+            if skip.iter().any(|s| Path::new(s) == relative) || is_on_its_way_out(&path) {
                 continue;
             }
             let entry = read(&path)?;
@@ -71,6 +71,12 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
         }
     }
     Ok(tree)
+}
+
+/// A file that was removed through sshfs while it was open: libfuse keeps it under such a name until the
+/// kernel has told it of the last close, which it does some time after that (fuse(8), `hard_remove`).
+fn is_on_its_way_out(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".fuse_hidden"))
 }
 
 /// The same, with `from` replaced in names, in targets of links and in the content of
@@ -141,6 +147,7 @@ mod tests {
             fs::create_dir(root.path().join("d")).unwrap();
             fs::write(root.path().join("d/f"), text).unwrap();
             fs::write(root.path().join("same"), "x").unwrap();
+            fs::write(root.path().join(format!(".fuse_hidden{text}")), "").unwrap();
         }
         fs::write(b.path().join("extra"), "").unwrap();
         let trees = [&a, &b].map(|r| snapshot(r.path(), &[]).unwrap());
