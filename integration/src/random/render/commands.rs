@@ -178,7 +178,9 @@ impl Writer {
             };
             let word = self.word(file, around);
             let command = if around.quiet && !self.are_text { "wc -l" } else { SMALL[*index] };
-            self.line(&format!("{command} {word} &"));
+            // Where errors go where the output goes, several that complain at once have no order.
+            let errors = if around.merged { " 2> /dev/null" } else { "" };
+            self.line(&format!("{command} {word}{errors} &"));
         }
         self.line("wait");
         self.at_once |= self.complaints > before;
