@@ -100,7 +100,11 @@ impl Terminal {
         let status = String::from_utf8_lossy(&status[..status.len() - 1]).into_owned();
         let status = status.parse().map_err(|_| LabError::Report(format!("{status:?} is no status")))?;
         let written = find(&terminal.raw, END.as_bytes()).expect("it was awaited");
-        let (raw, screen) = (terminal.raw[..written].to_vec(), terminal.coloured_screen());
+        let raw = terminal.raw[..written].to_vec();
+        // All at once: how the bytes came in pieces must not matter, as it does to this emulator within a character.
+        let mut screen = vt100::Parser::new(size.rows, size.columns, 0);
+        screen.process(&raw);
+        let screen = screen.screen().contents_formatted_basic();
         terminal.keys("\r")?;
         terminal.finish()?;
         Ok((raw, screen, status))
