@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use tokio::{process::Command, sync::OnceCell};
 
-use crate::{Config, tools};
+use crate::{callers::Caller, tools};
 
 /// `locale -a` reads one directory; something is wrong when it takes longer.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,9 +22,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The reply to `Describe`; `no_namespaces` is why there are none.
-    pub async fn describe(&self, config: &Config, no_namespaces: Option<&str>) -> DescribeReply {
-        let exports = config.exports.iter();
+    /// The reply to `caller`'s `Describe`; `no_namespaces` is why there are none.
+    pub async fn describe(&self, caller: &Caller, no_namespaces: Option<&str>) -> DescribeReply {
+        let exports = caller.exports.iter();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -11,14 +11,21 @@ use std::{
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        DescribeReply, DescribeRequest, RunInput, RunOutput, ToolsReply, ToolsRequest, executor_server::Executor,
+        DescribeReply, DescribeRequest, RunInput, RunOutput, Tool, ToolsReply, ToolsRequest, executor_server::Executor,
     },
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::{Config, describe::Machine, pool::Pool, run, tools::Tools};
+use crate::{
+    Config,
+    callers::{Caller, caller_of},
+    describe::Machine,
+    pool::Pool,
+    run,
+    tools::Tools,
+};
 
 /// Messages of one run waiting for HTTP/2: enough that reading from a pipe and
 /// writing to the network overlap, at most 1 MiB with the largest chunks.
@@ -30,6 +37,8 @@ const MAX_TOOL_NAMES: usize = 4096;
 /// What all calls share.
 pub struct Shared {
     pub config: Config,
+    /// Who asks on a connection that needs no proof.
+    pub anybody: Arc<Caller>,
     pub pool: Pool,
     pub machine: Machine,
     pub tools: Tools,
@@ -51,32 +60,37 @@ impl Executor for Service {
     type RunStream = ReceiverStream<Result<RunOutput, Status>>;
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        let caller = caller_of(&request)?;
         let theirs = request.into_inner().protocol;
         if theirs != PROTOCOL_VERSION {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&shared.config, shared.pool.no_namespaces()).await))
+        Ok(Response::new(shared.machine.describe(&caller, shared.pool.no_namespaces()).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        let caller = caller_of(&request)?;
         let ToolsRequest { names, versions } = request.into_inner();
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
-            tools.push(self.0.tools.describe(name, versions).await);
+            tools.push(match caller.may_run(&name) {
+                true => self.0.tools.describe(name, versions).await,
+                false => Tool { name, ..Tool::default() },
+            });
         }
         Ok(Response::new(ToolsReply { tools }))
     }
 
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
-        let peer = request.remote_addr();
+        let (caller, peer) = (caller_of(&request)?, request.remote_addr());
         let (output, stream) = mpsc::channel(OUTPUT_QUEUE);
         let shared = self.0.clone();
         // Not tied to this call: a run must be cleaned up after its client has gone.
-        tokio::spawn(async move { run::serve(shared, peer, request.into_inner(), output).await });
+        tokio::spawn(async move { run::serve(shared, (caller, peer), request.into_inner(), output).await });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

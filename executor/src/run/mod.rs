@@ -42,6 +42,7 @@ use self::{
     times::{Clock, Traffic},
 };
 use crate::{
+    callers::Caller,
     error::Refusal,
     own_mounts::OwnMounts,
     pool::Lease,
@@ -75,7 +76,12 @@ enum End {
 }
 
 /// Serves one `Run` call to its end; nothing of the run is left afterwards.
-pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Streaming<RunInput>, output: Output) {
+pub async fn serve(
+    shared: Arc<Shared>,
+    (caller, peer): (Arc<Caller>, Option<SocketAddr>),
+    mut input: Streaming<RunInput>,
+    output: Output,
+) {
     let began = Instant::now();
     let spec = match input.message().await {
         Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => spec,
@@ -91,10 +97,11 @@ pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Str
     let programs = programs.collect::<Vec<_>>().join(" ");
     let clock = Clock::start(&spec);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
-    let end = attend(&shared, spec, input, &output, &mut report).await;
+    let end = attend((&shared, &caller), spec, input, &output, &mut report).await;
     let (bytes_in, bytes_out) = report.traffic.totals();
     tracing::info!(
         run_id,
+        identity = caller.name(),
         peer = peer_name(peer),
         programs,
         end = end.word(),
@@ -150,7 +157,7 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
-    shared: &Shared,
+    (shared, caller): (&Shared, &Caller),
     spec: RunSpec,
     input: Streaming<RunInput>,
     output: &Output,
@@ -159,7 +166,7 @@ async fn attend(
     let mut kill = shared.kill.subscribe();
     let starting = tokio::select! {
         () = output.closed() => return End::Cancelled,
-        starting = launch::start(shared, spec, report.clock) => starting,
+        starting = launch::start((shared, caller), spec, report.clock) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,

@@ -61,6 +61,32 @@ pub struct ViewSpec {
     /// its runners have raised their own.
     #[prost(uint64, tag = "5")]
     pub open_files: u64,
+    /// Whose rights the commands have; the executor's own when there is none.
+    #[prost(message, optional, tag = "6")]
+    pub user: Option<ViewUser>,
+    /// Memory of one command; 0 for no bound.
+    #[prost(uint64, tag = "7")]
+    pub memory_bytes: u64,
+}
+
+/// An account of this machine.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct ViewUser {
+    /// The login name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub uid: u32,
+    /// The number of its first group.
+    #[prost(uint32, tag = "3")]
+    pub gid: u32,
+    /// All its groups, the first one included.
+    #[prost(uint32, repeated, tag = "4")]
+    pub groups: Vec<u32>,
+    /// Its home directory, as this machine has it.
+    #[prost(bytes = "vec", tag = "5")]
+    pub home: Vec<u8>,
 }
 
 /// One export at a path of the workstation.
