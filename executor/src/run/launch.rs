@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use posh_proto::executor::{
-    ClientFile, MountPoint, RunSpec, Stage, StartTimes, descriptor::Source, rejected::Kind, run_output,
+    ClientFile, MountPoint, RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output,
 };
 use tokio::task::JoinSet;
 
@@ -27,7 +27,7 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
     let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
-    let Launched { link, lease, plumbing, times } = match launch(shared, &place, &wiring, (&job, clock)).await {
+    let Launched { link, lease, plumbing, times, written_files } = match launch(shared, &place, &wiring, (&job, clock)).await {
         // It did not start, so that it may be tried once more.
         Err(Failure::Lost(lease)) => {
             lease.forget_if_dead().await;
@@ -49,6 +49,8 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
         own_mounts,
         held: Vec::new(),
         report: Report::default(),
+        written_files,
+        signals_taken: 0,
         _lease: lease,
         _permits: [run_permit, descriptors],
     })
@@ -66,6 +68,7 @@ struct Launched {
     lease: Lease,
     plumbing: Plumbing,
     times: Option<StartTimes>,
+    written_files: Vec<WrittenFile>,
 }
 
 enum Failure {
@@ -107,7 +110,7 @@ async fn launch(
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times })
+            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;
