@@ -1,7 +1,7 @@
 //! What this machine is: the facts by which a gateway decides whether a command
 //! would give the same answer here.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{path::Path, process::Stdio, sync::OnceLock, time::Duration};
 
 use nix::{sys::utsname::uname, unistd::gethostname};
 use posh_proto::{
@@ -19,6 +19,7 @@ const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub struct Machine {
     locales: OnceCell<Vec<String>>,
+    instance: OnceLock<String>,
 }
 
 impl Machine {
@@ -34,9 +35,15 @@ impl Machine {
             machine: uname().map_or_else(|_| String::new(), |name| name.machine().to_string_lossy().into_owned()),
             namespaces: no_namespaces.is_none(),
             namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
+            instance: self.instance.get_or_init(new_instance).clone(),
             localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
         }
     }
+}
+
+/// A name that no other start of an executor has: random(4).
+fn new_instance() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
 }
 
 async fn read_locales() -> Vec<String> {

@@ -32,6 +32,7 @@ use crate::{
     describe::Machine,
     error::Attempt as _,
     pool::Pool,
+    run::KeptRuns,
     service::{Service, Shared},
     tools::Tools,
 };
@@ -188,6 +189,7 @@ async fn share(config: Config) -> Shared {
         pool: Pool::new(&config, soft).await,
         machine: Machine::default(),
         tools: Tools::default(),
+        kept: KeptRuns::default(),
         runs: Arc::new(Semaphore::new(config.max_runs)),
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),

@@ -10,12 +10,9 @@ use std::{
 
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{
-        DescribeReply, DescribeRequest, RunInput, RunOutput, Tool, ToolsReply, ToolsRequest, executor_server::Executor,
-    },
+    executor::{DescribeReply, DescribeRequest, RunInput, Tool, ToolsReply, ToolsRequest, executor_server::Executor},
 };
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
@@ -26,10 +23,6 @@ use crate::{
     run,
     tools::Tools,
 };
-
-/// Messages of one run waiting for HTTP/2: enough that reading from a pipe and
-/// writing to the network overlap, at most 1 MiB with the largest chunks.
-const OUTPUT_QUEUE: usize = 4;
 
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
@@ -42,6 +35,8 @@ pub struct Shared {
     pub pool: Pool,
     pub machine: Machine,
     pub tools: Tools,
+    /// Runs that outlive their connections for a while, and what became of them.
+    pub kept: run::KeptRuns,
     /// A permit per run.
     pub runs: Arc<Semaphore>,
     /// A permit per descriptor that runs may have open.
@@ -57,7 +52,7 @@ pub struct Service(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Executor for Service {
-    type RunStream = ReceiverStream<Result<RunOutput, Status>>;
+    type RunStream = run::Messages;
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let caller = caller_of(&request)?;
@@ -87,11 +82,7 @@ impl Executor for Service {
 
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
         let (caller, peer) = (caller_of(&request)?, request.remote_addr());
-        let (output, stream) = mpsc::channel(OUTPUT_QUEUE);
-        let shared = self.0.clone();
-        // Not tied to this call: a run must be cleaned up after its client has gone.
-        tokio::spawn(async move { run::serve(shared, (caller, peer), request.into_inner(), output).await });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(run::answer(self.0.clone(), (caller, peer), request.into_inner()).await))
     }
 }
 

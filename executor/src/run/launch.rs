@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use posh_proto::executor::{
-    ClientFile, MountPoint, RunSpec, Stage, StartTimes, descriptor::Source, rejected::Kind, run_output,
+    ClientFile, MountPoint, RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output,
 };
 use tokio::task::JoinSet;
 
@@ -37,7 +37,7 @@ pub async fn start(
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
     let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
-    let Launched { link, lease, plumbing, times } =
+    let Launched { link, lease, plumbing, times, written_files } =
         match launch((shared, caller), &place, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
             Err(Failure::Lost(lease)) => {
@@ -60,6 +60,8 @@ pub async fn start(
         own_mounts,
         held: Vec::new(),
         report: Report::default(),
+        written_files,
+        signals_taken: 0,
         _lease: lease,
         _permits: [run_permit, descriptors],
     })
@@ -77,6 +79,7 @@ struct Launched {
     lease: Lease,
     plumbing: Plumbing,
     times: Option<StartTimes>,
+    written_files: Vec<WrittenFile>,
 }
 
 enum Failure {
@@ -118,7 +121,7 @@ async fn launch(
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times })
+            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;
