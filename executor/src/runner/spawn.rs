@@ -24,9 +24,9 @@ use posh_proto::executor::{Descriptor, Stage, descriptor::Source, rejected::Kind
 
 use super::{
     changes::Watch,
-    guards, paths,
+    confine, guards, paths,
     view::View,
-    wire::{End, EndKind},
+    wire::{Bounds, End, EndKind},
 };
 use crate::{error::Refusal, sys, tools};
 
@@ -55,6 +55,7 @@ pub struct Prepared {
     reported: Vec<(u32, Rc<OwnedFd>)>,
     watch: Watch,
     open_files: u64,
+    bounds: Bounds,
 }
 
 /// What has to be known of a stage until it has ended.
@@ -89,6 +90,7 @@ impl Prepared {
             reported: Vec::new(),
             watch: Watch::new(view, &stage),
             open_files: view.open_files,
+            bounds: view.bounds,
             stage,
         };
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
@@ -186,6 +188,7 @@ impl Prepared {
         for limit in &self.stage.limits {
             sys::set_limit(limit.resource, limit.soft, limit.hard)?;
         }
+        confine::set_bounds(&self.bounds)?;
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
         Ok(())

@@ -35,7 +35,7 @@ use posh_proto::{
 };
 
 use super::{
-    processes,
+    confine, processes,
     spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
@@ -63,6 +63,11 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     prctl::set_child_subreaper(true)?;
     let descriptors = read_descriptors(socket)?;
     let job: Job = read_frame(socket)?;
+    // The one thing that needs more rights than the commands have: it is on a file system of ours.
+    job.stages.iter().for_each(|stage| view.prepare_directory(&stage.cwd));
+    confine::take_identity(view.identity.as_ref())?;
+    // Another user's process has lost it.
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
     match start(job, descriptors, view, children, socket) {
         Ok(mut run) => {
             let ended = run.watch(socket, children);

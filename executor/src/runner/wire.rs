@@ -61,6 +61,40 @@ pub struct ViewSpec {
     /// its runners have raised their own.
     #[prost(uint64, tag = "5")]
     pub open_files: u64,
+    /// What all commands of the view together may use.
+    #[prost(message, required, tag = "6")]
+    pub bounds: Bounds,
+    /// Whose rights the commands have; those of the executor itself if not set.
+    #[prost(message, optional, tag = "7")]
+    pub identity: Option<Identity>,
+}
+
+/// What commands may use; 0 is no bound.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct Bounds {
+    /// Processes and threads at a time, in one process namespace and of one user.
+    #[prost(uint64, tag = "1")]
+    pub processes: u64,
+    /// Memory that one process may write to.
+    #[prost(uint64, tag = "2")]
+    pub memory_bytes: u64,
+    /// The size to which a file may be written.
+    #[prost(uint64, tag = "3")]
+    pub file_bytes: u64,
+}
+
+/// A user of this machine.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Identity {
+    /// The user.
+    #[prost(uint32, tag = "1")]
+    pub uid: u32,
+    /// Their first group.
+    #[prost(uint32, tag = "2")]
+    pub gid: u32,
+    /// Their further groups.
+    #[prost(uint32, repeated, tag = "3")]
+    pub groups: Vec<u32>,
 }
 
 /// One export at a path of the workstation.
@@ -89,6 +123,20 @@ pub struct ViewReply {
     /// `Rejected.Kind` of the error.
     #[prost(int32, tag = "2")]
     pub kind: i32,
+    /// What confines the commands.
+    #[prost(message, required, tag = "3")]
+    pub reached: Reached,
+}
+
+/// What confines commands, in words.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Reached {
+    /// What is in force.
+    #[prost(string, repeated, tag = "1")]
+    pub has: Vec<String>,
+    /// What this machine does not allow, each with its reason.
+    #[prost(string, repeated, tag = "2")]
+    pub lacks: Vec<String>,
 }
 
 /// The work of one supervisor.
