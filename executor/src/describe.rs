@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use tokio::{process::Command, sync::OnceCell};
 
-use crate::{Config, tools};
+use crate::{Config, pool::Pool, tools};
 
 /// `locale -a` reads one directory; something is wrong when it takes longer.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,8 +22,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The reply to `Describe`; `no_namespaces` is why there are none.
-    pub async fn describe(&self, config: &Config, no_namespaces: Option<&str>) -> DescribeReply {
+    /// The reply to `Describe`.
+    pub async fn describe(&self, config: &Config, pool: &Pool) -> DescribeReply {
+        let no_namespaces = pool.no_namespaces();
         let exports = config.exports.iter();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
@@ -35,6 +36,7 @@ impl Machine {
             namespaces: no_namespaces.is_none(),
             namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
             localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
+            confinement: pool.confinement().to_string(),
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::{Config, describe::Machine, pool::Pool, run, tools::Tools};
+use crate::{Config, describe::Machine, policy::Policy, pool::Pool, run, tools::Tools};
 
 /// Messages of one run waiting for HTTP/2: enough that reading from a pipe and
 /// writing to the network overlap, at most 1 MiB with the largest chunks.
@@ -31,6 +31,7 @@ const MAX_TOOL_NAMES: usize = 4096;
 pub struct Shared {
     pub config: Config,
     pub pool: Pool,
+    pub policy: Policy,
     pub machine: Machine,
     pub tools: Tools,
     /// A permit per run.
@@ -56,7 +57,7 @@ impl Executor for Service {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&shared.config, shared.pool.no_namespaces()).await))
+        Ok(Response::new(shared.machine.describe(&shared.config, &shared.pool).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
@@ -66,6 +67,8 @@ impl Executor for Service {
         }
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
+            // To tell a version the command is started, which only those are that may run.
+            let versions = versions && self.0.policy.allows(&name);
             tools.push(self.0.tools.describe(name, versions).await);
         }
         Ok(Response::new(ToolsReply { tools }))

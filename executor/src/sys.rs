@@ -138,8 +138,9 @@ pub fn bound_capabilities(kept: u64) -> nix::Result<()> {
     Ok(())
 }
 
-/// Gives up every capability that is not in `kept`; of those, only what this process may have stays.
-pub fn keep_capabilities(kept: u64) -> nix::Result<()> {
+/// Gives up every capability that is not in `kept`; of those, only what this process may have stays. In force from
+/// now on are those of `effective`.
+pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     #[repr(C)]
     struct Header {
@@ -153,18 +154,33 @@ pub fn keep_capabilities(kept: u64) -> nix::Result<()> {
         permitted: u32,
         inheritable: u32,
     }
+    let halves = |mask: u64| [mask as u32, (mask >> 32) as u32];
     let mut header = Header { version: VERSION_3, pid: 0 };
     let mut data = [Data::default(); 2];
     // SAFETY: both structures are as capget(2) and capset(2) say for this version, and live across the calls.
     unsafe {
         Errno::result(libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()))?;
-        for (part, half) in data.iter_mut().zip([kept as u32, (kept >> 32) as u32]) {
-            part.permitted &= half;
-            part.effective = part.permitted;
+        for (part, (kept, effective)) in data.iter_mut().zip(halves(kept).into_iter().zip(halves(effective))) {
+            part.permitted &= kept;
+            part.effective = part.permitted & effective;
             part.inheritable = 0;
         }
         Errno::result(libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr())).map(drop)
     }
+}
+
+/// Whether a change of all user ids to others than root's leaves the permitted capabilities.
+pub fn keep_capabilities_of_others(keep: bool) -> nix::Result<()> {
+    // SAFETY: no pointers.
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(keep), 0, 0, 0) }).map(drop)
+}
+
+/// The version of Landlock that the kernel offers; an error if it has none.
+pub fn landlock_version() -> nix::Result<i32> {
+    const VERSION: libc::c_uint = 1;
+    // SAFETY: with this flag there is no structure to be read.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0_usize, VERSION) };
+    Errno::result(version).map(|version| i32::try_from(version).unwrap_or(i32::MAX))
 }
 
 /// A child that has ended.

@@ -19,6 +19,7 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
     let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
+    let fences = shared.policy.fences(&spec.stages, &place.client_files)?;
     let own_mounts = OwnMounts::of(&shared.config, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;
@@ -26,7 +27,7 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
+    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences };
     let Launched { link, lease, plumbing, times } = match launch(shared, &place, &wiring, (&job, clock)).await {
         // It did not start, so that it may be tried once more.
         Err(Failure::Lost(lease)) => {

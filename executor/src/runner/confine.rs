@@ -5,25 +5,29 @@
 //!
 //! Nothing here is undone by execve(2): no program gives its caller further rights.
 
-use std::fs;
+use std::{fmt, fs, os::fd::OwnedFd};
 
 use nix::{
     errno::Errno,
     libc,
     sys::prctl,
-    unistd::{Gid, Uid, geteuid, setgroups, setresgid, setresuid},
+    unistd::{Gid, Uid, fchdir, geteuid, setgroups, setresgid, setresuid},
 };
 use posh_proto::executor::rejected::Kind;
 
 use super::{
-    filter,
+    fence, filter,
     wire::{Bounds, Identity, Isolation, Reached, ViewSpec},
 };
-use crate::{error::Refusal, sys};
+use crate::{config::Level, error::Refusal, sys};
 
 /// What root can do with files (capabilities(7)): CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID. A command
 /// of root keeps these, since without them `tar -x` and `cat` would not do what they do for root; all else is lost.
 const ROOTS_FILES: u64 = 0b1_1111;
+
+/// A directory in which a command already is may be locked against it, and stays its directory all the same: entering it takes
+/// DAC_READ_SEARCH. It is in force for that one call only, and no program gets it.
+const SEARCH: u64 = 1 << 2;
 
 /// What the keeper needs to give its supervisors their user: SETGID, SETUID; and KILL, to end them.
 const KEEPERS: u64 = ROOTS_FILES | 1 << 5 | 1 << 6 | 1 << 7;
@@ -39,12 +43,19 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
     if geteuid().is_root() || spec.isolation() != Isolation::Nothing {
         let is_roots = geteuid().is_root() && spec.identity.as_ref().is_none_or(|identity| identity.uid == 0);
         sys::bound_capabilities(if is_roots { ROOTS_FILES } else { 0 })
-            .and_then(|()| sys::keep_capabilities(if geteuid().is_root() { KEEPERS } else { 0 }))
+            .and_then(|()| match geteuid().is_root() {
+                true => sys::keep_capabilities(KEEPERS, KEEPERS),
+                false => sys::keep_capabilities(SEARCH, 0),
+            })
             .map_err(|errno| failed("give up capabilities", errno))?;
     }
     match filter::apply() {
         Ok(()) => reached.has.push("seccomp".to_owned()),
         Err(why) => reached.lacks.push(format!("seccomp ({why})")),
+    }
+    match fence::version() {
+        Some(version) => reached.has.push(format!("landlock {version}")),
+        None => reached.lacks.push("landlock (the kernel has none)".to_owned()),
     }
     Ok(reached)
 }
@@ -59,10 +70,24 @@ pub fn take_identity(identity: Option<&Identity>) -> nix::Result<()> {
         setgroups(&groups)?;
         let (uid, gid) = (Uid::from_raw(*uid), Gid::from_raw(*gid));
         setresgid(gid, gid, gid)?;
+        sys::keep_capabilities_of_others(true)?;
         setresuid(uid, uid, uid)?;
-        return sys::keep_capabilities(0);
+        sys::keep_capabilities_of_others(false)?;
+        return sys::keep_capabilities(SEARCH, 0);
     }
-    sys::keep_capabilities(ROOTS_FILES)
+    sys::keep_capabilities(ROOTS_FILES, ROOTS_FILES)
+}
+
+/// Enters a command's directory, in the command's own process; after that, no rights are left but its user's.
+pub fn enter_directory(directory: &OwnedFd) -> nix::Result<()> {
+    let entered = match fchdir(directory) {
+        Err(Errno::EACCES) => sys::keep_capabilities(SEARCH, SEARCH).and_then(|()| fchdir(directory)),
+        other => other,
+    };
+    if !geteuid().is_root() {
+        sys::keep_capabilities(0, 0)?;
+    }
+    entered
 }
 
 /// Sets the bounds of one command; the workstation may have set lower ones.
@@ -91,6 +116,29 @@ fn bound_processes(bounds: Bounds, isolation: Isolation) {
     }
 }
 
+impl Reached {
+    /// The level that this is.
+    pub fn level(&self) -> Level {
+        let has = |what: &str| self.has.iter().any(|one| one.starts_with(what));
+        match (has("mounts") && has("network"), has("processes") && has("seccomp") && has("landlock")) {
+            (true, true) => Level::Strict,
+            (true, false) => Level::Namespaces,
+            (false, _) => Level::None,
+        }
+    }
+}
+
+impl fmt::Display for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let level = self.level();
+        match (self.has.is_empty(), self.lacks.is_empty()) {
+            (true, _) => write!(f, "{level}; missing: {}", self.lacks.join(", ")),
+            (false, true) => write!(f, "{level}: {}", self.has.join(", ")),
+            (false, false) => write!(f, "{level}: {}; missing: {}", self.has.join(", "), self.lacks.join(", ")),
+        }
+    }
+}
+
 fn namespaces(spec: &ViewSpec) -> Reached {
     let mut reached = Reached::default();
     match spec.isolation() {
@@ -104,4 +152,25 @@ fn namespaces(spec: &ViewSpec) -> Reached {
         }
     }
     reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reached_has_a_level() {
+        let reached = |has: &[&str], lacks: &[&str]| Reached {
+            has: has.iter().map(ToString::to_string).collect(),
+            lacks: lacks.iter().map(ToString::to_string).collect(),
+        };
+        for (has, lacks, expected) in [
+            (&["mounts", "processes", "network", "seccomp", "landlock 7"][..], &[][..], "strict: mounts, processes, network, seccomp, landlock 7"),
+            (&["mounts", "network", "seccomp"], &["landlock (none)"], "namespaces: mounts, network, seccomp; missing: landlock (none)"),
+            (&["seccomp", "landlock 1"], &["mounts"], "none: seccomp, landlock 1; missing: mounts"),
+            (&[], &["everything"], "none; missing: everything"),
+        ] {
+            assert_eq!(reached(has, lacks).to_string(), expected);
+        }
+    }
 }

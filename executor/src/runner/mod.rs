@@ -14,6 +14,7 @@
 mod build;
 mod changes;
 mod confine;
+mod fence;
 mod filter;
 mod guards;
 mod listing;

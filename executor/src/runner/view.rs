@@ -30,6 +30,7 @@ use posh_proto::executor::rejected::Kind;
 
 use super::{
     build,
+    fence::Ground,
     wire::{Bounds, Identity, Isolation, ViewMount, ViewSpec},
 };
 use crate::error::Refusal;
@@ -60,6 +61,8 @@ pub struct View {
     pub bounds: Bounds,
     /// Whose rights commands have, if not the executor's.
     pub identity: Option<Identity>,
+    /// What of the server's own tree commands reach.
+    pub ground: Ground,
 }
 
 pub fn refuse(message: impl Into<String>) -> Refusal {
@@ -80,6 +83,7 @@ impl View {
             open_files: spec.open_files,
             bounds: spec.bounds,
             identity: spec.identity.clone(),
+            ground: Ground::default(),
         };
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
@@ -88,6 +92,7 @@ impl View {
             view.mounts = mounts;
             view.root = Some(root);
         }
+        view.ground = Ground::new(spec);
         Ok(view)
     }
 

@@ -151,6 +151,52 @@ pub struct Job {
     /// The supervisor says when what happened, by this machine's `CLOCK_MONOTONIC`.
     #[prost(bool, tag = "3")]
     pub trace: bool,
+    /// What files each stage reaches, in the order of the stages.
+    #[prost(message, repeated, tag = "4")]
+    pub fences: Vec<Fence>,
+}
+
+/// What files of the mounts a stage reaches.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Fence {
+    /// All of them: nothing is known of the command.
+    #[prost(bool, tag = "1")]
+    pub everything: bool,
+    /// What it names.
+    #[prost(message, repeated, tag = "2")]
+    pub grants: Vec<Grant>,
+}
+
+/// One path that a stage uses.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Grant {
+    /// As in the stage's arguments, relative to its directory.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    /// [`Access`].
+    #[prost(enumeration = "Access", tag = "2")]
+    pub access: i32,
+    /// The last component's own link is not followed.
+    #[prost(bool, tag = "3")]
+    pub no_follow: bool,
+    /// Meant is the nearest directory from there upwards that has an entry of one of these names; none: the path.
+    #[prost(string, repeated, tag = "4")]
+    pub up_to: Vec<String>,
+    /// With `up_to`: this path below that directory.
+    #[prost(string, tag = "5")]
+    pub below: String,
+}
+
+/// How it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Access {
+    /// A file or a tree is read.
+    Read = 0,
+    /// One file is written.
+    Output = 1,
+    /// A file or tree is changed, with what lies beside it.
+    Change = 2,
 }
 
 /// One end of a pipe, or the terminal side of a pty.

@@ -8,7 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_executor::{Config, Export};
+use posh_executor::{
+    Config, Export,
+    config::{Commands, Confinement},
+};
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{
@@ -53,6 +56,7 @@ pub fn config(store: &Path) -> Config {
         exports: vec![Export { name: "logs".into(), path: store.to_owned(), read_only: false, coherence: None }],
         max_runs: 512,
         drain: Duration::from_secs(10),
+        confinement: Confinement { commands: Commands::Any, ..Confinement::default() },
         runner_program: Some(PathBuf::from(env!("CARGO_BIN_EXE_posh-executor"))),
     }
 }
