@@ -2,6 +2,7 @@
 //! mistakes are found before anything is bound, and reported together.
 
 mod confinement;
+mod limits;
 
 pub use confinement::{Commands, Confinement, Level};
 
@@ -19,6 +20,8 @@ use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
+
+pub use limits::Limits;
 
 use crate::error::{Attempt as _, Error};
 
@@ -89,6 +92,12 @@ pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
 }
 
 impl Config {
+    /// A configuration of `exports`, all else as by default. Nothing is checked.
+    #[must_use]
+    pub fn new(exports: Vec<Export>) -> Self {
+        Self { exports, ..Self::empty(default_listen(), false) }
+    }
+
     /// A configuration of `exports` on `listen`, all else as by default. Relative
     /// directories are taken from the current one.
     ///

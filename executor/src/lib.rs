@@ -8,6 +8,7 @@
 //!
 //! * [`config`] and `server`: from listening to drained, [`run`]; or, started by ssh,
 //!   for the one connection that is there ([`run_stdio`], `stdio`)
+//! * [`callers`]: who asks, and what they may
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
@@ -18,6 +19,7 @@
 //!   checks paths, forks and reaps. The daemon itself never forks.
 //! * `sys`: the only file with `unsafe`
 
+pub mod callers;
 pub mod config;
 mod describe;
 mod error;

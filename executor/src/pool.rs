@@ -34,6 +34,7 @@ use tokio::{io::AsyncReadExt as _, io::AsyncWriteExt as _, io::Interest, net::Un
 
 use crate::{
     Config, Export,
+    callers::Caller,
     error::Refusal,
     runner::{
         open_export,
@@ -151,19 +152,21 @@ impl Pool {
         self.no_namespaces.as_deref()
     }
 
-    /// Opens a supervisor for one run that sees `mounts`.
+    /// Opens a supervisor for one run of `caller` that sees `mounts`. Runners are shared only
+    /// by runs with the same user, exports and rights: all that is part of the key.
     pub async fn open(
         &self,
-        exports: &[Export],
+        caller: &Caller,
         mounts: &[MountPoint],
         client_files: &[ClientFile],
     ) -> Result<(UnixStream, Lease), Refusal> {
-        let mounts = view_mounts(exports, mounts)?;
+        let mounts = view_mounts(&caller.exports, mounts)?;
         let spec = ViewSpec {
             isolation: self.isolation.into(),
             mounts,
             client_files: client_files.to_vec(),
-            bounds: self.bounds,
+            user: caller.user.as_ref().map(Into::into),
+            bounds: self.bounds.with_memory(caller.limits.memory_bytes),
             ..ViewSpec::default()
         };
         let (spec, key) = identify(spec).await?;

@@ -17,18 +17,24 @@ use tokio::{
     sync::{Semaphore, oneshot, watch},
 };
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::transport::{
-    Server,
-    server::{Connected, TcpIncoming},
+use tonic::{
+    Request,
+    service::interceptor::InterceptedService,
+    transport::{
+        Server,
+        server::{Connected, TcpIncoming},
+    },
 };
 
 use crate::{
     Config, Error, Stdio,
+    callers::Caller,
     config::Level,
     describe::Machine,
     error::Attempt as _,
     policy::Policy,
     pool::Pool,
+    run::KeptRuns,
     service::{Service, Shared},
     tools::Tools,
 };
@@ -133,11 +139,16 @@ where
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ExecutorServer<Service>>().await;
     let (drain, draining) = oneshot::channel();
-    let router = builder.add_service(health_service).add_service(reflection()?).add_service(
-        ExecutorServer::new(Service(shared.clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES),
-    );
+    let executor = ExecutorServer::new(Service(shared.clone()))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let anybody = shared.anybody.clone();
+    let vouch = move |mut request: Request<()>| {
+        request.extensions_mut().insert(anybody.clone());
+        Ok(request)
+    };
+    let executor = InterceptedService::new(executor, vouch);
+    let router = builder.add_service(health_service).add_service(reflection()?).add_service(executor);
     let serving = router.serve_with_incoming_shutdown(incoming, async {
         let _ = draining.await;
     });
@@ -192,10 +203,12 @@ async fn share(config: Config) -> Shared {
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     Shared {
+        anybody: Arc::new(Caller::anybody(&config)),
         pool: Pool::new(&config, soft).await,
         policy,
         machine: Machine::default(),
         tools: Tools::default(),
+        kept: KeptRuns::default(),
         runs: Arc::new(Semaphore::new(config.max_runs)),
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),

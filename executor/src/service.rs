@@ -10,19 +10,20 @@ use std::{
 
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{
-        DescribeReply, DescribeRequest, RunInput, RunOutput, ToolsReply, ToolsRequest, executor_server::Executor,
-    },
+    executor::{DescribeReply, DescribeRequest, RunInput, Tool, ToolsReply, ToolsRequest, executor_server::Executor},
 };
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::{Config, describe::Machine, policy::Policy, pool::Pool, run, tools::Tools};
-
-/// Messages of one run waiting for HTTP/2: enough that reading from a pipe and
-/// writing to the network overlap, at most 1 MiB with the largest chunks.
-const OUTPUT_QUEUE: usize = 4;
+use crate::{
+    Config,
+    callers::{Caller, caller_of},
+    describe::Machine,
+    policy::Policy,
+    pool::Pool,
+    run,
+    tools::Tools,
+};
 
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
@@ -30,10 +31,14 @@ const MAX_TOOL_NAMES: usize = 4096;
 /// What all calls share.
 pub struct Shared {
     pub config: Config,
+    /// Who asks on a connection that needs no proof.
+    pub anybody: Arc<Caller>,
     pub pool: Pool,
     pub policy: Policy,
     pub machine: Machine,
     pub tools: Tools,
+    /// Runs that outlive their connections for a while, and what became of them.
+    pub kept: run::KeptRuns,
     /// A permit per run.
     pub runs: Arc<Semaphore>,
     /// A permit per descriptor that runs may have open.
@@ -49,18 +54,20 @@ pub struct Service(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Executor for Service {
-    type RunStream = ReceiverStream<Result<RunOutput, Status>>;
+    type RunStream = run::Messages;
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        let caller = caller_of(&request)?;
         let theirs = request.into_inner().protocol;
         if theirs != PROTOCOL_VERSION {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&shared.config, &shared.pool).await))
+        Ok(Response::new(shared.machine.describe(&caller, &shared.pool).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        let caller = caller_of(&request)?;
         let ToolsRequest { names, versions } = request.into_inner();
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
@@ -69,18 +76,17 @@ impl Executor for Service {
         for name in names {
             // To tell a version the command is started, which only those are that may run.
             let versions = versions && self.0.policy.allows(&name);
-            tools.push(self.0.tools.describe(name, versions).await);
+            tools.push(match caller.may_run(&name) {
+                true => self.0.tools.describe(name, versions).await,
+                false => Tool { name, ..Tool::default() },
+            });
         }
         Ok(Response::new(ToolsReply { tools }))
     }
 
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
-        let peer = request.remote_addr();
-        let (output, stream) = mpsc::channel(OUTPUT_QUEUE);
-        let shared = self.0.clone();
-        // Not tied to this call: a run must be cleaned up after its client has gone.
-        tokio::spawn(async move { run::serve(shared, peer, request.into_inner(), output).await });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        let (caller, peer) = (caller_of(&request)?, request.remote_addr());
+        Ok(Response::new(run::answer(self.0.clone(), (caller, peer), request.into_inner()).await))
     }
 }
 

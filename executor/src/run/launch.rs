@@ -3,24 +3,34 @@
 use std::collections::HashMap;
 
 use posh_proto::executor::{
-    ClientFile, MountPoint, RunSpec, Stage, StartTimes, descriptor::Source, rejected::Kind, run_output,
+    ClientFile, MountPoint, RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output,
 };
 use tokio::task::JoinSet;
 
 use super::{Report, Run, link::Link, plumbing::Plumbing, times::Clock};
-use crate::{error::Refusal, own_mounts::OwnMounts, pool::Lease, runner::wire::Job, service::Shared, wiring::Wiring};
+use crate::{
+    callers::Caller, error::Refusal, own_mounts::OwnMounts, pool::Lease, runner::wire::Job, service::Shared,
+    wiring::Wiring,
+};
 
 /// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
-pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> Result<Run, Refusal> {
+pub async fn start(
+    (shared, caller): (&Shared, &Caller),
+    mut spec: RunSpec,
+    clock: Option<Clock>,
+) -> Result<Run, Refusal> {
     let overloaded = |what: &str| Refusal::new(Kind::Overloaded, format!("the executor is at its limit of {what}"));
     if shared.is_draining() {
         return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
     }
     let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
+    for stage in &spec.stages {
+        caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
+    }
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
     let fences = shared.policy.fences(&spec.stages, &place.client_files)?;
-    let own_mounts = OwnMounts::of(&shared.config, &place.mounts, &spec.stages).await?;
+    let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
@@ -28,15 +38,16 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
     let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences };
-    let Launched { link, lease, plumbing, times } = match launch(shared, &place, &wiring, (&job, clock)).await {
-        // It did not start, so that it may be tried once more.
-        Err(Failure::Lost(lease)) => {
-            lease.forget_if_dead().await;
-            launch(shared, &place, &wiring, (&job, clock)).await
+    let Launched { link, lease, plumbing, times, written_files } =
+        match launch((shared, caller), &place, &wiring, (&job, clock)).await {
+            // It did not start, so that it may be tried once more.
+            Err(Failure::Lost(lease)) => {
+                lease.forget_if_dead().await;
+                launch((shared, caller), &place, &wiring, (&job, clock)).await
+            }
+            other => other,
         }
-        other => other,
-    }
-    .map_err(Failure::into_refusal)?;
+        .map_err(Failure::into_refusal)?;
     Ok(Run {
         link,
         streams: JoinSet::new(),
@@ -50,6 +61,8 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
         own_mounts,
         held: Vec::new(),
         report: Report::default(),
+        written_files,
+        signals_taken: 0,
         _lease: lease,
         _permits: [run_permit, descriptors],
     })
@@ -67,6 +80,7 @@ struct Launched {
     lease: Lease,
     plumbing: Plumbing,
     times: Option<StartTimes>,
+    written_files: Vec<WrittenFile>,
 }
 
 enum Failure {
@@ -92,12 +106,12 @@ impl From<Refusal> for Failure {
 
 /// Hands the job to a fresh supervisor; returns once its commands run.
 async fn launch(
-    shared: &Shared,
+    (shared, caller): (&Shared, &Caller),
     place: &Place,
     wiring: &Wiring,
     (job, clock): (&Job, Option<Clock>),
 ) -> Result<Launched, Failure> {
-    let (socket, lease) = shared.pool.open(&shared.config.exports, &place.mounts, &place.client_files).await?;
+    let (socket, lease) = shared.pool.open(caller, &place.mounts, &place.client_files).await?;
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
     let ends = plumbing.take_stage_ends(&job.ends)?;
@@ -108,7 +122,7 @@ async fn launch(
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times })
+            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;

@@ -6,7 +6,7 @@ use std::{
     io,
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
     },
     path::{Component, Path, PathBuf},
 };
@@ -24,7 +24,7 @@ use posh_proto::executor::ClientFile;
 use super::{
     system,
     view::{SHOWN, failed, is_shown, open_export, path_of, refuse},
-    wire::{ViewMount, ViewSpec},
+    wire::{ViewMount, ViewSpec, ViewUser},
 };
 use crate::{error::Refusal, sys};
 
@@ -53,7 +53,7 @@ pub fn enter(spec: &ViewSpec) -> Result<(Vec<PathBuf>, OwnedFd), Refusal> {
     let exports = spec.mounts.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
     let scratch = path_of(&spec.scratch);
     let root = enter_new_root(scratch)?;
-    let mut builder = Builder::default();
+    let mut builder = Builder { user: spec.user.clone(), ..Builder::default() };
     system::show(spec.isolation())?;
     private_directories(scratch)?;
     for (entry, directory) in spec.mounts.iter().zip(exports) {
@@ -69,6 +69,8 @@ pub fn enter(spec: &ViewSpec) -> Result<(Vec<PathBuf>, OwnedFd), Refusal> {
 /// The steps of building; ends inside the new root.
 #[derive(Default)]
 struct Builder {
+    /// Whose the user's files are.
+    user: Option<ViewUser>,
     /// Those in place.
     mounts: Vec<PathBuf>,
     /// Directories whose content became mounts on a tmpfs.
@@ -160,11 +162,15 @@ impl Builder {
         let attempt = || format!("show {}", path.display());
         let parent = path.parent().ok_or_else(|| refuse("a client file can't be /"))?;
         self.place(parent)?;
+        let owner = self.user.as_ref().map(|user| (user.uid, user.gid));
         let write = |to: &Path| {
             let mut options = File::options();
             options.write(true).create(true).truncate(true).mode(0o600);
             let mut target = options.open(to)?;
             io::Write::write_all(&mut target, &file.content)?;
+            if let Some((uid, gid)) = owner {
+                fchown(&target, Some(uid), Some(gid))?;
+            }
             target.set_permissions(fs::Permissions::from_mode(file.mode & 0o7777))
         };
         if is_shown(path) && fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {

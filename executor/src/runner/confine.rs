@@ -17,7 +17,7 @@ use posh_proto::executor::rejected::Kind;
 
 use super::{
     fence, filter,
-    wire::{Bounds, Identity, Isolation, Reached, ViewSpec},
+    wire::{Bounds, Isolation, Reached, ViewSpec, ViewUser},
 };
 use crate::{config::Level, error::Refusal, sys};
 
@@ -41,7 +41,7 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
     bound_processes(spec.bounds, spec.isolation());
     prctl::set_no_new_privs().map_err(|errno| failed("give up new privileges", errno))?;
     if geteuid().is_root() || spec.isolation() != Isolation::Nothing {
-        let is_roots = geteuid().is_root() && spec.identity.as_ref().is_none_or(|identity| identity.uid == 0);
+        let is_roots = geteuid().is_root() && spec.user.as_ref().is_none_or(|user| user.uid == 0);
         sys::bound_capabilities(if is_roots { ROOTS_FILES } else { 0 })
             .and_then(|()| match geteuid().is_root() {
                 true => sys::keep_capabilities(KEEPERS, KEEPERS),
@@ -61,11 +61,11 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
 }
 
 /// Takes the rights of whose commands these are; called by a supervisor, before it looks at any path.
-pub fn take_identity(identity: Option<&Identity>) -> nix::Result<()> {
+pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
     if !geteuid().is_root() {
         return Ok(());
     }
-    if let Some(Identity { uid, gid, groups }) = identity.filter(|identity| identity.uid != 0) {
+    if let Some(ViewUser { uid, gid, groups, .. }) = user.filter(|user| user.uid != 0) {
         let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
         setgroups(&groups)?;
         let (uid, gid) = (Uid::from_raw(*uid), Gid::from_raw(*gid));

@@ -17,10 +17,10 @@ use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     libc,
-    sys::stat::{Mode, umask},
+    sys::stat::{Mode, fstat, umask},
     unistd::{ForkResult, Pid, setpgid},
 };
-use posh_proto::executor::{Descriptor, Stage, descriptor::Source, rejected::Kind};
+use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
     changes::Watch,
@@ -55,6 +55,8 @@ pub struct Prepared {
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
     /// Files whose final offsets are to be told.
     reported: Vec<(u32, Rc<OwnedFd>)>,
+    /// Files that it writes to, with their sizes.
+    written: Vec<(u32, u64)>,
     watch: Watch,
     open_files: u64,
     bounds: Bounds,
@@ -91,6 +93,7 @@ impl Prepared {
             cwd,
             descriptors: Vec::new(),
             reported: Vec::new(),
+            written: Vec::new(),
             watch: Watch::new(view, &stage),
             open_files: view.open_files,
             bounds: view.bounds,
@@ -119,6 +122,10 @@ impl Prepared {
             Some(Source::DuplicateOf(fd)) => self.opened_as(fd)?,
             Some(Source::File(file)) => {
                 let opened = Rc::new(paths::open_redirect(view, &self.cwd, &file)?);
+                if file.flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY {
+                    let size = fstat(opened.as_fd()).map_or(0, |about| about.st_size.unsigned_abs());
+                    self.written.push((descriptor.fd, size));
+                }
                 if file.report_offset {
                     self.reported.push((descriptor.fd, opened.clone()));
                 }
@@ -134,6 +141,11 @@ impl Prepared {
         let earlier = self.descriptors.iter().find(|(_, target)| u32::try_from(*target) == Ok(fd));
         let missing = || Refusal::protocol(format!("duplicate of descriptor {fd}, which is not open before it"));
         earlier.map(|(source, _)| source.clone()).ok_or_else(missing)
+    }
+
+    /// How large the files were that its redirects write to.
+    pub fn written_files(&self) -> impl Iterator<Item = WrittenFile> {
+        self.written.iter().map(|(fd, size)| WrittenFile { stage: self.stage.id, fd: *fd, size: *size })
     }
 
     /// Forks the stage; its child waits at the barrier.

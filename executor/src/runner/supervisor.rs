@@ -65,7 +65,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     let job: Job = read_frame(socket)?;
     // The one thing that needs more rights than the commands have: it is on a file system of ours.
     job.stages.iter().for_each(|stage| view.prepare_directory(&stage.cwd));
-    confine::take_identity(view.identity.as_ref())?;
+    confine::take_user(view.user.as_ref())?;
     // Another user's process has lost it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     match start(job, descriptors, view, children, socket) {
@@ -122,6 +122,7 @@ fn start(
         pids.push(stage.fork(&barrier).map_err(spawn_failed)?);
     }
     drop((report_end, go_end));
+    let written_files = stages.iter().flat_map(Prepared::written_files).collect();
     await_all(report, children, pids.len())?;
     let times = job.trace.then(|| StartTimes { taken_ns, prepared_ns, spawned_ns: now_ns(), ..StartTimes::default() });
     let mut running =
@@ -132,7 +133,7 @@ fn start(
         running.stages.insert(pid, live);
     }
     // The daemon must know first: once released, the run has happened.
-    let started = RunOutput { kind: Some(run_output::Kind::Started(Started { times })) };
+    let started = RunOutput { kind: Some(run_output::Kind::Started(Started { times, written_files })) };
     write_frame(socket, &started).map_err(Failure::Broken)?;
     let bytes = vec![b'g'; running.stages.len()];
     io::Write::write_all(&mut std::fs::File::from(go), &bytes).map_err(Failure::Broken)?;

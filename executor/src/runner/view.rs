@@ -31,7 +31,7 @@ use posh_proto::executor::rejected::Kind;
 use super::{
     build,
     fence::Ground,
-    wire::{Bounds, Identity, Isolation, ViewMount, ViewSpec},
+    wire::{Bounds, Isolation, ViewMount, ViewSpec, ViewUser},
 };
 use crate::error::Refusal;
 
@@ -60,7 +60,7 @@ pub struct View {
     /// What each command may use.
     pub bounds: Bounds,
     /// Whose rights commands have, if not the executor's.
-    pub identity: Option<Identity>,
+    pub user: Option<ViewUser>,
     /// What of the server's own tree commands reach.
     pub ground: Ground,
 }
@@ -82,7 +82,7 @@ impl View {
             root: None,
             open_files: spec.open_files,
             bounds: spec.bounds,
-            identity: spec.identity.clone(),
+            user: spec.user.clone(),
             ground: Ground::default(),
         };
         if spec.isolation() == Isolation::Nothing {

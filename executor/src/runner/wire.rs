@@ -61,12 +61,12 @@ pub struct ViewSpec {
     /// its runners have raised their own.
     #[prost(uint64, tag = "5")]
     pub open_files: u64,
-    /// What all commands of the view together may use.
-    #[prost(message, required, tag = "6")]
+    /// Whose rights the commands have; the executor's own when there is none.
+    #[prost(message, optional, tag = "6")]
+    pub user: Option<ViewUser>,
+    /// What commands may use.
+    #[prost(message, required, tag = "7")]
     pub bounds: Bounds,
-    /// Whose rights the commands have; those of the executor itself if not set.
-    #[prost(message, optional, tag = "7")]
-    pub identity: Option<Identity>,
 }
 
 /// What commands may use; 0 is no bound.
@@ -83,18 +83,32 @@ pub struct Bounds {
     pub file_bytes: u64,
 }
 
-/// A user of this machine.
+impl Bounds {
+    /// The same with at most this memory.
+    pub fn with_memory(self, bytes: Option<u64>) -> Self {
+        let lowest = [Some(self.memory_bytes), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min();
+        Self { memory_bytes: lowest.unwrap_or(0), ..self }
+    }
+}
+
+/// An account of this machine.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct Identity {
-    /// The user.
-    #[prost(uint32, tag = "1")]
-    pub uid: u32,
-    /// Their first group.
+pub struct ViewUser {
+    /// The login name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its number.
     #[prost(uint32, tag = "2")]
+    pub uid: u32,
+    /// The number of its first group.
+    #[prost(uint32, tag = "3")]
     pub gid: u32,
-    /// Their further groups.
-    #[prost(uint32, repeated, tag = "3")]
+    /// All its groups, the first one included.
+    #[prost(uint32, repeated, tag = "4")]
     pub groups: Vec<u32>,
+    /// Its home directory, as this machine has it.
+    #[prost(bytes = "vec", tag = "5")]
+    pub home: Vec<u8>,
 }
 
 /// One export at a path of the workstation.

@@ -337,7 +337,7 @@ async fn describe_and_tools_say_what_is_here() {
     let mut client = lab.client.clone();
     let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
-    assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (1, "logs"));
+    assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (posh_proto::PROTOCOL_VERSION, "logs"));
     assert!(reply.locales.iter().any(|locale| locale == "C"), "{:?}", reply.locales);
     assert!(!reply.machine.is_empty() && !reply.hostname.is_empty());
     let request = ToolsRequest { names: vec!["sort".into(), "no-such-command-here".into()], versions: true };

@@ -163,7 +163,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     let made_again = gateway.remnants.touched(&changes);
     gateway.remnants.add(large_trees);
     let all = async {
-        gateway.look_ahead.settled().await;
+        gateway.look_ahead.settled(&table, changes.iter().map(Change::path)).await;
         at_once(&table, beside_listings(&changes), look_up).await;
         let mut remembered = at_once(&table, changes, refresh_one).await;
         for tree in made_again {
