@@ -1,7 +1,10 @@
 //! The executor's configuration: from `executor.toml` or from arguments. All
 //! mistakes are found before anything is bound, and reported together.
 
+mod confinement;
 mod limits;
+
+pub use confinement::{Commands, Confinement, Level};
 
 use std::{
     collections::HashSet,
@@ -61,6 +64,8 @@ pub struct Config {
     pub max_runs: usize,
     /// How long running commands may still take once told to shut down.
     pub drain: Duration,
+    /// What runs, and how it is confined.
+    pub confinement: Confinement,
     /// The `posh-executor` program that is started as a runner; this very
     /// program when `None`. Tests that run an executor in process need it.
     pub runner_program: Option<PathBuf>,
@@ -121,6 +126,8 @@ impl Config {
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
         let mut config = Self::empty(default_listen(), false);
+        // Who logs in may run whatever there is without us; fences are made where commands are understood.
+        config.confinement.commands = Commands::Any;
         for (name, path) in exports {
             if let Some(mistake) = config.add_export(Export { name, path, read_only, coherence: None }) {
                 tracing::warn!("{mistake}");
@@ -173,6 +180,7 @@ impl Config {
             exports: Vec::new(),
             max_runs: DEFAULT_MAX_RUNS,
             drain: DEFAULT_DRAIN,
+            confinement: Confinement::default(),
             runner_program: None,
         }
     }
@@ -229,9 +237,13 @@ impl Reader<'_> {
                     config.drain = Duration::from_secs(seconds as u64);
                 }
                 "export" => self.exports(&mut config, value),
+                "confinement" => config.confinement = self.confinement(value),
                 other => self.mistake(
                     key.span(),
-                    format!("unknown key `{other}` (known: listen, allow_plaintext, max_runs, drain_seconds, export)"),
+                    format!(
+                        "unknown key `{other}` (known: listen, allow_plaintext, max_runs, drain_seconds, export, \
+                         confinement)"
+                    ),
                 ),
             }
         }

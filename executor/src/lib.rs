@@ -13,6 +13,7 @@
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
 //! * `own_mounts`: exports that this machine mounts from elsewhere, and so remembers things of
+//! * `policy`: what may run, and what of the mounts it reaches
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
@@ -23,6 +24,7 @@ pub mod config;
 mod describe;
 mod error;
 mod own_mounts;
+mod policy;
 mod pool;
 mod run;
 pub mod runner;

@@ -29,8 +29,10 @@ use tonic::{
 use crate::{
     Config, Error, Stdio,
     callers::Caller,
+    config::Level,
     describe::Machine,
     error::Attempt as _,
+    policy::Policy,
     pool::Pool,
     run::KeptRuns,
     service::{Service, Shared},
@@ -130,6 +132,7 @@ where
     C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let shared = Arc::new(share(config).await);
+    check_confinement(&shared)?;
     if let Some(reason) = shared.pool.no_namespaces() {
         tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
     }
@@ -181,12 +184,28 @@ async fn end_runs(shared: &Shared) {
     let _ = tokio::time::timeout(KILL_TIMEOUT, shared.runs.acquire_many(all)).await;
 }
 
+/// Fails where commands can't be confined as the configuration demands.
+fn check_confinement(shared: &Shared) -> Result<(), Error> {
+    let reached = shared.pool.confinement();
+    let require = shared.config.confinement.require;
+    if reached.level() < require {
+        return Err(Error::Confinement { require, reached: reached.to_string() });
+    }
+    if reached.level() < Level::Strict {
+        tracing::warn!("commands are not fully confined: {reached}");
+    }
+    Ok(())
+}
+
 async fn share(config: Config) -> Shared {
     let (soft, hard) = raise_open_files();
+    let (policy, mistakes) = Policy::new(&config.confinement);
+    mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     Shared {
         anybody: Arc::new(Caller::anybody(&config)),
         pool: Pool::new(&config, soft).await,
+        policy,
         machine: Machine::default(),
         tools: Tools::default(),
         kept: KeptRuns::default(),

@@ -19,6 +19,7 @@ use crate::{
     Config,
     callers::{Caller, caller_of},
     describe::Machine,
+    policy::Policy,
     pool::Pool,
     run,
     tools::Tools,
@@ -33,6 +34,7 @@ pub struct Shared {
     /// Who asks on a connection that needs no proof.
     pub anybody: Arc<Caller>,
     pub pool: Pool,
+    pub policy: Policy,
     pub machine: Machine,
     pub tools: Tools,
     /// Runs that outlive their connections for a while, and what became of them.
@@ -61,7 +63,7 @@ impl Executor for Service {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&caller, shared.pool.no_namespaces()).await))
+        Ok(Response::new(shared.machine.describe(&caller, &shared.pool).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
@@ -72,6 +74,8 @@ impl Executor for Service {
         }
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
+            // To tell a version the command is started, which only those are that may run.
+            let versions = versions && self.0.policy.allows(&name);
             tools.push(match caller.may_run(&name) {
                 true => self.0.tools.describe(name, versions).await,
                 false => Tool { name, ..Tool::default() },

@@ -29,6 +29,7 @@ pub async fn start(
     }
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
+    let fences = shared.policy.fences(&spec.stages, &place.client_files)?;
     let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;
@@ -36,7 +37,7 @@ pub async fn start(
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
+    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences };
     let Launched { link, lease, plumbing, times, written_files } =
         match launch((shared, caller), &place, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
