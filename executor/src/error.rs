@@ -26,6 +26,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Certificates, keys or the register.
+    #[error(transparent)]
+    Tls(#[from] crate::tls::TlsError),
     /// The gRPC server ended with an error.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),

@@ -16,7 +16,6 @@ mod times;
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
     os::fd::AsFd as _,
     sync::{Arc, Weak},
     time::Instant,
@@ -42,12 +41,7 @@ use self::{
     times::{Clock, Traffic},
 };
 use crate::{
-    callers::Caller,
-    error::Refusal,
-    own_mounts::OwnMounts,
-    pool::Lease,
-    service::{Shared, peer_name},
-    sys,
+    callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease, service::Shared, sys,
     wiring::Wiring,
 };
 
@@ -78,7 +72,7 @@ enum End {
 /// Serves one `Run` call to its end; nothing of the run is left afterwards.
 pub async fn serve(
     shared: Arc<Shared>,
-    (caller, peer): (Arc<Caller>, Option<SocketAddr>),
+    (caller, peer): (Arc<Caller>, String),
     mut input: Streaming<RunInput>,
     output: Output,
 ) {
@@ -102,7 +96,7 @@ pub async fn serve(
     tracing::info!(
         run_id,
         identity = caller.name(),
-        peer = peer_name(peer),
+        peer,
         programs,
         end = end.word(),
         statuses = report.statuses.join(" "),
@@ -224,7 +218,8 @@ struct Run {
     held: Vec<Exited>,
     report: Report,
     _lease: Lease,
-    _permits: [OwnedSemaphorePermit; 2],
+    _share: RunShare,
+    _descriptors: OwnedSemaphorePermit,
 }
 
 impl Run {
