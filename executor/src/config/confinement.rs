@@ -103,7 +103,8 @@ impl Reader<'_> {
                 },
                 "commands" => read.commands = self.commands(value),
                 "annotations" => {
-                    read.annotations = self.strings("annotations", value).into_iter().map(PathBuf::from).collect();
+                    read.annotations =
+                        self.strings("annotations", value).into_iter().map(|(directory, _)| directory.into()).collect();
                 }
                 "max_processes" => {
                     let default = DEFAULT_PROCESSES;
@@ -132,19 +133,11 @@ impl Reader<'_> {
 
     /// A list of names; `*` is any.
     fn commands(&mut self, value: &Entry<'_>) -> Commands {
-        let names: BTreeSet<String> = self.strings("commands", value).into_iter().collect();
+        let names: BTreeSet<String> = self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
         if let Some(name) = names.iter().find(|name| name.contains('/')) {
             self.mistake(value.span(), format!("`commands` are names, not paths such as {name:?}"));
         }
         if names.contains("*") { Commands::Any } else { Commands::Listed(names) }
-    }
-
-    fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<String> {
-        let Some(entries) = value.get_ref().as_array() else {
-            self.mistake(value.span(), format!("`{key}` must be a list of texts"));
-            return Vec::new();
-        };
-        entries.iter().filter_map(|entry| self.string(key, entry)).collect()
     }
 }
 
