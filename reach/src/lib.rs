@@ -5,7 +5,7 @@
 pub mod ssh;
 pub mod tls;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
 use tokio::task::JoinSet;
@@ -30,8 +30,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// HTTP/2 wants an address; behind an ssh nobody looks at it.
 const BEHIND_SSH: &str = "http://ssh";
 
-/// The same for TLS, which is done by then.
-const BEHIND_TLS: &str = "http://tls";
 /// Another attempt to renew a certificate, after one that failed.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(3600);
 
@@ -134,12 +132,10 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
             Ok(Reached { channel, carrier: Carrier::Tcp })
         }
         Address::Tls(host) => {
-            let stream = tls::connect(host).await?;
-            let connector = tls::connector(stream, host.clone());
-            let connected = endpoint(BEHIND_TLS.to_owned())?.connect_with_connector(connector).await;
-            let channel = connected.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
+            let credentials = tls::credentials_file(host)?;
+            let channel = tls::channel(host, &credentials).await?;
             let mut renewal = JoinSet::new();
-            renewal.spawn(renew_in_time(channel.clone(), host.clone()));
+            renewal.spawn(renew_in_time(channel.clone(), host.clone(), credentials));
             Ok(Reached { channel, carrier: Carrier::Tls(renewal) })
         }
         Address::Ssh(login) => {
@@ -153,16 +149,15 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
 }
 
 /// Waits until it is time, and gets another certificate.
-async fn renew_in_time(channel: Channel, host: TlsHost) {
+async fn renew_in_time(channel: Channel, host: TlsHost, path: PathBuf) {
     loop {
-        let present = tls::credentials_file(&host).and_then(|path| Credentials::load(&path, &host));
-        let due = present.map_or(RENEWAL_PAUSE, |credentials| credentials.renewal_in());
+        let due = Credentials::load(&path, &host).map_or(RENEWAL_PAUSE, |credentials| credentials.renewal_in());
         // In steps, since the clock of a timer stands still while a laptop sleeps.
         if !due.is_zero() {
             tokio::time::sleep(due.min(RENEWAL_PAUSE)).await;
             continue;
         }
-        match tls::enrol::renew(channel.clone(), &host).await {
+        match tls::enrol::renew(channel.clone(), &host, &path).await {
             Ok(_) => return,
             Err(_) => tokio::time::sleep(RENEWAL_PAUSE).await,
         }

@@ -38,7 +38,7 @@ pub fn enroll(host: &TlsHost, token: &Token) -> Result<String, Error> {
     let path = tls::credentials_file(host).map_err(failed)?;
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::Enroll(error.to_string()))?;
-    let credentials = runtime.block_on(tls::enrol::enrol(host, token)).map_err(failed)?;
+    let credentials = runtime.block_on(tls::enrol::enrol(host, token, &path)).map_err(failed)?;
     let days = credentials.expires_in().as_secs() / (24 * 3600);
     Ok(format!(
         "{host} knows this workstation as {} now\n\

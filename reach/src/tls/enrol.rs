@@ -10,20 +10,16 @@ use posh_proto::{
 use rcgen::{CertificateParams, KeyPair};
 use tonic::{Status, transport::Channel};
 
-use super::{Fault, connector, credentials::Credentials, credentials_file, handshake, trust};
-use crate::{BEHIND_TLS, endpoint, root_cause};
+use super::{Fault, credentials::Credentials, handshake, over, trust};
 
-/// Makes a key here, lets the executor sign for it and stores both. The secret of the
+/// Makes a key here, lets the executor sign for it and stores both in the file `path`. The secret of the
 /// token goes to nobody but who the token names.
 ///
 /// # Errors
 /// [`Fault`]; nothing is stored then.
-pub async fn enrol(host: &TlsHost, token: &Token) -> Result<Credentials, Fault> {
-    let path = credentials_file(host)?;
+pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credentials, Fault> {
     let stream = handshake(host, Arc::new(trust::config_for(token.authority)?)).await?;
-    let channel = endpoint(BEHIND_TLS.to_owned()).map_err(|error| Fault::Setup(error.to_string()))?;
-    let channel = channel.connect_with_connector(connector(stream, host.clone())).await;
-    let channel = channel.map_err(|error| Fault::Refused(root_cause(&error)))?;
+    let channel = over(stream, host, path).await?;
     let (key, signing_request) = request()?;
     let secret = token.secret.to_vec().into();
     let request = EnrolRequest { secret, signing_request: signing_request.into() };
@@ -31,23 +27,22 @@ pub async fn enrol(host: &TlsHost, token: &Token) -> Result<Credentials, Fault> 
     if !Fingerprint::of(&issued.authority).is(&token.authority) {
         return Err(Fault::Refused("the executor answered with another authority than the token's".to_owned()));
     }
-    keep(key, issued, &path)
+    keep(key, issued, path)
 }
 
 /// Gets other credentials over a connection with the present ones, and stores them.
 ///
 /// # Errors
 /// [`Fault`]; the present ones stay then.
-pub async fn renew(channel: Channel, host: &TlsHost) -> Result<Credentials, Fault> {
-    let path = credentials_file(host)?;
-    let present = Credentials::load(&path, host)?;
+pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Credentials, Fault> {
+    let present = Credentials::load(path, host)?;
     let (key, signing_request) = request()?;
     let request = RenewRequest { signing_request: signing_request.into() };
     let issued = EnrolmentClient::new(channel).renew(request).await.map_err(|status| refused(&status))?.into_inner();
     if issued.authority != present.authority {
         return Err(Fault::Refused("the executor answered with another authority than it had".to_owned()));
     }
-    keep(key, issued, &path)
+    keep(key, issued, path)
 }
 
 fn keep(key: KeyPair, issued: IssuedCertificate, path: &Path) -> Result<Credentials, Fault> {

@@ -12,7 +12,7 @@ mod trust;
 use std::{
     future::Future,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -26,10 +26,14 @@ use rustls::{
 };
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tonic::transport::Uri;
+use tonic::transport::{Channel, Uri};
 use tower::{Service, service_fn};
 
 use self::credentials::Credentials;
+use crate::{endpoint, root_cause};
+
+/// HTTP/2 wants an address; TLS is done by the time that somebody looks at it.
+const BEHIND_TLS: &str = "http://tls";
 
 /// For TCP's handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -79,7 +83,7 @@ pub enum Fault {
 }
 
 /// A connection to an executor that has proved who it is.
-pub type Stream = TlsStream<TcpStream>;
+type Stream = TlsStream<TcpStream>;
 
 /// Where the credentials for an executor are.
 ///
@@ -91,14 +95,25 @@ pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, Fault> {
     Ok(directory.join(format!("{host}.json")))
 }
 
-/// Connects with the credentials that are there now.
+/// A channel by the credentials that are in the file whenever it connects.
 ///
 /// # Errors
 /// [`Fault`].
-pub async fn connect(host: &TlsHost) -> Result<Stream, Fault> {
-    let path = credentials_file(host)?;
-    let credentials = Credentials::load(&path, host)?;
-    handshake(host, Arc::new(trust::config_of(&credentials, &path)?)).await
+pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Fault> {
+    let stream = connect(host, credentials).await?;
+    over(stream, host, credentials).await
+}
+
+/// A channel whose first connection is there already.
+async fn over(stream: Stream, host: &TlsHost, credentials: &Path) -> Result<Channel, Fault> {
+    let endpoint = endpoint(BEHIND_TLS.to_owned()).map_err(|error| Fault::Setup(error.to_string()))?;
+    let connected = endpoint.connect_with_connector(connector(stream, host.clone(), credentials.to_owned())).await;
+    connected.map_err(|error| Fault::Handshake(root_cause(&error)))
+}
+
+async fn connect(host: &TlsHost, credentials: &Path) -> Result<Stream, Fault> {
+    let loaded = Credentials::load(credentials, host)?;
+    handshake(host, Arc::new(trust::config_of(&loaded, credentials)?)).await
 }
 
 /// TCP, and then TLS.
@@ -115,18 +130,19 @@ async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
 
 /// A connector that gives `first`, and then makes connections of its own.
-pub fn connector(
+fn connector(
     first: Stream,
     host: TlsHost,
+    credentials: PathBuf,
 ) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send + 'static {
     let first = Mutex::new(Some(first));
     service_fn(move |_: Uri| -> Connecting {
         let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let host = host.clone();
+        let (host, credentials) = (host.clone(), credentials.clone());
         Box::pin(async move {
             match ready {
                 Some(stream) => Ok(TokioIo::new(stream)),
-                None => connect(&host).await.map(TokioIo::new).map_err(io::Error::other),
+                None => connect(&host, &credentials).await.map(TokioIo::new).map_err(io::Error::other),
             }
         })
     })
