@@ -157,6 +157,11 @@ impl From<&UnixUser> for ViewUser {
 }
 
 impl Caller {
+    /// The name of a run of this caller's: nobody finds another one's by its id.
+    pub fn run_name(&self, run_id: &str) -> String {
+        format!("{}\0{run_id}", self.identity.as_deref().unwrap_or_default())
+    }
+
     /// Whoever reaches an executor that asks for no proof: all that it serves, as its own user.
     #[must_use]
     pub fn anybody(config: &Config) -> Self {

@@ -1,8 +1,11 @@
 //! The executor's configuration: from `executor.toml` or from arguments. All
 //! mistakes are found before anything is bound, and reported together.
 
+mod confinement;
 mod identity;
 mod limits;
+
+pub use confinement::{Commands, Confinement, Level};
 
 use std::{
     collections::HashSet,
@@ -68,6 +71,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// How long running commands may still take once told to shut down.
     pub drain: Duration,
+    /// What runs, and how it is confined.
+    pub confinement: Confinement,
     /// The `posh-executor` program that is started as a runner; this very
     /// program when `None`. Tests that run an executor in process need it.
     pub runner_program: Option<PathBuf>,
@@ -128,6 +133,8 @@ impl Config {
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
         let mut config = Self::empty(default_listen(), false);
+        // Who logs in may run whatever there is without us; fences are made where commands are understood.
+        config.confinement.commands = Commands::Any;
         for (name, path) in exports {
             if let Some(mistake) = config.add_export(Export { name, path, read_only, coherence: None }) {
                 tracing::warn!("{mistake}");
@@ -187,6 +194,7 @@ impl Config {
             bounds: Bounds::default(),
             audit: None,
             drain: DEFAULT_DRAIN,
+            confinement: Confinement::default(),
             runner_program: None,
         }
     }
@@ -213,7 +221,8 @@ impl Config {
 }
 
 /// Keys of the file itself.
-const KNOWN: &str = "listen, allow_plaintext, max_runs, drain_seconds, audit, tls, identity, limits, export";
+const KNOWN: &str =
+    "listen, allow_plaintext, max_runs, drain_seconds, audit, tls, identity, limits, confinement, export";
 
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {
@@ -254,6 +263,7 @@ impl Reader<'_> {
                     config.drain = Duration::from_secs(seconds as u64);
                 }
                 "export" => self.exports(&mut config, value),
+                "confinement" => config.confinement = self.confinement(value),
                 other => self.mistake(key.span(), format!("unknown key `{other}` (known: {KNOWN})")),
             }
         }

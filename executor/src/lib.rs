@@ -15,6 +15,7 @@
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
 //! * `own_mounts`: exports that this machine mounts from elsewhere, and so remembers things of
+//! * `policy`: what may run, and what of the mounts it reaches
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
@@ -28,6 +29,7 @@ mod enrolment;
 mod error;
 mod load;
 mod own_mounts;
+mod policy;
 mod pool;
 mod run;
 pub mod runner;

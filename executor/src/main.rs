@@ -117,7 +117,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("posh-executor: {error:#}");
-            let is_config = matches!(error.downcast_ref(), Some(Error::Config(_) | Error::Plaintext(_)));
+            let is_config = matches!(
+                error.downcast_ref(),
+                Some(Error::Config(_) | Error::Plaintext(_) | Error::Confinement { .. })
+            );
             ExitCode::from(if is_config { 2 } else { 1 })
         }
     }

@@ -29,11 +29,14 @@ use crate::{
     Config, Error, Stdio,
     admission::Admission,
     callers::Callers,
+    config::Level,
     describe::Machine,
     enrolment::Enrolments,
     error::Attempt as _,
     load::Load,
+    policy::Policy,
     pool::Pool,
+    run::KeptRuns,
     service::{Service, Shared},
     tls::{accept::Incoming, serving::Serving},
     tools::Tools,
@@ -137,6 +140,7 @@ async fn serve<C>(
 where
     C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    check_confinement(&shared)?;
     if let Some(reason) = shared.pool.no_namespaces() {
         tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
     }
@@ -188,6 +192,19 @@ async fn end_runs(shared: &Shared) {
     let _ = tokio::time::timeout(KILL_TIMEOUT, shared.load.idle()).await;
 }
 
+/// Fails where commands can't be confined as the configuration demands.
+fn check_confinement(shared: &Shared) -> Result<(), Error> {
+    let reached = shared.pool.confinement();
+    let require = shared.config.confinement.require;
+    if reached.level() < require {
+        return Err(Error::Confinement { require, reached: reached.to_string() });
+    }
+    if reached.level() < Level::Strict {
+        tracing::warn!("commands are not fully confined: {reached}");
+    }
+    Ok(())
+}
+
 /// Makes new certificates in time, where there are any; for ever.
 async fn keep_fresh(tls: Option<&Serving>) {
     match tls {
@@ -198,6 +215,8 @@ async fn keep_fresh(tls: Option<&Serving>) {
 
 async fn share(config: Config, tls: Option<Arc<Serving>>) -> (Arc<Shared>, Admission) {
     let (soft, hard) = raise_open_files();
+    let (policy, mistakes) = Policy::new(&config.confinement);
+    mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
     let load = Arc::new(Load::new(config.bounds, callers.are_several()));
@@ -205,8 +224,10 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> (Arc<Shared>, Admis
     let shared = Shared {
         load,
         pool: Pool::new(&config, soft).await,
+        policy,
         machine: Machine::default(),
         tools: Tools::default(),
+        kept: KeptRuns::default(),
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),
         kill: watch::Sender::new(false),

@@ -8,12 +8,11 @@ use std::sync::{
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, Tool, ToolsReply,
-        ToolsRequest, executor_server::Executor,
+        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        executor_server::Executor,
     },
 };
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
@@ -22,14 +21,11 @@ use crate::{
     callers::{Caller, caller_of},
     describe::Machine,
     load::Load,
+    policy::Policy,
     pool::Pool,
     run,
     tools::Tools,
 };
-
-/// Messages of one run waiting for HTTP/2: enough that reading from a pipe and
-/// writing to the network overlap, at most 1 MiB with the largest chunks.
-const OUTPUT_QUEUE: usize = 4;
 
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
@@ -40,8 +36,11 @@ pub struct Shared {
     /// Who uses how much.
     pub load: Arc<Load>,
     pub pool: Pool,
+    pub policy: Policy,
     pub machine: Machine,
     pub tools: Tools,
+    /// Runs that outlive their connections for a while, and what became of them.
+    pub kept: run::KeptRuns,
     /// A permit per descriptor that runs may have open.
     pub descriptors: Arc<Semaphore>,
     /// No new runs from now on.
@@ -55,7 +54,7 @@ pub struct Service(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Executor for Service {
-    type RunStream = ReceiverStream<Result<RunOutput, Status>>;
+    type RunStream = run::Messages;
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let caller = caller_of(&request)?;
@@ -65,7 +64,7 @@ impl Executor for Service {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&caller, shared.pool.no_namespaces()).await))
+        Ok(Response::new(shared.machine.describe(&caller, &shared.pool).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
@@ -77,6 +76,8 @@ impl Executor for Service {
         }
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
+            // To tell a version the command is started, which only those are that may run.
+            let versions = versions && self.0.policy.allows(&name);
             tools.push(match caller.may_run(&name) {
                 true => self.0.tools.describe(name, versions).await,
                 false => Tool { name, ..Tool::default() },
@@ -93,11 +94,7 @@ impl Executor for Service {
 
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
         let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
-        let (output, stream) = mpsc::channel(OUTPUT_QUEUE);
-        let shared = self.0.clone();
-        // Not tied to this call: a run must be cleaned up after its client has gone.
-        tokio::spawn(async move { run::serve(shared, (caller, peer), request.into_inner(), output).await });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(run::answer(self.0.clone(), (caller, peer), request.into_inner()).await))
     }
 }
 

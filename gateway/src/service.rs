@@ -125,7 +125,9 @@ impl GatewayService for Service {
             return Err(Status::failed_precondition(text));
         }
         let view = self.gateway.view();
-        self.gateway.look_ahead.begin(&view.table, request.look_ahead.iter().map(path));
+        if let Some(ahead) = &request.look_ahead {
+            self.gateway.look_ahead.begin(&view.table, &view.library, ahead, &path(&request.path));
+        }
         let request = session::Request {
             pid: request.pid,
             explain: request.explain,

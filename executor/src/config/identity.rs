@@ -182,7 +182,7 @@ impl Reader<'_> {
         }
     }
 
-    fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<(String, Range<usize>)> {
+    pub(super) fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<(String, Range<usize>)> {
         let Some(array) = value.get_ref().as_array() else {
             self.mistake(value.span(), format!("`{key}` must be a list, such as {key} = [\"...\"]"));
             return Vec::new();

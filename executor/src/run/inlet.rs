@@ -61,6 +61,12 @@ impl Inlet {
         self.changed.notify_one();
     }
 
+    /// Whether the client owes nothing more.
+    pub fn is_ended(&self) -> bool {
+        let state = self.state.lock().expect("not poisoned");
+        state.is_ended || state.is_closed
+    }
+
     /// Waits for bytes; `None` at the end.
     async fn take(&self) -> Option<BytesMut> {
         loop {

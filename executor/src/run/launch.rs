@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use posh_proto::executor::{
-    ClientFile, MountPoint, RunSpec, Stage, StartTimes, descriptor::Source, rejected::Kind, run_output,
+    ClientFile, MountPoint, RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output,
 };
 use tokio::task::JoinSet;
 
@@ -38,6 +38,7 @@ pub async fn start(
     }
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
+    let fences = shared.policy.fences(&spec.stages, &place.client_files)?;
     let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;
@@ -47,8 +48,8 @@ pub async fn start(
         descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
-    let Launched { link, lease, plumbing, times } =
+    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences };
+    let Launched { link, lease, plumbing, times, written_files } =
         match launch((shared, caller), &place, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
             Err(Failure::Lost(lease)) => {
@@ -71,6 +72,8 @@ pub async fn start(
         own_mounts,
         held: Vec::new(),
         report: Report::default(),
+        written_files,
+        signals_taken: 0,
         _lease: lease,
         _share: share,
         _descriptors: descriptors,
@@ -99,6 +102,7 @@ struct Launched {
     lease: Lease,
     plumbing: Plumbing,
     times: Option<StartTimes>,
+    written_files: Vec<WrittenFile>,
 }
 
 enum Failure {
@@ -140,7 +144,7 @@ async fn launch(
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times })
+            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;
