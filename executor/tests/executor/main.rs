@@ -8,3 +8,4 @@ mod harness;
 mod lifecycle;
 mod paths;
 mod streams;
+mod tls;
