@@ -3,7 +3,7 @@
 //! proves who it is, is the transport's matter.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     io,
     path::PathBuf,
     process::{Command, Stdio},
@@ -14,7 +14,13 @@ use nix::libc::{gid_t, uid_t};
 use posh_proto::executor::rejected::Kind;
 use tonic::{Request, Status};
 
-use crate::{Config, Export, config::Limits, error::Refusal, runner::wire::ViewUser, tools::PATH};
+use crate::{
+    Config, Export,
+    config::{Identity, Limits},
+    error::Refusal,
+    runner::wire::ViewUser,
+    tools::PATH,
+};
 
 /// What the log calls a caller that no identity is configured for.
 const NOBODY_IN_PARTICULAR: &str = "-";
@@ -33,6 +39,36 @@ pub struct Caller {
     pub commands: Option<BTreeSet<String>>,
     /// How much of the machine may be used at a time.
     pub limits: Limits,
+}
+
+/// All who may come.
+#[derive(Debug)]
+pub struct Callers {
+    /// Who asks on a connection that needs no proof.
+    pub anybody: Arc<Caller>,
+    identities: HashMap<String, Arc<Caller>>,
+}
+
+impl Callers {
+    /// As the configuration has them.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let identities = config.identities.iter();
+        let identities = identities.map(|identity| (identity.name.clone(), Arc::new(Caller::of(identity, config))));
+        Self { anybody: Arc::new(Caller::anybody(config)), identities: identities.collect() }
+    }
+
+    /// One identity.
+    #[must_use]
+    pub fn identity(&self, name: &str) -> Option<Arc<Caller>> {
+        self.identities.get(name).cloned()
+    }
+
+    /// Whether there are several to be fair to.
+    #[must_use]
+    pub fn are_several(&self) -> bool {
+        self.identities.len() > 1
+    }
 }
 
 /// An account of this machine.
@@ -136,6 +172,21 @@ impl Caller {
             exports: config.exports.clone(),
             commands: None,
             limits: Limits::default(),
+        }
+    }
+
+    /// A configured identity.
+    fn of(identity: &Identity, config: &Config) -> Self {
+        let may_use = |export: &&Export| identity.exports.as_ref().is_none_or(|names| names.contains(&export.name));
+        let exports = config.exports.iter().filter(may_use);
+        let exports =
+            exports.map(|export| Export { read_only: export.read_only || identity.read_only, ..export.clone() });
+        Self {
+            identity: Some(identity.name.clone()),
+            user: identity.user.clone(),
+            exports: exports.collect(),
+            commands: identity.commands.clone(),
+            limits: identity.limits,
         }
     }
 

@@ -2,6 +2,7 @@
 //! mistakes are found before anything is bound, and reported together.
 
 mod confinement;
+mod identity;
 mod limits;
 
 pub use confinement::{Commands, Confinement, Level};
@@ -21,13 +22,13 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-pub use limits::Limits;
+pub use identity::{Identity, check_identity};
+pub use limits::{Bounds, Limits};
 
-use crate::error::{Attempt as _, Error};
-
-/// Runs at a time, when not configured. Each costs a supervising process and
-/// its commands; beyond that the machine is better left to finish them.
-const DEFAULT_MAX_RUNS: usize = 512;
+use crate::{
+    error::{Attempt as _, Error},
+    tls::TlsConfig,
+};
 
 /// How long running commands may still take after SIGTERM.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
@@ -60,8 +61,14 @@ pub struct Config {
     pub allow_plaintext: bool,
     /// The directories served; names are unique.
     pub exports: Vec<Export>,
-    /// Runs at a time; more are refused as overload.
-    pub max_runs: usize,
+    /// Certificates on both sides; plain text when `None`.
+    pub tls: Option<TlsConfig>,
+    /// Who may come; only with `tls`.
+    pub identities: Vec<Identity>,
+    /// How much of the machine may be used at a time; more is refused as overload.
+    pub bounds: Bounds,
+    /// A file that gets a line for every run.
+    pub audit: Option<PathBuf>,
     /// How long running commands may still take once told to shut down.
     pub drain: Duration,
     /// What runs, and how it is confined.
@@ -170,7 +177,11 @@ impl Config {
     /// # Errors
     /// [`Error::Plaintext`].
     pub fn check_address(&self, address: SocketAddr) -> Result<(), Error> {
-        if self.allow_plaintext || address.ip().is_loopback() { Ok(()) } else { Err(Error::Plaintext(address)) }
+        if self.allow_plaintext || self.tls.is_some() || address.ip().is_loopback() {
+            Ok(())
+        } else {
+            Err(Error::Plaintext(address))
+        }
     }
 
     fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {
@@ -178,7 +189,10 @@ impl Config {
             listen,
             allow_plaintext,
             exports: Vec::new(),
-            max_runs: DEFAULT_MAX_RUNS,
+            tls: None,
+            identities: Vec::new(),
+            bounds: Bounds::default(),
+            audit: None,
             drain: DEFAULT_DRAIN,
             confinement: Confinement::default(),
             runner_program: None,
@@ -206,6 +220,10 @@ impl Config {
     }
 }
 
+/// Keys of the file itself.
+const KNOWN: &str =
+    "listen, allow_plaintext, max_runs, drain_seconds, audit, tls, identity, limits, confinement, export";
+
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {
     text: &'a str,
@@ -221,7 +239,8 @@ impl Reader<'_> {
 
     fn config(&mut self, table: &Spanned<DeTable<'_>>) -> Config {
         let mut config = Config::empty(default_listen(), false);
-        let mut listen_at = 0..0;
+        let (mut listen_at, mut identities_at) = (0..0, 0..0);
+        let mut identities = Vec::new();
         for (key, value) in table.get_ref() {
             match key.get_ref().as_ref() {
                 "listen" => {
@@ -231,22 +250,24 @@ impl Reader<'_> {
                     }
                 }
                 "allow_plaintext" => config.allow_plaintext = self.boolean("allow_plaintext", value),
-                "max_runs" => config.max_runs = self.positive("max_runs", value).unwrap_or(DEFAULT_MAX_RUNS),
+                "max_runs" => config.bounds.runs = self.positive("max_runs", value).unwrap_or(1),
+                "audit" => config.audit = self.audit(value),
+                "tls" => config.tls = self.tls(value),
+                "identity" => {
+                    identities_at = value.span();
+                    identities = self.identities(value);
+                }
+                "limits" => self.bounds(value, &mut config.bounds),
                 "drain_seconds" => {
                     let seconds = self.positive("drain_seconds", value).unwrap_or(1);
                     config.drain = Duration::from_secs(seconds as u64);
                 }
                 "export" => self.exports(&mut config, value),
                 "confinement" => config.confinement = self.confinement(value),
-                other => self.mistake(
-                    key.span(),
-                    format!(
-                        "unknown key `{other}` (known: listen, allow_plaintext, max_runs, drain_seconds, export, \
-                         confinement)"
-                    ),
-                ),
+                other => self.mistake(key.span(), format!("unknown key `{other}` (known: {KNOWN})")),
             }
         }
+        self.check_identities(&mut config, identities, identities_at);
         if let Err(error) = config.check_address(config.listen) {
             self.mistake(listen_at, error.to_string());
         }
@@ -254,6 +275,14 @@ impl Reader<'_> {
             self.mistake(self.text.len()..self.text.len(), "nothing to serve: add an [[export]] with name and path");
         }
         config
+    }
+
+    fn audit(&mut self, value: &Entry<'_>) -> Option<PathBuf> {
+        let path = PathBuf::from(self.string("audit", value)?);
+        if !path.is_absolute() {
+            self.mistake(value.span(), format!("`audit` must be absolute, not `{}`", path.display()));
+        }
+        Some(path)
     }
 
     fn exports(&mut self, config: &mut Config, value: &Entry<'_>) {
@@ -377,7 +406,7 @@ mod tests {
                     [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\ncoherence = \"rclone\"\n";
         let config = Config::parse("executor.toml", text).unwrap();
         assert_eq!(config.listen.port(), 9);
-        assert_eq!((config.max_runs, config.drain), (3, Duration::from_secs(4)));
+        assert_eq!((config.bounds.runs, config.drain), (3, Duration::from_secs(4)));
         assert_eq!(
             config.exports,
             [Export { name: "root".into(), path: "/".into(), read_only: true, coherence: Some(Adapter::Rclone) }]

@@ -20,7 +20,9 @@ pub enum Error {
     )]
     Plaintext(SocketAddr),
     /// Commands can't be confined here as the configuration demands.
-    #[error("refusing to serve: the configuration requires the confinement `{require}`, and this machine reaches {reached}")]
+    #[error(
+        "refusing to serve: the configuration requires the confinement `{require}`, and this machine reaches {reached}"
+    )]
     Confinement {
         /// The level demanded.
         require: Level,
@@ -36,6 +38,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Certificates, keys or the register.
+    #[error(transparent)]
+    Tls(#[from] crate::tls::TlsError),
     /// The gRPC server ended with an error.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),

@@ -9,6 +9,8 @@
 //! * [`config`] and `server`: from listening to drained, [`run`]; or, started by ssh,
 //!   for the one connection that is there ([`run_stdio`], `stdio`)
 //! * [`callers`]: who asks, and what they may
+//! * [`tls`], `admission`, `enrolment`: how a connection proves who it is, and what follows
+//! * `load`: whether there is room
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
@@ -19,10 +21,13 @@
 //!   checks paths, forks and reaps. The daemon itself never forks.
 //! * `sys`: the only file with `unsafe`
 
+mod admission;
 pub mod callers;
 pub mod config;
 mod describe;
+mod enrolment;
 mod error;
+mod load;
 mod own_mounts;
 mod policy;
 mod pool;
@@ -32,6 +37,7 @@ mod server;
 mod service;
 mod stdio;
 mod sys;
+pub mod tls;
 mod tools;
 mod wiring;
 

@@ -182,8 +182,8 @@ fn grants(invocation: &Invocation) -> Vec<Grant> {
         grants.push(Grant { no_follow: file.no_follow, ..grant(file.path.as_bytes(), access) });
     }
     let directory = invocation.working_dir.as_ref().map_or(&b"."[..], |directory| directory.as_bytes());
-    let changes = invocation.current_dir == CurrentDir::Writes
-        || (invocation.working_dir.is_some() && invocation.side_effects);
+    let changes =
+        invocation.current_dir == CurrentDir::Writes || (invocation.working_dir.is_some() && invocation.side_effects);
     let access = if changes { Access::Change } else { Access::Read };
     if invocation.current_dir != CurrentDir::Unused || invocation.working_dir.is_some() {
         grants.push(grant(directory, access));

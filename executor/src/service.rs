@@ -1,24 +1,26 @@
-//! The gRPC service: the contract's three calls.
+//! The gRPC service: the contract's calls.
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{DescribeReply, DescribeRequest, RunInput, Tool, ToolsReply, ToolsRequest, executor_server::Executor},
+    executor::{
+        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        executor_server::Executor,
+    },
 };
 use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     Config,
+    admission::peer_name,
     callers::{Caller, caller_of},
     describe::Machine,
+    load::Load,
     policy::Policy,
     pool::Pool,
     run,
@@ -31,16 +33,14 @@ const MAX_TOOL_NAMES: usize = 4096;
 /// What all calls share.
 pub struct Shared {
     pub config: Config,
-    /// Who asks on a connection that needs no proof.
-    pub anybody: Arc<Caller>,
+    /// Who uses how much.
+    pub load: Arc<Load>,
     pub pool: Pool,
     pub policy: Policy,
     pub machine: Machine,
     pub tools: Tools,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
-    /// A permit per run.
-    pub runs: Arc<Semaphore>,
     /// A permit per descriptor that runs may have open.
     pub descriptors: Arc<Semaphore>,
     /// No new runs from now on.
@@ -58,6 +58,7 @@ impl Executor for Service {
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let caller = caller_of(&request)?;
+        self.count(&caller)?;
         let theirs = request.into_inner().protocol;
         if theirs != PROTOCOL_VERSION {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
@@ -68,6 +69,7 @@ impl Executor for Service {
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
         let caller = caller_of(&request)?;
+        self.count(&caller)?;
         let ToolsRequest { names, versions } = request.into_inner();
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
@@ -84,9 +86,22 @@ impl Executor for Service {
         Ok(Response::new(ToolsReply { tools }))
     }
 
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let caller = caller_of(&request)?;
+        self.count(&caller)?;
+        Ok(Response::new(self.0.load.status(&caller)))
+    }
+
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
-        let (caller, peer) = (caller_of(&request)?, request.remote_addr());
+        let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
         Ok(Response::new(run::answer(self.0.clone(), (caller, peer), request.into_inner()).await))
+    }
+}
+
+impl Service {
+    /// Refuses a call too many.
+    fn count(&self, caller: &Caller) -> Result<(), Status> {
+        self.0.load.admit_call(caller).map_err(|refusal| Status::resource_exhausted(refusal.message))
     }
 }
 
@@ -95,9 +110,4 @@ impl Shared {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
-}
-
-/// A peer's address for the log.
-pub fn peer_name(peer: Option<SocketAddr>) -> String {
-    peer.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }

@@ -107,7 +107,8 @@ impl Reader<'_> {
                 },
                 "commands" => read.commands = self.commands(value),
                 "annotations" => {
-                    read.annotations = self.strings("annotations", value).into_iter().map(PathBuf::from).collect();
+                    read.annotations =
+                        self.strings("annotations", value).into_iter().map(|(directory, _)| directory.into()).collect();
                 }
                 "user" => match self.string("user", value).map(|name| UnixUser::named(&name)) {
                     Some(Ok(user)) => read.user = Some(user),
@@ -141,19 +142,11 @@ impl Reader<'_> {
 
     /// A list of names; `*` is any.
     fn commands(&mut self, value: &Entry<'_>) -> Commands {
-        let names: BTreeSet<String> = self.strings("commands", value).into_iter().collect();
+        let names: BTreeSet<String> = self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
         if let Some(name) = names.iter().find(|name| name.contains('/')) {
             self.mistake(value.span(), format!("`commands` are names, not paths such as {name:?}"));
         }
         if names.contains("*") { Commands::Any } else { Commands::Listed(names) }
-    }
-
-    fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<String> {
-        let Some(entries) = value.get_ref().as_array() else {
-            self.mistake(value.span(), format!("`{key}` must be a list of texts"));
-            return Vec::new();
-        };
-        entries.iter().filter_map(|entry| self.string(key, entry)).collect()
     }
 }
 
@@ -191,7 +184,7 @@ mod tests {
         for (section, expected) in [
             ("require = \"much\"", "executor.toml:5:11: `require` must be \"strict\", \"namespaces\" or \"none\""),
             ("commands = [\"/bin/sh\"]", "executor.toml:5:12: `commands` are names, not paths such as \"/bin/sh\""),
-            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list of texts"),
+            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = [\"...\"]"),
             ("max_file_bytes = 0", "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0"),
             ("user = \"no-such-user-here\"", "executor.toml:5:8: this machine has no user `no-such-user-here`"),
             ("colour = 1", "executor.toml:5:1: unknown key `colour`"),

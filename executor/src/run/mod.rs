@@ -18,7 +18,6 @@ mod times;
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
     os::fd::AsFd as _,
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -47,12 +46,7 @@ use self::{
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    callers::Caller,
-    error::Refusal,
-    own_mounts::OwnMounts,
-    pool::Lease,
-    service::{Shared, peer_name},
-    sys,
+    callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease, service::Shared, sys,
     wiring::Wiring,
 };
 
@@ -91,7 +85,7 @@ enum End {
 /// it must be cleaned up after its client has gone.
 pub async fn answer(
     shared: Arc<Shared>,
-    (caller, peer): (Arc<Caller>, Option<SocketAddr>),
+    (caller, peer): (Arc<Caller>, String),
     mut input: Streaming<RunInput>,
 ) -> Messages {
     let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
@@ -113,7 +107,7 @@ pub async fn answer(
             let run_id = resume.run_id.clone();
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
-            tracing::info!(run_id, peer = peer_name(peer), answer = ?resumed.as_ref().err(), "a client came back");
+            tracing::info!(run_id, identity = caller.name(), peer, answer = ?resumed.as_ref().err(), "a client came back");
             resumed.unwrap_or_else(refused)
         }
         _ => refused(Refusal::protocol("the first message must be the specification")),
@@ -123,7 +117,7 @@ pub async fn answer(
 /// Serves one run to its end; nothing of it is left afterwards but what is remembered.
 async fn serve(
     shared: Arc<Shared>,
-    (caller, peer): (Arc<Caller>, Option<SocketAddr>),
+    (caller, peer): (Arc<Caller>, String),
     spec: RunSpec,
     client: Client,
     output: Output,
@@ -141,7 +135,7 @@ async fn serve(
     tracing::info!(
         run_id,
         identity = caller.name(),
-        peer = peer_name(peer),
+        peer,
         programs,
         end = end.word(),
         statuses = report.statuses.join(" "),
@@ -304,7 +298,8 @@ struct Run {
     held: Vec<Exited>,
     report: Report,
     _lease: Lease,
-    _permits: [OwnedSemaphorePermit; 2],
+    _share: RunShare,
+    _descriptors: OwnedSemaphorePermit,
 }
 
 impl Run {

@@ -237,8 +237,7 @@ fn enter_new_root(scratch: &Path) -> Result<OwnedFd, Refusal> {
     let attempt = || format!("make a root in {}", scratch.display());
     let root = scratch.join("root");
     make_directory(&root)?;
-    mount(Some("posh"), &root, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS))
-        .map_err(failed(attempt))?;
+    mount(Some("posh"), &root, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS)).map_err(failed(attempt))?;
     let writable =
         open(&root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed(attempt))?;
     bind(&root, &root)?;

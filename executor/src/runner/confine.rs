@@ -173,8 +173,16 @@ mod tests {
             lacks: lacks.iter().map(ToString::to_string).collect(),
         };
         for (has, lacks, expected) in [
-            (&["mounts", "processes", "network", "seccomp", "landlock 7"][..], &[][..], "strict: mounts, processes, network, seccomp, landlock 7"),
-            (&["mounts", "network", "seccomp"], &["landlock (none)"], "namespaces: mounts, network, seccomp; missing: landlock (none)"),
+            (
+                &["mounts", "processes", "network", "seccomp", "landlock 7"][..],
+                &[][..],
+                "strict: mounts, processes, network, seccomp, landlock 7",
+            ),
+            (
+                &["mounts", "network", "seccomp"],
+                &["landlock (none)"],
+                "namespaces: mounts, network, seccomp; missing: landlock (none)",
+            ),
             (&["seccomp", "landlock 1"], &["mounts"], "none: seccomp, landlock 1; missing: mounts"),
             (&[], &["everything"], "none; missing: everything"),
         ] {

@@ -103,7 +103,8 @@ pub struct Domain(RulesetCreated);
 impl Domain {
     /// Makes the domain of one command: the ground, what `fence` grants, and what the command has open.
     pub fn new(view: &View, cwd: &OwnedFd, fence: &Fence, opened: &[impl AsFd]) -> Result<Self, Refusal> {
-        let failed = |error: RulesetError| Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"));
+        let failed =
+            |error: RulesetError| Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"));
         let mut domain = Self(empty().map_err(failed)?);
         for (fd, access) in &view.ground.0 {
             domain.allow(fd, *access).map_err(failed)?;

@@ -84,7 +84,10 @@ fn guard() -> io::Result<()> {
     let children = child_signals()?;
     if let Err(errno) = leave_namespaces(spec.isolation()) {
         let error = format!("cannot make a namespace: {}", errno.desc());
-        return write_frame(&control, &ViewReply { error, kind: rejected::Kind::NoNamespace.into(), ..ViewReply::default() });
+        return write_frame(
+            &control,
+            &ViewReply { error, kind: rejected::Kind::NoNamespace.into(), ..ViewReply::default() },
+        );
     }
     match sys::fork()? {
         ForkResult::Child => {

@@ -306,7 +306,7 @@ async fn two_hundred_runs_at_once_are_not_mixed_up() {
 
 #[tokio::test]
 async fn a_run_too_many_is_refused() {
-    let lab = Lab::with(|config| config.max_runs = 1).await;
+    let lab = Lab::with(|config| config.bounds.runs = 1).await;
     let mut call = Call::open(&lab.client, command(&["sh", "-c", "echo ready; sleep 1000"])).await;
     call.until_output("ready").await;
     assert_eq!(lab.run(pipeline(&["true"])).await.refusal().kind(), rejected::Kind::Overloaded);

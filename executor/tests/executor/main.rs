@@ -9,3 +9,4 @@ mod harness;
 mod lifecycle;
 mod paths;
 mod streams;
+mod tls;

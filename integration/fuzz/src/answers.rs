@@ -165,7 +165,7 @@ impl Peer {
                         assert!(is_remote || known, "runs here because {}", here.reason);
                         return is_remote;
                     }
-                    Some(to_stage::Kind::Exit(_)) => return true,
+                    Some(to_stage::Kind::Exit(_) | to_stage::Kind::Again(_)) => return true,
                     _ => {}
                 }
             }

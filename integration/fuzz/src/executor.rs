@@ -67,7 +67,7 @@ fn start() -> Peer {
     let mut config = Config::from_arguments(address, exports, false, false).unwrap();
     config.runner_program = Some(runner_program());
     // Few, so that a run that is never over is noticed soon.
-    config.max_runs = 8;
+    config.bounds.runs = 8;
     runtime.spawn(posh_executor::run(config, listener, std::future::pending()));
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
     let channel = runtime.block_on(channel.connect()).unwrap();

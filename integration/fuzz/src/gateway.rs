@@ -17,7 +17,7 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        OpenSessionRequest, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
+        LookAhead, OpenSessionRequest, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
         gateway_client::GatewayClient,
     },
     stage::{Credit, Data, Descriptor, Enlist, Signal, ToGateway, to_gateway::Kind},
@@ -116,7 +116,13 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         pid: std::process::id(),
         path: "/usr/bin:/bin".into(),
         stage_program: "/bin/true".into(),
-        look_ahead: vec![mount.clone().into()],
+        look_ahead: Some(LookAhead {
+            first: vec![mount.clone().into()],
+            second: vec![mount.clone().into()],
+            before: vec![PlannedStage { argv: argv.clone(), ..PlannedStage::default() }],
+            cwd: "/".into(),
+            environment: vec!["PATH=/bin".into()],
+        }),
         ..OpenSessionRequest::default()
     };
     let stage = PlannedStage { argv: argv.clone(), ..PlannedStage::default() };
