@@ -134,7 +134,7 @@ fn only_native(program: BpfProgram) -> BpfProgram {
     let mut whole = vec![
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, X32_BIT),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs()),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs()),
     ];
     whole.extend(program);
     whole
