@@ -174,7 +174,7 @@ mod tests {
         for (section, expected) in [
             ("require = \"much\"", "executor.toml:5:11: `require` must be \"strict\", \"namespaces\" or \"none\""),
             ("commands = [\"/bin/sh\"]", "executor.toml:5:12: `commands` are names, not paths such as \"/bin/sh\""),
-            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list of texts"),
+            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = "),
             ("max_file_bytes = 0", "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0"),
             ("colour = 1", "executor.toml:5:1: unknown key `colour`"),
         ] {
