@@ -36,7 +36,7 @@ use crate::{
     load::Load,
     policy::Policy,
     pool::Pool,
-    run::KeptRuns,
+    run::{AuditFile, KeptRuns},
     service::{Service, Shared},
     tls::{accept::Incoming, serving::Serving},
     tools::Tools,
@@ -102,7 +102,7 @@ pub async fn run(
     SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
     let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
     tracing::info!("listening on {address}");
-    let (shared, admission) = share(config, tls.clone()).await;
+    let (shared, admission) = share(config, tls.clone()).await?;
     let incoming = Incoming::new(listener, tls.clone(), admission.clone());
     serve((shared, admission, tls), builder(KEEPALIVE_TIMEOUT), incoming, shutdown).await
 }
@@ -127,7 +127,7 @@ pub async fn run_stdio(
             () = shutdown => {}
         }
     };
-    let (shared, admission) = share(config, None).await;
+    let (shared, admission) = share(config, None).await?;
     serve((shared, admission, None), builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
 }
 
@@ -213,7 +213,7 @@ async fn keep_fresh(tls: Option<&Serving>) {
     }
 }
 
-async fn share(config: Config, tls: Option<Arc<Serving>>) -> (Arc<Shared>, Admission) {
+async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>, Admission), Error> {
     let (soft, hard) = raise_open_files();
     let (policy, mistakes) = Policy::new(&config.confinement);
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
@@ -228,12 +228,13 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> (Arc<Shared>, Admis
         machine: Machine::default(),
         tools: Tools::default(),
         kept: KeptRuns::default(),
+        audit: AuditFile::open(config.audit.as_deref())?,
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),
         kill: watch::Sender::new(false),
         config,
     };
-    (Arc::new(shared), admission)
+    Ok((Arc::new(shared), admission))
 }
 
 /// Raises this process's limit of open files as far as it goes; gives the soft

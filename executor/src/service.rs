@@ -43,6 +43,8 @@ pub struct Shared {
     pub kept: run::KeptRuns,
     /// A permit per descriptor that runs may have open.
     pub descriptors: Arc<Semaphore>,
+    /// Who ran what.
+    pub audit: run::AuditFile,
     /// No new runs from now on.
     pub draining: AtomicBool,
     /// Turns true when running commands are to be killed.
@@ -89,7 +91,8 @@ impl Executor for Service {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let caller = caller_of(&request)?;
         self.count(&caller)?;
-        Ok(Response::new(self.0.load.status(&caller)))
+        let confinement = self.0.pool.confinement().to_string();
+        Ok(Response::new(StatusReply { confinement, ..self.0.load.status(&caller) }))
     }
 
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {

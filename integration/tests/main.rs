@@ -22,6 +22,7 @@ mod semantics;
 mod split;
 mod ssh;
 mod terminal;
+mod tls;
 mod trace;
 mod user;
 

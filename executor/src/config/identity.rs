@@ -217,3 +217,64 @@ pub fn check_identity(name: &str) -> Result<(), String> {
     }
     Err(format!("`{name}` is no name for an identity: letters, digits and - _ . @, at most 64"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, String> {
+        let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
+        Config::parse("executor.toml", &format!("{export}{text}")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn identities_are_read() {
+        let text = "[tls]\ndir = \"/etc/x\"\n[[identity]]\nname = \"ada\"\nuser = \"root\"\nexports = [\"logs\"]\n\
+                    read_only = true\ncommands = [\"cat\"]\nmax_runs = 3\nmax_memory_mb = 2\nmax_buffered_mb = 1\n\
+                    [limits]\nmax_processes = 9\nmax_cpu_pressure = 50\n";
+        let config = read(text).unwrap();
+        assert_eq!(config.tls, Some(TlsConfig { directory: "/etc/x".into() }));
+        let ada = &config.identities[0];
+        assert_eq!((ada.name.as_str(), ada.user.as_ref().map(|user| user.uid)), ("ada", Some(0)));
+        assert_eq!(ada.exports, Some(BTreeSet::from(["logs".to_owned()])));
+        assert!(ada.read_only && ada.commands.as_ref().is_some_and(|commands| commands.contains("cat")));
+        assert_eq!((ada.limits.runs, ada.limits.processes), (Some(3), None));
+        assert_eq!((ada.limits.memory_bytes, ada.limits.buffered_bytes), (Some(2 << 20), Some(1 << 20)));
+        assert_eq!((config.bounds.processes, config.bounds.cpu_pressure), (9, Some(50)));
+    }
+
+    #[test]
+    fn mistakes_have_their_places_all_at_once() {
+        let text = "[tls]\ndir = \"etc\"\n[[identity]]\nname = \"a b\"\nuser = \"no-such-user-here\"\nexports = [\"lags\"]\n\
+                    max_runs = 0\n[[identity]]\nname = \"c\"\ncolour = 1\nuser = \"root\"\n[limits]\nmax_runs = 1\n";
+        let all = read(text).unwrap_err();
+        for expected in [
+            "executor.toml:5:7: `dir` of [tls] must be absolute, not `etc`",
+            "executor.toml:7:8: `a b` is no name for an identity",
+            "executor.toml:8:8: this machine has no user `no-such-user-here`",
+            "executor.toml:9:12: no [[export]] is named `lags`",
+            "executor.toml:10:12: `max_runs` must be a whole number above 0",
+            "executor.toml:13:1: unknown key `colour` of [[identity]]",
+            "executor.toml:16:1: unknown key `max_runs` of [limits]",
+        ] {
+            assert!(all.contains(expected), "missing {expected:?} in:\n{all}");
+        }
+        assert_eq!(all.lines().count(), 7, "{all}");
+    }
+
+    #[test]
+    fn identities_need_certificates_and_a_user() {
+        let all = read("[[identity]]\nname = \"ada\"\n").unwrap_err();
+        assert!(all.contains("add [tls] and run posh-executor init"), "{all}");
+        assert_eq!(all.contains("would run as root"), geteuid().is_root(), "{all}");
+    }
+
+    #[test]
+    fn with_certificates_other_machines_may_come() {
+        let text = "[tls]\n";
+        let listen = "listen = \"0.0.0.0:7400\"\n";
+        let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
+        let config = Config::parse("executor.toml", &format!("{listen}{export}{text}")).unwrap();
+        assert_eq!(config.tls.map(|tls| tls.directory), Some(crate::tls::DEFAULT_DIRECTORY.into()));
+    }
+}

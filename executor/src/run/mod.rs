@@ -4,6 +4,7 @@
 //! ends that face the network. Each stream has a task and credit of its own, so
 //! that none can hold up another; all tasks end with the run.
 
+mod audit;
 mod inlet;
 mod kept;
 mod launch;
@@ -20,7 +21,7 @@ use std::{
     io,
     os::fd::AsFd as _,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::libc;
@@ -35,7 +36,9 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
+pub use self::{audit::AuditFile, kept::KeptRuns, outbox::Messages};
 use self::{
+    audit::Record,
     inlet::Inlet,
     kept::Return,
     link::Link,
@@ -44,14 +47,10 @@ use self::{
     plumbing::Plumbing,
     times::{Clock, Traffic},
 };
-pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease, service::Shared, sys,
     wiring::Wiring,
 };
-
-/// Programs and statuses named in a run's line of the log.
-const LOGGED_PROGRAMS: usize = 16;
 
 /// The way to the client.
 type Output = Arc<Outbox>;
@@ -122,28 +121,14 @@ async fn serve(
     client: Client,
     output: Output,
 ) {
-    let began = Instant::now();
+    let record = Record::of(&spec, &caller, &peer);
     let run_id = spec.run_id.clone();
-    let programs = spec.stages.iter().take(LOGGED_PROGRAMS).map(|stage| stage.program.as_str());
-    let programs = programs.collect::<Vec<_>>().join(" ");
     let clock = Clock::start(&spec);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
     let end = attend((&shared, &caller), spec, client, &output, &mut report).await;
     output.end();
     shared.kept.end(&caller.run_name(&run_id), end.is_violent());
-    let (bytes_in, bytes_out) = report.traffic.totals();
-    tracing::info!(
-        run_id,
-        identity = caller.name(),
-        peer,
-        programs,
-        end = end.word(),
-        statuses = report.statuses.join(" "),
-        bytes_in,
-        bytes_out,
-        ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
-        "run ended"
-    );
+    record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
 }
 
 /// Who hears the messages, and what it says.
@@ -177,16 +162,16 @@ struct Report {
 }
 
 impl End {
-    fn word(&self) -> String {
+    fn word(&self) -> &'static str {
         match self {
-            Self::Finished(_) => "finished".to_owned(),
-            Self::Cancelled => "cancelled".to_owned(),
-            Self::Abandoned => "abandoned".to_owned(),
-            Self::Killed => "killed".to_owned(),
-            Self::Rejected(refusal) => format!("rejected: {refusal}"),
-            Self::Violation(what) => format!("violation: {what}"),
-            Self::Lost(what) => format!("lost: {what}"),
-            Self::Unpublished(what) => format!("unpublished: {what}"),
+            Self::Finished(_) => "finished",
+            Self::Cancelled => "cancelled",
+            Self::Abandoned => "abandoned",
+            Self::Killed => "killed",
+            Self::Rejected(_) => "rejected",
+            Self::Violation(_) => "violation",
+            Self::Lost(_) => "lost",
+            Self::Unpublished(_) => "unpublished",
         }
     }
 
@@ -381,7 +366,7 @@ impl Run {
                             None => exited,
                         };
                         self.stages_left -= 1;
-                        if self.report.statuses.len() < LOGGED_PROGRAMS {
+                        if self.report.statuses.len() < audit::RECORDED {
                             self.report.statuses.push(status_word(&exited));
                         }
                         if self.own_mounts.is_empty() {
