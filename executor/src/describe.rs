@@ -1,7 +1,7 @@
 //! What this machine is: the facts by which a gateway decides whether a command
 //! would give the same answer here.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{path::Path, process::Stdio, sync::OnceLock, time::Duration};
 
 use nix::{sys::utsname::uname, unistd::gethostname};
 use posh_proto::{
@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use tokio::{process::Command, sync::OnceCell};
 
-use crate::{Config, tools};
+use crate::{callers::Caller, pool::Pool, tools};
 
 /// `locale -a` reads one directory; something is wrong when it takes longer.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,12 +19,14 @@ const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub struct Machine {
     locales: OnceCell<Vec<String>>,
+    instance: OnceLock<String>,
 }
 
 impl Machine {
-    /// The reply to `Describe`; `no_namespaces` is why there are none.
-    pub async fn describe(&self, config: &Config, no_namespaces: Option<&str>) -> DescribeReply {
-        let exports = config.exports.iter();
+    /// The reply to `caller`'s `Describe`.
+    pub async fn describe(&self, caller: &Caller, pool: &Pool) -> DescribeReply {
+        let no_namespaces = pool.no_namespaces();
+        let exports = caller.exports.iter();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -34,9 +36,16 @@ impl Machine {
             machine: uname().map_or_else(|_| String::new(), |name| name.machine().to_string_lossy().into_owned()),
             namespaces: no_namespaces.is_none(),
             namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
+            instance: self.instance.get_or_init(new_instance).clone(),
             localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
+            confinement: pool.confinement().to_string(),
         }
     }
+}
+
+/// A name that no other start of an executor has: random(4).
+fn new_instance() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
 }
 
 async fn read_locales() -> Vec<String> {

@@ -235,6 +235,18 @@ impl Executor {
         }
     }
 
+    /// The connection that follows a lost one, whenever there is one.
+    pub async fn next_connection(&self, lost: &Arc<Connection>) -> Arc<Connection> {
+        let mut state = self.state.subscribe();
+        loop {
+            self.want();
+            let other = |s: &State| matches!(s, State::Ready(c) if !Arc::ptr_eq(c, lost));
+            if let Ok(State::Ready(connection)) = state.wait_for(other).await.as_deref() {
+                return Arc::clone(connection);
+            }
+        }
+    }
+
     /// Whether it was the one in use.
     fn broke(&self, connection: &Arc<Connection>, why: &str) -> bool {
         let is_current = matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
@@ -259,9 +271,14 @@ impl Executor {
                 Ok((connection, carrier)) => {
                     tracing::info!(executor = %self.name, address = self.address, rtt = ?connection.rtt, "connected");
                     pause = RETRY_FIRST;
+                    let began = Instant::now();
                     self.keep(Arc::new(connection), carrier).await;
                     if self.unasked {
                         self.state.send_replace(State::Asleep);
+                    }
+                    // Mostly it was one link that broke; who breaks each at once is given time.
+                    if began.elapsed() >= RETRY_FIRST {
+                        continue;
                     }
                 }
                 Err(why) => {

@@ -178,12 +178,16 @@ impl GatewayService for Service {
     async fn status(&self, _: Request<wire::StatusRequest>) -> Result<Response<wire::StatusReply>, Status> {
         let executors = self.gateway.executors.all().into_iter().map(|e| {
             let state = e.state();
-            let rtt = if let State::Ready(c) = &state { c.rtt.as_secs_f64() * 1000.0 } else { 0.0 };
+            let (rtt, confinement) = match &state {
+                State::Ready(c) => (c.rtt.as_secs_f64() * 1000.0, c.about.confinement.clone()),
+                _ => (0.0, String::new()),
+            };
             wire::ExecutorStatus {
                 name: e.name.to_string(),
                 address: e.address.clone(),
                 state: state_text(&state, None),
                 rtt_ms: rtt,
+                confinement,
             }
         });
         Ok(Response::new(wire::StatusReply {

@@ -102,6 +102,13 @@ pub enum ForStage {
     Credit(u32, u64),
     /// Nobody reads that input any more.
     StopReading(u32),
+    /// Run the command yourself, from its beginning, and leave out what was delivered.
+    Again {
+        /// Why.
+        reason: String,
+        /// By descriptor; empty: nothing was.
+        delivered: Vec<wire::Delivered>,
+    },
     /// End as the command ended.
     Exit {
         /// How.
@@ -272,6 +279,7 @@ fn to_wire(message: ForStage) -> to_stage::Kind {
         ForStage::Data(fd, data) => to_stage::Kind::Data(wire::Data { fd, data }),
         ForStage::Credit(fd, bytes) => to_stage::Kind::Credit(wire::Credit { fd, bytes }),
         ForStage::StopReading(fd) => to_stage::Kind::StopReading(fd),
+        ForStage::Again { reason, delivered } => to_stage::Kind::Again(wire::Again { reason, delivered }),
         ForStage::Exit { status, core_dumped, seeks, message } => to_stage::Kind::Exit(wire::Exit {
             how: Some(match status {
                 Status::Code(code) => wire::exit::How::Code(code),

@@ -46,6 +46,8 @@ pub struct Gateway {
     pub machine: String,
     /// SHA-256 of /etc/localtime; empty when there is none.
     pub localtime: Vec<u8>,
+    /// What makes the names of runs such that no other client of an executor can guess them.
+    pub secret: String,
     /// Pipelines at work now.
     pub running: AtomicUsize,
     /// Listings of directories that a shell is about to want.
@@ -87,6 +89,8 @@ impl Gateway {
             mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
             machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
+            // random(4); 122 bits.
+            secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
             running: AtomicUsize::new(0),
             look_ahead: Arc::default(),
             remnants: Remnants::default(),

@@ -1,6 +1,8 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`]), the clock that they share ([`clock`]) and the switches of the rules ([`rule`]).
+//! ([`runtime`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
+//! share ([`clock`]), what delivered bytes are known again by ([`digest`]) and the switches of the
+//! rules ([`rule`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -10,9 +12,12 @@
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
 pub mod clock;
+pub mod digest;
 pub mod frame;
 pub mod rule;
 pub mod runtime;
+pub mod secret;
+pub mod token;
 
 pub mod executor {
     //! `posh.executor.v1`, see `proto/executor.proto`.
@@ -32,7 +37,7 @@ pub mod stage {
 
 /// The version of the three protocols; a peer of another version is named and
 /// refused, never half understood.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// What an executor that was started by ssh says first on its standard output. All
 /// that comes before it is not the executor's; gRPC follows.

@@ -2,6 +2,7 @@
 //! this machine's loopback interface and memory, so that every microsecond
 //! beyond bash's is posh's own.
 
+mod confinement;
 mod latency;
 mod memory;
 mod setup;
@@ -45,10 +46,13 @@ enum Part {
     Setup,
     /// The first command of all.
     Start,
+    /// Namespaces, filters and rules around each command.
+    Confinement,
 }
 
 impl Part {
-    const ALL: [Part; 5] = [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start];
+    const ALL: [Part; 6] =
+        [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
 
     fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
         match self {
@@ -57,6 +61,7 @@ impl Part {
             Part::Memory => memory::measure(programs, report),
             Part::Setup => setup::measure(programs, report),
             Part::Start => start::measure(programs, report),
+            Part::Confinement => confinement::measure(programs, report),
         }
     }
 }

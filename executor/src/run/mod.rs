@@ -5,9 +5,11 @@
 //! that none can hold up another; all tasks end with the run.
 
 mod inlet;
+mod kept;
 mod launch;
 mod link;
 mod merge;
+mod outbox;
 mod outlet;
 mod pace;
 mod plumbing;
@@ -16,16 +18,15 @@ mod times;
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
     os::fd::AsFd as _,
     sync::{Arc, Weak},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nix::libc;
 use posh_proto::executor::{
-    Exited, Finished, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started, WindowSize, exited::How,
-    run_input, run_output,
+    Exited, Finished, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started, WindowSize,
+    WrittenFile, exited::How, run_input, run_output,
 };
 use tokio::{
     net::unix::pipe,
@@ -36,17 +37,16 @@ use tonic::{Status, Streaming};
 
 use self::{
     inlet::Inlet,
+    kept::Return,
     link::Link,
+    outbox::Outbox,
     outlet::Gate,
     plumbing::Plumbing,
     times::{Clock, Traffic},
 };
+pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    error::Refusal,
-    own_mounts::OwnMounts,
-    pool::Lease,
-    service::{Shared, peer_name},
-    sys,
+    callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease, service::Shared, sys,
     wiring::Wiring,
 };
 
@@ -54,7 +54,12 @@ use crate::{
 const LOGGED_PROGRAMS: usize = 16;
 
 /// The way to the client.
-type Output = mpsc::Sender<Result<RunOutput, Status>>;
+type Output = Arc<Outbox>;
+
+/// What a client that cancels a call, rather than being lost, has said by the time that this is noticed.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// A client can't ask for more than this: what is kept takes memory and a place among the runs.
+const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 /// How a run ended, for the log and for the client.
 #[derive(Debug)]
@@ -63,6 +68,8 @@ enum End {
     Finished(Option<RunTimes>),
     /// The client went away or reset the call.
     Cancelled,
+    /// The client of a kept run was lost, and has not come back in time.
+    Abandoned,
     /// The executor is told to end.
     Killed,
     Rejected(Refusal),
@@ -74,28 +81,61 @@ enum End {
     Unpublished(String),
 }
 
-/// Serves one `Run` call to its end; nothing of the run is left afterwards.
-pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Streaming<RunInput>, output: Output) {
-    let began = Instant::now();
-    let spec = match input.message().await {
-        Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => spec,
-        Ok(_) => {
-            let refusal = Refusal::protocol("the first message must be the specification");
-            let _ = output.send(Ok(refusal.into())).await;
-            return;
+/// Takes one `Run` call: its messages. The run itself is not tied to the call, since
+/// it must be cleaned up after its client has gone.
+pub async fn answer(
+    shared: Arc<Shared>,
+    (caller, peer): (Arc<Caller>, String),
+    mut input: Streaming<RunInput>,
+) -> Messages {
+    let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
+    match input.message().await {
+        Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => {
+            let outbox = Outbox::new(spec.grace_ms > 0);
+            let messages = outbox.attach();
+            let returns = match outbox.keeps() {
+                true => match shared.kept.begin(&caller.run_name(&spec.run_id), &outbox) {
+                    Ok(returns) => Some(returns),
+                    Err(refusal) => return refused(refusal),
+                },
+                false => None,
+            };
+            tokio::spawn(serve(shared, (caller, peer), spec, Client { input, is_open: true, returns }, outbox));
+            messages
         }
-        Err(_) => return,
-    };
+        Ok(Some(RunInput { kind: Some(run_input::Kind::Resume(resume)) })) => {
+            let run_id = resume.run_id.clone();
+            let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
+            let resumed = shared.kept.resume(resume, input).await;
+            tracing::info!(run_id, identity = caller.name(), peer, answer = ?resumed.as_ref().err(), "a client came back");
+            resumed.unwrap_or_else(refused)
+        }
+        _ => refused(Refusal::protocol("the first message must be the specification")),
+    }
+}
+
+/// Serves one run to its end; nothing of it is left afterwards but what is remembered.
+async fn serve(
+    shared: Arc<Shared>,
+    (caller, peer): (Arc<Caller>, String),
+    spec: RunSpec,
+    client: Client,
+    output: Output,
+) {
+    let began = Instant::now();
     let run_id = spec.run_id.clone();
     let programs = spec.stages.iter().take(LOGGED_PROGRAMS).map(|stage| stage.program.as_str());
     let programs = programs.collect::<Vec<_>>().join(" ");
     let clock = Clock::start(&spec);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
-    let end = attend(&shared, spec, input, &output, &mut report).await;
+    let end = attend((&shared, &caller), spec, client, &output, &mut report).await;
+    output.end();
+    shared.kept.end(&caller.run_name(&run_id), end.is_violent());
     let (bytes_in, bytes_out) = report.traffic.totals();
     tracing::info!(
         run_id,
-        peer = peer_name(peer),
+        identity = caller.name(),
+        peer,
         programs,
         end = end.word(),
         statuses = report.statuses.join(" "),
@@ -104,6 +144,27 @@ pub async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Str
         ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
         "run ended"
     );
+}
+
+/// Who hears the messages, and what it says.
+struct Client {
+    input: Streaming<RunInput>,
+    is_open: bool,
+    /// Of a kept run: the same client by a new connection.
+    returns: Option<mpsc::Receiver<Return>>,
+}
+
+impl Client {
+    /// It came back; never, if the run is not kept.
+    async fn returned(returns: &mut Option<mpsc::Receiver<Return>>) -> Return {
+        match returns {
+            Some(returns) => match returns.recv().await {
+                Some(returned) => returned,
+                None => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// What the log tells of a run, and its trace.
@@ -120,6 +181,7 @@ impl End {
         match self {
             Self::Finished(_) => "finished".to_owned(),
             Self::Cancelled => "cancelled".to_owned(),
+            Self::Abandoned => "abandoned".to_owned(),
             Self::Killed => "killed".to_owned(),
             Self::Rejected(refusal) => format!("rejected: {refusal}"),
             Self::Violation(what) => format!("violation: {what}"),
@@ -128,11 +190,16 @@ impl End {
         }
     }
 
+    /// Its commands were killed.
+    fn is_violent(&self) -> bool {
+        !matches!(self, Self::Finished(_) | Self::Rejected(_) | Self::Unpublished(_))
+    }
+
     /// The last message to the client.
     fn message(&self) -> Option<Result<RunOutput, Status>> {
         Some(match self {
             Self::Finished(times) => Ok(output_of(run_output::Kind::Finished(Finished { times: times.clone() }))),
-            Self::Cancelled => return None,
+            Self::Cancelled | Self::Abandoned => return None,
             Self::Killed => Err(Status::unavailable("the executor was shut down and killed this run")),
             Self::Rejected(refusal) => Ok(refusal.clone().into()),
             Self::Violation(what) => Err(Status::invalid_argument(what.as_str())),
@@ -150,16 +217,24 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
-    shared: &Shared,
+    (shared, caller): (&Shared, &Caller),
     spec: RunSpec,
-    input: Streaming<RunInput>,
+    client: Client,
     output: &Output,
     report: &mut Report,
 ) -> End {
     let mut kill = shared.kill.subscribe();
+    let grace = Duration::from_millis(spec.grace_ms.into()).min(LONGEST_GRACE);
+    // A kept run whose client is lost meanwhile starts all the same, and its client learns so.
+    let is_unwanted = async {
+        output.detached().await;
+        if output.keeps() {
+            std::future::pending::<()>().await;
+        }
+    };
     let starting = tokio::select! {
-        () = output.closed() => return End::Cancelled,
-        starting = launch::start(shared, spec, report.clock) => starting,
+        () = is_unwanted => return End::Cancelled,
+        starting = launch::start((shared, caller), spec, report.clock) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,
@@ -171,13 +246,15 @@ async fn attend(
     };
     run.report = std::mem::take(report);
     let times = run.report.clock.zip(run.start_times).map(|(clock, times)| clock.started(times));
-    if output.send(Ok(output_of(run_output::Kind::Started(Started { times })))).await.is_err() {
+    let written_files = std::mem::take(&mut run.written_files);
+    let started = Started { times, written_files };
+    if output.send(Ok(output_of(run_output::Kind::Started(started)))).await.is_err() {
         run.link.close().await;
         return End::Cancelled;
     }
     run.start_streams(output);
     let end = tokio::select! {
-        end = run.drive(input, output) => end,
+        end = run.drive(client, grace, output) => end,
         _ = kill.wait_for(|kill| *kill) => End::Killed,
     };
     // Closes the pipes, then the supervisor's socket, and waits for its end: the
@@ -206,6 +283,10 @@ struct Run {
     gates: HashMap<u32, Arc<Gate>>,
     ptys: Vec<Weak<pipe::Receiver>>,
     terminal_stages: Vec<u32>,
+    /// What the client was told of its redirects.
+    written_files: Vec<WrittenFile>,
+    /// Signals that have been passed on.
+    signals_taken: usize,
     /// Of a traced run.
     start_times: Option<StartTimes>,
     /// The plumbing that the streams take over once the client knows.
@@ -217,7 +298,8 @@ struct Run {
     held: Vec<Exited>,
     report: Report,
     _lease: Lease,
-    _permits: [OwnedSemaphorePermit; 2],
+    _share: RunShare,
+    _descriptors: OwnedSemaphorePermit,
 }
 
 impl Run {
@@ -251,22 +333,46 @@ impl Run {
     }
 
     /// Carries messages until all stages have exited and all streams have ended.
-    async fn drive(&mut self, mut input: Streaming<RunInput>, output: &Output) -> End {
-        let mut is_input_open = true;
+    async fn drive(&mut self, mut client: Client, grace: Duration, output: &Output) -> End {
         let mut publishing = JoinSet::new();
+        let mut lost_at = None;
         while self.stages_left > 0 || !self.streams.is_empty() || !publishing.is_empty() {
+            let patience = async {
+                match lost_at {
+                    Some(lost_at) => tokio::time::sleep_until(lost_at + grace).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                () = output.closed() => return End::Cancelled,
-                message = input.message(), if is_input_open => match message {
-                    Ok(Some(message)) => if let Err(end) = self.take(message).await {
+                () = output.detached(), if lost_at.is_none() => {
+                    if let Err(end) = self.lose(&mut client, output).await {
+                        return end;
+                    }
+                    lost_at = Some(tokio::time::Instant::now());
+                }
+                () = patience => return End::Abandoned,
+                (resume, input) = Client::returned(&mut client.returns) => {
+                    (client.input, client.is_open, lost_at) = (input, true, None);
+                    if let Err(end) = self.catch_up(resume).await {
+                        return end;
+                    }
+                }
+                message = client.input.message(), if client.is_open && lost_at.is_none() => match message {
+                    Ok(Some(message)) => if let Err(end) = self.take(message, output).await {
                         return end;
                     },
                     // The client has no more to say: neither has any inlet.
                     Ok(None) => {
-                        is_input_open = false;
+                        client.is_open = false;
                         self.inlets.values().for_each(|inlet| inlet.end());
                     }
-                    Err(_) => return End::Cancelled,
+                    Err(status) => match self.is_kept_after(&status, output) {
+                        true => {
+                            client.is_open = false;
+                            lost_at = Some(tokio::time::Instant::now());
+                        }
+                        false => return End::Cancelled,
+                    }
                 },
                 message = self.link.next(), if self.stages_left > 0 => match message {
                     Ok(Some(RunOutput { kind: Some(run_output::Kind::Exited(exited)) })) => {
@@ -309,12 +415,53 @@ impl Run {
         End::Finished(self.report.traffic.times())
     }
 
+    /// There is no client any more. Goes on only if that is none's wish, and nothing more is needed of it.
+    async fn lose(&mut self, client: &mut Client, output: &Output) -> Result<(), End> {
+        if !output.keeps() || !client.is_open {
+            return Err(End::Cancelled);
+        }
+        loop {
+            match tokio::time::timeout(LAST_WORDS, client.input.message()).await {
+                Ok(Ok(Some(message))) => self.take(message, output).await?,
+                Ok(Ok(None)) => return Err(End::Cancelled),
+                Ok(Err(status)) if !self.is_kept_after(&status, output) => return Err(End::Cancelled),
+                Ok(Err(_)) | Err(_) => {
+                    client.is_open = false;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Whether the run goes on after its client's words ended so: it did not cancel, and owes no input.
+    fn is_kept_after(&self, status: &Status, output: &Output) -> bool {
+        output.keeps() && status.code() != tonic::Code::Cancelled && self.inlets.values().all(|inlet| inlet.is_ended())
+    }
+
+    /// The client says once more what it has said; as totals, so that it does not matter what of it came.
+    async fn catch_up(&mut self, resume: Resume) -> Result<(), End> {
+        for credit in &resume.credits {
+            self.gates.get(&credit.stream).into_iter().for_each(|gate| gate.add_up_to(credit.bytes));
+        }
+        resume.closed.iter().filter_map(|stream| self.gates.get(stream)).for_each(|gate| gate.close());
+        resume.ended.iter().filter_map(|stream| self.inlets.get(stream)).for_each(|inlet| inlet.end());
+        for signal in resume.signals.into_iter().skip(self.signals_taken) {
+            self.pass_on(signal).await?;
+        }
+        Ok(())
+    }
+
+    async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
+        self.signals_taken += 1;
+        self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))
+    }
+
     /// Times there are not this machine's, so they do not tell all that changed.
     fn hold(&mut self, exited: Exited) {
         self.held.push(Exited { changes_incomplete: true, ..exited });
     }
 
-    async fn take(&mut self, message: RunInput) -> Result<(), End> {
+    async fn take(&mut self, message: RunInput, output: &Output) -> Result<(), End> {
         match message.kind {
             Some(run_input::Kind::Chunk(chunk)) => {
                 let inlet = self.inlets.get(&chunk.stream);
@@ -330,13 +477,14 @@ impl Run {
             Some(run_input::Kind::Closed(stream)) => {
                 self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
             }
-            Some(run_input::Kind::Signal(signal)) => {
-                self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))?;
-            }
+            Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
+            Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;
             }
-            Some(run_input::Kind::Spec(_)) => return Err(End::Violation("a second specification".to_owned())),
+            Some(run_input::Kind::Spec(_) | run_input::Kind::Resume(_)) => {
+                return Err(End::Violation("a second specification".to_owned()));
+            }
             // A newer gateway may say what we do not know; it can't matter to us.
             None => {}
         }

@@ -26,19 +26,28 @@ pub struct Gate {
 
 struct State {
     credit_bytes: u64,
+    /// Beside the first credit.
+    given_bytes: u64,
     is_closed: bool,
 }
 
 impl Gate {
     pub fn new(credit_bytes: u64) -> Self {
-        Self { state: Mutex::new(State { credit_bytes, is_closed: false }), changed: Notify::new() }
+        Self { state: Mutex::new(State { credit_bytes, given_bytes: 0, is_closed: false }), changed: Notify::new() }
     }
 
     /// The client can take so many more.
     pub fn add(&self, bytes: u64) {
         let mut state = self.state.lock().expect("not poisoned");
         state.credit_bytes = state.credit_bytes.saturating_add(bytes);
+        state.given_bytes = state.given_bytes.saturating_add(bytes);
         self.changed.notify_one();
+    }
+
+    /// The same, as the sum of all so far.
+    pub fn add_up_to(&self, bytes: u64) {
+        let given = self.state.lock().expect("not poisoned").given_bytes;
+        self.add(bytes.saturating_sub(given));
     }
 
     /// The client wants no more.

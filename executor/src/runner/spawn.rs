@@ -17,16 +17,18 @@ use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     libc,
-    sys::stat::{Mode, umask},
-    unistd::{ForkResult, Pid, fchdir, setpgid},
+    sys::stat::{Mode, fstat, umask},
+    unistd::{ForkResult, Pid, setpgid},
 };
-use posh_proto::executor::{Descriptor, Stage, descriptor::Source, rejected::Kind};
+use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
     changes::Watch,
+    confine,
+    fence::Domain,
     guards, paths,
     view::View,
-    wire::{End, EndKind},
+    wire::{Bounds, End, EndKind, Fence},
 };
 use crate::{error::Refusal, sys, tools};
 
@@ -53,8 +55,12 @@ pub struct Prepared {
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
     /// Files whose final offsets are to be told.
     reported: Vec<(u32, Rc<OwnedFd>)>,
+    /// Files that it writes to, with their sizes.
+    written: Vec<(u32, u64)>,
     watch: Watch,
     open_files: u64,
+    bounds: Bounds,
+    domain: Option<Domain>,
 }
 
 /// What has to be known of a stage until it has ended.
@@ -68,12 +74,12 @@ pub struct Live {
 
 impl Prepared {
     /// Checks a stage and opens what it names; nothing runs.
-    pub fn new(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
+    pub fn new(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
         let id = stage.id;
-        Self::prepare(view, ends, stage).map_err(|refusal| refusal.at(id))
+        Self::prepare(view, ends, stage, fence).map_err(|refusal| refusal.at(id))
     }
 
-    fn prepare(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
+    fn prepare(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage)?;
         guards::check(view, &cwd, &stage)?;
@@ -87,13 +93,18 @@ impl Prepared {
             cwd,
             descriptors: Vec::new(),
             reported: Vec::new(),
+            written: Vec::new(),
             watch: Watch::new(view, &stage),
             open_files: view.open_files,
+            bounds: view.bounds,
+            domain: None,
             stage,
         };
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
             prepared.open_descriptor(view, ends, descriptor)?;
         }
+        let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
+        prepared.domain = Some(Domain::new(view, &prepared.cwd, fence, &opened)?);
         Ok(prepared)
     }
 
@@ -111,6 +122,10 @@ impl Prepared {
             Some(Source::DuplicateOf(fd)) => self.opened_as(fd)?,
             Some(Source::File(file)) => {
                 let opened = Rc::new(paths::open_redirect(view, &self.cwd, &file)?);
+                if file.flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY {
+                    let size = fstat(opened.as_fd()).map_or(0, |about| about.st_size.unsigned_abs());
+                    self.written.push((descriptor.fd, size));
+                }
                 if file.report_offset {
                     self.reported.push((descriptor.fd, opened.clone()));
                 }
@@ -126,6 +141,11 @@ impl Prepared {
         let earlier = self.descriptors.iter().find(|(_, target)| u32::try_from(*target) == Ok(fd));
         let missing = || Refusal::protocol(format!("duplicate of descriptor {fd}, which is not open before it"));
         earlier.map(|(source, _)| source.clone()).ok_or_else(missing)
+    }
+
+    /// How large the files were that its redirects write to.
+    pub fn written_files(&self) -> impl Iterator<Item = WrittenFile> {
+        self.written.iter().map(|(fd, size)| WrittenFile { stage: self.stage.id, fd: *fd, size: *size })
     }
 
     /// Forks the stage; its child waits at the barrier.
@@ -179,13 +199,16 @@ impl Prepared {
 
     fn set_up(&self) -> nix::Result<()> {
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-        fchdir(&self.cwd)?;
+        confine::enter_directory(&self.cwd)?;
         umask(Mode::from_bits_truncate(self.stage.umask));
+        // Before the limits: it takes a descriptor.
+        self.domain.as_ref().map_or(Ok(()), Domain::enter)?;
         let hard = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
         sys::set_limit(libc::RLIMIT_NOFILE, self.open_files, hard)?;
         for limit in &self.stage.limits {
             sys::set_limit(limit.resource, limit.soft, limit.hard)?;
         }
+        confine::set_bounds(&self.bounds)?;
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
         Ok(())

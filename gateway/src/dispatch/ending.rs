@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The shell's own number for a command that posh lost (see the stage program).
-const EXIT_POSH_FAILED: u32 = 125;
+pub(super) const EXIT_POSH_FAILED: u32 = 125;
 
 /// How one part of a stage ended.
 pub(super) enum PartEnd {
@@ -38,6 +38,11 @@ pub(super) struct StageState {
     pub join: Option<JoinHere>,
     pub gone: bool,
     pub finished: bool,
+}
+
+/// The end of a command that posh lost.
+pub(super) fn failed(message: String) -> ForStage {
+    ForStage::Exit { status: Status::Code(EXIT_POSH_FAILED), core_dumped: false, seeks: Vec::new(), message }
 }
 
 /// `$?` for a status.
@@ -86,9 +91,8 @@ impl StageState {
     }
 
     pub(super) fn farewell(&self, reading: Option<&Reading>) -> ForStage {
-        let exit = |status, message| ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message };
         if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
-            return exit(Status::Code(EXIT_POSH_FAILED), message.clone());
+            return failed(message.clone());
         }
         let exits: Vec<&Exited> = self.exits().collect();
         let (parts, there) = exits.split_at(self.part_count.min(exits.len()));

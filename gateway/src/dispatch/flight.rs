@@ -3,31 +3,36 @@
 //! waits for anything but the next event.
 
 mod joined;
+mod lost;
 mod noted;
+mod runs;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use bytes::Bytes;
-use posh_proto::executor::{Chunk, Credit, RunInput, RunOutput, Signal, WindowSize, run_input, run_output};
+use posh_proto::{
+    digest::Digest,
+    executor::{Chunk, Credit, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output},
+};
 use tokio::{sync::mpsc, task::JoinSet};
 
-use self::noted::Noted;
+use self::{noted::Noted, runs::RunState};
 use super::{
     ending::{JoinHere, PartEnd, StageState, as_shell},
     output::Output,
     refresh::{self, Written},
+    resume::{Gone, Resumed},
     start::{Flights, Outcome, StartedJoin},
 };
 use crate::{
     assembly::Pipeline,
-    executors::Connection,
     facts::Reading,
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
-    plan::{ExecutorId, Placement, Plan},
+    plan::{Placement, Plan},
     stage_link::{ForStage, FromStage},
     state::Gateway,
 };
@@ -40,18 +45,7 @@ enum Event {
     Stage(usize, Option<FromStage>),
     Run(usize, Result<Option<RunOutput>, String>),
     Join(usize, join::Event),
-}
-
-struct RunState {
-    executor: ExecutorId,
-    connection: Arc<Connection>,
-    input: Option<mpsc::Sender<RunInput>>,
-}
-
-impl RunState {
-    fn is_over(&self) -> bool {
-        self.input.is_none()
-    }
+    Resumed(usize, Result<Resumed, Gone>),
 }
 
 struct Relay<'a> {
@@ -69,6 +63,18 @@ struct Relay<'a> {
     farewells: JoinSet<()>,
     outcome: Outcome,
     noted: Noted,
+    /// Joined on the servers: writer and reader.
+    fused: Vec<(usize, usize)>,
+    /// What the runs were asked to do.
+    specs: Vec<RunSpec>,
+    /// What was sent to the stage programs for their descriptors.
+    delivered: BTreeMap<(usize, u32), Digest>,
+    /// Stages that did something which can't be done again: what they read is gone, or they were sent a signal.
+    spent: BTreeSet<usize>,
+    /// By run: why its connection was lost.
+    why_lost: BTreeMap<usize, String>,
+    events: mpsc::Sender<Event>,
+    pumps: JoinSet<()>,
 }
 
 /// Relays until every remote stage has ended and has been told so.
@@ -98,10 +104,12 @@ pub async fn fly(
     let noted = Noted::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
-        pumps.spawn(pump_run(index, flight.output, events.clone()));
-        runs.push(RunState { executor: flight.executor, connection: flight.connection, input: Some(flight.input) });
+        let listener = pumps.spawn(pump_run(index, flight.output, events.clone()));
+        let reached = (flight.executor, flight.connection);
+        let spec = &lowered.runs[index].spec;
+        runs.push(RunState::new(reached, flight.input, listener, flight.written_files, spec));
     }
-    let relay = Relay::new((gateway, noted), pipeline, plan, readings, runs, (lowered, at_work));
+    let relay = Relay::new((gateway, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -158,6 +166,7 @@ impl<'a> Relay<'a> {
         readings: &'a [Result<Reading, String>],
         runs: Vec<RunState>,
         (lowered, mut joins): (Lowered, BTreeMap<usize, JoinHere>),
+        (events, pumps): (mpsc::Sender<Event>, JoinSet<()>),
     ) -> Self {
         let remote = plan.placements.iter().enumerate().filter_map(|(index, placement)| match placement {
             Placement::Remote(parts) => Some((index, parts.len())),
@@ -186,6 +195,20 @@ impl<'a> Relay<'a> {
             farewells: JoinSet::new(),
             outcome: Outcome::default(),
             noted,
+            fused: pipeline
+                .shape
+                .edges
+                .iter()
+                .zip(&plan.fused)
+                .filter(|(_, f)| **f)
+                .map(|(e, _)| (e.from.0, e.to.0))
+                .collect(),
+            specs: lowered.runs.into_iter().map(|run| run.spec).collect(),
+            delivered: BTreeMap::new(),
+            spent: BTreeSet::new(),
+            why_lost: BTreeMap::new(),
+            events,
+            pumps,
         }
     }
 
@@ -195,8 +218,13 @@ impl<'a> Relay<'a> {
             match event {
                 Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
                 Event::Stage(stage, None) => self.stage_gone(stage).await,
-                Event::Run(run, Ok(Some(message))) => self.received(run, message).await,
+                Event::Run(run, Ok(Some(message))) => {
+                    self.runs[run].received(&message).await;
+                    self.received(run, message).await;
+                }
                 Event::Run(run, end) => self.run_over(run, end.err()).await,
+                Event::Resumed(run, Ok(resumed)) => self.run_resumed(run, resumed),
+                Event::Resumed(run, Err(gone)) => self.run_gone(run, gone).await,
                 Event::Join(stage, event) => self.join_told(stage, event).await,
             }
             self.finish_stages();
@@ -211,6 +239,7 @@ impl<'a> Relay<'a> {
             FromStage::Ack => {}
             FromStage::Times(times) => self.noted.stage(stage, times),
             FromStage::Data(fd, data) => {
+                self.spent.insert(stage);
                 if let Some(&(run, stream)) = self.inputs.get(&(stage, fd)) {
                     self.outcome.bytes += data.len() as u64;
                     self.to_run(run, run_input::Kind::Chunk(Chunk { stream, data })).await;
@@ -231,7 +260,10 @@ impl<'a> Relay<'a> {
                 tracing::debug!(stage, fd, errno, "an output is closed");
                 self.fail_output(stage, fd).await;
             }
-            FromStage::Signal(signal, group) => self.signal(stage, signal, group).await,
+            FromStage::Signal(signal, group) => {
+                self.spent.insert(stage);
+                self.signal(stage, signal, group).await;
+            }
             FromStage::Window(size) => {
                 let size = WindowSize { rows: size.rows, columns: size.columns, x_pixels: 0, y_pixels: 0 };
                 for run in 0..self.runs.len() {
@@ -254,9 +286,7 @@ impl<'a> Relay<'a> {
                 let output = self.outputs.get_mut(&(stage, fd)).expect("made with `feeds`");
                 let released = output.push((run, stream), data);
                 let undelivered = output.take_undelivered();
-                for data in released {
-                    self.tell(stage, ForStage::Data(fd, data)).await;
-                }
+                self.deliver(stage, fd, released).await;
                 if undelivered {
                     // Written before the command could know: here, this write would have met SIGPIPE.
                     self.break_pipe(run, stage).await;
@@ -279,38 +309,8 @@ impl<'a> Relay<'a> {
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
-            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_)) | None => {}
-        }
-    }
-
-    /// A run's stream is at its end: well, if all its commands have exited.
-    async fn run_over(&mut self, run: usize, error: Option<String>) {
-        self.noted.over(run);
-        let state = &mut self.runs[run];
-        state.input = None;
-        let executor = self.gateway.executors.get(state.executor);
-        let why = error.unwrap_or_else(|| "the connection was closed".to_owned());
-        let lost: Vec<(usize, u32)> = self.commands.keys().filter(|k| k.0 == run).copied().collect();
-        let mut broken = false;
-        for command in lost {
-            let (stage, part) = self.commands[&command];
-            if self.stages[&stage].parts[part].is_none() {
-                broken = true;
-                let name = &self.stages[&stage].name;
-                let message = format!(
-                    "posh: {name}: executor {} at {} was lost while the command ran there ({why}); its output is incomplete",
-                    executor.name, executor.address
-                );
-                self.part_ended(command, PartEnd::Lost(message));
-            }
-        }
-        if broken {
-            executor.lost(&self.runs[run].connection, &why);
-        }
-        let streams = self.feeds.keys().chain(self.joined.keys()).filter(|s| s.0 == run);
-        let streams: Vec<Stream> = streams.copied().collect();
-        for stream in streams {
-            self.end_stream(stream).await;
+            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
+            | None => {}
         }
     }
 
@@ -328,7 +328,12 @@ impl<'a> Relay<'a> {
 
     async fn end_stream_of(&mut self, stage: usize, fd: u32, stream: Stream) {
         let released = self.outputs.get_mut(&(stage, fd)).map(|output| output.end(stream));
-        for data in released.unwrap_or_default() {
+        self.deliver(stage, fd, released.unwrap_or_default()).await;
+    }
+
+    async fn deliver(&mut self, stage: usize, fd: u32, pieces: Vec<Bytes>) {
+        for data in pieces {
+            self.delivered.entry((stage, fd)).or_default().add(&data);
             self.tell(stage, ForStage::Data(fd, data)).await;
         }
     }
@@ -378,6 +383,7 @@ impl<'a> Relay<'a> {
     }
 
     async fn fail_output(&mut self, stage: usize, fd: u32) {
+        self.spent.insert(stage);
         if fd == 1 {
             self.mute_later_parts(stage);
         }
@@ -409,10 +415,11 @@ impl<'a> Relay<'a> {
     }
 
     /// SIGPIPE for the parts of a stage in one run.
-    async fn break_pipe(&self, run: usize, stage: usize) {
+    async fn break_pipe(&mut self, run: usize, stage: usize) {
         let signal = nix::libc::SIGPIPE.cast_unsigned();
         let parts = self.commands.iter().filter(|(key, (s, _))| key.0 == run && *s == stage);
-        for (&(_, id), &(_, part)) in parts {
+        let parts: Vec<(u32, usize)> = parts.map(|(key, (_, part))| (key.1, *part)).collect();
+        for (id, part) in parts {
             if self.stages[&stage].parts[part].is_none() {
                 self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
             }
@@ -439,10 +446,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn to_run(&self, run: usize, kind: run_input::Kind) {
-        if let Some(input) = &self.runs[run].input {
-            let _ = input.send(RunInput { kind: Some(kind) }).await;
-        }
+    async fn to_run(&mut self, run: usize, kind: run_input::Kind) {
+        self.runs[run].send(kind).await;
     }
 
     async fn tell(&self, stage: usize, message: ForStage) {
@@ -454,12 +459,8 @@ impl<'a> Relay<'a> {
     /// Says farewell to every stage whose parts have all exited and whose outputs
     /// are all delivered, once the mounts know what it changed.
     fn finish_stages(&mut self) {
-        for (&index, state) in &mut self.stages {
-            let delivered = self.outputs.range((index, 0)..=(index, u32::MAX)).all(|(_, o)| o.is_done());
-            let joined = state.join.as_ref().is_none_or(|j| j.ended.is_some());
-            if state.finished || !delivered || !joined || state.parts.iter().any(Option::is_none) {
-                continue;
-            }
+        while let Some(index) = self.stages.keys().copied().find(|stage| self.is_at_its_end(*stage)) {
+            let state = self.stages.get_mut(&index).expect("found a moment ago");
             state.finished = true;
             let farewell = state.farewell(self.readings[index].as_ref().ok());
             if let ForStage::Exit { status, .. } = &farewell {
@@ -475,5 +476,12 @@ impl<'a> Relay<'a> {
                 let _ = tell.send(farewell).await;
             });
         }
+    }
+
+    fn is_at_its_end(&self, stage: usize) -> bool {
+        let state = &self.stages[&stage];
+        let delivered = self.outputs.range((stage, 0)..=(stage, u32::MAX)).all(|(_, o)| o.is_done());
+        let joined = state.join.as_ref().is_none_or(|j| j.ended.is_some());
+        !state.finished && delivered && joined && state.parts.iter().all(Option::is_some) && !self.is_held(stage)
     }
 }

@@ -1,12 +1,14 @@
 //! Carries out one pipeline: read its commands, plan, tell each stage program,
 //! start the runs once all have acknowledged, relay until everything has ended.
 
+mod again;
 mod ending;
 mod flight;
 pub mod output;
 mod refresh;
 mod remake;
 pub mod remnants;
+mod resume;
 mod settle;
 mod start;
 
@@ -127,7 +129,8 @@ async fn carry_out_as(
         let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
         let builder = Builder::new(&world, &commands, &pipeline.shape, &planned.readings, &planned.plan);
         let builder = builder.with_other_zones(elsewhere);
-        let lowered = builder.build(&run_id);
+        let mut lowered = builder.build(&run_id);
+        again::keep_what_writes(&mut lowered, &planned.readings, &gateway.secret);
         step = tracer.step("lowering", step);
         let started = start::start(gateway, &planned.connections, lowered, tracer).await;
         step = tracer.step("starting", step);
@@ -135,6 +138,11 @@ async fn carry_out_as(
             Ok(flights) => {
                 outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
                 tracer.step("relaying", step);
+                break;
+            }
+            Err(refusal) if refusal.is_unclear() => {
+                tracing::warn!(%refusal, "whether a run was started is not known");
+                fail_all(&pipeline, &planned.plan, &refusal, &mut outcome).await;
                 break;
             }
             Err(refusal) => {
@@ -370,6 +378,17 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
         placements: before.placements.iter().map(here).collect(),
         fused: vec![false; before.fused.len()],
         joins: before.joins.clone(),
+    }
+}
+
+/// What its stages were to run may have run, and can't be told.
+async fn fail_all(pipeline: &Pipeline, plan: &Plan, refusal: &start::Refusal, outcome: &mut start::Outcome) {
+    for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
+        if matches!(placement, Placement::Remote(_)) {
+            let message = format!("posh: {}: {refusal}", stage.enlisted.name);
+            stage.tell(ending::failed(message)).await;
+            outcome.statuses.insert(index, ending::EXIT_POSH_FAILED);
+        }
     }
 }
 

@@ -4,12 +4,17 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use posh_proto::executor::{RunInput, RunOutput, RunSpec, Started, rejected::Kind as Rejection, run_input, run_output};
+use posh_proto::executor::{
+    Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_input, run_output,
+};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
-use super::Connections;
+use super::{
+    Connections,
+    resume::{Gone, Resumed, resume},
+};
 use crate::{
     assembly::Pipeline,
     executors::{Connection, Executor},
@@ -22,11 +27,11 @@ use crate::{
 };
 
 /// Messages on their way to an executor; inputs are bounded by credit, this bounds the rest.
-const QUEUE: usize = 256;
+pub(super) const QUEUE: usize = 256;
 /// A stage program answers a directive in microseconds, unless it was stopped.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// An executor answers a specification within a round trip and a few forks.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// What became of a pipeline's remote stages.
 #[derive(Debug, Default)]
@@ -49,6 +54,8 @@ pub struct Flight {
     pub output: Streaming<RunOutput>,
     /// When it was started, if anybody wants to know.
     pub call: Call,
+    /// How large the files were that its redirects write to.
+    pub written_files: Vec<WrittenFile>,
 }
 
 impl Flight {
@@ -98,6 +105,15 @@ enum Fault {
     NotWhole,
     /// The executor, for this pipeline.
     Executor,
+    /// It may have been started all the same: what does more than read must not be run again.
+    Unclear,
+}
+
+/// Why a run has not said that it was started.
+enum NotOpened {
+    Refused(Refusal),
+    /// It was lost, with this sentence, when the executor may have had it.
+    Lost(Arc<Connection>, String),
 }
 
 impl fmt::Display for Refusal {
@@ -107,6 +123,12 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
+    /// Whether the commands ran is not known: they can't run here.
+    #[must_use]
+    pub fn is_unclear(&self) -> bool {
+        self.fault == Fault::Unclear
+    }
+
     /// Changes the facts, so that the next plan does not meet the same refusal.
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
         match self.fault {
@@ -114,7 +136,7 @@ impl Refusal {
             Fault::NotWhole => {
                 return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear());
             }
-            Fault::Executor => {}
+            Fault::Executor | Fault::Unclear => {}
         }
         let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
         for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
@@ -221,9 +243,19 @@ async fn open_in_time(
 ) -> Result<Flight, Refusal> {
     let sent_ns = tracer.now_ns();
     let connection = connection.ok_or_else(|| refusal(executor.id, "it is not connected"))?;
-    let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection, spec)).await {
+    let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
+    let kept = spec.grace_ms > 0;
+    let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection.clone(), spec)).await {
         Ok(opened) => opened,
-        Err(_) => Err(refusal(executor.id, "it did not start the run in time")),
+        Err(_) => Err(NotOpened::Lost(connection, "it did not start the run in time".to_owned())),
+    };
+    let opened = match opened {
+        Err(NotOpened::Lost(connection, why)) => {
+            executor.lost(&connection, &why);
+            if kept { ask_for(&executor, connection, &why, order).await } else { Err(refusal(executor.id, why)) }
+        }
+        Err(NotOpened::Refused(refusal)) => Err(refusal),
+        Ok(flight) => Ok(flight),
     };
     match opened {
         Ok(flight) => Ok(flight.since(sent_ns, &tracer)),
@@ -234,25 +266,75 @@ async fn open_in_time(
     }
 }
 
-async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, Refusal> {
+async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, NotOpened> {
     let (input, requests) = mpsc::channel(QUEUE);
     let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
     let _ = input.send(first).await;
+    let lost = |status: &Status| NotOpened::Lost(connection.clone(), status.message().to_owned());
     let response = connection.client.clone().run(ReceiverStream::new(requests)).await;
-    let mut output = response.map_err(|e| refusal(executor, e.message()))?.into_inner();
-    match output.message().await {
-        Ok(Some(RunOutput { kind: Some(run_output::Kind::Started(Started { times })) })) => {
-            Ok(Flight { executor, connection, input, output, call: Call { times, ..Call::default() } })
+    let mut output = match response {
+        Ok(response) => response.into_inner(),
+        Err(status) if was_never_sent(&status) => {
+            return Err(NotOpened::Refused(refusal(executor, status.message())));
         }
-        Ok(Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) })) => {
+        Err(status) => return Err(lost(&status)),
+    };
+    let first = output.message().await.map_err(|status| lost(&status))?;
+    flight(executor, connection.clone(), (input, output), first).map_err(|refused| match refused {
+        Some(refusal) => NotOpened::Refused(refusal),
+        None => NotOpened::Lost(connection, "it answered a run with something else than a start".to_owned()),
+    })
+}
+
+/// From the first message of a run; `None` where it says neither that it was started nor that it was not.
+fn flight(
+    executor: ExecutorId,
+    connection: Arc<Connection>,
+    (input, output): (mpsc::Sender<RunInput>, Streaming<RunOutput>),
+    first: Option<RunOutput>,
+) -> Result<Flight, Option<Refusal>> {
+    match first.and_then(|first| first.kind) {
+        Some(run_output::Kind::Started(Started { times, written_files })) => {
+            let call = Call { times, ..Call::default() };
+            Ok(Flight { executor, connection, input, output, call, written_files })
+        }
+        Some(run_output::Kind::Rejected(rejected)) => {
             let fault = match rejected.kind() {
                 Rejection::Seam => Fault::Seam,
                 Rejection::NotWhole => Fault::NotWhole,
                 _ => Fault::Executor,
             };
-            Err(Refusal { executor, fault, reason: rejected.message })
+            Err(Some(Refusal { executor, fault, reason: rejected.message }))
         }
-        Ok(_) => Err(refusal(executor, "it answered a run with something else than a start")),
-        Err(status) => Err(refusal(executor, status.message())),
+        _ => Err(None),
     }
+}
+
+/// The connection was lost between the specification and its answer, and the run does more than read: the
+/// executor is asked whether it has begun.
+async fn ask_for(executor: &Arc<Executor>, lost: Arc<Connection>, why: &str, order: Resume) -> Result<Flight, Refusal> {
+    let unclear = |known: &str| Refusal {
+        executor: executor.id,
+        fault: Fault::Unclear,
+        reason: format!(
+            "executor {} at {} was lost as the command was started there ({why}); {known}",
+            executor.name, executor.address
+        ),
+    };
+    match resume(Arc::clone(executor), lost, why, order).await {
+        Ok(Resumed { connection, input, mut output }) => {
+            let first = output.message().await.map_err(|status| unclear(status.message()))?;
+            let streams = (input, output);
+            flight(executor.id, connection, streams, first).map_err(|refused| refused.unwrap_or_else(|| unclear(why)))
+        }
+        Err(Gone::NeverCame) => Err(refusal(executor.id, why)),
+        Err(gone) => Err(unclear(gone.sentence())),
+    }
+}
+
+/// There was no connection to send anything by.
+fn was_never_sent(status: &Status) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(status), |cause| cause.source());
+    let mut texts = causes.map(ToString::to_string).chain([status.message().to_owned()]);
+    texts.any(|text| text.contains("connect error") || text.contains("its ssh has ended"))
 }

@@ -102,6 +102,9 @@ fn status_text(status: &StatusReply) -> String {
             [executor.name.clone(), executor.address.clone(), executor.state.clone(), rtt]
         });
         lines.push_str(&aligned(std::iter::once(heading).chain(rows)));
+        for executor in status.executors.iter().filter(|executor| !executor.confinement.is_empty()) {
+            lines.push_str(&format!("{} confines commands: {}\n", executor.name, executor.confinement));
+        }
     }
     lines
 }
@@ -138,6 +141,7 @@ fn status_json(status: &StatusReply) -> Value {
             "address": executor.address,
             "state": executor.state,
             "rtt_ms": executor.rtt_ms,
+            "confinement": optional(&executor.confinement),
         })
     };
     json!({

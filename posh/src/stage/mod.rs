@@ -5,6 +5,7 @@
 //! `entry` alone knows that. Everything up to `enlist` is on the path of
 //! every local command, so it makes few system calls and starts no runtime.
 
+mod again;
 mod descriptors;
 mod enlist;
 mod entry;

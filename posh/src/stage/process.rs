@@ -10,14 +10,18 @@ use std::{
     ffi::{CStr, CString, OsStr},
     io,
     os::{
-        fd::{AsFd, BorrowedFd, RawFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     ptr,
 };
 
 use bytes::BytesMut;
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
+use nix::{
+    errno::Errno,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction},
+    unistd::{ForkResult, Pid},
+};
 
 /// Becomes another program; returns only the reason why it could not.
 pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Error {
@@ -39,6 +43,31 @@ pub fn environment() -> Vec<CString> {
         let entries = (0..).map(|index| *environ.add(index)).take_while(|entry| !entry.is_null());
         entries.map(|entry| CStr::from_ptr(entry).to_owned()).collect()
     }
+}
+
+/// Runs `child` in a child process, which ends with the status that it gives.
+///
+/// # Errors
+/// fork(2)'s.
+pub fn fork(child: impl FnOnce() -> i32) -> nix::Result<Pid> {
+    // SAFETY: this process has one thread, so the child may do whatever we may.
+    match unsafe { nix::unistd::fork() }? {
+        ForkResult::Parent { child } => Ok(child),
+        ForkResult::Child => {
+            let status = child();
+            // SAFETY: _exit(2) runs nothing of this process any more.
+            unsafe { nix::libc::_exit(status) }
+        }
+    }
+}
+
+/// Makes the descriptor `target` another name of `source`, for the next program too.
+///
+/// # Errors
+/// dup2(2)'s.
+pub fn put(source: BorrowedFd<'_>, target: RawFd) -> nix::Result<()> {
+    // SAFETY: dup2 takes two numbers. What `target` was is the shell's, and nothing here believes to own it.
+    Errno::result(unsafe { nix::libc::dup2(source.as_raw_fd(), target) }).map(drop)
 }
 
 /// A descriptor inherited from the shell. It stays open until we end, since

@@ -18,10 +18,20 @@ use nix::{
     unistd::{Whence, lseek},
 };
 use posh_proto::rule::{self, Rule};
-use posh_proto::stage::{Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
+use posh_proto::stage::{
+    self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage,
+};
 
 use super::{
-    EXIT_POSH_FAILED, descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, times::Noted, wire::Link,
+    EXIT_POSH_FAILED,
+    again::{Again, Differs, Part},
+    descriptors,
+    enlist::terminal_size,
+    entry::Entry,
+    process,
+    sink::Sink,
+    times::Noted,
+    wire::Link,
 };
 
 /// What is read from an input at once.
@@ -65,6 +75,7 @@ struct Relay<'a> {
     mask_before: SigSet,
     exit: Option<Exit>,
     run_here: bool,
+    again: Option<Again>,
     asked_to_end: Option<Signal>,
     told_of_broken_pipe: bool,
     noted: Noted,
@@ -94,6 +105,7 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32
         mask_before,
         exit: None,
         run_here: false,
+        again: None,
         asked_to_end: None,
         told_of_broken_pipe: false,
         noted,
@@ -112,7 +124,7 @@ impl Relay<'_> {
                 self.tell_times();
                 return self.finish(&exit);
             }
-            if self.link.is_closed() && self.exit.is_none() {
+            if self.link.is_closed() && self.exit.is_none() && self.again.is_none() {
                 return self.lost();
             }
             if let Err(e) = self.step() {
@@ -141,7 +153,10 @@ impl Relay<'_> {
                 }
             }
         }
-        self.tell_of_broken_pipes();
+        self.go_on_again(&ready.again);
+        if self.again.is_none() {
+            self.tell_of_broken_pipes();
+        }
         self.link.flush();
         Ok(())
     }
@@ -161,7 +176,9 @@ impl Relay<'_> {
         let mut link = PollFlags::empty();
         link.set(PollFlags::POLLIN, !self.link.is_closed());
         link.set(PollFlags::POLLOUT, self.link.queued_bytes() > 0);
-        fds.push(PollFd::new(self.link.as_fd(), link));
+        // A closed link would be reported for ever: while the command runs again here, nobody listens to it.
+        let fd = if self.link.is_closed() { self.signals.as_fd() } else { self.link.as_fd() };
+        fds.push(PollFd::new(fd, link));
         let open = self.link.queued_bytes() < OUTGOING_BYTES && self.exit.is_none();
         let sources: Vec<usize> =
             (0..self.sources.len()).filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0).collect();
@@ -175,14 +192,19 @@ impl Relay<'_> {
             let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));
         }
+        let again = self.again.as_ref().map(|again| again.awaited(|fd| self.takes_more(fd))).unwrap_or_default();
+        fds.extend(again.iter().map(|(_, fd)| PollFd::new(*fd, PollFlags::POLLIN)));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e.into()),
         }
         let flags: Vec<PollFlags> = fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty())).collect();
         let (fixed, rest) = flags.split_at(2);
-        let (source_flags, sink_flags) = rest.split_at(sources.len());
+        let (source_flags, rest) = rest.split_at(sources.len());
+        let (sink_flags, again_flags) = rest.split_at(sinks.len());
+        let again = again.iter().zip(again_flags).filter(|(_, flags)| !flags.is_empty()).map(|((part, _), _)| *part);
         Ok(Ready {
+            again: again.collect(),
             signal: !fixed[0].is_empty(),
             link_in: fixed[1].intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR),
             sources: sources.into_iter().zip(source_flags).filter(|(_, f)| !f.is_empty()).map(|(i, _)| i).collect(),
@@ -211,7 +233,75 @@ impl Relay<'_> {
                 self.sinks.iter_mut().for_each(Sink::end);
                 self.exit = Some(exit);
             }
+            to_stage::Kind::Again(again) => self.run_again(&again),
             to_stage::Kind::Remote(_) => {}
+        }
+    }
+
+    /// Nothing was delivered: we can still become the command. Else it runs below us.
+    fn run_again(&mut self, order: &wire::Again) {
+        self.sources.iter_mut().for_each(|source| source.ended = true);
+        if order.delivered.is_empty() {
+            self.run_here = true;
+            return;
+        }
+        let (entry, mask) = (self.entry, self.mask_before);
+        let started = Again::start(&order.delivered, || {
+            let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
+            entry.run_here()
+        });
+        match started {
+            Ok(again) => self.again = Some(again),
+            Err(error) => self.fail(format!("{}; it can't be run again here: {error}", order.reason)),
+        }
+    }
+
+    /// Ends with an error of posh, once all is written.
+    fn fail(&mut self, message: String) {
+        self.again.take().into_iter().for_each(|mut again| again.abandon());
+        self.sinks.iter_mut().for_each(Sink::end);
+        let message = format!("posh: {}: {message}", self.entry.name.display());
+        let how = Some(exit::How::Code(EXIT_POSH_FAILED.cast_unsigned()));
+        self.exit = Some(Exit { how, message, ..Exit::default() });
+    }
+
+    /// A sink holds little more than what it is about to write.
+    fn takes_more(&self, fd: RawFd) -> bool {
+        self.sinks.iter().all(|sink| sink.fd != fd || sink.is_idle())
+    }
+
+    fn go_on_again(&mut self, ready: &[Part]) {
+        let Some(mut again) = self.again.take() else { return };
+        for part in ready {
+            match part {
+                Part::End => again.reap(),
+                Part::Output(index) => match again.read(*index) {
+                    Ok((fd, data)) => self.take_again(fd, data),
+                    Err(Differs) => {
+                        self.again = Some(again);
+                        let why = "the machine that ran it was lost, and run again it writes something else";
+                        return self.fail(format!("{why}; its output is incomplete"));
+                    }
+                },
+            }
+        }
+        self.sinks.iter().filter(|sink| sink.has_failed()).for_each(|sink| again.close(sink.fd));
+        self.exit = again.end();
+        if self.exit.is_none() {
+            self.again = Some(again);
+        } else {
+            self.sinks.iter_mut().for_each(Sink::end);
+        }
+    }
+
+    fn take_again(&mut self, fd: RawFd, data: Option<bytes::Bytes>) {
+        let Some(index) = self.sinks.iter().position(|sink| sink.fd == fd) else { return };
+        match data {
+            Some(data) => {
+                self.sinks[index].push(data);
+                self.write(index, PollFlags::empty());
+            }
+            None => self.sinks[index].end(),
         }
     }
 
@@ -260,6 +350,7 @@ impl Relay<'_> {
             let number = info.ssi_signo;
             let from_terminal = info.ssi_code == SI_KERNEL;
             match Signal::try_from(number.cast_signed()) {
+                Ok(signal) if self.again.is_some() => self.pass_again(signal, from_terminal),
                 Ok(Signal::SIGWINCH) => self.pass_window_size(),
                 Ok(Signal::SIGTSTP) => self.stop(),
                 Ok(signal) if ENDING.contains(&signal) => self.end_by(signal, from_terminal),
@@ -267,6 +358,14 @@ impl Relay<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A terminal's signal goes to the whole group, and the child is in ours.
+    fn pass_again(&mut self, signal: Signal, from_terminal: bool) {
+        self.again.iter().filter(|_| !from_terminal).for_each(|again| again.signal(signal));
+        if signal == Signal::SIGTSTP {
+            self.stop();
+        }
     }
 
     /// Passes a signal on that asks the command to end. Asked twice, this process
@@ -365,6 +464,7 @@ impl Relay<'_> {
 }
 
 struct Ready {
+    again: Vec<Part>,
     signal: bool,
     link_in: bool,
     sources: Vec<usize>,

@@ -106,6 +106,11 @@ impl Sink {
         self.queue.is_empty() && self.held() == 0
     }
 
+    /// It takes no more.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     /// Whether the reader's going away still matters.
     pub fn is_watched(&self) -> bool {
         !self.failed && !self.ended

@@ -7,7 +7,7 @@ use super::Relay;
 use crate::{
     join::{Event, Joining},
     lower::{JOINED, Stream},
-    stage_link::{ForStage, Status},
+    stage_link::Status,
 };
 
 impl Relay<'_> {
@@ -45,9 +45,7 @@ impl Relay<'_> {
             Some(output) => {
                 let released = output.push((JOINED, fd), data);
                 let undelivered = output.take_undelivered();
-                for data in released {
-                    self.tell(stage, ForStage::Data(fd, data)).await;
-                }
+                self.deliver(stage, fd, released).await;
                 if undelivered {
                     self.tell_undelivered(stage, fd).await;
                 }

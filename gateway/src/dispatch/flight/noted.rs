@@ -146,9 +146,9 @@ impl Relay<'_> {
             }
             Happened::Run(run, Ok(None) | Err(_)) => {
                 self.noted.over(run);
-                self.runs[run].input = None;
+                let _ = self.runs[run].lost();
             }
-            Happened::Stage(..) | Happened::Run(..) | Happened::Join(..) => {}
+            Happened::Stage(..) | Happened::Run(..) | Happened::Join(..) | Happened::Resumed(..) => {}
         }
     }
 }

@@ -1,0 +1,310 @@
+//! A run's messages on their way to its client, in one numbered queue. Of a run that is
+//! kept, they stay here until the client has acknowledged them, so that a new connection
+//! goes on exactly where the lost one ended; of any other they are gone when they are sent.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use posh_proto::executor::{Resumed, RunOutput, run_output};
+use tokio::sync::Notify;
+use tokio_stream::Stream;
+use tonic::Status;
+
+use super::output_of;
+
+/// Messages waiting for HTTP/2: enough that reading from a pipe and writing to the
+/// network overlap, at most 1 MiB with the largest chunks.
+const QUEUE: u64 = 4;
+
+/// A message, or the error that ends the call.
+pub type Message = Result<RunOutput, Status>;
+
+/// See the module's text.
+pub struct Outbox {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+struct State {
+    messages: VecDeque<Message>,
+    /// The number of the first of them, and of the next that is sent.
+    first: u64,
+    next: u64,
+    keeps: bool,
+    /// Counts the clients; only the last one gets messages.
+    client: u64,
+    is_attached: bool,
+    /// No message comes any more.
+    is_ended: bool,
+    waker: Option<Waker>,
+}
+
+/// Nobody gets messages any more.
+#[derive(Debug)]
+pub struct Unheard;
+
+impl Outbox {
+    /// For a run that is kept or not. It has no client yet.
+    pub fn new(keeps: bool) -> Arc<Self> {
+        let state = State {
+            messages: VecDeque::new(),
+            first: 0,
+            next: 0,
+            keeps,
+            client: 0,
+            is_attached: false,
+            is_ended: false,
+            waker: None,
+        };
+        Arc::new(Self { state: Mutex::new(state), changed: Notify::new() })
+    }
+
+    /// Whether it outlives its client.
+    pub fn keeps(&self) -> bool {
+        self.lock().keeps
+    }
+
+    /// Puts a message into the queue, when there is room.
+    pub async fn send(&self, message: Message) -> Result<(), Unheard> {
+        self.wait(|state| {
+            if state.is_ended || !(state.is_attached || state.keeps) {
+                return Some(Err(Unheard));
+            }
+            // Without a client, credit is the bound.
+            let waiting = state.first + state.messages.len() as u64 - state.next;
+            (waiting < QUEUE || !state.is_attached).then_some(Ok(()))
+        })
+        .await?;
+        let mut state = self.lock();
+        state.messages.push_back(message);
+        state.wake();
+        Ok(())
+    }
+
+    /// Waits until there is no client.
+    pub async fn detached(&self) {
+        self.wait(|state| (!state.is_attached).then_some(())).await;
+    }
+
+    /// The first client's messages.
+    pub fn attach(self: &Arc<Self>) -> Messages {
+        self.next_client(None)
+    }
+
+    /// The messages from number `received` on, for a further client; `None` if they are not here.
+    pub fn resume(self: &Arc<Self>, received: u64) -> Option<Messages> {
+        {
+            let mut state = self.lock();
+            if received < state.first || received > state.next {
+                return None;
+            }
+            state.next = received;
+        }
+        Some(self.next_client(Some(Ok(output_of(run_output::Kind::Resumed(Resumed {}))))))
+    }
+
+    /// So many messages have arrived.
+    pub fn received(&self, count: u64) {
+        let mut state = self.lock();
+        while state.first < count.min(state.next) {
+            state.messages.pop_front();
+            state.first += 1;
+        }
+    }
+
+    /// No message comes any more; what is here is still sent.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        state.is_ended = true;
+        state.wake();
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// What is held of outputs, bytes.
+    pub fn held_bytes(&self) -> usize {
+        let bytes = |message: &Message| match message {
+            Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) }) => chunk.data.len(),
+            _ => 0,
+        };
+        self.lock().messages.iter().map(bytes).sum()
+    }
+
+    fn next_client(self: &Arc<Self>, greeting: Option<Message>) -> Messages {
+        let mut state = self.lock();
+        state.client += 1;
+        state.is_attached = true;
+        // The one before is over.
+        state.wake();
+        Messages { outbox: self.clone(), client: state.client, greeting }
+    }
+
+    async fn wait<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From here on a change is not missed.
+            changed.as_mut().enable();
+            if let Some(found) = look(&self.lock()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn wake(&mut self) {
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+/// One client's messages.
+pub struct Messages {
+    outbox: Arc<Outbox>,
+    client: u64,
+    greeting: Option<Message>,
+}
+
+impl Messages {
+    /// One message, for a call that has nothing else to say.
+    pub fn only(message: Message) -> Self {
+        let outbox = Outbox::new(false);
+        outbox.end();
+        outbox.next_client(Some(message))
+    }
+}
+
+impl Stream for Messages {
+    type Item = Message;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Message>> {
+        if let Some(greeting) = self.greeting.take() {
+            return Poll::Ready(Some(greeting));
+        }
+        let outbox = self.outbox.clone();
+        let mut state = outbox.lock();
+        if state.client != self.client {
+            return Poll::Ready(None);
+        }
+        let at = usize::try_from(state.next - state.first).unwrap_or(usize::MAX);
+        let message = if state.keeps {
+            state.messages.get(at).cloned()
+        } else {
+            let message = state.messages.pop_front();
+            state.first += u64::from(message.is_some());
+            message
+        };
+        match message {
+            Some(message) => {
+                state.next += 1;
+                drop(state);
+                outbox.changed.notify_waiters();
+                Poll::Ready(Some(message))
+            }
+            None if state.is_ended => Poll::Ready(None),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        let mut state = self.outbox.lock();
+        if state.client == self.client {
+            state.is_attached = false;
+            drop(state);
+            self.outbox.changed.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posh_proto::executor::Chunk;
+    use tokio_stream::StreamExt as _;
+
+    use super::*;
+
+    fn chunk(stream: u32) -> Message {
+        Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data: vec![0; 10].into() })))
+    }
+
+    async fn streams(messages: &mut Messages, count: usize) -> Vec<u32> {
+        let mut seen = Vec::new();
+        while seen.len() < count {
+            match messages.next().await {
+                Some(Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) })) => seen.push(chunk.stream),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        seen
+    }
+
+    #[tokio::test]
+    async fn a_further_client_goes_on_where_the_first_ended() {
+        let outbox = Outbox::new(true);
+        let mut first = outbox.attach();
+        for stream in 0..3 {
+            outbox.send(chunk(stream)).await.unwrap();
+        }
+        assert_eq!(streams(&mut first, 3).await, [0, 1, 2]);
+        outbox.received(1);
+        drop(first);
+        outbox.detached().await;
+        // Without a client nothing waits.
+        for stream in 3..20 {
+            outbox.send(chunk(stream)).await.unwrap();
+        }
+        assert_eq!(outbox.held_bytes(), 190);
+        outbox.end();
+        assert!(outbox.resume(0).is_none() && outbox.resume(4).is_none());
+        let mut second = outbox.resume(2).unwrap();
+        assert_eq!(streams(&mut second, 100).await, (2..20).collect::<Vec<_>>());
+        // Once more, from the last that has come.
+        let mut third = outbox.resume(19).unwrap();
+        assert_eq!(streams(&mut third, 100).await, [19]);
+        assert!(second.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_unasked() {
+        let outbox = Outbox::new(false);
+        let mut messages = outbox.attach();
+        outbox.send(chunk(1)).await.unwrap();
+        assert_eq!(streams(&mut messages, 1).await, [1]);
+        assert_eq!(outbox.held_bytes(), 0);
+        drop(messages);
+        outbox.detached().await;
+        assert!(outbox.send(chunk(2)).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_sender_waits_for_room() {
+        let outbox = Outbox::new(false);
+        let mut messages = outbox.attach();
+        let sender = tokio::spawn({
+            let outbox = outbox.clone();
+            async move {
+                for stream in 0..50 {
+                    outbox.send(chunk(stream)).await.unwrap();
+                }
+                outbox.end();
+            }
+        });
+        assert_eq!(streams(&mut messages, 100).await, (0..50).collect::<Vec<_>>());
+        sender.await.unwrap();
+    }
+}

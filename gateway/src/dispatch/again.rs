@@ -1,0 +1,94 @@
+//! Which commands may be run a second time: those that only read. All others are
+//! kept by their executor when a connection is lost, and asked for (see `resume`).
+
+use std::{path::PathBuf, time::Duration};
+
+use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY};
+use posh_annotations::CurrentDir;
+use posh_proto::executor::{Descriptor, File, RunSpec, WrittenFile, descriptor::Source};
+
+use super::resume::GRACE;
+use crate::{
+    facts::{Place, Reading, World},
+    lower::Lowered,
+};
+
+/// A mount over a link that is gone answers nothing, and a command that reads it would hang.
+const MOUNT_ANSWERS: Duration = Duration::from_millis(1500);
+
+/// Running the command twice gives twice the same, and leaves nothing behind but what it prints.
+pub fn only_reads(reading: &Reading) -> bool {
+    let invocation = &reading.invocation;
+    let writes = invocation.files.iter().any(|file| file.kind.writes());
+    invocation.deterministic
+        && !invocation.side_effects
+        && !invocation.needs_network
+        && !writes
+        && invocation.current_dir != CurrentDir::Writes
+}
+
+/// Runs that do more than read are to outlive their connections for a while; their names are then
+/// such that nobody else can guess them.
+pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, String>], secret: &str) {
+    for (index, run) in lowered.runs.iter_mut().enumerate() {
+        let mut stages = lowered.commands.iter().filter(|((run, _), _)| *run == index).map(|(_, (stage, _))| *stage);
+        let reads = stages.all(|stage| readings[stage].as_ref().is_ok_and(only_reads));
+        if !reads || redirects(&run.spec).next().is_some() {
+            run.spec.grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
+            run.spec.run_id = format!("{}-{secret}", run.spec.run_id);
+        }
+    }
+}
+
+/// Files that a run opens for writing: the command's number on the wire, the descriptor, the file.
+pub fn redirects(spec: &RunSpec) -> impl Iterator<Item = (u32, u32, &File)> {
+    let opened = |descriptor: &'_ Descriptor| match &descriptor.source {
+        Some(Source::File(file)) if file.flags.cast_signed() & O_ACCMODE != O_RDONLY => true,
+        _ => false,
+    };
+    spec.stages.iter().flat_map(move |stage| {
+        stage.descriptors.iter().filter(move |d| opened(d)).filter_map(|descriptor| match &descriptor.source {
+            Some(Source::File(file)) => Some((stage.id, descriptor.fd, file)),
+            _ => None,
+        })
+    })
+}
+
+/// Where what a command wrote to a file begins, if all that lies behind is its own.
+pub fn written_from(file: &File, before: &WrittenFile) -> Option<u64> {
+    let start = if file.flags.cast_signed() & O_APPEND != 0 { before.size } else { file.offset };
+    (start == before.size).then_some(start)
+}
+
+/// Whether the mounts that a command reads answer.
+pub async fn mounts_answer(world: &World<'_>, reading: &Reading) -> bool {
+    let places = reading.places.iter().flatten().chain(&reading.cwd);
+    let mounts = places.filter_map(|place| match place {
+        Place::At(_, _, mount) => Some(world.table.mount(*mount).path.as_path().to_owned()),
+        Place::Here(_) => None,
+    });
+    let mut mounts: Vec<PathBuf> = mounts.collect();
+    mounts.sort();
+    mounts.dedup();
+    // Never cached by the kernel: the file system's server is asked.
+    let asked = tokio::task::spawn_blocking(move || mounts.iter().all(|m| nix::sys::statvfs::statvfs(m).is_ok()));
+    tokio::time::timeout(MOUNT_ANSWERS, asked).await.is_ok_and(|answered| answered.unwrap_or(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_behind_the_start_must_be_the_command_s() {
+        let check = |flags: i32, offset: u64, size: u64, expected: Option<u64>| {
+            let file = File { flags: flags.cast_unsigned(), offset, ..File::default() };
+            let before = WrittenFile { size, ..WrittenFile::default() };
+            assert_eq!(written_from(&file, &before), expected, "{flags:o} {offset} {size}");
+        };
+        check(nix::libc::O_WRONLY, 0, 0, Some(0));
+        check(nix::libc::O_WRONLY, 7, 7, Some(7));
+        check(nix::libc::O_WRONLY, 0, 7, None);
+        check(nix::libc::O_WRONLY | O_APPEND, 0, 7, Some(7));
+    }
+}

@@ -1,0 +1,210 @@
+//! What becomes of commands whose executor or link is lost after they were started:
+//! a run that does more than read is asked for by a new connection; what only reads is
+//! run again by its stage program, which leaves out what was delivered; all else is an
+//! error that says so. Never a second run of what must not run twice.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use posh_proto::{executor::descriptor::Source, stage::Delivered};
+
+use super::{Event, PartEnd, Relay, pump_run};
+use crate::{
+    dispatch::{
+        again,
+        refresh::{self, Written},
+        resume::{self, Gone, Resumed},
+    },
+    enlisted::{Kind, Pid},
+    lower::Stream,
+    stage_link::ForStage,
+};
+
+impl Relay<'_> {
+    /// A run's stream is at its end: well, if all its commands have exited.
+    pub(super) async fn run_over(&mut self, run: usize, error: Option<String>) {
+        self.noted.over(run);
+        let order = self.runs[run].lost();
+        if self.unended(run).is_empty() {
+            return self.end_streams(run).await;
+        }
+        let why = error.unwrap_or_else(|| "the connection was closed".to_owned());
+        let executor = self.gateway.executors.get(self.runs[run].executor);
+        let lost = self.runs[run].connection.clone();
+        executor.lost(&lost, &why);
+        tracing::warn!(executor = %executor.name, why, kept = order.is_some(), "lost while commands ran there");
+        self.why_lost.insert(run, why.clone());
+        match order {
+            Some(order) => {
+                let events = self.events.clone();
+                self.pumps.spawn(async move {
+                    let resumed = resume::resume(executor, lost, &why, order).await;
+                    let _ = events.send(Event::Resumed(run, resumed)).await;
+                });
+            }
+            None => self.give_up(run, None).await,
+        }
+    }
+
+    pub(super) fn run_resumed(&mut self, run: usize, resumed: Resumed) {
+        tracing::info!(run, "a run goes on by a new connection");
+        let Resumed { connection, input, output } = resumed;
+        let listener = self.pumps.spawn(pump_run(run, output, self.events.clone()));
+        self.runs[run].resumed(connection, input, listener);
+    }
+
+    pub(super) async fn run_gone(&mut self, run: usize, gone: Gone) {
+        tracing::warn!(run, ?gone, "a run does not go on");
+        self.give_up(run, Some(gone)).await;
+    }
+
+    /// Commands of a run that have not told their ends.
+    fn unended(&self, run: usize) -> Vec<(usize, u32)> {
+        let is_unended = |(stage, part): &(usize, usize)| self.stages[stage].parts[*part].is_none();
+        self.commands.iter().filter(|(key, place)| key.0 == run && is_unended(place)).map(|(key, _)| *key).collect()
+    }
+
+    async fn give_up(&mut self, run: usize, gone: Option<Gone>) {
+        if self.run_again(run, gone).await {
+            return;
+        }
+        let executor = self.gateway.executors.get(self.runs[run].executor);
+        let why = self.why_lost.get(&run).cloned().unwrap_or_default();
+        let known = gone.map(|gone| format!("{}; ", gone.sentence())).unwrap_or_default();
+        for command in self.unended(run) {
+            let name = &self.stages[&self.commands[&command].0].name;
+            let message = format!(
+                "posh: {name}: executor {} at {} was lost while the command ran there ({why}); {known}its output is incomplete",
+                executor.name, executor.address
+            );
+            self.part_ended(command, PartEnd::Lost(message));
+        }
+        self.end_streams(run).await;
+    }
+
+    async fn end_streams(&mut self, run: usize) {
+        let streams = self.feeds.keys().chain(self.joined.keys()).filter(|s| s.0 == run);
+        let streams: Vec<Stream> = streams.copied().collect();
+        for stream in streams {
+            self.end_stream(stream).await;
+        }
+    }
+
+    /// Has all stages that the loss concerns run their commands here, if every one of them can; nothing is
+    /// changed otherwise.
+    async fn run_again(&mut self, run: usize, gone: Option<Gone>) -> bool {
+        let (stages, runs) = self.concerned(run);
+        let mut orders = BTreeMap::new();
+        for &stage in &stages {
+            let Some(delivered) = self.delivered_of(stage, gone) else { return false };
+            orders.insert(stage, delivered);
+        }
+        let view = self.gateway.view();
+        let world = crate::dispatch::world(self.gateway, &view);
+        for &stage in &stages {
+            let Ok(reading) = &self.readings[stage] else { return false };
+            if !again::mounts_answer(&world, reading).await {
+                return false;
+            }
+        }
+        runs.iter().for_each(|run| self.runs[*run].abandon());
+        let executor = self.gateway.executors.get(self.runs[run].executor);
+        for (stage, delivered) in orders {
+            let reason = format!("executor {} at {} was lost while it ran there", executor.name, executor.address);
+            tracing::warn!(stage, reason, bytes = delivered.iter().map(|d| d.bytes).sum::<u64>(), "run again here");
+            self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
+            let (enlisted, reading) = (&self.pipeline.stages[stage].enlisted, self.readings[stage].as_ref().ok());
+            let written = Written::by(self.gateway, enlisted, reading, std::iter::empty());
+            let state = self.stages.get_mut(&stage).expect("concerned stages are remote");
+            state.finished = true;
+            let (gateway, tell) = (self.gateway.clone(), state.tell.clone());
+            self.farewells.spawn(async move {
+                refresh::refresh(gateway, written).await;
+                let _ = tell.send(ForStage::Again { reason, delivered }).await;
+            });
+        }
+        true
+    }
+
+    /// Stages that a lost run leaves unfinished, with all that they are joined to on servers, and their runs.
+    fn concerned(&self, run: usize) -> (BTreeSet<usize>, BTreeSet<usize>) {
+        let mut stages: BTreeSet<usize> = self.unended(run).iter().map(|command| self.commands[command].0).collect();
+        let mut runs = BTreeSet::from([run]);
+        loop {
+            let before = (stages.len(), runs.len());
+            for &(from, to) in &self.fused {
+                if stages.contains(&from) || stages.contains(&to) {
+                    stages.extend([from, to]);
+                }
+            }
+            let theirs = self.commands.iter().filter(|(_, (stage, _))| stages.contains(stage));
+            runs.extend(theirs.map(|(command, _)| command.0));
+            if (stages.len(), runs.len()) == before {
+                return (stages, runs);
+            }
+        }
+    }
+
+    /// What a stage has delivered, if its command can be run once more.
+    fn delivered_of(&self, stage: usize, gone: Option<Gone>) -> Option<Vec<Delivered>> {
+        let enlisted = &self.pipeline.stages[stage].enlisted;
+        self.stages.get(&stage).filter(|state| !state.finished && !state.gone)?;
+        let reads = self.readings[stage].as_ref().is_ok_and(again::only_reads);
+        if !reads || self.spent.contains(&stage) {
+            return None;
+        }
+        let mut delivered = Vec::new();
+        for ((_, fd), digest) in self.delivered.range((stage, 0)..=(stage, u32::MAX)) {
+            // A terminal can't be put between a command and its terminal.
+            if enlisted.descriptor(*fd).is_none_or(|d| d.kind == Kind::Tty) {
+                return None;
+            }
+            let (bytes, digest) = (digest.bytes(), digest.value());
+            delivered.push(Delivered { fd: *fd, bytes, digest, ..Delivered::default() });
+        }
+        for (&(run, id), _) in self.commands.iter().filter(|(_, (s, _))| *s == stage) {
+            for (_, fd, file) in again::redirects(&self.specs[run]).filter(|(command, ..)| *command == id) {
+                // Two must never write one file.
+                gone.filter(|gone| gone.is_dead())?;
+                let written = &self.runs[run].written_files;
+                let before = written.iter().find(|written| (written.stage, written.fd) == (id, fd))?;
+                let file_offset = Some(again::written_from(file, before)?);
+                delivered.push(Delivered { fd, file_offset, ..Delivered::default() });
+            }
+        }
+        for one in &mut delivered {
+            one.also = self.written_through(stage, one.fd);
+        }
+        Some(delivered)
+    }
+
+    /// Descriptors of a stage's command that are one with `fd`.
+    fn written_through(&self, stage: usize, fd: u32) -> Vec<u32> {
+        let Some((&(run, id), _)) = self.commands.iter().find(|(_, (s, _))| *s == stage) else { return Vec::new() };
+        let command = self.specs[run].stages.iter().find(|command| command.id == id);
+        let others = command.into_iter().flat_map(|command| &command.descriptors);
+        others.filter(|other| other.source == Some(Source::DuplicateOf(fd))).map(|other| other.fd).collect()
+    }
+
+    /// A command that reads and whose reader on the server is not at its end yet may have to run again: its
+    /// stage program must be there then. Only in a pipeline as `a | b`, since a shell waits for such as a whole.
+    pub(super) fn is_held(&self, stage: usize) -> bool {
+        if self.stages[&stage].gone || !self.readings[stage].as_ref().is_ok_and(again::only_reads) {
+            return false;
+        }
+        let pid = |stage: usize| self.pipeline.stages[stage].enlisted.pid;
+        let mut readers = self.fused.iter().filter(|(from, _)| *from == stage).map(|(_, to)| *to);
+        readers.any(|to| {
+            self.stages.get(&to).is_some_and(|reader| !reader.finished && !reader.gone)
+                && parent(pid(stage)).is_some_and(|shell| parent(pid(to)) == Some(shell))
+        })
+    }
+}
+
+/// proc_pid_stat(5), the fourth field; the name before it may hold anything.
+fn parent(pid: Pid) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}

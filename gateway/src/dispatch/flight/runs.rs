@@ -1,0 +1,125 @@
+//! One run as the relay knows it: the way to its executor, and, of a run that outlives
+//! its connection for a while, all that the executor must be told once more after a
+//! new one is made.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use posh_proto::executor::{Credit, Resume, RunInput, RunOutput, RunSpec, Signal, WrittenFile, run_input, run_output};
+use tokio::{sync::mpsc, task::AbortHandle};
+
+use crate::{executors::Connection, plan::ExecutorId};
+
+/// A kept run's messages are acknowledged after so many, or so many bytes: the executor holds
+/// what is not, and the outputs' credit is several times this.
+const ACKNOWLEDGED_MESSAGES: u64 = 64;
+const ACKNOWLEDGED_BYTES: usize = 1 << 20;
+
+pub(super) struct RunState {
+    pub executor: ExecutorId,
+    pub connection: Arc<Connection>,
+    /// `None` while it is out of reach, and when it is over.
+    input: Option<mpsc::Sender<RunInput>>,
+    /// Who listens to it; when that ends, the executor learns that nobody wants it any more.
+    listener: AbortHandle,
+    kept: Option<Kept>,
+    /// How large the files were that its redirects write to.
+    pub written_files: Vec<WrittenFile>,
+}
+
+/// Of a run with a grace.
+#[derive(Default)]
+struct Kept {
+    run_id: String,
+    received: u64,
+    acknowledged: u64,
+    unacknowledged_bytes: usize,
+    credits: BTreeMap<u32, u64>,
+    closed: BTreeSet<u32>,
+    ended: BTreeSet<u32>,
+    signals: Vec<Signal>,
+}
+
+impl RunState {
+    pub fn new(
+        (executor, connection): (ExecutorId, Arc<Connection>),
+        input: mpsc::Sender<RunInput>,
+        listener: AbortHandle,
+        written_files: Vec<WrittenFile>,
+        spec: &RunSpec,
+    ) -> Self {
+        // `Started` has come.
+        let kept = || Kept { run_id: spec.run_id.clone(), received: 1, ..Kept::default() };
+        let kept = (spec.grace_ms > 0).then(kept);
+        Self { executor, connection, input: Some(input), listener, kept, written_files }
+    }
+
+    /// Nothing more can be said to it now.
+    pub fn is_over(&self) -> bool {
+        self.input.is_none()
+    }
+
+    pub async fn send(&mut self, kind: run_input::Kind) {
+        if let Some(kept) = &mut self.kept {
+            kept.note(&kind);
+        }
+        if let Some(input) = &self.input {
+            let _ = input.send(RunInput { kind: Some(kind) }).await;
+        }
+    }
+
+    /// Counts what came, and tells the executor now and then.
+    pub async fn received(&mut self, message: &RunOutput) {
+        let Some(kept) = &mut self.kept else { return };
+        kept.received += 1;
+        if let Some(run_output::Kind::Chunk(chunk)) = &message.kind {
+            kept.unacknowledged_bytes += chunk.data.len();
+        }
+        let many = kept.received - kept.acknowledged >= ACKNOWLEDGED_MESSAGES;
+        if many || kept.unacknowledged_bytes >= ACKNOWLEDGED_BYTES {
+            (kept.acknowledged, kept.unacknowledged_bytes) = (kept.received, 0);
+            let received = kept.received;
+            self.send(run_input::Kind::Received(received)).await;
+        }
+    }
+
+    /// Its connection is lost; what has to be said to go on with it, if it is kept.
+    pub fn lost(&mut self) -> Option<Resume> {
+        self.input = None;
+        let kept = self.kept.as_ref()?;
+        let credit = |(&stream, &bytes): (&u32, &u64)| Credit { stream, bytes };
+        Some(Resume {
+            run_id: kept.run_id.clone(),
+            received: kept.received,
+            credits: kept.credits.iter().map(credit).collect(),
+            closed: kept.closed.iter().copied().collect(),
+            ended: kept.ended.iter().copied().collect(),
+            signals: kept.signals.clone(),
+        })
+    }
+
+    /// It goes on by another connection.
+    pub fn resumed(&mut self, connection: Arc<Connection>, input: mpsc::Sender<RunInput>, listener: AbortHandle) {
+        (self.connection, self.input, self.listener) = (connection, Some(input), listener);
+    }
+
+    /// Nobody wants it any more.
+    pub fn abandon(&mut self) {
+        self.listener.abort();
+        (self.input, self.kept) = (None, None);
+    }
+}
+
+impl Kept {
+    fn note(&mut self, kind: &run_input::Kind) {
+        match kind {
+            run_input::Kind::Credit(credit) => *self.credits.entry(credit.stream).or_default() += credit.bytes,
+            run_input::Kind::Closed(stream) => drop(self.closed.insert(*stream)),
+            run_input::Kind::End(stream) => drop(self.ended.insert(*stream)),
+            run_input::Kind::Signal(signal) => self.signals.push(*signal),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Going on with a run whose connection was lost: the executor is reached anew and
+//! asked what became of it. Which runs that is done for is decided in [`super::again`].
+
+use std::{sync::Arc, time::Duration};
+
+use posh_proto::executor::{Resume, RunInput, RunOutput, rejected, run_input, run_output};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::start::QUEUE;
+use crate::executors::{Connection, Executor};
+
+/// How long an executor lets a kept run go on without us. Its own notice of the loss may come as late as ours.
+pub const GRACE: Duration = Duration::from_secs(10);
+/// How long the executor is looked for. Nothing may hang for more than 10 s after a fault...
+const WITHIN: Duration = Duration::from_secs(6);
+/// ...and of a silent one, 8 s have passed when it is noticed.
+const WITHIN_AFTER_SILENCE: Duration = Duration::from_millis(1500);
+
+/// A run that goes on.
+pub struct Resumed {
+    /// By which connection.
+    pub connection: Arc<Connection>,
+    /// To it.
+    pub input: mpsc::Sender<RunInput>,
+    /// From it.
+    pub output: Streaming<RunOutput>,
+}
+
+/// Why a run does not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    /// The executor was reached and has ended it.
+    Killed,
+    /// The executor was reached and has never heard of it.
+    NeverCame,
+    /// The executor was restarted, and nothing is known of what its predecessor did.
+    Unknown,
+    /// The executor was not reached in time.
+    OutOfReach,
+}
+
+impl Gone {
+    /// None of its processes is there any more.
+    pub fn is_dead(self) -> bool {
+        matches!(self, Self::Killed | Self::NeverCame | Self::Unknown)
+    }
+
+    /// For the error of a command.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::Killed => "it was ended there before it was done",
+            Self::NeverCame => "the executor knows nothing of it",
+            Self::Unknown => "the executor was restarted, and how far it came is not known; it is not run again",
+            Self::OutOfReach => "whether it was done there is not known, and it is not run again",
+        }
+    }
+}
+
+/// Reaches the executor anew and goes on with the run.
+///
+/// # Errors
+/// [`Gone`]
+pub async fn resume(executor: Arc<Executor>, lost: Arc<Connection>, why: &str, order: Resume) -> Result<Resumed, Gone> {
+    let silent = why.contains("keep-alive") || why.contains("timed out");
+    let within = if silent { WITHIN_AFTER_SILENCE } else { WITHIN };
+    tokio::time::timeout(within, ask(&executor, lost, order)).await.unwrap_or(Err(Gone::OutOfReach))
+}
+
+async fn ask(executor: &Executor, mut lost: Arc<Connection>, order: Resume) -> Result<Resumed, Gone> {
+    let instance = lost.about.instance.clone();
+    loop {
+        let connection = executor.next_connection(&lost).await;
+        let (input, requests) = mpsc::channel(QUEUE);
+        let _ = input.send(RunInput { kind: Some(run_input::Kind::Resume(order.clone())) }).await;
+        let first = match connection.client.clone().run(ReceiverStream::new(requests)).await {
+            Ok(response) => {
+                let mut output = response.into_inner();
+                output.message().await.map(|first| (first, output))
+            }
+            Err(status) => Err(status),
+        };
+        match first {
+            Ok((Some(RunOutput { kind: Some(run_output::Kind::Resumed(_)) }), output)) => {
+                return Ok(Resumed { connection, input, output });
+            }
+            Ok((Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) }), _)) => {
+                return Err(match rejected.kind() {
+                    rejected::Kind::RunKilled => Gone::Killed,
+                    _ if connection.about.instance == instance => Gone::NeverCame,
+                    _ => Gone::Unknown,
+                });
+            }
+            Ok(_) => return Err(Gone::Unknown),
+            Err(status) => {
+                executor.lost(&connection, status.message());
+                lost = connection;
+            }
+        }
+    }
+}
