@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use posh_integration::programs::Programs;
 use posh_proto::PROTOCOL_VERSION;
 use posh_proto::executor::{
-    Descriptor, DescribeRequest, MountPoint, RunInput, RunSpec, Stage, descriptor::Source,
+    DescribeRequest, Descriptor, MountPoint, RunInput, RunSpec, Stage, descriptor::Source,
     executor_client::ExecutorClient, run_input, run_output,
 };
 use tonic::transport::Channel;
@@ -68,7 +68,8 @@ fn start(programs: &Programs) -> Result<Executor> {
     let mut command = Command::new(programs.find("posh-executor")?);
     command.args(["--listen", "127.0.0.1:0", "--export", "empty=/var/empty"]);
     std::fs::create_dir_all("/var/empty").context("cannot make /var/empty")?;
-    let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start an executor")?;
+    let mut process =
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start an executor")?;
     let errors = process.stderr.take().context("it has no standard error")?;
     let mut executor = Executor { process, address: String::new() };
     for line in BufReader::new(errors).lines() {

@@ -51,8 +51,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 6] =
-        [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
+    const ALL: [Part; 6] = [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
 
     fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
         match self {

@@ -173,7 +173,10 @@ async fn the_servers_secrets_are_not_there() {
     // Nor behind anybody's root.
     for root in ["/proc/1/root", "/proc/self/root", "/proc/self/cwd/../../../.."] {
         let said = lab.says(shell(&format!("ls -d {root}/etc/shadow {root}/root; cat {root}/proc/1/environ"))).await;
-        assert!(!said.contains("root:") && !said.contains("PATH=") && !said.contains(&format!("\n{root}/root\n")), "{said}");
+        assert!(
+            !said.contains("root:") && !said.contains("PATH=") && !said.contains(&format!("\n{root}/root\n")),
+            "{said}"
+        );
     }
     // The machine's settings are not to be seen, so not to be changed either.
     let said = lab.says(shell("cat /proc/sys/kernel/core_pattern; echo x > /proc/sys/kernel/core_pattern")).await;
@@ -187,9 +190,7 @@ async fn the_servers_secrets_are_not_there() {
 async fn there_is_no_network() {
     let lab = Lab::start().await;
     let (tcp, udp) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
-    for (protocol, port) in
-        [("tcp", tcp.local_addr().unwrap().port()), ("udp", udp.local_addr().unwrap().port())]
-    {
+    for (protocol, port) in [("tcp", tcp.local_addr().unwrap().port()), ("udp", udp.local_addr().unwrap().port())] {
         let script = format!("echo x > /dev/{protocol}/127.0.0.1/{port}; echo $?");
         let said = lab.says(command(&["bash", "-c", &script])).await;
         assert!(said.starts_with("1\n"), "{said}");
@@ -198,7 +199,8 @@ async fn there_is_no_network() {
         let arguments = format!("{family}, {}, 0", libc::SOCK_DGRAM);
         assert_eq!(answer_to(&lab, libc::SYS_socket, &arguments).await, libc::EPERM.to_string(), "{family}");
     }
-    let theirs = lab.says(shell("readlink /proc/self/ns/net /proc/self/ns/ipc /proc/self/ns/uts /proc/self/ns/pid")).await;
+    let theirs =
+        lab.says(shell("readlink /proc/self/ns/net /proc/self/ns/ipc /proc/self/ns/uts /proc/self/ns/pid")).await;
     for (their, name) in theirs.lines().zip(["net", "ipc", "uts", "pid"]) {
         assert_ne!(Path::new(their), fs::read_link(format!("/proc/self/ns/{name}")).unwrap());
     }
@@ -245,13 +247,17 @@ async fn foreign_processes_can_not_be_killed() {
     spec.stages[0].argv = words.map(|word| Bytes::from_static(word.as_bytes())).to_vec();
     let mut call = Call::open(&lab.client, spec).await;
     call.until_output("ready").await;
-    let said = lab.says(shell("kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo over")).await;
+    let said =
+        lab.says(shell("kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo over")).await;
     assert!(!said.contains("over"), "it has killed itself: {said}");
     let own = std::process::id();
     assert!(!lab.says(shell(&format!("ls -d /proc/{own}/task/{own}/root"))).await.is_empty());
     call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "line\n".into() })).await;
     call.until_output("alive").await;
-    call.until(|kind| matches!(kind, run_output::Kind::Exited(exited) if exited.how == Some(How::Code(0))).then_some(())).await;
+    call.until(|kind| {
+        matches!(kind, run_output::Kind::Exited(exited) if exited.how == Some(How::Code(0))).then_some(())
+    })
+    .await;
 }
 
 // Guards: RLIMIT_NPROC and pid_max (confine::set_bounds, bound_processes).
@@ -295,7 +301,9 @@ async fn a_read_only_export_stays_as_it_is() {
     let lab = Lab::with(|config| config.exports[0].read_only = true).await;
     lab.write("f", "content\n");
     let said = lab
-        .says(shell("exec 3< f; echo x > /proc/self/fd/3; echo x > f; mount -o remount,rw .; rm f; mkdir d; ln f g; chmod 0 f"))
+        .says(shell(
+            "exec 3< f; echo x > /proc/self/fd/3; echo x > f; mount -o remount,rw .; rm f; mkdir d; ln f g; chmod 0 f",
+        ))
         .await;
     assert!(said.matches("Read-only file system").count() >= 6, "{said}");
     assert_eq!(lab.read("f"), "content\n");
@@ -329,7 +337,8 @@ async fn what_is_not_named_can_not_be_read() {
         assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
         assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
     }
-    let said = lab.says(shell_with_input("ls d; echo x > named; echo x > new; rm named; mv d e; ln named new", "named")).await;
+    let said =
+        lab.says(shell_with_input("ls d; echo x > named; echo x > new; rm named; mv d e; ln named new", "named")).await;
     assert!(said.matches("Permission denied").count() >= 5, "{said}");
     assert_eq!((lab.read("named"), lab.has("new"), lab.has("d")), ("named\n".to_owned(), false, true));
     // What is read is not started, in whatever way it is called.
@@ -504,7 +513,10 @@ async fn hooks_of_a_repository_do_not_start() {
     git(&["init", "-q", "."]);
     git(&["config", "user.name", "A"]);
     git(&["config", "user.email", "a@b"]);
-    lab.write(".git/hooks/pre-commit", format!("#!/bin/sh\ntouch {MOUNT}/started {}/started\n", lab.store.path().display()));
+    lab.write(
+        ".git/hooks/pre-commit",
+        format!("#!/bin/sh\ntouch {MOUNT}/started {}/started\n", lab.store.path().display()),
+    );
     fs::set_permissions(lab.store.path().join(".git/hooks/pre-commit"), fs::Permissions::from_mode(0o755)).unwrap();
     let outcome = lab.run(command(&["git", "commit", "-q", "--allow-empty", "-m", "x"])).await;
     assert!(outcome.is_finished && outcome.errors().contains("pre-commit"), "{outcome:?}");
