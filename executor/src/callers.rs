@@ -162,10 +162,17 @@ impl Caller {
         format!("{}\0{run_id}", self.identity.as_deref().unwrap_or_default())
     }
 
-    /// Whoever reaches an executor that asks for no proof: all that it serves, as its own user.
+    /// Whoever reaches an executor that asks for no proof: all that it serves, as its own user
+    /// or the one that is configured.
     #[must_use]
     pub fn anybody(config: &Config) -> Self {
-        Self { identity: None, user: None, exports: config.exports.clone(), commands: None, limits: Limits::default() }
+        Self {
+            identity: None,
+            user: config.confinement.user.clone(),
+            exports: config.exports.clone(),
+            commands: None,
+            limits: Limits::default(),
+        }
     }
 
     /// A configured identity.

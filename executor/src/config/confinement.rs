@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr};
 use toml::de::DeTable;
 
 use super::{Entry, Reader};
+use crate::callers::UnixUser;
 
 /// Processes of all commands of one user and mount table at a time: ten times what the largest
 /// builds use, and a fork bomb ends there while the machine still answers.
@@ -19,6 +20,8 @@ pub struct Confinement {
     pub commands: Commands,
     /// Directories with annotations of this server's own, over those that ship with posh.
     pub annotations: Vec<PathBuf>,
+    /// Whose rights commands have when no identity says it; the executor's own if `None`.
+    pub user: Option<UnixUser>,
     /// Processes of one user and mount table at a time.
     pub max_processes: u64,
     /// Memory that one process may write to; 0 is no bound.
@@ -33,6 +36,7 @@ impl Default for Confinement {
             require: Level::None,
             commands: Commands::Annotated,
             annotations: Vec::new(),
+            user: None,
             max_processes: DEFAULT_PROCESSES,
             max_memory_bytes: 0,
             max_file_bytes: 0,
@@ -106,6 +110,11 @@ impl Reader<'_> {
                     read.annotations =
                         self.strings("annotations", value).into_iter().map(|(directory, _)| directory.into()).collect();
                 }
+                "user" => match self.string("user", value).map(|name| UnixUser::named(&name)) {
+                    Some(Ok(user)) => read.user = Some(user),
+                    Some(Err(unknown)) => self.mistake(value.span(), unknown.to_string()),
+                    None => {}
+                },
                 "max_processes" => {
                     let default = DEFAULT_PROCESSES;
                     read.max_processes = self.positive("max_processes", value).map_or(default, |count| count as u64);
@@ -115,7 +124,7 @@ impl Reader<'_> {
                 other => self.mistake(
                     key.span(),
                     format!(
-                        "unknown key `{other}` (known: require, commands, annotations, max_processes, \
+                        "unknown key `{other}` (known: require, commands, annotations, user, max_processes, \
                          max_memory_bytes, max_file_bytes)"
                     ),
                 ),
@@ -154,12 +163,13 @@ mod tests {
 
     #[test]
     fn a_whole_section_is_read() {
-        let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\n\
+        let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
                     max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n";
         let expected = Confinement {
             require: Level::Strict,
             commands: Commands::Listed(["cat", "mytool"].map(str::to_owned).into()),
             annotations: vec!["/etc/posh".into()],
+            user: UnixUser::named("root").ok(),
             max_processes: 400,
             max_memory_bytes: 8 << 30,
             max_file_bytes: 1,
@@ -174,8 +184,9 @@ mod tests {
         for (section, expected) in [
             ("require = \"much\"", "executor.toml:5:11: `require` must be \"strict\", \"namespaces\" or \"none\""),
             ("commands = [\"/bin/sh\"]", "executor.toml:5:12: `commands` are names, not paths such as \"/bin/sh\""),
-            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = "),
+            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = [\"...\"]"),
             ("max_file_bytes = 0", "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0"),
+            ("user = \"no-such-user-here\"", "executor.toml:5:8: this machine has no user `no-such-user-here`"),
             ("colour = 1", "executor.toml:5:1: unknown key `colour`"),
         ] {
             let said = read(section).expect_err(section);

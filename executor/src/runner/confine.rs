@@ -10,7 +10,7 @@ use std::{fmt, fs, os::fd::OwnedFd};
 use nix::{
     errno::Errno,
     libc,
-    sys::prctl,
+    sys::{prctl, utsname::uname},
     unistd::{Gid, Uid, fchdir, geteuid, setgroups, setresgid, setresuid},
 };
 use posh_proto::executor::rejected::Kind;
@@ -38,7 +38,6 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
     let mut reached = namespaces(spec);
     // Nobody may look into our memory or descriptors: one of these leads to the root's writable side.
     prctl::set_dumpable(false).map_err(|errno| failed("hide the runner from its commands", errno))?;
-    bound_processes(spec.bounds, spec.isolation());
     prctl::set_no_new_privs().map_err(|errno| failed("give up new privileges", errno))?;
     if geteuid().is_root() || spec.isolation() != Isolation::Nothing {
         let is_roots = geteuid().is_root() && spec.user.as_ref().is_none_or(|user| user.uid == 0);
@@ -107,13 +106,22 @@ pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
 }
 
 /// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere the user's limit
-/// has to do, which root has not.
-fn bound_processes(bounds: Bounds, isolation: Isolation) {
+/// has to do, which root has not. Called before the view stands: its /proc has no settings.
+pub fn bound_processes(spec: &ViewSpec) {
     /// The kernel takes no less: the first 300 numbers are used once only.
     const LEAST: u64 = 302;
-    if isolation == Isolation::MountsAndProcesses && bounds.processes > 0 {
-        let _ = fs::write("/proc/sys/kernel/pid_max", bounds.processes.max(LEAST).to_string());
+    let is_own = spec.isolation() == Isolation::MountsAndProcesses && is_kernel_since(6, 14);
+    if is_own && spec.bounds.processes > 0 {
+        let _ = fs::write("/proc/sys/kernel/pid_max", spec.bounds.processes.max(LEAST).to_string());
     }
+}
+
+/// Before, the setting was the whole machine's.
+fn is_kernel_since(major: u32, minor: u32) -> bool {
+    let Ok(name) = uname() else { return false };
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|version| version >= (major, minor))
 }
 
 impl Reached {

@@ -48,7 +48,7 @@ const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 });
 
 /// What commands use of the server's own tree, and how.
-const GROUND: [(&str, BitFlags<AccessFs>); 14] = [
+const GROUND: [(&str, BitFlags<AccessFs>); 15] = [
     ("/bin", PROGRAMS),
     ("/sbin", PROGRAMS),
     ("/lib", PROGRAMS),
@@ -57,6 +57,7 @@ const GROUND: [(&str, BitFlags<AccessFs>); 14] = [
     ("/etc", READ),
     ("/proc", READ),
     ("/sys/devices/system/cpu", READ),
+    ("/dev", make_bitflags!(AccessFs::{ReadDir})),
     ("/dev/null", DEVICE),
     ("/dev/zero", DEVICE),
     ("/dev/full", DEVICE),

@@ -176,6 +176,7 @@ fn wait_for_either_end(control: &UnixStream, children: &SignalFd, keeper: Pid) {
 fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
+    confine::bound_processes(spec);
     let view = match View::build(spec) {
         Ok(view) => view,
         Err(Refusal { kind, message, .. }) => {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "the whole program is tests, its harness included")]
 
+mod attacks;
 mod guards;
 mod harness;
 mod lifecycle;
