@@ -8,6 +8,7 @@ mod memory;
 mod setup;
 mod start;
 mod throughput;
+mod tls;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -40,6 +41,8 @@ enum Part {
     Latency,
     /// Bytes per second through one connection.
     Throughput,
+    /// The same with certificates, and with plain text.
+    Tls,
     /// Resident memory of gateway and executor.
     Memory,
     /// The time until the paper's pipelines get their directives.
@@ -51,12 +54,14 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 6] = [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
+    const ALL: [Part; 7] =
+        [Part::Latency, Part::Throughput, Part::Tls, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
 
     fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
         match self {
             Part::Latency => latency::measure(programs, report),
             Part::Throughput => throughput::measure(programs, report),
+            Part::Tls => tls::measure(programs, report),
             Part::Memory => memory::measure(programs, report),
             Part::Setup => setup::measure(programs, report),
             Part::Start => start::measure(programs, report),

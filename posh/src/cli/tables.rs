@@ -114,9 +114,11 @@ fn usage_text(executor: &ExecutorStatus) -> String {
     if executor.asked {
         let known_as = if executor.identity.is_empty() { "anybody" } else { &executor.identity };
         let user = if executor.user.is_empty() { "its own user" } else { &executor.user };
-        let confinement = if executor.confinement.is_empty() { "nothing" } else { &executor.confinement };
         let own_limit = if executor.max_runs > 0 { format!(" of {}", executor.max_runs) } else { String::new() };
-        lines.push_str(&format!("{name} knows us as {known_as}; commands run as {user}, confined by {confinement}\n"));
+        lines.push_str(&format!("{name} knows us as {known_as}; commands run as {user}\n"));
+        if !executor.confinement.is_empty() {
+            lines.push_str(&format!("{name} confines commands: {}\n", executor.confinement));
+        }
         lines.push_str(&format!(
             "{name} has {} of {} runs, {}{own_limit} of them ours; refused {} of ours; load average {:.2}\n",
             executor.all_runs, executor.max_all_runs, executor.runs, executor.refused, executor.load_average
