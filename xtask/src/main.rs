@@ -1,4 +1,4 @@
-//! The repository's chores: `cargo xtask setup | test | demo | bench`. Each does
+//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
@@ -38,6 +38,12 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Sets up, builds, and runs pipelines while executors, links, gateways and disks fail.
+    Chaos {
+        /// Options of the chaos test itself: `--pipelines 300 --seed 1`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Runs the bench of the table (all workloads, or those that are named), or `bench overhead`.
     Bench {
         /// Workloads and options of the bench, such as --help; or `overhead` and its options.
@@ -68,6 +74,11 @@ fn run(chore: Chore) -> Result<ExitCode> {
             setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
             cargo::build(&["--release"])?;
             cargo::become_program("posh-lab", "demo", &arguments)
+        }
+        Chore::Chaos { arguments } => {
+            setup::packages(setup::Need::Everything)?;
+            cargo::build(&["--release"])?;
+            cargo::become_program("posh-lab", "chaos", &arguments)
         }
         Chore::Bench { arguments } => {
             setup::packages(setup::Need::Everything)?;

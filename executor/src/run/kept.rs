@@ -99,8 +99,10 @@ fn forget(runs: &mut HashMap<String, Entry>) {
         Fate::Ended(at) | Fate::Killed(at) => Some(at),
     };
     runs.retain(|_, entry| ended(entry).is_none_or(|at| at.elapsed() < REMEMBERED));
-    let mut old: Vec<(Instant, String, usize)> =
-        runs.iter().filter_map(|(name, entry)| Some((ended(entry)?, name.clone(), entry.outbox.held_bytes()))).collect();
+    let mut old: Vec<(Instant, String, usize)> = runs
+        .iter()
+        .filter_map(|(name, entry)| Some((ended(entry)?, name.clone(), entry.outbox.held_bytes())))
+        .collect();
     old.sort_unstable_by(|a, b| b.cmp(a));
     let mut bytes = 0;
     for (count, (_, name, held)) in old.into_iter().enumerate() {

@@ -27,15 +27,16 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
     let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
-    let Launched { link, lease, plumbing, times, written_files } = match launch(shared, &place, &wiring, (&job, clock)).await {
-        // It did not start, so that it may be tried once more.
-        Err(Failure::Lost(lease)) => {
-            lease.forget_if_dead().await;
-            launch(shared, &place, &wiring, (&job, clock)).await
+    let Launched { link, lease, plumbing, times, written_files } =
+        match launch(shared, &place, &wiring, (&job, clock)).await {
+            // It did not start, so that it may be tried once more.
+            Err(Failure::Lost(lease)) => {
+                lease.forget_if_dead().await;
+                launch(shared, &place, &wiring, (&job, clock)).await
+            }
+            other => other,
         }
-        other => other,
-    }
-    .map_err(Failure::into_refusal)?;
+        .map_err(Failure::into_refusal)?;
     Ok(Run {
         link,
         streams: JoinSet::new(),

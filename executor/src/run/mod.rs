@@ -36,7 +36,6 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
-pub use self::{kept::KeptRuns, outbox::Messages};
 use self::{
     inlet::Inlet,
     kept::Return,
@@ -46,6 +45,7 @@ use self::{
     plumbing::Plumbing,
     times::{Clock, Traffic},
 };
+pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     error::Refusal,
     own_mounts::OwnMounts,

@@ -195,7 +195,14 @@ impl<'a> Relay<'a> {
             farewells: JoinSet::new(),
             outcome: Outcome::default(),
             noted,
-            fused: pipeline.shape.edges.iter().zip(&plan.fused).filter(|(_, f)| **f).map(|(e, _)| (e.from.0, e.to.0)).collect(),
+            fused: pipeline
+                .shape
+                .edges
+                .iter()
+                .zip(&plan.fused)
+                .filter(|(_, f)| **f)
+                .map(|(e, _)| (e.from.0, e.to.0))
+                .collect(),
             specs: lowered.runs.into_iter().map(|run| run.spec).collect(),
             delivered: BTreeMap::new(),
             spent: BTreeSet::new(),
@@ -302,7 +309,8 @@ impl<'a> Relay<'a> {
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
-            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_)) | None => {}
+            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
+            | None => {}
         }
     }
 

@@ -312,12 +312,7 @@ fn flight(
 
 /// The connection was lost between the specification and its answer, and the run does more than read: the
 /// executor is asked whether it has begun.
-async fn ask_for(
-    executor: &Arc<Executor>,
-    lost: Arc<Connection>,
-    why: &str,
-    order: Resume,
-) -> Result<Flight, Refusal> {
+async fn ask_for(executor: &Arc<Executor>, lost: Arc<Connection>, why: &str, order: Resume) -> Result<Flight, Refusal> {
     let unclear = |known: &str| Refusal {
         executor: executor.id,
         fault: Fault::Unclear,

@@ -215,8 +215,7 @@ mod tests {
     fn output(before: &[u8]) -> Output {
         let mut digest = Digest::default();
         digest.add(before);
-        let delivered =
-            Delivered { fd: 1, bytes: digest.bytes(), digest: digest.value(), ..Delivered::default() };
+        let delivered = Delivered { fd: 1, bytes: digest.bytes(), digest: digest.value(), ..Delivered::default() };
         Output::new(&delivered, pipe2(OFlag::O_CLOEXEC).unwrap().0).unwrap()
     }
 

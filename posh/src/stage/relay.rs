@@ -18,12 +18,20 @@ use nix::{
     unistd::{Whence, lseek},
 };
 use posh_proto::rule::{self, Rule};
-use posh_proto::stage::{self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage};
+use posh_proto::stage::{
+    self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage,
+};
 
 use super::{
     EXIT_POSH_FAILED,
     again::{Again, Differs, Part},
-    descriptors, enlist::terminal_size, entry::Entry, process, sink::Sink, times::Noted, wire::Link,
+    descriptors,
+    enlist::terminal_size,
+    entry::Entry,
+    process,
+    sink::Sink,
+    times::Noted,
+    wire::Link,
 };
 
 /// What is read from an input at once.
