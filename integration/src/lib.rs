@@ -5,6 +5,7 @@
 //! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
 
 pub mod cases;
+pub mod chaos;
 pub mod cloud;
 pub mod demo;
 mod devices;

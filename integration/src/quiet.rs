@@ -58,6 +58,13 @@ pub fn files_left(host: &Host, before: &BTreeSet<PathBuf>, limit: Duration) -> R
     }
 }
 
+/// Every file and directory below one.
+pub fn files_below(directory: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    collect(directory, &mut found)?;
+    Ok(found)
+}
+
 fn roots(host: &Host) -> Vec<PathBuf> {
     ["/tmp", RUNTIME].map(|p| host.path(p)).to_vec()
 }

@@ -8,6 +8,7 @@ mod apps;
 mod arena;
 mod bad_input;
 mod cases;
+mod chaos;
 mod coherence;
 mod doors;
 mod failure;

@@ -1,4 +1,4 @@
-//! The repository's chores: `cargo xtask setup | test | demo | bench | fuzz`. Each does
+//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
@@ -36,6 +36,12 @@ enum Chore {
     /// Sets up, builds, and shows the paper's pipelines under bash and under posh.
     Demo {
         /// Arguments of the demonstration itself, such as --help.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Sets up, builds, and runs pipelines while executors, links, gateways and disks fail.
+    Chaos {
+        /// Options of the chaos test itself: `--pipelines 300 --seed 1`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -80,6 +86,11 @@ fn run(chore: Chore) -> Result<ExitCode> {
             setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
             cargo::build(&["--release"])?;
             cargo::become_program("posh-lab", "demo", &arguments)
+        }
+        Chore::Chaos { arguments } => {
+            setup::packages(setup::Need::Everything)?;
+            cargo::build(&["--release"])?;
+            cargo::become_program("posh-lab", "chaos", &arguments)
         }
         Chore::Bench { arguments } => {
             setup::packages(setup::Need::Everything)?;

@@ -13,7 +13,10 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use posh_proto::executor::{DescribeRequest, ToolsRequest, rejected, run_output};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{DescribeRequest, ToolsRequest, rejected, run_output},
+};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
@@ -179,7 +182,7 @@ async fn an_ordinary_user_serves_in_a_user_namespace() {
     command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]).arg(&copy);
     let mut executor = Program::start(&mut command_line, store.path());
     let mut client = connect(executor.address()).await;
-    let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
+    let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
     let script = "pwd -P; id -u; echo x > f; stat -c %u f; touch /usr/x || touch /x || echo read-only";
     let outcome = run(&client, command(&["sh", "-c", script]), bytes::Bytes::new()).await;
@@ -203,7 +206,7 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     command_line.args(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"]).arg(&copy);
     let mut executor = Program::start(&mut command_line, store.path());
     let mut client = connect(executor.address()).await;
-    let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
+    let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(!reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"), "{reply:?}");
     let outcome = run(&client, pipeline(&["pwd"]), bytes::Bytes::new()).await;
     assert_eq!(outcome.refusal().kind(), rejected::Kind::NoNamespace);
@@ -335,9 +338,9 @@ async fn a_runner_that_died_is_replaced() {
 async fn describe_and_tools_say_what_is_here() {
     let lab = Lab::start().await;
     let mut client = lab.client.clone();
-    let reply = client.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner();
+    let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
-    assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (posh_proto::PROTOCOL_VERSION, "logs"));
+    assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (PROTOCOL_VERSION, "logs"));
     assert!(reply.locales.iter().any(|locale| locale == "C"), "{:?}", reply.locales);
     assert!(!reply.machine.is_empty() && !reply.hostname.is_empty());
     let request = ToolsRequest { names: vec!["sort".into(), "no-such-command-here".into()], versions: true };

@@ -16,15 +16,16 @@ use crate::{
 /// A mount over a link that is gone answers nothing, and a command that reads it would hang.
 const MOUNT_ANSWERS: Duration = Duration::from_millis(1500);
 
-/// Running the command twice gives twice the same, and leaves nothing behind but what it prints.
+/// It leaves nothing behind but what it prints.
 pub fn only_reads(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
     let writes = invocation.files.iter().any(|file| file.kind.writes());
-    invocation.deterministic
-        && !invocation.side_effects
-        && !invocation.needs_network
-        && !writes
-        && invocation.current_dir != CurrentDir::Writes
+    !invocation.side_effects && !invocation.needs_network && !writes && invocation.current_dir != CurrentDir::Writes
+}
+
+/// It also prints the same each time.
+pub fn repeats_itself(reading: &Reading) -> bool {
+    only_reads(reading) && reading.invocation.deterministic
 }
 
 /// Runs that do more than read are to outlive their connections for a while; their names are then

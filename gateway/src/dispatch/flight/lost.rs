@@ -18,6 +18,7 @@ use crate::{
         resume::{self, Gone, Resumed},
     },
     enlisted::{Kind, Pid},
+    facts::Reading,
     lower::Stream,
     stage_link::ForStage,
 };
@@ -97,7 +98,13 @@ impl Relay<'_> {
     async fn run_again(&mut self, run: usize, gone: Option<Gone>) -> bool {
         let (stages, runs) = self.concerned(run);
         let mut orders = BTreeMap::new();
+        // What nobody has seen need not be the same again.
+        let is_unseen = stages.iter().all(|&s| self.delivered.range((s, 0)..=(s, u32::MAX)).next().is_none());
         for &stage in &stages {
+            let repeats = |r: &Reading| again::repeats_itself(r) || (is_unseen && again::only_reads(r));
+            if !self.readings[stage].as_ref().is_ok_and(repeats) || self.spent.contains(&stage) {
+                return false;
+            }
             let Some(delivered) = self.delivered_of(stage, gone) else { return false };
             orders.insert(stage, delivered);
         }
@@ -151,10 +158,6 @@ impl Relay<'_> {
     fn delivered_of(&self, stage: usize, gone: Option<Gone>) -> Option<Vec<Delivered>> {
         let enlisted = &self.pipeline.stages[stage].enlisted;
         self.stages.get(&stage).filter(|state| !state.finished && !state.gone)?;
-        let reads = self.readings[stage].as_ref().is_ok_and(again::only_reads);
-        if !reads || self.spent.contains(&stage) {
-            return None;
-        }
         let mut delivered = Vec::new();
         for ((_, fd), digest) in self.delivered.range((stage, 0)..=(stage, u32::MAX)) {
             // A terminal can't be put between a command and its terminal.

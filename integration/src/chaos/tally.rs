@@ -1,0 +1,116 @@
+//! The counts: faults by the point at which they were done, and what came of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::faults::{Fault, Point};
+use super::verdict::{How, Injected, Verdict};
+
+/// What came of all pipelines.
+#[derive(Debug, Default)]
+pub struct Tally {
+    points: BTreeMap<Point, Counts>,
+    faults: BTreeMap<Fault, Counts>,
+    /// Pipelines that never came to their point.
+    pub unharmed: usize,
+    /// What was wrong.
+    pub wrong: Vec<String>,
+    /// What was left behind.
+    pub remains: Vec<String>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Counts {
+    faults: usize,
+    as_bash: usize,
+    again: usize,
+    resumed: usize,
+    failed: usize,
+    wrong: usize,
+    longest: Duration,
+}
+
+impl Counts {
+    fn add(&mut self, verdict: &Verdict) {
+        self.faults += 1;
+        self.again += usize::from(verdict.again);
+        self.resumed += usize::from(verdict.resumed);
+        self.longest = self.longest.max(verdict.took);
+        match verdict.how {
+            How::AsBash => self.as_bash += 1,
+            How::FailedCleanly => self.failed += 1,
+            How::Wrong(_) => self.wrong += 1,
+        }
+    }
+}
+
+impl Tally {
+    /// Counts one pipeline; gives a line about it if it is wrong.
+    pub(super) fn add(&mut self, index: usize, injected: &Injected, verdict: Verdict) -> Option<String> {
+        let Injected { work, point, fault, .. } = injected;
+        if verdict.fired {
+            self.points.entry(*point).or_default().add(&verdict);
+            self.faults.entry(*fault).or_default().add(&verdict);
+        } else {
+            self.unharmed += 1;
+        }
+        let How::Wrong(what) = &verdict.how else { return None };
+        let line = format!("pipeline {index}: {:?}, {} {}: {what}", work.text, fault.words(), point.words());
+        self.wrong.push(line.clone());
+        Some(line)
+    }
+
+    /// How many faults were done.
+    pub fn faults(&self) -> usize {
+        self.points.values().map(|counts| counts.faults).sum()
+    }
+
+    /// Runs and commands that were gone on with or run again.
+    pub fn retried(&self) -> usize {
+        self.points.values().map(|counts| counts.again + counts.resumed).sum()
+    }
+
+    /// Points at which a fault was done.
+    pub fn points(&self) -> usize {
+        self.points.len()
+    }
+
+    /// Nothing was wrong, and nothing left.
+    pub fn is_good(&self) -> bool {
+        self.wrong.is_empty() && self.remains.is_empty()
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = ["faults", "as bash", "run again", "gone on", "failed cleanly", "wrong", "longest"];
+        writeln!(f, "| at | {} |\n|---{}|", head.join(" | "), "|---:".repeat(head.len()))?;
+        for (point, counts) in &self.points {
+            write_row(f, point.words(), counts)?;
+        }
+        for (fault, counts) in &self.faults {
+            write_row(f, fault.words(), counts)?;
+        }
+        let sum = |what: fn(&Counts) -> usize| self.points.values().map(what).sum::<usize>();
+        writeln!(
+            f,
+            "\n{} faults: {} retried ({} run again, {} gone on), {} as bash in all, {} failed cleanly, {} wrong; {} pipelines never came to their point",
+            self.faults(),
+            self.retried(),
+            sum(|c| c.again),
+            sum(|c| c.resumed),
+            sum(|c| c.as_bash),
+            sum(|c| c.failed),
+            self.wrong.len(),
+            self.unharmed
+        )?;
+        self.wrong.iter().chain(&self.remains).try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+fn write_row(f: &mut fmt::Formatter<'_>, name: &str, c: &Counts) -> fmt::Result {
+    let longest = c.longest.as_secs_f64();
+    let (faults, as_bash, again, resumed) = (c.faults, c.as_bash, c.again, c.resumed);
+    writeln!(f, "| {name} | {faults} | {as_bash} | {again} | {resumed} | {} | {} | {longest:.1} s |", c.failed, c.wrong)
+}

@@ -1,0 +1,143 @@
+//! What came of one pipeline: bash's result, a clear error, or a wrong.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::faults::{Fault, Point};
+use super::work::{Effect, Work};
+use crate::error::Result;
+use crate::oracle::Outcome;
+use crate::tree;
+
+/// Nothing may hang for longer after a fault; and what a busy machine adds.
+const PATIENCE: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_millis(1500);
+/// posh, when it could not keep its promise.
+const EXIT_POSH_FAILED: i32 = 125;
+
+/// One pipeline and what is done to it.
+#[derive(Debug, Clone)]
+pub struct Injected {
+    pub work: Work,
+    pub point: Point,
+    pub fault: Fault,
+    /// For [`Point::Middle`].
+    pub after_chunks: usize,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum How {
+    /// As under bash.
+    AsBash,
+    /// With an error that says so.
+    FailedCleanly,
+    /// Neither; what is wrong.
+    Wrong(String),
+}
+
+/// What a pipeline left.
+#[derive(Debug)]
+pub struct Left {
+    /// As this process sees it.
+    pub directory: PathBuf,
+    /// The commits in its repository, if it makes any.
+    pub history: Vec<String>,
+}
+
+/// What came of a pipeline.
+#[derive(Debug, Clone)]
+pub struct Verdict {
+    pub how: How,
+    /// The fault was done; else the pipeline had no such point.
+    pub fired: bool,
+    /// From the fault to the end.
+    pub took: Duration,
+    /// Commands were run again here.
+    pub again: bool,
+    /// A run went on by a new connection.
+    pub resumed: bool,
+}
+
+/// Compares what is under bash with what is under posh, and looks at the clock.
+pub fn judge(
+    injected: &Injected,
+    (bash, here): (&Outcome, &Left),
+    (posh, there): (Result<Outcome>, &Left),
+    fired: Option<(Instant, Instant)>,
+) -> Verdict {
+    let took = fired.map_or(Duration::ZERO, |(fired, ended)| ended.saturating_duration_since(fired));
+    let how = match posh {
+        Err(error) => How::Wrong(format!("it hangs: {error}")),
+        Ok(posh) => match compare(injected, (bash, here), (&posh, there)) {
+            Ok(how) if took > PATIENCE + SLACK => {
+                How::Wrong(format!("it took {took:?} after the fault, {how:?}: {posh}"))
+            }
+            Ok(how) => how,
+            Err(what) => How::Wrong(format!("{what}\n--- bash: {bash}\n--- posh: {posh}")),
+        },
+    };
+    Verdict { how, fired: fired.is_some(), took, again: false, resumed: false }
+}
+
+fn compare(
+    injected: &Injected,
+    (bash, here): (&Outcome, &Left),
+    (posh, there): (&Outcome, &Left),
+) -> std::result::Result<How, String> {
+    let differences = differences(here, there)?;
+    if bash == posh && differences.is_empty() {
+        return Ok(How::AsBash);
+    }
+    once_only(injected.work.effect, here, there)?;
+    let said = String::from_utf8_lossy(&posh.stderr);
+    let full = injected.fault == Fault::FullDisk && !posh.stderr.is_empty();
+    if posh.status.success() {
+        return Err(format!("another result with status 0; files: {differences:?}"));
+    }
+    if !said.contains("posh: ") && !full {
+        return Err(format!("another result without a word from posh; files: {differences:?}"));
+    }
+    if !bash.stdout.starts_with(&posh.stdout) {
+        return Err("its output is not the beginning of bash's".to_owned());
+    }
+    let is_lost = posh.status.code().is_some_and(|code| code == EXIT_POSH_FAILED) || full;
+    if is_lost || said.contains("was lost") || said.contains("the gateway ended") {
+        return Ok(How::FailedCleanly);
+    }
+    Err("an error that does not say what was lost".to_owned())
+}
+
+/// Paths at which the trees differ; repositories are looked at through git.
+fn differences(here: &Left, there: &Left) -> std::result::Result<Vec<String>, String> {
+    let trees = [here, there].map(|left| tree::snapshot(&left.directory, &["repo/.git"]));
+    let [Ok(left), Ok(right)] = trees else { return Err("a tree can't be read".to_owned()) };
+    let mut differences = tree::differences(&left, &right);
+    if here.history != there.history {
+        differences.push(format!("history: {:?} / {:?}", here.history, there.history));
+    }
+    Ok(differences)
+}
+
+fn once_only(effect: Effect, here: &Left, there: &Left) -> std::result::Result<(), String> {
+    match effect {
+        Effect::Reads => match differences(here, there)? {
+            changed if changed.is_empty() => Ok(()),
+            changed => Err(format!("it only reads, and files have changed: {changed:?}")),
+        },
+        Effect::Writes => Ok(()),
+        Effect::Appends(file) => {
+            let read = |left: &Left| std::fs::read(left.directory.join(file)).map_err(|error| error.to_string());
+            let (once, now) = (read(here)?, read(there)?);
+            // All, a beginning, or nothing of what is added; never more.
+            if once.starts_with(&now) && now.starts_with(b"first\n") {
+                return Ok(());
+            }
+            Err(format!("{file} has {} bytes and not the {} of once, or others", now.len(), once.len()))
+        }
+        Effect::Commits => {
+            let (once, now) = (here.history.len(), there.history.len());
+            if now > once { Err(format!("committed twice: {:?}", there.history)) } else { Ok(()) }
+        }
+    }
+}
