@@ -208,6 +208,9 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let mut client = connect(executor.address()).await;
     let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(!reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"), "{reply:?}");
+    // What needs no rights is there all the same.
+    let reached = &reply.confinement;
+    assert!(reached.starts_with("none: seccomp, landlock ") && reached.contains("missing: mounts"), "{reached}");
     let outcome = run(&client, pipeline(&["pwd"]), bytes::Bytes::new()).await;
     assert_eq!(outcome.refusal().kind(), rejected::Kind::NoNamespace);
     let path = store.path().to_str().unwrap();
