@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use fs_mapper::{Mount, Resolution};
 use posh_proto::{
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSION, other_version,
     gateway::{self as wire, gateway_server::Gateway as GatewayService},
 };
 use tokio::sync::Notify;
@@ -121,7 +121,8 @@ impl GatewayService for Service {
     ) -> Result<Response<wire::OpenSessionReply>, Status> {
         let request = request.into_inner();
         if request.protocol != PROTOCOL_VERSION {
-            let text = format!("posh speaks protocol {}, the running gateway {PROTOCOL_VERSION}", request.protocol);
+            let words = other_version("posh", request.protocol, "the running gateway");
+            let text = format!("{words}; `posh gateway stop` ends the one that runs");
             return Err(Status::failed_precondition(text));
         }
         let view = self.gateway.view();
