@@ -57,9 +57,7 @@ fn serve(other: Other, init: u32, address: SocketAddr) -> tokio::runtime::Runtim
 
 #[test]
 fn executors_of_other_versions() {
-    for (theirs, older) in
-        [(PROTOCOL_VERSION - 1, "its posh-executor 9.9.9"), (PROTOCOL_VERSION + 1, "this gateway")]
-    {
+    for (theirs, older) in [(PROTOCOL_VERSION - 1, "its posh-executor 9.9.9"), (PROTOCOL_VERSION + 1, "this gateway")] {
         let lab = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
         std::fs::write(lab.data(1).join("f"), "content\n").unwrap();
         let address: SocketAddr = "127.0.0.1:7600".parse().unwrap();
