@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{Descriptor, Inlet, Merge, Outlet, Pty, RunSpec, Stage, descriptor::Source},
+    other_version,
 };
 
 use crate::{
@@ -41,8 +42,7 @@ impl Wiring {
     /// Takes the spec apart, or says what is wrong with it.
     pub fn check(spec: RunSpec) -> Result<Self, Refusal> {
         if spec.protocol != PROTOCOL_VERSION {
-            let theirs = spec.protocol;
-            let message = format!("the gateway speaks protocol {theirs}, this executor {PROTOCOL_VERSION}");
+            let message = other_version("the gateway", spec.protocol, "this executor");
             return Err(Refusal::protocol(message));
         }
         require_bounds(&spec)?;

@@ -15,6 +15,7 @@ use fs_mapper::{
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest, executor_client::ExecutorClient},
+    other_version,
 };
 use posh_reach::{Carrier, Reached, Route};
 use tokio::{
@@ -329,10 +330,8 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String
     let ((about, rtt), tools) = tokio::join!(about, tools);
     let about = about.map_err(|e| e.message().to_owned())?.into_inner();
     if about.protocol != PROTOCOL_VERSION {
-        return Err(format!(
-            "it speaks protocol {} (posh-executor {}), and this gateway {PROTOCOL_VERSION}; install the same version on both",
-            about.protocol, about.version
-        ));
+        let peer = format!("its posh-executor {}", about.version);
+        return Err(other_version(&peer, about.protocol, "this gateway"));
     }
     let tools = tools.map_err(|e| e.message().to_owned())?.into_inner().tools;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();

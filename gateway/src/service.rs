@@ -14,6 +14,7 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{StatusReply, StatusRequest},
     gateway::{self as wire, gateway_server::Gateway as GatewayService},
+    other_version,
 };
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
@@ -126,7 +127,8 @@ impl GatewayService for Service {
     ) -> Result<Response<wire::OpenSessionReply>, Status> {
         let request = request.into_inner();
         if request.protocol != PROTOCOL_VERSION {
-            let text = format!("posh speaks protocol {}, the running gateway {PROTOCOL_VERSION}", request.protocol);
+            let words = other_version("posh", request.protocol, "the running gateway");
+            let text = format!("{words}; `posh gateway stop` ends the one that runs");
             return Err(Status::failed_precondition(text));
         }
         let view = self.gateway.view();

@@ -6,7 +6,7 @@ use std::{io, sync::Arc};
 
 use bytes::{Buf, Bytes, BytesMut};
 use posh_proto::{
-    PROTOCOL_VERSION, clock, frame,
+    PROTOCOL_VERSION, clock, frame, other_version,
     stage::{self as wire, ToGateway, ToStage, to_gateway, to_stage},
 };
 use tokio::{
@@ -169,9 +169,12 @@ pub enum Refused {
     /// The socket failed.
     #[error("stage socket")]
     Io(#[from] io::Error),
-    /// The first message was not an enlistment of our protocol version.
-    #[error("no enlistment of protocol version {PROTOCOL_VERSION}")]
+    /// The first message was no enlistment.
+    #[error("no enlistment")]
     NotEnlisted,
+    /// Its protocol is another one.
+    #[error("{}", other_version("the stage program", *.0, "this gateway"))]
+    Version(u32),
     /// Bytes that are no frame.
     #[error(transparent)]
     Frame(#[from] frame::FrameError),
@@ -205,6 +208,7 @@ async fn read_enlist(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Resul
             Some(ToGateway { kind: Some(to_gateway::Kind::Enlist(e)) }) if e.protocol == PROTOCOL_VERSION => {
                 return Ok(e);
             }
+            Some(ToGateway { kind: Some(to_gateway::Kind::Enlist(e)) }) => return Err(Refused::Version(e.protocol)),
             Some(_) => return Err(Refused::NotEnlisted),
             None => {}
         }

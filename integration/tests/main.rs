@@ -20,6 +20,7 @@ mod look_ahead;
 mod random;
 mod scripts;
 mod semantics;
+mod skew;
 mod split;
 mod ssh;
 mod terminal;

@@ -39,6 +39,13 @@ pub mod stage {
 /// refused, never half understood.
 pub const PROTOCOL_VERSION: u32 = 2;
 
+/// A peer of another version, in words that name who is to be updated.
+#[must_use]
+pub fn other_version(peer: &str, theirs: u32, own: &str) -> String {
+    let older = if theirs < PROTOCOL_VERSION { peer } else { own };
+    format!("{peer} speaks protocol {theirs}, {own} {PROTOCOL_VERSION}: update {older}")
+}
+
 /// What an executor that was started by ssh says first on its standard output. All
 /// that comes before it is not the executor's; gRPC follows.
 pub const STDIO_GREETING: &[u8] = b"posh-executor --stdio\n";

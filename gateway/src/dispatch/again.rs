@@ -1,14 +1,16 @@
 //! Which commands may be run a second time: those that only read. All others are
 //! kept by their executor when a connection is lost, and asked for (see `resume`).
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
+use fs_mapper::Resolution;
 use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY};
 use posh_annotations::CurrentDir;
 use posh_proto::executor::{Descriptor, File, RunSpec, WrittenFile, descriptor::Source};
 
 use super::resume::GRACE;
 use crate::{
+    enlisted::Enlisted,
     facts::{Place, Reading, World},
     lower::Lowered,
 };
@@ -61,16 +63,21 @@ pub fn written_from(file: &File, before: &WrittenFile) -> Option<u64> {
     (start == before.size).then_some(start)
 }
 
-/// Whether the mounts that a command reads answer.
-pub async fn mounts_answer(world: &World<'_>, reading: &Reading) -> bool {
-    let places = reading.places.iter().flatten().chain(&reading.cwd);
-    let mounts = places.filter_map(|place| match place {
-        Place::At(_, _, mount) => Some(world.table.mount(*mount).path.as_path().to_owned()),
-        Place::Here(_) => None,
-    });
-    let mut mounts: Vec<PathBuf> = mounts.collect();
-    mounts.sort();
-    mounts.dedup();
+/// Whether the mounts that commands use answer: over a link that is gone they would hang.
+pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]) -> bool {
+    let mut mounts = BTreeSet::new();
+    for (command, reading) in commands {
+        for place in reading.places.iter().flatten().chain(&reading.cwd) {
+            if let Place::At(_, _, mount) = place {
+                mounts.insert(world.table.mount(*mount).path.as_path().to_owned());
+            }
+        }
+        for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2) {
+            if let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) {
+                mounts.insert(world.table.mount(owned.mount).path.as_path().to_owned());
+            }
+        }
+    }
     // Never cached by the kernel: the file system's server is asked.
     let asked = tokio::task::spawn_blocking(move || mounts.iter().all(|m| nix::sys::statvfs::statvfs(m).is_ok()));
     tokio::time::timeout(MOUNT_ANSWERS, asked).await.is_ok_and(|answered| answered.unwrap_or(false))

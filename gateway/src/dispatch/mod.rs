@@ -140,7 +140,9 @@ async fn carry_out_as(
                 tracer.step("relaying", step);
                 break;
             }
-            Err(refusal) if refusal.is_unclear() => {
+            Err(refusal)
+                if refusal.is_unclear() || refusal.is_loss() && !may_run_here(&world, &commands, &planned).await =>
+            {
                 tracing::warn!(%refusal, "whether a run was started is not known");
                 fail_all(&pipeline, &planned.plan, &refusal, &mut outcome).await;
                 break;
@@ -381,11 +383,20 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
     }
 }
 
+/// Whether what was to run elsewhere would find its files here.
+async fn may_run_here(world: &World<'_>, commands: &[Arc<Enlisted>], planned: &Planned) -> bool {
+    let remote = planned.plan.placements.iter().map(|placement| matches!(placement, Placement::Remote(_)));
+    let read = commands.iter().zip(&planned.readings).zip(remote).filter(|(_, remote)| *remote);
+    let read: Vec<_> = read.filter_map(|((c, reading), _)| Some((c.as_ref(), reading.as_ref().ok()?))).collect();
+    again::mounts_answer(world, &read).await
+}
+
 /// What its stages were to run may have run, and can't be told.
 async fn fail_all(pipeline: &Pipeline, plan: &Plan, refusal: &start::Refusal, outcome: &mut start::Outcome) {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if matches!(placement, Placement::Remote(_)) {
-            let message = format!("posh: {}: {refusal}", stage.enlisted.name);
+            let lost = if refusal.is_loss() { ", its executor was lost, and its mount does not answer" } else { "" };
+            let message = format!("posh: {}: {refusal}{lost}", stage.enlisted.name);
             stage.tell(ending::failed(message)).await;
             outcome.statuses.insert(index, ending::EXIT_POSH_FAILED);
         }

@@ -203,6 +203,12 @@ impl Output {
         }
     }
 
+    /// A stream has said that it is at its end.
+    #[must_use]
+    pub fn has_ended(&self, stream: Stream) -> bool {
+        self.parts.iter().any(|part| part.stream == stream && part.ended)
+    }
+
     /// All streams have ended.
     #[must_use]
     pub fn is_done(&self) -> bool {

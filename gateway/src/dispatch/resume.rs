@@ -13,10 +13,13 @@ use crate::executors::{Connection, Executor};
 
 /// How long an executor lets a kept run go on without us. Its own notice of the loss may come as late as ours.
 pub const GRACE: Duration = Duration::from_secs(10);
-/// How long the executor is looked for. Nothing may hang for more than 10 s after a fault...
-const WITHIN: Duration = Duration::from_secs(6);
-/// ...and of a silent one, 8 s have passed when it is noticed.
-const WITHIN_AFTER_SILENCE: Duration = Duration::from_millis(1500);
+/// How long the executor is looked for, counted from when it was last heard: nothing may hang for more than 10 s
+/// after a fault. A silent one is noticed after 8 s.
+const WITHIN: Duration = Duration::from_secs(9);
+/// The least, whatever the silence before: two attempts to connect.
+const AT_LEAST: Duration = Duration::from_millis(1500);
+/// The most: it lets the run go on for little longer.
+const AT_MOST: Duration = Duration::from_secs(6);
 
 /// A run that goes on.
 pub struct Resumed {
@@ -58,13 +61,17 @@ impl Gone {
     }
 }
 
-/// Reaches the executor anew and goes on with the run.
+/// Reaches the executor anew and goes on with the run; it was heard last so long ago.
 ///
 /// # Errors
 /// [`Gone`]
-pub async fn resume(executor: Arc<Executor>, lost: Arc<Connection>, why: &str, order: Resume) -> Result<Resumed, Gone> {
-    let silent = why.contains("keep-alive") || why.contains("timed out");
-    let within = if silent { WITHIN_AFTER_SILENCE } else { WITHIN };
+pub async fn resume(
+    executor: Arc<Executor>,
+    lost: Arc<Connection>,
+    silence: Duration,
+    order: Resume,
+) -> Result<Resumed, Gone> {
+    let within = WITHIN.saturating_sub(silence).clamp(AT_LEAST, AT_MOST);
     tokio::time::timeout(within, ask(&executor, lost, order)).await.unwrap_or(Err(Gone::OutOfReach))
 }
 

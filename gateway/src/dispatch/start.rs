@@ -2,7 +2,12 @@
 //! before any run is asked for; a run that an executor refuses was never started,
 //! and then its stages may still run here.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use posh_proto::executor::{
     Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_input, run_output,
@@ -105,6 +110,8 @@ enum Fault {
     NotWhole,
     /// The executor, for this pipeline.
     Executor,
+    /// It was lost before it had started what only reads.
+    Lost,
     /// It may have been started all the same: what does more than read must not be run again.
     Unclear,
 }
@@ -123,6 +130,12 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
+    /// The executor is gone, and its mounts may be.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        self.fault == Fault::Lost
+    }
+
     /// Whether the commands ran is not known: they can't run here.
     #[must_use]
     pub fn is_unclear(&self) -> bool {
@@ -136,7 +149,7 @@ impl Refusal {
             Fault::NotWhole => {
                 return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear());
             }
-            Fault::Executor | Fault::Unclear => {}
+            Fault::Executor | Fault::Lost | Fault::Unclear => {}
         }
         let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
         for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
@@ -243,6 +256,7 @@ async fn open_in_time(
 ) -> Result<Flight, Refusal> {
     let sent_ns = tracer.now_ns();
     let connection = connection.ok_or_else(|| refusal(executor.id, "it is not connected"))?;
+    let sent = Instant::now();
     let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
     let kept = spec.grace_ms > 0;
     let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection.clone(), spec)).await {
@@ -252,7 +266,10 @@ async fn open_in_time(
     let opened = match opened {
         Err(NotOpened::Lost(connection, why)) => {
             executor.lost(&connection, &why);
-            if kept { ask_for(&executor, connection, &why, order).await } else { Err(refusal(executor.id, why)) }
+            match kept {
+                true => ask_for(&executor, connection, (&why, sent.elapsed()), order).await,
+                false => Err(Refusal { executor: executor.id, fault: Fault::Lost, reason: why }),
+            }
         }
         Err(NotOpened::Refused(refusal)) => Err(refusal),
         Ok(flight) => Ok(flight),
@@ -312,7 +329,12 @@ fn flight(
 
 /// The connection was lost between the specification and its answer, and the run does more than read: the
 /// executor is asked whether it has begun.
-async fn ask_for(executor: &Arc<Executor>, lost: Arc<Connection>, why: &str, order: Resume) -> Result<Flight, Refusal> {
+async fn ask_for(
+    executor: &Arc<Executor>,
+    lost: Arc<Connection>,
+    (why, silence): (&str, Duration),
+    order: Resume,
+) -> Result<Flight, Refusal> {
     let unclear = |known: &str| Refusal {
         executor: executor.id,
         fault: Fault::Unclear,
@@ -321,7 +343,7 @@ async fn ask_for(executor: &Arc<Executor>, lost: Arc<Connection>, why: &str, ord
             executor.name, executor.address
         ),
     };
-    match resume(Arc::clone(executor), lost, why, order).await {
+    match resume(Arc::clone(executor), lost, silence, order).await {
         Ok(Resumed { connection, input, mut output }) => {
             let first = output.message().await.map_err(|status| unclear(status.message()))?;
             let streams = (input, output);

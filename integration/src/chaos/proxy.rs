@@ -168,7 +168,14 @@ impl Shared {
 
     async fn serve_until_reset(self: &Arc<Self>) {
         let address: SocketAddr = format!("{}:{PORT}", network::addresses(1).1).parse().expect("an address");
-        let listener = tokio::net::TcpListener::bind(address).await.expect("the port is free");
+        let listener = loop {
+            match tokio::net::TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                // Processes that another thread is about to start have copies of all sockets until they execute.
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}"),
+            }
+            tokio::task::yield_now().await;
+        };
         let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{EXECUTOR_PORT}")).expect("an address");
         let client = ExecutorClient::new(endpoint.tcp_nodelay(true).connect_lazy());
         let client = client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -28,7 +28,7 @@ impl Relay<'_> {
     pub(super) async fn run_over(&mut self, run: usize, error: Option<String>) {
         self.noted.over(run);
         let order = self.runs[run].lost();
-        if self.unended(run).is_empty() {
+        if self.runs[run].finished || self.unended(run).is_empty() {
             return self.end_streams(run).await;
         }
         let why = error.unwrap_or_else(|| "the connection was closed".to_owned());
@@ -39,9 +39,9 @@ impl Relay<'_> {
         self.why_lost.insert(run, why.clone());
         match order {
             Some(order) => {
-                let events = self.events.clone();
+                let (events, silence) = (self.events.clone(), self.runs[run].silence());
                 self.pumps.spawn(async move {
-                    let resumed = resume::resume(executor, lost, &why, order).await;
+                    let resumed = resume::resume(executor, lost, silence, order).await;
                     let _ = events.send(Event::Resumed(run, resumed)).await;
                 });
             }
@@ -61,10 +61,17 @@ impl Relay<'_> {
         self.give_up(run, Some(gone)).await;
     }
 
-    /// Commands of a run that have not told their ends.
+    /// Commands of a run that have not told their ends, or not the end of what they wrote: a status may come first.
     fn unended(&self, run: usize) -> Vec<(usize, u32)> {
-        let is_unended = |(stage, part): &(usize, usize)| self.stages[stage].parts[*part].is_none();
-        self.commands.iter().filter(|(key, place)| key.0 == run && is_unended(place)).map(|(key, _)| *key).collect()
+        let is_whole = |stage: usize| {
+            let mut joined = self.joined.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
+            let mut feeds = self.feeds.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
+            joined.next().is_none() && feeds.all(|(stream, place)| self.outputs[place].has_ended(*stream))
+        };
+        let is_unended =
+            |&(stage, part): &(usize, usize)| self.stages[&stage].parts[part].is_none() || !is_whole(stage);
+        let theirs = self.commands.iter().filter(|(key, place)| key.0 == run && !self.stages[&place.0].finished);
+        theirs.filter(|(_, place)| is_unended(place)).map(|(key, _)| *key).collect()
     }
 
     async fn give_up(&mut self, run: usize, gone: Option<Gone>) {
@@ -110,11 +117,11 @@ impl Relay<'_> {
         }
         let view = self.gateway.view();
         let world = crate::dispatch::world(self.gateway, &view);
-        for &stage in &stages {
-            let Ok(reading) = &self.readings[stage] else { return false };
-            if !again::mounts_answer(&world, reading).await {
-                return false;
-            }
+        let commands =
+            stages.iter().map(|&s| Some((&*self.pipeline.stages[s].enlisted, self.readings[s].as_ref().ok()?)));
+        let commands: Vec<_> = commands.flatten().collect();
+        if !again::mounts_answer(&world, &commands).await {
+            return false;
         }
         runs.iter().for_each(|run| self.runs[*run].abandon());
         let executor = self.gateway.executors.get(self.runs[run].executor);

@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use posh_proto::executor::{Credit, Resume, RunInput, RunOutput, RunSpec, Signal, WrittenFile, run_input, run_output};
@@ -25,6 +26,9 @@ pub(super) struct RunState {
     /// Who listens to it; when that ends, the executor learns that nobody wants it any more.
     listener: AbortHandle,
     kept: Option<Kept>,
+    heard: Instant,
+    /// It has said that nothing more comes.
+    pub finished: bool,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
 }
@@ -53,7 +57,21 @@ impl RunState {
         // `Started` has come.
         let kept = || Kept { run_id: spec.run_id.clone(), received: 1, ..Kept::default() };
         let kept = (spec.grace_ms > 0).then(kept);
-        Self { executor, connection, input: Some(input), listener, kept, written_files }
+        Self {
+            executor,
+            connection,
+            input: Some(input),
+            listener,
+            kept,
+            heard: Instant::now(),
+            finished: false,
+            written_files,
+        }
+    }
+
+    /// Since its last message.
+    pub fn silence(&self) -> Duration {
+        self.heard.elapsed()
     }
 
     /// Nothing more can be said to it now.
@@ -72,7 +90,9 @@ impl RunState {
 
     /// Counts what came, and tells the executor now and then.
     pub async fn received(&mut self, message: &RunOutput) {
+        self.finished |= matches!(message.kind, Some(run_output::Kind::Finished(_)));
         let Some(kept) = &mut self.kept else { return };
+        self.heard = Instant::now();
         kept.received += 1;
         if let Some(run_output::Kind::Chunk(chunk)) = &message.kind {
             kept.unacknowledged_bytes += chunk.data.len();
