@@ -9,7 +9,9 @@ use posh_integration::services::write_file;
 use posh_integration::{Lab, LabSpec, Script};
 use posh_proto::PROTOCOL_VERSION;
 use posh_proto::executor::executor_server::{Executor, ExecutorServer};
-use posh_proto::executor::{DescribeReply, DescribeRequest, RunInput, RunOutput, ToolsReply, ToolsRequest};
+use posh_proto::executor::{
+    DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, ToolsReply, ToolsRequest,
+};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
@@ -29,6 +31,10 @@ impl Executor for Other {
     }
 
     async fn tools(&self, _: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        Err(Status::unimplemented("of another version"))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         Err(Status::unimplemented("of another version"))
     }
 
