@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 use fs_mapper::Resolution;
 use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY};
 use posh_annotations::CurrentDir;
-use posh_proto::executor::{Descriptor, File, RunSpec, WrittenFile, descriptor::Source};
+use posh_proto::executor::{File, RunSpec, WrittenFile, descriptor::Source};
 
 use super::resume::GRACE;
 use crate::{
@@ -45,13 +45,11 @@ pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, Strin
 
 /// Files that a run opens for writing: the command's number on the wire, the descriptor, the file.
 pub fn redirects(spec: &RunSpec) -> impl Iterator<Item = (u32, u32, &File)> {
-    let opened = |descriptor: &'_ Descriptor| match &descriptor.source {
-        Some(Source::File(file)) if file.flags.cast_signed() & O_ACCMODE != O_RDONLY => true,
-        _ => false,
-    };
-    spec.stages.iter().flat_map(move |stage| {
-        stage.descriptors.iter().filter(move |d| opened(d)).filter_map(|descriptor| match &descriptor.source {
-            Some(Source::File(file)) => Some((stage.id, descriptor.fd, file)),
+    spec.stages.iter().flat_map(|stage| {
+        stage.descriptors.iter().filter_map(|descriptor| match &descriptor.source {
+            Some(Source::File(file)) if file.flags.cast_signed() & O_ACCMODE != O_RDONLY => {
+                Some((stage.id, descriptor.fd, file))
+            }
             _ => None,
         })
     })

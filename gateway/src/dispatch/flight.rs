@@ -242,7 +242,7 @@ impl<'a> Relay<'a> {
                 self.spent.insert(stage);
                 if let Some(&(run, stream)) = self.inputs.get(&(stage, fd)) {
                     self.outcome.bytes += data.len() as u64;
-                    self.to_run(run, run_input::Kind::Chunk(Chunk { stream, data })).await;
+                    self.send_to(run, run_input::Kind::Chunk(Chunk { stream, data })).await;
                 }
             }
             FromStage::End(fd) => self.end_input(stage, fd).await,
@@ -253,7 +253,7 @@ impl<'a> Relay<'a> {
                         self.joining(stage).into_iter().for_each(|j| j.allow(bytes));
                         continue;
                     }
-                    self.to_run(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
+                    self.send_to(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
                 }
             }
             FromStage::WriteFailed(fd, errno) => {
@@ -267,7 +267,7 @@ impl<'a> Relay<'a> {
             FromStage::Window(size) => {
                 let size = WindowSize { rows: size.rows, columns: size.columns, x_pixels: 0, y_pixels: 0 };
                 for run in 0..self.runs.len() {
-                    self.to_run(run, run_input::Kind::WindowSize(size)).await;
+                    self.send_to(run, run_input::Kind::WindowSize(size)).await;
                 }
             }
         }
@@ -358,7 +358,7 @@ impl<'a> Relay<'a> {
 
     async fn end_input(&mut self, stage: usize, fd: u32) {
         if let Some((run, stream)) = self.inputs.remove(&(stage, fd)) {
-            self.to_run(run, run_input::Kind::End(stream)).await;
+            self.send_to(run, run_input::Kind::End(stream)).await;
         }
     }
 
@@ -393,7 +393,7 @@ impl<'a> Relay<'a> {
                 self.joining(stage).filter(|_| fd == 1).into_iter().for_each(Joining::close);
                 continue;
             }
-            self.to_run(run, run_input::Kind::Closed(stream)).await;
+            self.send_to(run, run_input::Kind::Closed(stream)).await;
         }
         if self.outputs.get_mut(&(stage, fd)).is_some_and(Output::take_undelivered) {
             self.tell_undelivered(stage, fd).await;
@@ -409,7 +409,7 @@ impl<'a> Relay<'a> {
         commands.sort_unstable_by(|a, b| b.cmp(a));
         for (part, run, id) in commands {
             if self.stages[&stage].parts[part].is_none() {
-                self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group })).await;
+                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group })).await;
             }
         }
     }
@@ -421,7 +421,7 @@ impl<'a> Relay<'a> {
         let parts: Vec<(u32, usize)> = parts.map(|(key, (_, part))| (key.1, *part)).collect();
         for (id, part) in parts {
             if self.stages[&stage].parts[part].is_none() {
-                self.to_run(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
+                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
             }
         }
     }
@@ -446,7 +446,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn to_run(&mut self, run: usize, kind: run_input::Kind) {
+    async fn send_to(&mut self, run: usize, kind: run_input::Kind) {
         self.runs[run].send(kind).await;
     }
 
