@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
@@ -14,9 +15,13 @@ use posh_integration::explain::{LOCAL, Report};
 use posh_integration::host::{CONFIG, HOME};
 use posh_integration::oracle::{Script, Under};
 use posh_integration::programs::Programs;
-use posh_integration::services::{self, Service};
+use posh_integration::services::{self, EXECUTOR_PORT, Service};
 use posh_integration::workload::Store;
 use posh_integration::{Host, network};
+
+/// Of an executor with certificates.
+const CERTIFICATES: &str = "/run/posh-tls";
+const EXECUTOR_CONFIG: &str = "/run/executor.toml";
 
 /// A machine with executors; fields are dropped in this order.
 #[derive(Debug)]
@@ -50,6 +55,31 @@ impl Site {
         }
         services::write_file(&host, CONFIG, table.as_bytes())?;
         Ok(Site { executors, host })
+    }
+
+    /// The same with one executor that knows its users by certificates.
+    pub fn with_certificates(programs: &Programs) -> Result<Site> {
+        let mut site = Site::start(programs, 1)?;
+        site.executors.clear();
+        let Site { executors, host } = &mut site;
+        host.must(words(host, "posh-executor", &["init", "--dir", CERTIFICATES, "--name", "127.0.0.1"]))?;
+        let config = format!(
+            "listen = \"127.0.0.1:{EXECUTOR_PORT}\"\n[tls]\ndir = \"{CERTIFICATES}\"\n\
+             [[export]]\nname = \"s1\"\npath = \"{}\"\n[[identity]]\nname = \"bench\"\nuser = \"root\"\n",
+            server_path(1).display()
+        );
+        services::write_file(host, EXECUTOR_CONFIG, config.as_bytes())?;
+        executors.push(services::start_listening(host, words(host, "posh-executor", &["--config", EXECUTOR_CONFIG]))?);
+        let token = host.must(words(host, "posh-executor", &["enroll", "bench", "--dir", CERTIFICATES]))?.stdout;
+        let (token, address) = (String::from_utf8_lossy(&token), format!("tls://127.0.0.1:{EXECUTOR_PORT}"));
+        host.must(words(host, "posh", &["enroll", &address, token.trim()]))?;
+        let table = format!(
+            "[[executor]]\nname = \"store1\"\naddress = \"{address}\"\n\n\
+             [[mount]]\npath = \"{}\"\nexecutor = \"store1\"\nexport = \"s1\"\n",
+            mount_path(1).display()
+        );
+        services::write_file(host, CONFIG, table.as_bytes())?;
+        Ok(site)
     }
 
     /// The machine.
@@ -121,6 +151,12 @@ impl Site {
             None => Ok(()),
         }
     }
+}
+
+fn words(host: &Host, program: &str, words: &[&str]) -> Command {
+    let mut command = host.command(host.programs().join(program));
+    command.args(words);
+    command
 }
 
 /// A path in the user's home on the machine's own memory file system.

@@ -1,6 +1,12 @@
 //! The executor's configuration: from `executor.toml` or from arguments. All
 //! mistakes are found before anything is bound, and reported together.
 
+mod confinement;
+mod identity;
+mod limits;
+
+pub use confinement::{Commands, Confinement, Level};
+
 use std::{
     collections::HashSet,
     fmt::Write as _,
@@ -16,11 +22,13 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::error::{Attempt as _, Error};
+pub use identity::{Identity, check_identity};
+pub use limits::{Bounds, Limits};
 
-/// Runs at a time, when not configured. Each costs a supervising process and
-/// its commands; beyond that the machine is better left to finish them.
-const DEFAULT_MAX_RUNS: usize = 512;
+use crate::{
+    error::{Attempt as _, Error},
+    tls::TlsConfig,
+};
 
 /// How long running commands may still take after SIGTERM.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
@@ -53,10 +61,18 @@ pub struct Config {
     pub allow_plaintext: bool,
     /// The directories served; names are unique.
     pub exports: Vec<Export>,
-    /// Runs at a time; more are refused as overload.
-    pub max_runs: usize,
+    /// Certificates on both sides; plain text when `None`.
+    pub tls: Option<TlsConfig>,
+    /// Who may come; only with `tls`.
+    pub identities: Vec<Identity>,
+    /// How much of the machine may be used at a time; more is refused as overload.
+    pub bounds: Bounds,
+    /// A file that gets a line for every run.
+    pub audit: Option<PathBuf>,
     /// How long running commands may still take once told to shut down.
     pub drain: Duration,
+    /// What runs, and how it is confined.
+    pub confinement: Confinement,
     /// The `posh-executor` program that is started as a runner; this very
     /// program when `None`. Tests that run an executor in process need it.
     pub runner_program: Option<PathBuf>,
@@ -83,6 +99,12 @@ pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
 }
 
 impl Config {
+    /// A configuration of `exports`, all else as by default. Nothing is checked.
+    #[must_use]
+    pub fn new(exports: Vec<Export>) -> Self {
+        Self { exports, ..Self::empty(default_listen(), false) }
+    }
+
     /// A configuration of `exports` on `listen`, all else as by default. Relative
     /// directories are taken from the current one.
     ///
@@ -111,6 +133,8 @@ impl Config {
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
         let mut config = Self::empty(default_listen(), false);
+        // Who logs in may run whatever there is without us; fences are made where commands are understood.
+        config.confinement.commands = Commands::Any;
         for (name, path) in exports {
             if let Some(mistake) = config.add_export(Export { name, path, read_only, coherence: None }) {
                 tracing::warn!("{mistake}");
@@ -153,7 +177,11 @@ impl Config {
     /// # Errors
     /// [`Error::Plaintext`].
     pub fn check_address(&self, address: SocketAddr) -> Result<(), Error> {
-        if self.allow_plaintext || address.ip().is_loopback() { Ok(()) } else { Err(Error::Plaintext(address)) }
+        if self.allow_plaintext || self.tls.is_some() || address.ip().is_loopback() {
+            Ok(())
+        } else {
+            Err(Error::Plaintext(address))
+        }
     }
 
     fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {
@@ -161,8 +189,12 @@ impl Config {
             listen,
             allow_plaintext,
             exports: Vec::new(),
-            max_runs: DEFAULT_MAX_RUNS,
+            tls: None,
+            identities: Vec::new(),
+            bounds: Bounds::default(),
+            audit: None,
             drain: DEFAULT_DRAIN,
+            confinement: Confinement::default(),
             runner_program: None,
         }
     }
@@ -188,6 +220,10 @@ impl Config {
     }
 }
 
+/// Keys of the file itself.
+const KNOWN: &str =
+    "listen, allow_plaintext, max_runs, drain_seconds, audit, tls, identity, limits, confinement, export";
+
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {
     text: &'a str,
@@ -203,7 +239,8 @@ impl Reader<'_> {
 
     fn config(&mut self, table: &Spanned<DeTable<'_>>) -> Config {
         let mut config = Config::empty(default_listen(), false);
-        let mut listen_at = 0..0;
+        let (mut listen_at, mut identities_at) = (0..0, 0..0);
+        let mut identities = Vec::new();
         for (key, value) in table.get_ref() {
             match key.get_ref().as_ref() {
                 "listen" => {
@@ -213,18 +250,24 @@ impl Reader<'_> {
                     }
                 }
                 "allow_plaintext" => config.allow_plaintext = self.boolean("allow_plaintext", value),
-                "max_runs" => config.max_runs = self.positive("max_runs", value).unwrap_or(DEFAULT_MAX_RUNS),
+                "max_runs" => config.bounds.runs = self.positive("max_runs", value).unwrap_or(1),
+                "audit" => config.audit = self.audit(value),
+                "tls" => config.tls = self.tls(value),
+                "identity" => {
+                    identities_at = value.span();
+                    identities = self.identities(value);
+                }
+                "limits" => self.bounds(value, &mut config.bounds),
                 "drain_seconds" => {
                     let seconds = self.positive("drain_seconds", value).unwrap_or(1);
                     config.drain = Duration::from_secs(seconds as u64);
                 }
                 "export" => self.exports(&mut config, value),
-                other => self.mistake(
-                    key.span(),
-                    format!("unknown key `{other}` (known: listen, allow_plaintext, max_runs, drain_seconds, export)"),
-                ),
+                "confinement" => config.confinement = self.confinement(value),
+                other => self.mistake(key.span(), format!("unknown key `{other}` (known: {KNOWN})")),
             }
         }
+        self.check_identities(&mut config, identities, identities_at);
         if let Err(error) = config.check_address(config.listen) {
             self.mistake(listen_at, error.to_string());
         }
@@ -232,6 +275,14 @@ impl Reader<'_> {
             self.mistake(self.text.len()..self.text.len(), "nothing to serve: add an [[export]] with name and path");
         }
         config
+    }
+
+    fn audit(&mut self, value: &Entry<'_>) -> Option<PathBuf> {
+        let path = PathBuf::from(self.string("audit", value)?);
+        if !path.is_absolute() {
+            self.mistake(value.span(), format!("`audit` must be absolute, not `{}`", path.display()));
+        }
+        Some(path)
     }
 
     fn exports(&mut self, config: &mut Config, value: &Entry<'_>) {
@@ -355,7 +406,7 @@ mod tests {
                     [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\ncoherence = \"rclone\"\n";
         let config = Config::parse("executor.toml", text).unwrap();
         assert_eq!(config.listen.port(), 9);
-        assert_eq!((config.max_runs, config.drain), (3, Duration::from_secs(4)));
+        assert_eq!((config.bounds.runs, config.drain), (3, Duration::from_secs(4)));
         assert_eq!(
             config.exports,
             [Export { name: "root".into(), path: "/".into(), read_only: true, coherence: Some(Adapter::Rclone) }]

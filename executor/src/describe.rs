@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use tokio::{process::Command, sync::OnceCell};
 
-use crate::{Config, tools};
+use crate::{callers::Caller, pool::Pool, tools};
 
 /// `locale -a` reads one directory; something is wrong when it takes longer.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,9 +23,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The reply to `Describe`; `no_namespaces` is why there are none.
-    pub async fn describe(&self, config: &Config, no_namespaces: Option<&str>) -> DescribeReply {
-        let exports = config.exports.iter();
+    /// The reply to `caller`'s `Describe`.
+    pub async fn describe(&self, caller: &Caller, pool: &Pool) -> DescribeReply {
+        let no_namespaces = pool.no_namespaces();
+        let exports = caller.exports.iter();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -37,6 +38,7 @@ impl Machine {
             namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
             instance: self.instance.get_or_init(new_instance).clone(),
             localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
+            confinement: pool.confinement().to_string(),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::{io, net::SocketAddr};
 
 use posh_proto::executor::{Rejected, RunOutput, rejected, run_output};
 
+use crate::config::Level;
+
 /// What ends the executor, or keeps it from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -17,6 +19,16 @@ pub enum Error {
          --allow-plaintext (allow_plaintext = true) in a closed network"
     )]
     Plaintext(SocketAddr),
+    /// Commands can't be confined here as the configuration demands.
+    #[error(
+        "refusing to serve: the configuration requires the confinement `{require}`, and this machine reaches {reached}"
+    )]
+    Confinement {
+        /// The level demanded.
+        require: Level,
+        /// What there is, and what is missing.
+        reached: String,
+    },
     /// A system call failed.
     #[error("cannot {attempt}")]
     Io {
@@ -26,6 +38,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Certificates, keys or the register.
+    #[error(transparent)]
+    Tls(#[from] crate::tls::TlsError),
     /// The gRPC server ended with an error.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),

@@ -8,19 +8,28 @@
 //!
 //! * [`config`] and `server`: from listening to drained, [`run`]; or, started by ssh,
 //!   for the one connection that is there ([`run_stdio`], `stdio`)
+//! * [`callers`]: who asks, and what they may
+//! * [`tls`], `admission`, `enrolment`: how a connection proves who it is, and what follows
+//! * `load`: whether there is room
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
 //! * `own_mounts`: exports that this machine mounts from elsewhere, and so remembers things of
+//! * `policy`: what may run, and what of the mounts it reaches
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
 //! * `sys`: the only file with `unsafe`
 
+mod admission;
+pub mod callers;
 pub mod config;
 mod describe;
+mod enrolment;
 mod error;
+mod load;
 mod own_mounts;
+mod policy;
 mod pool;
 mod run;
 pub mod runner;
@@ -28,6 +37,7 @@ mod server;
 mod service;
 mod stdio;
 mod sys;
+pub mod tls;
 mod tools;
 mod wiring;
 

@@ -5,8 +5,11 @@
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
-use posh_executor::{Config, Error, Stdio, config, run, run_stdio, runner};
+use clap::{Args, Parser, Subcommand};
+use posh_executor::{
+    Config, Error, Stdio, config, run, run_stdio, runner,
+    tls::{DEFAULT_DIRECTORY, TlsError, administer},
+};
 use tokio::{net::TcpListener, runtime, signal::unix};
 use tracing_subscriber::EnvFilter;
 
@@ -45,12 +48,63 @@ enum Role {
     /// Started by the executor itself: one private view of the file tree
     #[command(hide = true)]
     Runner,
+    /// Make the certificates of this executor: an authority of its own, and what it shows to gateways
+    Init {
+        #[command(flatten)]
+        place: Place,
+        /// A host name or IP address by which gateways call this machine; may be repeated
+        #[arg(long, value_name = "HOST")]
+        name: Vec<String>,
+    },
+    /// Make this executor a new certificate, for other names if any are given
+    Renew {
+        #[command(flatten)]
+        place: Place,
+        /// A host name or IP address by which gateways call this machine; may be repeated
+        #[arg(long, value_name = "HOST")]
+        name: Vec<String>,
+    },
+    /// Print a token by which one workstation gets a certificate as NAME, once and within an hour
+    Enroll {
+        #[command(flatten)]
+        place: Place,
+        /// The [[identity]] of executor.toml
+        #[arg(value_parser = identity)]
+        name: String,
+    },
+    /// Take the certificates and tokens of NAME back; a running executor heeds it at once
+    Revoke {
+        #[command(flatten)]
+        place: Place,
+        /// As it was enrolled
+        #[arg(value_parser = identity)]
+        name: String,
+    },
+    /// List the certificates that were issued
+    List {
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// Where certificates, keys and tokens are.
+#[derive(Args)]
+struct Place {
+    /// The directory, as in [tls] of executor.toml
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIRECTORY)]
+    dir: PathBuf,
+}
+
+fn identity(text: &str) -> Result<String, String> {
+    config::check_identity(text).map(|()| text.to_owned())
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    if let Some(Role::Runner) = arguments.role {
-        return runner::main();
+    let mut arguments = Arguments::parse();
+    match arguments.role.take() {
+        None => {}
+        Some(Role::Runner) => return runner::main(),
+        Some(role) => return tell(administer(role)),
     }
     // What an executor behind ssh says is for the error message of a gateway, not for a log.
     let level = if arguments.stdio { "warn" } else { "info" };
@@ -63,8 +117,39 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("posh-executor: {error:#}");
-            let is_config = matches!(error.downcast_ref(), Some(Error::Config(_) | Error::Plaintext(_)));
+            let is_config = matches!(
+                error.downcast_ref(),
+                Some(Error::Config(_) | Error::Plaintext(_) | Error::Confinement { .. })
+            );
             ExitCode::from(if is_config { 2 } else { 1 })
+        }
+    }
+}
+
+/// The commands of an administrator: what to print, and a hint for who reads it.
+fn administer(role: Role) -> Result<(String, String), TlsError> {
+    let absolute = |place: Place| std::path::absolute(&place.dir).unwrap_or(place.dir);
+    let text = match role {
+        Role::Runner => String::new(),
+        Role::Init { place, name } => administer::init(&absolute(place), name)?,
+        Role::Renew { place, name } => administer::renew(&absolute(place), name)?,
+        Role::Enroll { place, name } => return administer::enroll(&absolute(place), &name),
+        Role::Revoke { place, name } => administer::revoke(&absolute(place), &name)?,
+        Role::List { place } => administer::list(&absolute(place))?,
+    };
+    Ok((text, String::new()))
+}
+
+fn tell(outcome: Result<(String, String), TlsError>) -> ExitCode {
+    match outcome {
+        Ok((text, hint)) => {
+            eprint!("{hint}");
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("posh-executor: {:#}", anyhow::Error::from(error));
+            ExitCode::FAILURE
         }
     }
 }

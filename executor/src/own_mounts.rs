@@ -19,7 +19,7 @@ use posh_proto::{
 };
 use tokio::task::spawn_blocking;
 
-use crate::{Config, error::Refusal};
+use crate::{Export, error::Refusal};
 
 /// A mount that does not forget in this time is not used: the gateway waits not much longer for a run to start.
 const RENEW_LIMIT: Duration = Duration::from_secs(5);
@@ -36,11 +36,11 @@ pub struct OwnMounts {
 
 impl OwnMounts {
     /// Finds out which there are.
-    pub async fn of(config: &Config, mounts: &[MountPoint], stages: &[Stage]) -> Result<Self, Refusal> {
+    pub async fn of(exports: &[Export], mounts: &[MountPoint], stages: &[Stage]) -> Result<Self, Refusal> {
         let mut candidates = Vec::new();
         let mounts = if rule::holds(Rule::Coherence) { mounts } else { &[] };
         for mount in mounts {
-            let Some(export) = config.exports.iter().find(|export| export.name == mount.export) else { continue };
+            let Some(export) = exports.iter().find(|export| export.name == mount.export) else { continue };
             let paths = paths_below(mount, &export.path, stages);
             if !paths.is_empty() {
                 candidates.push((export.coherence, paths));

@@ -34,10 +34,11 @@ use tokio::{io::AsyncReadExt as _, io::AsyncWriteExt as _, io::Interest, net::Un
 
 use crate::{
     Config, Export,
+    callers::Caller,
     error::Refusal,
     runner::{
         open_export,
-        wire::{Isolation, ViewMount, ViewReply, ViewSpec, send_descriptors},
+        wire::{Bounds, Isolation, Reached, ViewMount, ViewReply, ViewSpec, send_descriptors},
     },
 };
 
@@ -61,6 +62,8 @@ pub struct Pool {
     program: PathBuf,
     isolation: Isolation,
     no_namespaces: Option<String>,
+    reached: Reached,
+    bounds: Bounds,
     /// The soft limit of open files that commands start with.
     open_files: u64,
     slots: Mutex<HashMap<Vec<u8>, Arc<Slot>>>,
@@ -77,6 +80,7 @@ struct Slot {
 /// nothing more on it: when there is something to read, that is the end.
 struct Runner {
     control: UnixStream,
+    reached: Reached,
 }
 
 /// Keeps a runner from being retired while a run is on it.
@@ -106,21 +110,41 @@ impl Pool {
     /// Finds out, by trying, how far runs can be isolated here.
     pub async fn new(config: &Config, open_files: u64) -> Self {
         let program = config.runner_program.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
-        let mut pool =
-            Self { program, isolation: Isolation::Nothing, no_namespaces: None, open_files, slots: Mutex::default() };
-        for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts] {
+        let confinement = &config.confinement;
+        let bounds = Bounds {
+            processes: confinement.max_processes,
+            memory_bytes: confinement.max_memory_bytes,
+            file_bytes: confinement.max_file_bytes,
+        };
+        let mut pool = Self {
+            program,
+            isolation: Isolation::Nothing,
+            no_namespaces: None,
+            reached: Reached::default(),
+            bounds,
+            open_files,
+            slots: Mutex::default(),
+        };
+        for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts, Isolation::Nothing] {
             pool.isolation = isolation;
             match pool.start(&ViewSpec { isolation: isolation.into(), ..ViewSpec::default() }).await {
-                Ok(_) => {
-                    pool.no_namespaces = None;
+                Ok(runner) => {
+                    pool.reached = runner.reached;
+                    if isolation != Isolation::Nothing {
+                        pool.no_namespaces = None;
+                    }
                     return pool;
                 }
                 // The first reason is the one that helps: it has asked for most.
                 Err(refusal) => pool.no_namespaces = pool.no_namespaces.take().or(Some(refusal.message)),
             }
         }
-        pool.isolation = Isolation::Nothing;
         pool
+    }
+
+    /// How far commands are confined here.
+    pub fn confinement(&self) -> Reached {
+        self.reached.clone()
     }
 
     /// Why runs can't see the workstation's paths, when they can't.
@@ -128,18 +152,21 @@ impl Pool {
         self.no_namespaces.as_deref()
     }
 
-    /// Opens a supervisor for one run that sees `mounts`.
+    /// Opens a supervisor for one run of `caller` that sees `mounts`. Runners are shared only
+    /// by runs with the same user, exports and rights: all that is part of the key.
     pub async fn open(
         &self,
-        exports: &[Export],
+        caller: &Caller,
         mounts: &[MountPoint],
         client_files: &[ClientFile],
     ) -> Result<(UnixStream, Lease), Refusal> {
-        let mounts = view_mounts(exports, mounts)?;
+        let mounts = view_mounts(&caller.exports, mounts)?;
         let spec = ViewSpec {
             isolation: self.isolation.into(),
             mounts,
             client_files: client_files.to_vec(),
+            user: caller.user.as_ref().map(Into::into),
+            bounds: self.bounds.with_memory(caller.limits.memory_bytes),
             ..ViewSpec::default()
         };
         let (spec, key) = identify(spec).await?;
@@ -219,7 +246,7 @@ impl Pool {
         let reply = tokio::time::timeout(BUILD_TIMEOUT, introduce(&mut control, &spec)).await;
         let reply = reply.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(|error| spawn_failed(&error))?;
         if reply.error.is_empty() {
-            return Ok(Runner { control });
+            return Ok(Runner { control, reached: reply.reached });
         }
         Err(Refusal::new(Kind::try_from(reply.kind).unwrap_or(Kind::NoNamespace), reply.error))
     }

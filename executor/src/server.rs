@@ -9,7 +9,10 @@ use std::{
 };
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use posh_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, executor::executor_server::ExecutorServer};
+use posh_proto::{
+    DESCRIPTORS, MAX_MESSAGE_BYTES,
+    executor::{enrolment_server::EnrolmentServer, executor_server::ExecutorServer},
+};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -17,18 +20,25 @@ use tokio::{
     sync::{Semaphore, oneshot, watch},
 };
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::transport::{
-    Server,
-    server::{Connected, TcpIncoming},
+use tonic::{
+    service::interceptor::InterceptedService,
+    transport::{Server, server::Connected},
 };
 
 use crate::{
     Config, Error, Stdio,
+    admission::Admission,
+    callers::Callers,
+    config::Level,
     describe::Machine,
+    enrolment::Enrolments,
     error::Attempt as _,
+    load::Load,
+    policy::Policy,
     pool::Pool,
-    run::KeptRuns,
+    run::{AuditFile, KeptRuns},
     service::{Service, Shared},
+    tls::{accept::Incoming, serving::Serving},
     tools::Tools,
 };
 
@@ -55,6 +65,9 @@ const STDIO_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Calls on one connection at a time; above `max_runs`, so that a run too many is
 /// refused in words rather than left waiting.
 const MAX_CONCURRENT_CALLS: u32 = 4096;
+
+/// A token and a signing request.
+const MAX_ENROLMENT_BYTES: usize = 64 << 10;
 
 /// Streams that a peer may reset before we have seen them: a loop of cancelled
 /// pipelines is no attack.
@@ -87,9 +100,11 @@ pub async fn run(
     config.check_address(address)?;
     // Its connections inherit it.
     SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
+    let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
     tracing::info!("listening on {address}");
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    serve(config, builder(KEEPALIVE_TIMEOUT), incoming, shutdown).await
+    let (shared, admission) = share(config, tls.clone()).await?;
+    let incoming = Incoming::new(listener, tls.clone(), admission.clone());
+    serve((shared, admission, tls), builder(KEEPALIVE_TIMEOUT), incoming, shutdown).await
 }
 
 /// Serves `config` on one connection until that is over or `shutdown` completes. What
@@ -112,11 +127,12 @@ pub async fn run_stdio(
             () = shutdown => {}
         }
     };
-    serve(config, builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
+    let (shared, admission) = share(config, None).await?;
+    serve((shared, admission, None), builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
 }
 
 async fn serve<C>(
-    config: Config,
+    (shared, admission, tls): (Arc<Shared>, Admission, Option<Arc<Serving>>),
     mut builder: Server,
     incoming: impl Stream<Item = io::Result<C>>,
     shutdown: impl Future<Output = ()> + Send,
@@ -124,18 +140,23 @@ async fn serve<C>(
 where
     C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let shared = Arc::new(share(config).await);
+    check_confinement(&shared)?;
     if let Some(reason) = shared.pool.no_namespaces() {
         tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
     }
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ExecutorServer<Service>>().await;
     let (drain, draining) = oneshot::channel();
-    let router = builder.add_service(health_service).add_service(reflection()?).add_service(
-        ExecutorServer::new(Service(shared.clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES),
-    );
+    let executor = ExecutorServer::new(Service(shared.clone()))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone()))
+        .max_decoding_message_size(MAX_ENROLMENT_BYTES);
+    let router = builder
+        .add_service(InterceptedService::new(health_service, admission.clone()))
+        .add_service(InterceptedService::new(reflection()?, admission.clone()))
+        .add_service(InterceptedService::new(executor, admission))
+        .add_service(enrolment);
     let serving = router.serve_with_incoming_shutdown(incoming, async {
         let _ = draining.await;
     });
@@ -143,6 +164,7 @@ where
     tokio::select! {
         ended = &mut serving => return ended.map_err(Error::Serve),
         () = shared.pool.retire_idle() => {}
+        () = keep_fresh(tls.as_deref()) => {}
         () = shutdown => {}
     }
     shared.draining.store(true, Ordering::Relaxed);
@@ -161,30 +183,58 @@ where
 
 /// Waits for the runs, and kills those that take too long.
 async fn end_runs(shared: &Shared) {
-    let all = u32::try_from(shared.config.max_runs).unwrap_or(u32::MAX);
-    if tokio::time::timeout(shared.config.drain, shared.runs.acquire_many(all)).await.is_ok() {
+    if tokio::time::timeout(shared.config.drain, shared.load.idle()).await.is_ok() {
         return;
     }
-    let left = shared.config.max_runs - shared.runs.available_permits();
+    let left = shared.load.running();
     tracing::warn!(left, "killing the runs that are left");
     shared.kill.send_replace(true);
-    let _ = tokio::time::timeout(KILL_TIMEOUT, shared.runs.acquire_many(all)).await;
+    let _ = tokio::time::timeout(KILL_TIMEOUT, shared.load.idle()).await;
 }
 
-async fn share(config: Config) -> Shared {
+/// Fails where commands can't be confined as the configuration demands.
+fn check_confinement(shared: &Shared) -> Result<(), Error> {
+    let reached = shared.pool.confinement();
+    let require = shared.config.confinement.require;
+    if reached.level() < require {
+        return Err(Error::Confinement { require, reached: reached.to_string() });
+    }
+    if reached.level() < Level::Strict {
+        tracing::warn!("commands are not fully confined: {reached}");
+    }
+    Ok(())
+}
+
+/// Makes new certificates in time, where there are any; for ever.
+async fn keep_fresh(tls: Option<&Serving>) {
+    match tls {
+        Some(tls) => tls.keep_fresh().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>, Admission), Error> {
     let (soft, hard) = raise_open_files();
+    let (policy, mistakes) = Policy::new(&config.confinement);
+    mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
-    Shared {
+    let callers = Callers::new(&config);
+    let load = Arc::new(Load::new(config.bounds, callers.are_several()));
+    let admission = Admission::new(Arc::new(callers), tls, load.clone());
+    let shared = Shared {
+        load,
         pool: Pool::new(&config, soft).await,
+        policy,
         machine: Machine::default(),
         tools: Tools::default(),
         kept: KeptRuns::default(),
-        runs: Arc::new(Semaphore::new(config.max_runs)),
+        audit: AuditFile::open(config.audit.as_deref())?,
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),
         kill: watch::Sender::new(false),
         config,
-    }
+    };
+    Ok((Arc::new(shared), admission))
 }
 
 /// Raises this process's limit of open files as far as it goes; gives the soft

@@ -1,21 +1,31 @@
-//! The gRPC service: the contract's three calls.
+//! The gRPC service: the contract's calls.
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{DescribeReply, DescribeRequest, RunInput, ToolsReply, ToolsRequest, executor_server::Executor},
+    executor::{
+        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        executor_server::Executor,
+    },
 };
 use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::{Config, describe::Machine, pool::Pool, run, tools::Tools};
+use crate::{
+    Config,
+    admission::peer_name,
+    callers::{Caller, caller_of},
+    describe::Machine,
+    load::Load,
+    policy::Policy,
+    pool::Pool,
+    run,
+    tools::Tools,
+};
 
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
@@ -23,15 +33,18 @@ const MAX_TOOL_NAMES: usize = 4096;
 /// What all calls share.
 pub struct Shared {
     pub config: Config,
+    /// Who uses how much.
+    pub load: Arc<Load>,
     pub pool: Pool,
+    pub policy: Policy,
     pub machine: Machine,
     pub tools: Tools,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
-    /// A permit per run.
-    pub runs: Arc<Semaphore>,
     /// A permit per descriptor that runs may have open.
     pub descriptors: Arc<Semaphore>,
+    /// Who ran what.
+    pub audit: run::AuditFile,
     /// No new runs from now on.
     pub draining: AtomicBool,
     /// Turns true when running commands are to be killed.
@@ -46,29 +59,52 @@ impl Executor for Service {
     type RunStream = run::Messages;
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        let caller = caller_of(&request)?;
+        self.count(&caller)?;
         let theirs = request.into_inner().protocol;
         if theirs != PROTOCOL_VERSION {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&shared.config, shared.pool.no_namespaces()).await))
+        Ok(Response::new(shared.machine.describe(&caller, &shared.pool).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        let caller = caller_of(&request)?;
+        self.count(&caller)?;
         let ToolsRequest { names, versions } = request.into_inner();
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
-            tools.push(self.0.tools.describe(name, versions).await);
+            // To tell a version the command is started, which only those are that may run.
+            let versions = versions && self.0.policy.allows(&name);
+            tools.push(match caller.may_run(&name) {
+                true => self.0.tools.describe(name, versions).await,
+                false => Tool { name, ..Tool::default() },
+            });
         }
         Ok(Response::new(ToolsReply { tools }))
     }
 
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let caller = caller_of(&request)?;
+        self.count(&caller)?;
+        let confinement = self.0.pool.confinement().to_string();
+        Ok(Response::new(StatusReply { confinement, ..self.0.load.status(&caller) }))
+    }
+
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
-        let peer = request.remote_addr();
-        Ok(Response::new(run::answer(self.0.clone(), peer, request.into_inner()).await))
+        let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
+        Ok(Response::new(run::answer(self.0.clone(), (caller, peer), request.into_inner()).await))
+    }
+}
+
+impl Service {
+    /// Refuses a call too many.
+    fn count(&self, caller: &Caller) -> Result<(), Status> {
+        self.0.load.admit_call(caller).map_err(|refusal| Status::resource_exhausted(refusal.message))
     }
 }
 
@@ -77,9 +113,4 @@ impl Shared {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
-}
-
-/// A peer's address for the log.
-pub fn peer_name(peer: Option<SocketAddr>) -> String {
-    peer.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }

@@ -25,7 +25,10 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-use crate::error::{Attempt as _, Error};
+use crate::{
+    error::{Attempt as _, Error},
+    tls::{accept::Peer, serving::Proof},
+};
 
 /// Standard input and output as a connection. sshd gives a command pipes or a
 /// socket; of anything else nothing tells when it is ready.
@@ -156,7 +159,10 @@ impl AsyncWrite for Stdio {
 }
 
 impl Connected for Stdio {
-    type ConnectInfo = ();
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) {}
+    /// Whoever has started this process.
+    fn connect_info(&self) -> Peer {
+        Peer { address: None, proof: Proof::NotAsked }
+    }
 }

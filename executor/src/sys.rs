@@ -105,11 +105,82 @@ pub fn set_limit(resource: u32, soft: u64, hard: u64) -> nix::Result<()> {
     }
 }
 
+/// Lowers a resource limit to `bound`, if it is higher.
+pub fn lower_limit(resource: u32, bound: u64) -> nix::Result<()> {
+    // SAFETY: the structure lives across both calls; unknown resources give EINVAL.
+    unsafe {
+        let mut limit: libc::rlimit = mem::zeroed();
+        Errno::result(libc::getrlimit(resource as _, &raw mut limit))?;
+        limit.rlim_max = limit.rlim_max.min(bound);
+        limit.rlim_cur = limit.rlim_cur.min(limit.rlim_max);
+        Errno::result(libc::setrlimit(resource as _, &raw const limit)).map(drop)
+    }
+}
+
 /// Sets the niceness, as far as this process may.
 pub fn set_nice(nice: i32) {
     // SAFETY: no pointers. Lowering needs a privilege; without it the command runs
     // with ours, which changes its speed only.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// Takes every capability that is not in `kept` (bit n is capability n) out of the bounding set, so that no
+/// program started from here on has it, whoever runs it. What the kernel does not know is passed over.
+pub fn bound_capabilities(kept: u64) -> nix::Result<()> {
+    for number in (0..u64::from(u64::BITS)).filter(|number| kept & (1 << number) == 0) {
+        // SAFETY: no pointers.
+        match Errno::result(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) }) {
+            Ok(_) => {}
+            Err(Errno::EINVAL) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Gives up every capability that is not in `kept`; of those, only what this process may have stays. In force from
+/// now on are those of `effective`.
+pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Default, Clone, Copy)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let halves = |mask: u64| [mask as u32, (mask >> 32) as u32];
+    let mut header = Header { version: VERSION_3, pid: 0 };
+    let mut data = [Data::default(); 2];
+    // SAFETY: both structures are as capget(2) and capset(2) say for this version, and live across the calls.
+    unsafe {
+        Errno::result(libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()))?;
+        for (part, (kept, effective)) in data.iter_mut().zip(halves(kept).into_iter().zip(halves(effective))) {
+            part.permitted &= kept;
+            part.effective = part.permitted & effective;
+            part.inheritable = 0;
+        }
+        Errno::result(libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr())).map(drop)
+    }
+}
+
+/// Whether a change of all user ids to others than root's leaves the permitted capabilities.
+pub fn keep_capabilities_of_others(keep: bool) -> nix::Result<()> {
+    // SAFETY: no pointers.
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(keep), 0, 0, 0) }).map(drop)
+}
+
+/// The version of Landlock that the kernel offers; an error if it has none.
+pub fn landlock_version() -> nix::Result<i32> {
+    const VERSION: libc::c_uint = 1;
+    // SAFETY: with this flag there is no structure to be read.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0_usize, VERSION) };
+    Errno::result(version).map(|version| i32::try_from(version).unwrap_or(i32::MAX))
 }
 
 /// A child that has ended.
@@ -145,10 +216,10 @@ pub fn reap() -> nix::Result<Option<Ended>> {
     })
 }
 
-/// Makes the mount that `at` refers to read-only; with `tree`, all below it too.
-pub fn set_read_only(at: BorrowedFd<'_>, tree: bool) -> nix::Result<()> {
+/// Adds `attr_set` (`MOUNT_ATTR_*`) to the mount that `at` refers to; with `tree`, to all below it too.
+pub fn set_mount(at: BorrowedFd<'_>, attr_set: u64, tree: bool) -> nix::Result<()> {
     const AT_RECURSIVE: libc::c_int = 0x8000;
-    let attributes = libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    let attributes = libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd: 0 };
     let flags = libc::AT_EMPTY_PATH | if tree { AT_RECURSIVE } else { 0 };
     // SAFETY: the path is a C string, the structure lives across the call and its
     // size is given.

@@ -9,7 +9,7 @@ mod near;
 mod read;
 mod value;
 
-pub use address::{Address, AddressFault, Login};
+pub use address::{Address, AddressFault, Login, TlsHost};
 pub(crate) use value::server_directory;
 
 pub use mistake::{ConfigErrors, Mistake, Position};
@@ -123,6 +123,13 @@ pub fn annotation_directories(config: Option<&Config>) -> Vec<PathBuf> {
     let mut directories = find::annotations(|name| std::env::var_os(name), Path::new("/etc"));
     directories.extend(config.into_iter().flat_map(|config| config.gateway.annotations.iter().cloned()));
     directories
+}
+
+/// Where the credentials for `tls://` executors are: ~/.config/posh/tls, or below
+/// $XDG_CONFIG_HOME. None where there is no home.
+pub fn credentials_directory() -> Option<PathBuf> {
+    find::user_directory(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+        .map(|dir| dir.join("posh/tls"))
 }
 
 impl Config {

@@ -127,8 +127,8 @@ fn entry(line: &[u8]) -> Result<MountEntry, &'static str> {
     let mount_id = number(next("no mount id")?).ok_or("the mount id is not a number")?;
     let parent_id = number(next("no parent id")?).ok_or("the parent id is not a number")?;
     let device = device(next("no device")?).ok_or("the device is not major:minor")?;
-    let root = path(next("no root")?);
-    let mount_point = path(next("no mount point")?);
+    let root = path(next("no root")?).ok_or("the root holds a NUL")?;
+    let mount_point = path(next("no mount point")?).ok_or("the mount point holds a NUL")?;
     let mut options = text(next("no options")?);
     while next("no dash before the file system type")? != b"-" {}
     let fs_type = text(next("no file system type")?);
@@ -148,8 +148,10 @@ fn device(field: &[u8]) -> Option<(u32, u32)> {
     Some((number(&field[..colon])?, number(&field[colon + 1..])?))
 }
 
-fn path(field: &[u8]) -> PathBuf {
-    PathBuf::from(OsString::from_vec(decode(field)))
+/// No path of the kernel's holds a NUL, which ends paths elsewhere.
+fn path(field: &[u8]) -> Option<PathBuf> {
+    let bytes = decode(field);
+    (!bytes.contains(&0)).then(|| PathBuf::from(OsString::from_vec(bytes)))
 }
 
 /// Types and options are ASCII but for what a FUSE daemon chooses to say.
@@ -246,6 +248,7 @@ mod tests {
         check("1 2 3 / / rw - ext4 x rw", "/proc/self/mountinfo line 1: the device is not major:minor");
         check("1 2 0:3 / / rw shared:1", "/proc/self/mountinfo line 1: no dash before the file system type");
         check("1 2 0:3 / / rw - ext4", "/proc/self/mountinfo line 1: no source");
+        check("1 2 0:3 / /a\\000b rw - ext4 d rw", "/proc/self/mountinfo line 1: the mount point holds a NUL");
     }
 
     #[test]

@@ -271,9 +271,14 @@ impl Executor {
                 Ok((connection, carrier)) => {
                     tracing::info!(executor = %self.name, address = self.address, rtt = ?connection.rtt, "connected");
                     pause = RETRY_FIRST;
+                    let began = Instant::now();
                     self.keep(Arc::new(connection), carrier).await;
                     if self.unasked {
                         self.state.send_replace(State::Asleep);
+                    }
+                    // Mostly it was one link that broke; who breaks each at once is given time.
+                    if began.elapsed() >= RETRY_FIRST {
+                        continue;
                     }
                 }
                 Err(why) => {

@@ -1,61 +1,116 @@
 //! Lists directories on slow mounts before a shell does (design: think in round trips): the
 //! kernel and the mount's daemon then have the names at hand when the shell asks, which
-//! would list one directory after the other. What is listed is what the shell would see, as nothing
-//! of it has run; while a listing is under way nobody is told to forget that directory.
+//! would list one directory after the other. What is listed is what the shell would see: nothing
+//! of it has run, or nothing that could have changed it (`before`). While a look is under way its mount is told to
+//! forget nothing, and no look leaves its mount.
+
+mod before;
 
 use std::{
-    fs,
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    io,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use fs_mapper::{MountTable, Resolution, coherence::Adapter};
+use bytes::Bytes;
+use fs_mapper::{Mount, MountTable, Resolution, coherence::Adapter};
+use nix::{
+    dir::Dir,
+    fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
+    sys::stat::Mode,
+};
+use posh_annotations::Library;
+use posh_proto::gateway as wire;
 use tokio::sync::watch;
 
-/// Listings at once, of all sessions: a mount that hangs must not take all threads.
+use before::Before;
+
+/// Looks at one mount at once, of all sessions: one that hangs must not take all threads.
 const AT_ONCE: usize = 64;
 
-/// The listings that are under way.
+/// The looks that are under way.
 #[derive(Debug, Default)]
 pub struct LookAhead {
-    under_way: watch::Sender<usize>,
+    /// How many, by the mount's place.
+    under_way: watch::Sender<BTreeMap<PathBuf, usize>>,
 }
 
 impl LookAhead {
-    /// Begins to list those that are on a mount with an owner. Returns at once; what fails, the shell will find out.
-    pub fn begin(self: &Arc<Self>, table: &MountTable, directories: impl Iterator<Item = PathBuf>) {
-        for directory in directories.filter(|directory| is_slow(table, directory)) {
-            if !self.under_way.send_if_modified(|count| *count < AT_ONCE && add(count)) {
-                tracing::debug!(directory = %directory.display(), "too much to look ahead at");
-                return;
+    /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out.
+    pub fn begin(self: &Arc<Self>, table: &MountTable, library: &Library, ahead: &wire::LookAhead, path: &Path) {
+        let paths =
+            |texts: &'_ [Bytes]| texts.iter().map(|text| PathBuf::from(OsStr::from_bytes(text))).collect::<Vec<_>>();
+        let before = (!ahead.second.is_empty()).then(|| Before::read(table, library, ahead, path)).flatten();
+        let mut second = paths(&ahead.second);
+        second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
+        for directory in paths(&ahead.first).into_iter().chain(second).collect::<BTreeSet<_>>() {
+            if let Some((mount, directory)) = on_slow_mount(table, &directory) {
+                self.look(mount, directory);
             }
-            let all = Arc::clone(self);
-            tokio::task::spawn_blocking(move || {
-                let names = fs::read_dir(&directory).map(Iterator::count);
-                tracing::debug!(directory = %directory.display(), ?names, "looked ahead");
-                all.under_way.send_modify(|count| *count -= 1);
-            });
         }
     }
 
-    /// Waits until none is under way: whoever makes a mount forget what changed must come after those who read it before.
-    pub async fn settled(&self) {
-        let _ = self.under_way.subscribe().wait_for(|count| *count == 0).await;
-    }
-}
-
-fn add(count: &mut usize) -> bool {
-    *count += 1;
-    true
-}
-
-/// Listing it costs round trips: a bind mount is as fast as a disk.
-fn is_slow(table: &MountTable, directory: &Path) -> bool {
-    match table.resolve(directory, Path::new("/")) {
-        Resolution::Owned(owned) => {
-            let mount = table.mount(owned.mount);
-            mount.mounted() && mount.adapter() != Adapter::Bind
+    fn look(self: &Arc<Self>, mount: &Mount, directory: PathBuf) {
+        let top = mount.path.as_path().to_owned();
+        if !self.under_way.send_if_modified(|looks| add(looks, &top)) {
+            tracing::debug!(directory = %directory.display(), "too much to look ahead at");
+            return;
         }
-        Resolution::Local { .. } => false,
+        let all = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            let names = list(&top, &directory);
+            tracing::debug!(directory = %directory.display(), ?names, "looked ahead");
+            all.under_way.send_modify(|looks| remove(looks, &top));
+        });
     }
+
+    /// Waits until none is under way on the mounts of these paths: whoever makes a mount forget what changed must come after
+    /// those who read it before.
+    pub async fn settled<'a>(&self, table: &MountTable, changed: impl Iterator<Item = &'a Path>) {
+        let top = |path: &Path| match table.resolve(path, Path::new("/")) {
+            Resolution::Owned(owned) => Some(table.mount(owned.mount).path.as_path().to_owned()),
+            Resolution::Local { .. } => None,
+        };
+        let tops: BTreeSet<PathBuf> = changed.filter_map(top).collect();
+        let is_settled = |looks: &BTreeMap<PathBuf, usize>| !tops.iter().any(|top| looks.contains_key(top));
+        let _ = self.under_way.subscribe().wait_for(is_settled).await;
+    }
+}
+
+fn add(looks: &mut BTreeMap<PathBuf, usize>, top: &Path) -> bool {
+    let count = looks.entry(top.to_owned()).or_default();
+    *count += usize::from(*count < AT_ONCE);
+    *count < AT_ONCE
+}
+
+fn remove(looks: &mut BTreeMap<PathBuf, usize>, top: &Path) {
+    if let Some(count) = looks.get_mut(top) {
+        *count -= 1;
+        if *count == 0 {
+            looks.remove(top);
+        }
+    }
+}
+
+/// Lists a directory, unless a symbolic link leads out of the mount: of that one nobody waits for this look.
+fn list(top: &Path, directory: &Path) -> io::Result<usize> {
+    let below = directory.strip_prefix(top).map_err(io::Error::other)?;
+    let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+    let top = open(top, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_XDEV);
+    let opened = openat2(&top, below, how)?;
+    Ok(Dir::from_fd(opened)?.iter().count())
+}
+
+/// The mount that a directory is on, and the directory as that has it. Listing it costs round trips: a bind mount is as
+/// fast as a disk.
+fn on_slow_mount<'t>(table: &'t MountTable, directory: &Path) -> Option<(&'t Mount, PathBuf)> {
+    let Resolution::Owned(owned) = table.resolve(directory, Path::new("/")) else { return None };
+    let mount = table.mount(owned.mount);
+    (mount.mounted() && mount.adapter() != Adapter::Bind).then(|| (mount, owned.client_path.as_path().to_owned()))
 }

@@ -58,7 +58,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::load(&file)?;
     // Results of commands pass through one loop each; two threads keep one busy pipeline from delaying others.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let directory = RuntimeDir::open()?;
         let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&file));
         let stage_socket = socket.with_extension("stage");
@@ -82,7 +82,10 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(&socket);
         let _ = std::fs::remove_file(&stage_socket);
         served.map_err(anyhow::Error::from)
-    })
+    });
+    // A thread that waits for a mount may do so for ever.
+    runtime.shutdown_background();
+    served
 }
 
 /// Listens on a socket that only this user may use, replacing one that nobody serves any more.

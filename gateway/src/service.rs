@@ -5,24 +5,30 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use fs_mapper::{Mount, Resolution};
 use posh_proto::{
-    PROTOCOL_VERSION, other_version,
+    PROTOCOL_VERSION,
+    executor::{StatusReply, StatusRequest},
     gateway::{self as wire, gateway_server::Gateway as GatewayService},
+    other_version,
 };
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    executors::State,
+    executors::{Executor, State},
     explain, report,
     session::{self, SessionError},
     state::Gateway,
     trace::SessionTimes,
 };
+
+/// How long a question about the executors may wait for one of them.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Implements the service for a gateway.
 pub struct Service {
@@ -126,7 +132,9 @@ impl GatewayService for Service {
             return Err(Status::failed_precondition(text));
         }
         let view = self.gateway.view();
-        self.gateway.look_ahead.begin(&view.table, request.look_ahead.iter().map(path));
+        if let Some(ahead) = &request.look_ahead {
+            self.gateway.look_ahead.begin(&view.table, &view.library, ahead, &path(&request.path));
+        }
         let request = session::Request {
             pid: request.pid,
             explain: request.explain,
@@ -175,16 +183,13 @@ impl GatewayService for Service {
     }
 
     async fn status(&self, _: Request<wire::StatusRequest>) -> Result<Response<wire::StatusReply>, Status> {
-        let executors = self.gateway.executors.all().into_iter().map(|e| {
-            let state = e.state();
-            let rtt = if let State::Ready(c) = &state { c.rtt.as_secs_f64() * 1000.0 } else { 0.0 };
-            wire::ExecutorStatus {
-                name: e.name.to_string(),
-                address: e.address.clone(),
-                state: state_text(&state, None),
-                rtt_ms: rtt,
-            }
-        });
+        // All at once: one that does not answer costs its time only once.
+        let asked: Vec<_> =
+            self.gateway.executors.all().into_iter().map(|e| tokio::spawn(executor_status(e))).collect();
+        let mut executors = Vec::new();
+        for status in asked {
+            executors.push(status.await.map_err(|error| Status::internal(error.to_string()))?);
+        }
         Ok(Response::new(wire::StatusReply {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: PROTOCOL_VERSION,
@@ -193,13 +198,50 @@ impl GatewayService for Service {
             sessions: u32::try_from(self.gateway.sessions.roots().len()).unwrap_or(u32::MAX),
             pipelines_running: u32::try_from(self.gateway.running.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
             pipelines_total: self.gateway.pipelines(),
-            executors: executors.collect(),
+            executors,
         }))
     }
 
     async fn shutdown(&self, _: Request<wire::ShutdownRequest>) -> Result<Response<wire::ShutdownReply>, Status> {
         self.shutdown.notify_one();
         Ok(Response::new(wire::ShutdownReply {}))
+    }
+}
+
+/// What is known here, and what the executor says within a little while.
+async fn executor_status(executor: Arc<Executor>) -> wire::ExecutorStatus {
+    let state = executor.state();
+    let known = wire::ExecutorStatus {
+        name: executor.name.to_string(),
+        address: executor.address.clone(),
+        state: state_text(&state, None),
+        ..wire::ExecutorStatus::default()
+    };
+    let State::Ready(connection) = state else { return known };
+    let known = wire::ExecutorStatus { rtt_ms: connection.rtt.as_secs_f64() * 1000.0, ..known };
+    let mut client = connection.client.clone();
+    match tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await {
+        Ok(Ok(reply)) => with_usage(known, reply.into_inner()),
+        Ok(Err(status)) => wire::ExecutorStatus { refusing: status.message().to_owned(), ..known },
+        Err(_) => known,
+    }
+}
+
+fn with_usage(known: wire::ExecutorStatus, reply: StatusReply) -> wire::ExecutorStatus {
+    let (own, whole) = (reply.own.unwrap_or_default(), reply.whole.unwrap_or_default());
+    wire::ExecutorStatus {
+        asked: true,
+        identity: reply.identity,
+        user: reply.user,
+        confinement: reply.confinement,
+        runs: own.runs,
+        max_runs: own.max_runs,
+        refused: own.refused,
+        all_runs: whole.runs,
+        max_all_runs: whole.max_runs,
+        load_average: reply.load_average,
+        refusing: reply.refusing,
+        ..known
     }
 }
 

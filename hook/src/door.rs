@@ -15,7 +15,7 @@ use crate::{
     session::{self, Session},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat},
     target::{self, Target},
-    text::{Full, Text},
+    text::Text,
 };
 
 /// A variable whose value is a path, or a few of them.
@@ -46,21 +46,24 @@ pub(crate) struct Request<'a> {
     pub(crate) moved: bool,
 }
 
-/// How it is to go.
-pub(crate) struct Plan {
+/// How it is to go. Small, and what needs room is made where it is used and on no other way: each page of the stack that is
+/// touched in a forked child costs about as much as all the system calls here together.
+pub(crate) struct Plan<'a> {
     session: &'static Session,
-    /// The session's variable for the loader, with the user's libraries; `None` for a program that can't be preloaded.
-    preload: Option<Variable>,
-    /// The stage program and the variable that tells it what it stands for.
-    stage: Option<(Text<PATH_BYTES>, Variable)>,
+    request: &'a Request<'a>,
+    /// The program can be preloaded.
+    preloads: bool,
+    /// What the stage program is to be told, if it is to be executed instead.
+    reach: Option<&'static [u8]>,
 }
 
-impl Plan {
+impl<'a> Plan<'a> {
     /// `None`: exactly as given.
     ///
     /// # Safety
-    /// The request's arrays are null or end in a null pointer, and all others point to C strings.
-    pub(crate) unsafe fn of(request: &Request<'_>) -> Option<Self> {
+    /// The request's arrays are null or end in a null pointer, and all others point to C strings; so do those that its
+    /// methods get.
+    pub(crate) unsafe fn of(request: &'a Request<'a>) -> Option<Self> {
         let session = session::current()?;
         // Not here, for this user: another root directory, another mount namespace, another user.
         if !session.library().is_some_and(sys::is_readable) {
@@ -71,14 +74,21 @@ impl Plan {
             return None;
         }
         // SAFETY: the caller's promise.
-        let (stage, preload) = unsafe { (stage_for(session, request), preload(session, request.environment).ok()?) };
-        let preload = (target == Target::Preloads).then_some(preload);
-        (stage.is_some() || preload.is_some()).then_some(Self { session, preload, stage })
+        let reach = unsafe { reach_of_known(session, request) };
+        let preloads = target == Target::Preloads;
+        (reach.is_some() || preloads).then_some(Self { session, request, preloads, reach })
     }
 
-    /// The session's variables for a program that preloads.
-    pub(crate) fn variables(&self) -> Option<[&CStr; 2]> {
-        Some([self.session.session.as_c_str()?, self.preload.as_ref()?.as_c_str()?])
+    /// Calls with the session's variables for a program that preloads.
+    pub(crate) unsafe fn with_variables(&self, call: &mut dyn FnMut([&CStr; 2]) -> Option<c_int>) -> Option<c_int> {
+        let session = self.session.session.as_c_str()?;
+        // SAFETY: the caller's promise.
+        let theirs = unsafe { preloaded(self.request.environment) };
+        match theirs {
+            _ if !self.preloads => None,
+            None => call([session, self.session.preload.as_c_str()?]),
+            Some(theirs) => joined_preload(self.session, theirs, &mut |preload| call([session, preload])),
+        }
     }
 
     /// Makes attempts, the best first, each with the program to execute instead (`None`: the one given) and the
@@ -86,19 +96,16 @@ impl Plan {
     ///
     /// # Safety
     /// As for [`Plan::of`].
-    pub(crate) unsafe fn attempt(
-        &self,
-        environment: Strings,
-        exec: &mut dyn FnMut(Option<&CStr>, Strings) -> c_int,
-    ) -> c_int {
-        // SAFETY: the caller's promise holds for both calls.
+    pub(crate) unsafe fn attempt(&self, exec: &mut dyn FnMut(Option<&CStr>, Strings) -> c_int) -> c_int {
+        let environment = self.request.environment;
+        // SAFETY: the caller's promise holds for all calls.
         unsafe {
-            if self.stage(environment, exec) == Some(0) {
+            if self.reach.is_some_and(|reach| self.stage(reach, exec) == Some(0)) {
                 return 0;
             }
-            let with_session = self
-                .variables()
-                .and_then(|variables| extended(environment, &variables, &mut |environment| exec(None, environment)));
+            let with_session = self.with_variables(&mut |variables| {
+                extended(environment, &variables, &mut |environment| exec(None, environment))
+            });
             match with_session {
                 // It fits without our variables, or its error is the right one.
                 None | Some(E2BIG) => exec(None, environment),
@@ -107,39 +114,49 @@ impl Plan {
         }
     }
 
-    unsafe fn stage(
-        &self,
-        environment: Strings,
-        exec: &mut dyn FnMut(Option<&CStr>, Strings) -> c_int,
-    ) -> Option<c_int> {
-        let (program, target) = self.stage.as_ref()?;
-        let (program, target, session) = (program.as_c_str()?, target.as_c_str()?, self.session.session.as_c_str()?);
+    /// Executes the stage program, with the variable that tells it what it stands for.
+    #[inline(never)]
+    unsafe fn stage(&self, reach: &[u8], exec: &mut dyn FnMut(Option<&CStr>, Strings) -> c_int) -> Option<c_int> {
+        let path = self.request.path;
+        let program = self.session.stage_program(name_of(path)?)?;
+        let program = program.as_c_str()?;
+        let target: Variable =
+            Text::of(&[session::TARGET_VARIABLE.as_bytes(), b"=", reach, path.to_bytes(), b"\0"]).ok()?;
+        let (target, session) = (target.as_c_str()?, self.session.session.as_c_str()?);
+        if !sys::is_executable(path) || !sys::is_executable(program) {
+            return None;
+        }
+        let environment = self.request.environment;
         let mut exec = |environment| exec(Some(program), environment);
         // SAFETY: the caller's promise.
         unsafe {
-            match self.preload.as_ref().and_then(Text::as_c_str) {
-                Some(preload) => extended(environment, &[session, preload, target], &mut exec),
-                None => extended(environment, &[session, target], &mut exec),
+            match self.preloads {
+                true => self.with_variables(&mut |[session, preload]| {
+                    extended(environment, &[session, preload, target], &mut exec)
+                }),
+                false => extended(environment, &[session, target], &mut exec),
             }
         }
     }
 }
 
-/// The stage program, if the command is one that posh knows and it may touch a mount.
-unsafe fn stage_for(session: &Session, request: &Request<'_>) -> Option<(Text<PATH_BYTES>, Variable)> {
-    let path = request.path.to_bytes();
-    let name = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())?;
-    let program = session.stage_program(name)?;
+fn name_of(path: &CStr) -> Option<&[u8]> {
+    path.to_bytes().rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())
+}
+
+/// What the stage program is to be told, if the command is one that posh knows and it may touch a mount.
+#[inline(never)]
+unsafe fn reach_of_known(session: &Session, request: &Request<'_>) -> Option<&'static [u8]> {
+    if !session.knows(name_of(request.path)?) {
+        return None;
+    }
     // SAFETY: the caller's promise.
     let reach = if request.directory == AT_FDCWD { unsafe { reach(session, request) }? } else { Reach::Nothing };
-    let reach = match reach {
-        Reach::Nothing => return None,
-        Reach::Pipe => session::PIPE_ONLY,
-        Reach::Mount => session::MAY_TOUCH,
-    };
-    let executable = sys::is_executable(request.path) && program.as_c_str().is_some_and(sys::is_executable);
-    let target = Text::of(&[session::TARGET_VARIABLE.as_bytes(), b"=", reach, path, b"\0"]).ok()?;
-    executable.then_some((program, target))
+    match reach {
+        Reach::Nothing => None,
+        Reach::Pipe => Some(session::PIPE_ONLY),
+        Reach::Mount => Some(session::MAY_TOUCH),
+    }
 }
 
 /// What a command can reach.
@@ -195,17 +212,20 @@ fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat) -> bool {
     target.is_some_and(|target| look::is_owned(places, target.as_bytes()))
 }
 
-/// `LD_PRELOAD=` with our library first and then those that the environment names.
-unsafe fn preload(session: &Session, environment: Strings) -> Result<Variable, Full> {
+/// The libraries that the environment names.
+unsafe fn preloaded(environment: Strings) -> Option<&'static [u8]> {
     let name = session::PRELOAD_VARIABLE.as_bytes();
     let value = |variable: &'static CStr| variable.to_bytes().strip_prefix(name)?.strip_prefix(b"=");
     // SAFETY: the caller's promise.
-    let theirs = unsafe { strings(environment) }.filter_map(value).last().filter(|value| !value.is_empty());
+    unsafe { strings(environment) }.filter_map(value).last().filter(|value| !value.is_empty())
+}
+
+/// Calls with `LD_PRELOAD=` with our library first and then theirs; `None` when that is too long.
+#[inline(never)]
+fn joined_preload(session: &Session, theirs: &[u8], call: &mut dyn FnMut(&CStr) -> Option<c_int>) -> Option<c_int> {
     let ours = session.preload.as_bytes().strip_suffix(b"\0").unwrap_or_default();
-    match theirs {
-        None => Text::of(&[ours, b"\0"]),
-        Some(theirs) => Text::of(&[ours, b":", theirs, b"\0"]),
-    }
+    let joined: Variable = Text::of(&[ours, b":", theirs, b"\0"]).ok()?;
+    call(joined.as_c_str()?)
 }
 
 /// The strings of an array. They live as long as the exec takes, which is all that anybody here does.

@@ -53,7 +53,7 @@ unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings) -> c_int {
     // SAFETY: the caller's arrays are as execve(2) wants them.
     unsafe {
         match Plan::of(&request) {
-            Some(plan) => plan.attempt(environment, &mut exec),
+            Some(plan) => plan.attempt(&mut exec),
             None => exec(None, environment),
         }
     }
@@ -176,7 +176,7 @@ unsafe fn carry(request: &Request<'_>, exec: &mut dyn FnMut(Strings) -> c_int) -
     // SAFETY: the caller's promise. Its program has no path, so there is no stage program for it.
     unsafe {
         failed(match Plan::of(request) {
-            Some(plan) => plan.attempt(request.environment, &mut exec),
+            Some(plan) => plan.attempt(&mut exec),
             None => exec(None, request.environment),
         })
     }
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn posix_spawn(
         let moved = !actions.is_null();
         let request = Request { directory: AT_FDCWD, path: CStr::from_ptr(path), argv, environment, moved };
         keeping_errno(|| match Plan::of(&request) {
-            Some(plan) => plan.attempt(environment, spawn),
+            Some(plan) => plan.attempt(spawn),
             None => spawn(None, environment),
         })
     }
@@ -239,10 +239,9 @@ pub unsafe extern "C" fn posix_spawnp(
             let found = search::first(CStr::from_ptr(file));
             let found = found.as_ref().and_then(|path| path.as_c_str());
             let moved = !actions.is_null();
-            let plan =
-                found.and_then(|path| Plan::of(&Request { directory: AT_FDCWD, path, argv, environment, moved }));
-            match plan {
-                Some(plan) => plan.attempt(environment, spawn),
+            let request = found.map(|path| Request { directory: AT_FDCWD, path, argv, environment, moved });
+            match request.as_ref().and_then(|request| Plan::of(request)) {
+                Some(plan) => plan.attempt(spawn),
                 None => spawn(None, environment),
             }
         })

@@ -60,13 +60,17 @@ unsafe fn lend() -> Option<Loan> {
         let (environment, argv): (Strings, Strings) = (original.cast_const(), ptr::null());
         let request = Request { directory: AT_FDCWD, path: c"/bin/sh", argv, environment, moved: false };
         let plan = Plan::of(&request)?;
-        let variables = plan.variables()?;
         let entries = if original.is_null() { 0 } else { count(environment) };
         let (lent, strings) = array(entries + 3)?;
         for index in 0..entries {
             *lent.add(index) = *original.add(index);
         }
-        let variables = copy(variables, strings)?;
+        let mut copied = None;
+        plan.with_variables(&mut |variables| {
+            copied = copy(variables, strings);
+            Some(0)
+        });
+        let variables = copied?;
         *lent.add(entries) = variables[0];
         *lent.add(entries + 1) = variables[1];
         *lent.add(entries + 2) = ptr::null();

@@ -44,6 +44,9 @@ const SHIMS: &[u8] = b"/bin/";
 /// whose paths have 108 bytes at most (unix(7)); what is kept here is touched at the start of every program.
 pub const MAX_PATH_BYTES: usize = 240;
 
+/// The path of a shim: no name in a directory is longer than 255 bytes.
+const SHIM_BYTES: usize = MAX_PATH_BYTES + SHIMS.len() + 256;
+
 /// A variable whose value is such a path.
 pub(crate) type Carried = Text<{ MAX_PATH_BYTES + 16 }>;
 
@@ -123,17 +126,27 @@ impl Session {
         value.strip_suffix(b"\0").unwrap_or(value)
     }
 
+    /// Whether a command of this name is one that posh knows.
+    pub(crate) fn knows(&self, name: &[u8]) -> bool {
+        let shim = self.shim(name);
+        shim.as_ref().and_then(Text::as_c_str).is_some_and(|shim| sys::is_link(shim) == Ok(true))
+    }
+
     /// The stage program, if a command of this name is one that posh knows: what the shim of that name leads to.
     pub(crate) fn stage_program(&self, name: &[u8]) -> Option<Text<PATH_BYTES>> {
-        let shim = Text::<PATH_BYTES>::of(&[self.directory(), SHIMS, name]).ok()?;
-        let mut program = sys::read_link(shim.as_bytes()).ok()?;
+        let mut program = sys::read_link(self.shim(name)?.as_bytes().strip_suffix(b"\0")?).ok()?;
         program.push(b"\0").ok()?;
         Some(program)
     }
 
+    /// The shim's path, a NUL at the end.
+    fn shim(&self, name: &[u8]) -> Option<Text<SHIM_BYTES>> {
+        Text::of(&[self.directory(), SHIMS, name, b"\0"]).ok()
+    }
+
     /// The session file, while the session lives.
     pub(crate) fn file(&self) -> Option<Contents> {
-        let path = Text::<PATH_BYTES>::of(&[self.directory(), SESSION_FILE]).ok()?;
+        let path = Text::<SHIM_BYTES>::of(&[self.directory(), SESSION_FILE]).ok()?;
         File::open(AT_FDCWD, path.as_c_str()?)?.contents()
     }
 }

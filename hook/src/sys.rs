@@ -16,6 +16,8 @@ mod c {
         pub fn readlink(path: *const c_char, buffer: *mut c_char, size: usize) -> isize;
         pub fn access(path: *const c_char, mode: c_int) -> c_int;
         pub fn eaccess(path: *const c_char, mode: c_int) -> c_int;
+        pub fn getresuid(real: *mut u32, effective: *mut u32, saved: *mut u32) -> c_int;
+        pub fn getresgid(real: *mut u32, effective: *mut u32, saved: *mut u32) -> c_int;
         pub fn openat(directory: c_int, path: *const c_char, flags: c_int, ...) -> c_int;
         pub fn pread(fd: c_int, buffer: *mut c_void, count: usize, offset: i64) -> isize;
         pub fn close(fd: c_int) -> c_int;
@@ -108,6 +110,18 @@ pub fn read_link(path: &[u8]) -> Result<Text<PATH_BYTES>, c_int> {
     Ok(target)
 }
 
+/// Whether a path is a symlink; an error if nothing is there.
+pub fn is_link(path: &CStr) -> Result<bool, c_int> {
+    let mut first: c_char = 0;
+    // SAFETY: the path is a C string, and there is room for the one byte that is asked for.
+    match unsafe { c::readlink(path.as_ptr(), &raw mut first, 1) } {
+        // It is there and is none.
+        -1 if errno() == EINVAL => Ok(false),
+        -1 => Err(errno()),
+        _ => Ok(true),
+    }
+}
+
 /// Whether a path with a slash at its end is a directory: one that may not be searched is one, too.
 pub fn is_directory(dir: &[u8]) -> bool {
     let Ok(inside) = Text::<{ PATH_BYTES + 2 }>::of(&[dir, b"."]) else { return false };
@@ -118,14 +132,28 @@ pub fn is_directory(dir: &[u8]) -> bool {
 
 /// Whether the effective user may read a file.
 pub fn is_readable(path: &CStr) -> bool {
-    // SAFETY: eaccess only reads the C string.
-    unsafe { c::eaccess(path.as_ptr(), R_OK) == 0 }
+    may(path, R_OK)
 }
 
 /// Whether the effective user may execute it.
 pub fn is_executable(path: &CStr) -> bool {
-    // SAFETY: as above.
-    unsafe { c::eaccess(path.as_ptr(), X_OK) == 0 }
+    may(path, X_OK)
+}
+
+/// Where the user is one and the same, access(2) tells, which also counts rights of root that end with the exec as ended;
+/// what the C library makes of the rest begins with another look at the file.
+fn may(path: &CStr, mode: c_int) -> bool {
+    let (mut user, mut group) = ([0_u32; 3], [0_u32; 3]);
+    let ([real_user, user_now, saved_user], [real_group, group_now, saved_group]) = (&mut user, &mut group);
+    // SAFETY: each of the three numbers has its place, and the others only read the C string.
+    unsafe {
+        let known =
+            c::getresuid(real_user, user_now, saved_user) == 0 && c::getresgid(real_group, group_now, saved_group) == 0;
+        match known && real_user == user_now && real_group == group_now {
+            true => c::access(path.as_ptr(), mode) == 0,
+            false => c::eaccess(path.as_ptr(), mode) == 0,
+        }
+    }
 }
 
 /// The path by which a process opens its own descriptor anew, a NUL at the end.

@@ -71,27 +71,43 @@ impl<'a> Walk<'a> {
     }
 
     fn walk(&mut self, path: &[u8]) -> Result<(), Stop> {
-        let mut ahead = Text::<AHEAD_BYTES>::of(&[path])?;
-        let mut at = 0;
         self.begin(path)?;
+        let rest = self.until_link(path)?;
+        if rest.is_empty() { Ok(()) } else { self.through_links(rest) }
+    }
+
+    /// Walks up to the first component that is a symlink; what is left, that one included.
+    fn until_link<'p>(&mut self, path: &'p [u8]) -> Result<&'p [u8], Stop> {
+        let mut rest = path;
         loop {
-            let rest = ahead.as_bytes().get(at..).unwrap_or_default();
-            let Some(start) = rest.iter().position(|byte| *byte != b'/') else { return Ok(()) };
-            let rest = rest.get(start..).unwrap_or_default();
-            let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
-            let (name, rest) = rest.split_at_checked(end).unwrap_or_default();
-            at += start + end;
+            let Some(start) = rest.iter().position(|byte| *byte != b'/') else { return Ok(b"") };
+            rest = rest.get(start..).unwrap_or_default();
+            let (name, behind) = split(rest);
             match name {
                 b"." => {}
                 b".." => self.up()?,
-                name => {
-                    if let Some(target) = self.down(name)? {
-                        self.begin(target.as_bytes())?;
-                        ahead = Text::of(&[target.as_bytes(), b"/", rest])?;
-                        at = 0;
-                    }
-                }
+                name if self.down(name)? => return Ok(rest),
+                _ => {}
             }
+            rest = behind;
+        }
+    }
+
+    /// The same for a path that begins with a symlink. Apart, since the buffers take pages of the stack that few need.
+    #[inline(never)]
+    fn through_links(&mut self, path: &[u8]) -> Result<(), Stop> {
+        let mut ahead = Text::<AHEAD_BYTES>::of(&[path])?;
+        let mut at = 0;
+        loop {
+            let (name, rest) = split(ahead.as_bytes().get(at..).unwrap_or_default());
+            let target = self.link(name)?;
+            self.begin(target.as_bytes())?;
+            ahead = Text::of(&[target.as_bytes(), b"/", rest])?;
+            let left = self.until_link(ahead.as_bytes())?.len();
+            if left == 0 {
+                return Ok(());
+            }
+            at = ahead.len() - left;
         }
     }
 
@@ -121,8 +137,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// One component; what it leads to if it is a symlink.
-    fn down(&mut self, name: &[u8]) -> Result<Option<Text<PATH_BYTES>>, Stop> {
+    /// One component; whether it is a symlink, which is not followed.
+    fn down(&mut self, name: &[u8]) -> Result<bool, Stop> {
         let above = self.dir.len();
         self.dir.push(name)?;
         self.dir.push(b"/")?;
@@ -136,28 +152,44 @@ impl<'a> Walk<'a> {
             Found::Unknown if self.terrain != Terrain::Local => return Err(Stop(Outcome::At(self.terrain))),
             Found::Unknown => {
                 self.is_dir = false;
-                let target = self.link()?;
-                if target.is_some() {
+                if self.is_link()? {
                     self.is_dir = true;
                     self.dir.truncate(above);
+                    return Ok(true);
                 }
-                return Ok(target);
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
-    fn link(&mut self) -> Result<Option<Text<PATH_BYTES>>, Stop> {
-        let name = self.dir.as_bytes().strip_suffix(b"/").unwrap_or_default();
-        match sys::read_link(name) {
-            Ok(_) if self.links == MAX_LINKS => Err(Stop(Outcome::Missing)),
-            Ok(target) => {
-                self.links += 1;
-                Ok(Some(target))
-            }
-            // It is there and is no symlink.
-            Err(sys::EINVAL) => Ok(None),
-            Err(_) => Err(Stop(Outcome::Missing)),
-        }
+    /// Whether `dir`, of which nothing is known but its name, is a symlink.
+    fn is_link(&mut self) -> Result<bool, Stop> {
+        let end = self.dir.len().saturating_sub(1);
+        // The NUL takes the slash's place, so that nothing is copied.
+        self.dir.truncate(end);
+        self.dir.push(b"\0")?;
+        let found = self.dir.as_c_str().map_or(Err(sys::EINVAL), sys::is_link);
+        self.dir.truncate(end);
+        self.dir.push(b"/")?;
+        found.map_err(|_| Stop(Outcome::Missing))
     }
+
+    /// Where a symlink in `dir` leads to.
+    fn link(&mut self, name: &[u8]) -> Result<Text<PATH_BYTES>, Stop> {
+        let above = self.dir.len();
+        self.dir.push(name)?;
+        let target = sys::read_link(self.dir.as_bytes());
+        self.dir.truncate(above);
+        if self.links == MAX_LINKS {
+            return Err(Stop(Outcome::Missing));
+        }
+        self.links += 1;
+        target.map_err(|_| Stop(Outcome::Missing))
+    }
+}
+
+/// The first component of a path that begins with one, and what follows.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let end = path.iter().position(|byte| *byte == b'/').unwrap_or(path.len());
+    path.split_at_checked(end).unwrap_or_default()
 }

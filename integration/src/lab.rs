@@ -238,6 +238,11 @@ impl Lab {
         PathBuf::from(&self.servers[index - 1].spec.exports[0].mount)
     }
 
+    /// The process that serves the workstation's mount number `index` (from 1).
+    pub fn mount_process(&self, index: usize) -> u32 {
+        self.mounts[index - 1].1.process.id()
+    }
+
     /// The directory `name` of each server's first export, made anew.
     pub fn stores(&self, name: &str) -> Result<Vec<Store<'_>>> {
         let stores: Vec<Store<'_>> = self.servers.iter().map(|s| s.store(name)).collect();

@@ -259,6 +259,55 @@ fn of_what_only_git_reads_no_listing_is_forgotten() {
     assert_eq!(look(&lab.workstation.path("/mnt/s1/repo")), look(&lab.data(1).join("repo")));
 }
 
+/// A repository on the server, of which two directories have a file that a patch replaces.
+fn patched_repository(lab: &Lab) {
+    let made = "git init -q -b main repo && cd repo && git config core.checkStat minimal &&
+        git config core.trustctime false && mkdir src lib && echo a > src/a && echo b > lib/b &&
+        sed s,a/src/a,a/lib/b,\\;s,b/src/a,b/lib/b,\\;s,-a,-b,\\;s,+A,+BBB, ../one > ../two && touch -d 2020-01-01 src lib src/a lib/b";
+    let one = PATCH.split_inclusive('\n').take(6).collect::<String>();
+    fs::write(lab.data(1).join("one"), one).unwrap();
+    let mut command = lab.servers[0].host.command("sh");
+    command.args(["-c", made]).current_dir("/srv/s1");
+    lab.servers[0].host.must(command).unwrap();
+}
+
+#[test]
+fn sshfs_shows_what_git_apply_has_replaced() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    patched_repository(&lab);
+    let (mount, store) = (lab.workstation.path("/mnt/s1/repo"), lab.data(1).join("repo"));
+    let times =
+        |top: &Path| ["src", "lib", "src/a", "lib/b"].map(|name| fs::symlink_metadata(top.join(name)).unwrap().mtime());
+    // One that is remembered with all its files, and one that nobody has looked at.
+    assert_eq!(fs::read_to_string(mount.join("src/a")).unwrap(), "a\n");
+    let before = [
+        fs::symlink_metadata(mount.join("src")).unwrap().mtime(),
+        fs::read_dir(mount.join("src")).unwrap().count() as i64,
+    ];
+    assert_eq!(before[1], 1);
+    for patch in ["one", "two"] {
+        assert_offloaded(&run(&lab.workstation, &format!("cd /mnt/s1/repo && git apply ../{patch}")), "git apply");
+    }
+    assert_eq!((look(&mount), times(&mount)), (look(&store), times(&store)));
+    assert!(times(&mount).iter().all(|time| *time > before[0]));
+}
+
+#[test]
+fn of_what_git_apply_has_replaced_nothing_is_forgotten_that_is_shown_rightly() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    patched_repository(&lab);
+    // sshfs forgets a listing when the group is set, which the directory's times on the server tell.
+    let is_forgotten = |name: &str| {
+        let found = fs::metadata(lab.data(1).join("repo").join(name)).unwrap();
+        (found.ctime(), found.ctime_nsec()) > (found.mtime(), found.mtime_nsec())
+    };
+    assert!(fs::symlink_metadata(lab.workstation.path("/mnt/s1/repo/lib")).unwrap().is_dir());
+    for (patch, directory, is_remembered) in [("one", "src", false), ("two", "lib", true)] {
+        assert_offloaded(&run(&lab.workstation, &format!("cd /mnt/s1/repo && git apply ../{patch}")), "git apply");
+        assert_eq!(is_forgotten(directory), is_remembered, "{directory}");
+    }
+}
+
 /// sshfs's memory would be 20 s long.
 const SOON: Duration = Duration::from_secs(10);
 

@@ -24,6 +24,7 @@ mod skew;
 mod split;
 mod ssh;
 mod terminal;
+mod tls;
 mod trace;
 mod user;
 

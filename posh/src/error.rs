@@ -108,6 +108,9 @@ pub enum Error {
     /// Why nothing was copied to another machine.
     #[error("{0}")]
     Attach(String),
+    /// Why this workstation got no certificate.
+    #[error("{0}")]
+    Enroll(String),
     /// The annotations crate's own words.
     #[error("{0}")]
     Annotations(String),

@@ -32,7 +32,7 @@ use posh_hook::session::PRELOAD_VARIABLE;
 use posh_proto::{
     PROTOCOL_VERSION,
     clock::monotonic_ns,
-    gateway::{OpenSessionRequest, ReportReply, ReportRequest},
+    gateway::{LookAhead, OpenSessionRequest, ReportReply, ReportRequest},
     runtime::RuntimeDir,
 };
 
@@ -258,7 +258,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         path: path.as_bytes().to_vec().into(),
         stage_program: stage_program()?.into_os_string().into_vec().into(),
         trace: launch.trace.is_some(),
-        look_ahead: look_ahead(launch).into_iter().map(|path| path.into_os_string().into_vec().into()).collect(),
+        look_ahead: look_ahead(launch),
     };
     let mut client = gateway::reach(place)?;
     let reply = match client.open_session(request.clone()) {
@@ -273,23 +273,19 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
     Ok(Session { client, id: reply.session, shims })
 }
 
-/// Directories that the shell will list before it runs anything.
-fn look_ahead(launch: &Launch) -> Vec<PathBuf> {
+/// Directories that the shell will list.
+fn look_ahead(launch: &Launch) -> Option<LookAhead> {
     if !matches!(launch.shell, Shell::Bash | Shell::Dash) {
-        return Vec::new();
+        return None;
     }
     let text = match &launch.program {
-        Program::Interactive => return Vec::new(),
+        Program::Interactive => return None,
         Program::Command(words) => words[0].as_bytes().to_vec(),
-        Program::Script(words) => beginning(Path::new(&words[0])).unwrap_or_default(),
+        Program::Script(words) => beginning(Path::new(&words[0]))?,
     };
     let text = &text[..text.len().min(plan_only::LOOKED_AT_BYTES)];
-    if !text.iter().any(|byte| b"*?[".contains(byte)) {
-        return Vec::new();
-    }
-    let text = String::from_utf8_lossy(text);
-    let Ok(cwd) = env::current_dir() else { return Vec::new() };
-    plan_only::listed_at_once(&text, &cwd, &|name| env::var_os(name))
+    let has_pattern = text.iter().any(|byte| b"*?[".contains(byte));
+    has_pattern.then(|| plan_only::look_ahead(&String::from_utf8_lossy(text))).flatten()
 }
 
 /// As much of a script as is looked at; a pipe is left to the shell.

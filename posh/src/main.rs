@@ -15,7 +15,7 @@ use std::{
 use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
-    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, tables},
+    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, enroll, tables},
     descriptors, gateway,
     launch::{self, Ended},
     plan_only,
@@ -55,6 +55,7 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
                 let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
                 print(attach::attach(&target, &host, consent))
             }
+            Question::Enroll { address, token } => print(enroll::enroll(&address, &token)),
             Question::Doctor => print_checked(Ok(doctor::examine(&target))),
             Question::Annotations(Annotations::Check { dir }) => {
                 print_checked(annotations::check(&target, dir.as_deref()))

@@ -10,17 +10,19 @@ mod patterns;
 mod reader;
 mod words;
 
-pub use ahead::{BYTES as LOOKED_AT_BYTES, listed_at_once};
+pub use ahead::BYTES as LOOKED_AT_BYTES;
+
+use ahead::{Ahead, listed_ahead};
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     num::NonZeroU32,
-    os::unix::ffi::OsStrExt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
-use posh_proto::gateway::{PlanRequest, PlannedStage};
+use posh_proto::gateway::{LookAhead, PlanRequest, PlannedStage};
 
 use crate::{
     Error,
@@ -41,7 +43,7 @@ struct Pipeline {
 
 /// One command of it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Stage {
+pub struct Stage {
     /// Expanded; as written when `unknowable`.
     argv: Vec<OsString>,
     /// `< FILE`
@@ -84,13 +86,10 @@ pub fn explain(target: &Target, text: &str, json: bool, split: Option<NonZeroU32
 }
 
 fn request(pipeline: Pipeline, json: bool, split: Option<NonZeroU32>) -> PlanRequest {
-    let bytes = |text: OsString| text.as_bytes().to_vec().into();
     let lost = pipeline.cwd.is_none().then(|| "its directory is known only when it runs".to_owned());
-    let stage = |stage: Stage| PlannedStage {
-        argv: stage.argv.into_iter().map(bytes).collect(),
-        stdin_path: stage.stdin.map(bytes).unwrap_or_default(),
-        stdout_path: stage.stdout.map(bytes).unwrap_or_default(),
-        unknowable: stage.unknowable.or_else(|| lost.clone()).unwrap_or_default(),
+    let stage = |mut stage: Stage| {
+        stage.unknowable = stage.unknowable.or_else(|| lost.clone());
+        planned(stage)
     };
     let cwd = pipeline.cwd.as_deref().unwrap_or(Path::new("/"));
     PlanRequest {
@@ -99,4 +98,44 @@ fn request(pipeline: Pipeline, json: bool, split: Option<NonZeroU32>) -> PlanReq
         json,
         split: split.map_or(0, NonZeroU32::get),
     }
+}
+
+/// As the contract has it.
+fn planned(stage: Stage) -> PlannedStage {
+    let bytes = |text: OsString| text.into_vec().into();
+    PlannedStage {
+        argv: stage.argv.into_iter().map(bytes).collect(),
+        stdin_path: stage.stdin.map(bytes).unwrap_or_default(),
+        stdout_path: stage.stdout.map(bytes).unwrap_or_default(),
+        unknowable: stage.unknowable.unwrap_or_default(),
+    }
+}
+
+/// What the shell that is about to start will list, as the contract has it.
+#[must_use]
+pub fn look_ahead(text: &str) -> Option<LookAhead> {
+    let cwd = env::current_dir().ok()?;
+    let Ahead { first, second } = listed_ahead(text, &cwd, &|name| env::var_os(name));
+    let bytes = |text: OsString| text.into_vec().into();
+    let paths = |paths: Vec<PathBuf>| paths.into_iter().map(|path| bytes(path.into_os_string())).collect();
+    let mut ahead = LookAhead { first: paths(first), ..LookAhead::default() };
+    if let Some(second) = second.filter(|second| !is_prepared(&second.before)) {
+        ahead.second = paths(second.listed);
+        ahead.before = second.before.into_iter().map(planned).collect();
+        ahead.cwd = bytes(second.cwd.into_os_string());
+        ahead.environment = env::vars_os().map(|(name, value)| bytes([name, value].join(OsStr::new("=")))).collect();
+    }
+    Some(ahead).filter(|ahead| !ahead.first.is_empty() || !ahead.second.is_empty())
+}
+
+/// Whether the environment makes bash begin with something else than the text: a start-up file, options, a
+/// function with a command's name (bash(1)).
+fn is_prepared(stages: &[Stage]) -> bool {
+    let is_function = |name: &OsString| {
+        let variable = [OsStr::new("BASH_FUNC_"), name.as_os_str(), OsStr::new("%%")].join(OsStr::new(""));
+        env::var_os(variable).is_some()
+    };
+    let is_set = |name: &&str| env::var_os(name).is_some();
+    ["BASH_ENV", "BASHOPTS", "ENV", "SHELLOPTS"].iter().any(is_set)
+        || stages.iter().filter_map(|stage| stage.argv.first()).any(is_function)
 }

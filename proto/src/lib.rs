@@ -1,7 +1,8 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`]), the clock that they share ([`clock`]), what delivered bytes are known again by
-//! ([`digest`]) and the switches of the rules ([`rule`]).
+//! ([`runtime`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
+//! share ([`clock`]), what delivered bytes are known again by ([`digest`]) and the switches of the
+//! rules ([`rule`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -15,6 +16,8 @@ pub mod digest;
 pub mod frame;
 pub mod rule;
 pub mod runtime;
+pub mod secret;
+pub mod token;
 
 pub mod executor {
     //! `posh.executor.v1`, see `proto/executor.proto`.

@@ -1,13 +1,17 @@
 //! From the address of an executor to a channel on which it can be called: over
-//! TCP, or through an ssh that starts it. What is said on the channel, when it is
+//! TCP, with TLS or without, or through an ssh that starts it. What is said on the channel, when it is
 //! made anew and what an executor is good for is the caller's matter.
 
 pub mod ssh;
+pub mod tls;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use fs_mapper::config::{Address, Config, ExecutorConfig, Origin};
+use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
+use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
+
+use tls::credentials::Credentials;
 
 /// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
 /// and a loopback link takes far more.
@@ -25,6 +29,9 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// HTTP/2 wants an address; behind an ssh nobody looks at it.
 const BEHIND_SSH: &str = "http://ssh";
+
+/// Another attempt to renew a certificate, after one that failed.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(3600);
 
 /// What has to be known of an executor to reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,15 +73,22 @@ pub struct Reached {
 pub enum Carrier {
     /// TCP: its end shows when the channel is used.
     Tcp,
+    /// TLS; the task renews the certificate.
+    Tls(JoinSet<()>),
     /// An ssh.
     Ssh(ssh::Watch),
 }
 
 impl Carrier {
-    /// Completes when the carrier has ended, with the reason; for TCP never.
+    /// Completes when the carrier has ended, with the reason; for TCP never, for TLS when there is a
+    /// new certificate to connect with.
     pub async fn ended(&mut self) -> String {
         match self {
             Carrier::Tcp => std::future::pending().await,
+            Carrier::Tls(renewal) => {
+                renewal.join_next().await;
+                "its certificate was renewed".to_owned()
+            }
             Carrier::Ssh(watch) => watch.ended().await,
         }
     }
@@ -89,6 +103,9 @@ pub enum Unreachable {
     /// No connection: the system's words.
     #[error("{0}")]
     Connect(String),
+    /// TLS, or the certificates for it.
+    #[error(transparent)]
+    Tls(#[from] tls::Fault),
     /// ssh, or what it started.
     #[error(transparent)]
     Ssh(#[from] ssh::Fault),
@@ -114,12 +131,35 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
             let channel = endpoint.connect().await.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
             Ok(Reached { channel, carrier: Carrier::Tcp })
         }
+        Address::Tls(host) => {
+            let credentials = tls::credentials_file(host)?;
+            let channel = tls::channel(host, &credentials).await?;
+            let mut renewal = JoinSet::new();
+            renewal.spawn(renew_in_time(channel.clone(), host.clone(), credentials));
+            Ok(Reached { channel, carrier: Carrier::Tls(renewal) })
+        }
         Address::Ssh(login) => {
             let (stream, watch) = ssh::start(login, route).await?;
             let connector = ssh::only(stream);
             let connected = endpoint(BEHIND_SSH.to_owned())?.connect_with_connector(connector).await;
             let channel = connected.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
             Ok(Reached { channel, carrier: Carrier::Ssh(watch) })
+        }
+    }
+}
+
+/// Waits until it is time, and gets another certificate.
+async fn renew_in_time(channel: Channel, host: TlsHost, path: PathBuf) {
+    loop {
+        let due = Credentials::load(&path, &host).map_or(RENEWAL_PAUSE, |credentials| credentials.renewal_in());
+        // In steps, since the clock of a timer stands still while a laptop sleeps.
+        if !due.is_zero() {
+            tokio::time::sleep(due.min(RENEWAL_PAUSE)).await;
+            continue;
+        }
+        match tls::enrol::renew(channel.clone(), &host, &path).await {
+            Ok(_) => return,
+            Err(_) => tokio::time::sleep(RENEWAL_PAUSE).await,
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench`. Each does
+//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
 mod bash_tests;
 mod cargo;
+mod fuzz;
 mod setup;
 mod test;
 
@@ -50,6 +51,17 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Fuzzes what strangers can feed to posh, with coverage (see integration/fuzz).
+    Fuzz {
+        /// Seconds for each target.
+        #[arg(long, default_value_t = 1200)]
+        seconds: u32,
+        /// Targets at work at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+        /// Only these targets.
+        targets: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -87,6 +99,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
                 Some((first, rest)) if first == "overhead" => cargo::become_program("posh-bench", first, rest),
                 _ => cargo::become_program("posh-bench", "table", &arguments),
             }
+        }
+        Chore::Fuzz { seconds, jobs, targets } => {
+            setup::toolchain()?;
+            fuzz::run(&targets, seconds, jobs)
         }
     }
 }

@@ -2,11 +2,13 @@
 //! this machine's loopback interface and memory, so that every microsecond
 //! beyond bash's is posh's own.
 
+mod confinement;
 mod latency;
 mod memory;
 mod setup;
 mod start;
 mod throughput;
+mod tls;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -39,24 +41,31 @@ enum Part {
     Latency,
     /// Bytes per second through one connection.
     Throughput,
+    /// The same with certificates, and with plain text.
+    Tls,
     /// Resident memory of gateway and executor.
     Memory,
     /// The time until the paper's pipelines get their directives.
     Setup,
     /// The first command of all.
     Start,
+    /// Namespaces, filters and rules around each command.
+    Confinement,
 }
 
 impl Part {
-    const ALL: [Part; 5] = [Part::Latency, Part::Throughput, Part::Memory, Part::Setup, Part::Start];
+    const ALL: [Part; 7] =
+        [Part::Latency, Part::Throughput, Part::Tls, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
 
     fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
         match self {
             Part::Latency => latency::measure(programs, report),
             Part::Throughput => throughput::measure(programs, report),
+            Part::Tls => tls::measure(programs, report),
             Part::Memory => memory::measure(programs, report),
             Part::Setup => setup::measure(programs, report),
             Part::Start => start::measure(programs, report),
+            Part::Confinement => confinement::measure(programs, report),
         }
     }
 }

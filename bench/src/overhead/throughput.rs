@@ -14,9 +14,9 @@ use crate::report::{Report, Target};
 use crate::sample::Samples;
 use crate::site::{Site, local_path};
 
-const SIZE_BYTES: u64 = 1 << 30;
+pub(super) const SIZE_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 5;
-const UNIT: &str = "MB/s";
+pub(super) const UNIT: &str = "MB/s";
 
 /// To a file, to a pipe, and what else could carry the bytes.
 pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
@@ -46,11 +46,11 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn paired<'a>(command: &'a str, before_each: &'a str) -> Paired<'a> {
+pub(super) fn paired<'a>(command: &'a str, before_each: &'a str) -> Paired<'a> {
     Paired { command, before_each, warm_up: 0, times: 1, rounds: ROUNDS, door: Door::Hook }
 }
 
-fn rate(milliseconds: &Samples) -> Samples {
+pub(super) fn rate(milliseconds: &Samples) -> Samples {
     milliseconds.map(|ms| SIZE_BYTES as f64 / 1e3 / ms)
 }
 

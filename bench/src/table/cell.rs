@@ -8,7 +8,7 @@ use posh_integration::LabError;
 use posh_integration::explain::{Pipeline, Report, Stage};
 use posh_integration::oracle::{Outcome, Under};
 
-use super::catalogue::{Size, Workload};
+use super::catalogue::{Size, USUAL_LIMIT_S, Workload};
 use super::place::Place;
 use super::results::{Cell, Explained, Usage};
 use super::system::System;
@@ -33,10 +33,13 @@ impl Terms {
     /// A run that is not over by then is ended.
     pub fn limit_of(&self, workload: &Workload, system: System) -> Duration {
         let limit = self.limit.min(Duration::from_secs(workload.limit_s));
+        let usual = limit.min(Duration::from_secs(USUAL_LIMIT_S));
         match system {
-            // The default is what is compared with; a fraction shows whether these change the order of magnitude.
-            System::SshfsTuned | System::PoshElsewhere => limit / 10,
-            _ => limit,
+            // The default is what is compared with.
+            System::Sshfs => limit,
+            // A fraction shows whether these change the order of magnitude.
+            System::SshfsTuned | System::PoshElsewhere => usual / 10,
+            _ => usual,
         }
     }
 }

@@ -24,7 +24,7 @@ use posh_integration::network;
 use posh_integration::wire::{self, Profile};
 
 use crate::machine::{self, Machine};
-use catalogue::{ALL, ONE_COMMAND, Size, Workload};
+use catalogue::{ALL, ONE_COMMAND, Size, USUAL_LIMIT_S, Workload};
 use cell::{Open, Terms};
 use place::Place;
 use results::{Cell, Input, Link, Results};
@@ -50,7 +50,7 @@ pub struct Options {
     #[arg(long)]
     seed: Option<u64>,
     /// When a run is ended, seconds, if not sooner; its cell is a lower bound then.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     limit: u64,
     /// Keeps the servers' data in this directory of a disk instead of in memory.
     #[arg(long, value_name = "DIRECTORY")]
@@ -59,6 +59,9 @@ pub struct Options {
     #[arg(long)]
     report_only: bool,
 }
+
+/// A bench that has taken this long gives no run more than the usual limit, so that it comes to its end.
+const LONG_RUNS_UNTIL: Duration = Duration::from_secs(40 * 60);
 
 fn by_name(name: &str) -> Result<&'static Workload, String> {
     let names = || ALL.iter().chain([&ONE_COMMAND]).map(|w| w.name).collect::<Vec<_>>().join(", ");
@@ -152,6 +155,9 @@ impl Bench {
     fn run(&mut self, cell: &mut Open, round: usize, expected: &mut Option<(System, Fingerprint)>) {
         let (name, system) = (cell.workload.name, cell.system);
         self.results.order.push(format!("{name} {}", system.name()));
+        if self.began.elapsed() > LONG_RUNS_UNTIL {
+            self.terms.limit = self.terms.limit.min(Duration::from_secs(USUAL_LIMIT_S));
+        }
         let fault = match cell.run(&mut self.place, self.terms) {
             Err(error) => Some(format!("{name} under {}: {error:#}", system.name())),
             Ok(trial) => {

@@ -13,7 +13,7 @@ use super::{Output, Traffic, output_of};
 
 /// What the client may send ahead of the command's reading: as much as the pipe
 /// holds, so that neither waits for a round trip while the other works.
-const WINDOW_BYTES: usize = 1 << 20;
+pub const WINDOW_BYTES: usize = 1 << 20;
 
 /// Credit is given back in steps of at least this, or when nothing is left: one
 /// small message per many bytes.

@@ -7,32 +7,54 @@ use posh_proto::executor::{
 };
 use tokio::task::JoinSet;
 
-use super::{Report, Run, link::Link, plumbing::Plumbing, times::Clock};
-use crate::{error::Refusal, own_mounts::OwnMounts, pool::Lease, runner::wire::Job, service::Shared, wiring::Wiring};
+use super::{
+    Report, Run,
+    inlet::WINDOW_BYTES,
+    link::Link,
+    plumbing::{PIPE_BYTES, Plumbing},
+    times::Clock,
+};
+use crate::{
+    callers::Caller, error::Refusal, load::Need, own_mounts::OwnMounts, pool::Lease, runner::wire::Job,
+    service::Shared, wiring::Wiring,
+};
+
+/// Chunks in a run's queue, and about as much again in HTTP/2.
+const OUTPUT_BYTES: usize = 2 << 20;
 
 /// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
-pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> Result<Run, Refusal> {
-    let overloaded = |what: &str| Refusal::new(Kind::Overloaded, format!("the executor is at its limit of {what}"));
+pub async fn start(
+    (shared, caller): (&Shared, &Caller),
+    mut spec: RunSpec,
+    clock: Option<Clock>,
+) -> Result<Run, Refusal> {
     if shared.is_draining() {
         return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
     }
-    let run_permit = shared.runs.clone().try_acquire_owned().map_err(|_| overloaded("concurrent runs"))?;
+    shared.load.admit_call(caller)?;
+    let share = shared.load.admit_run(caller, need(&spec))?;
+    for stage in &spec.stages {
+        caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
+    }
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
-    let own_mounts = OwnMounts::of(&shared.config, &place.mounts, &spec.stages).await?;
+    let fences = shared.policy.fences(&spec.stages, &place.client_files)?;
+    let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
-    let descriptors = shared.descriptors.clone().try_acquire_many_owned(count).map_err(|_| overloaded("open files"))?;
+    let descriptors = shared.descriptors.clone().try_acquire_many_owned(count);
+    let descriptors =
+        descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some() };
+    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences };
     let Launched { link, lease, plumbing, times, written_files } =
-        match launch(shared, &place, &wiring, (&job, clock)).await {
+        match launch((shared, caller), &place, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
             Err(Failure::Lost(lease)) => {
                 lease.forget_if_dead().await;
-                launch(shared, &place, &wiring, (&job, clock)).await
+                launch((shared, caller), &place, &wiring, (&job, clock)).await
             }
             other => other,
         }
@@ -53,8 +75,19 @@ pub async fn start(shared: &Shared, mut spec: RunSpec, clock: Option<Clock>) -> 
         written_files,
         signals_taken: 0,
         _lease: lease,
-        _permits: [run_permit, descriptors],
+        _share: share,
+        _descriptors: descriptors,
     })
+}
+
+/// What a run will hold: its commands, and for each of its streams a pipe of full size and
+/// what is on its way between pipe and network.
+fn need(spec: &RunSpec) -> Need {
+    let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
+    let buffered_bytes = OUTPUT_BYTES
+        .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
+        .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
+    Need { processes: spec.stages.len(), buffered_bytes }
 }
 
 /// Where a run's commands believe to be.
@@ -95,12 +128,12 @@ impl From<Refusal> for Failure {
 
 /// Hands the job to a fresh supervisor; returns once its commands run.
 async fn launch(
-    shared: &Shared,
+    (shared, caller): (&Shared, &Caller),
     place: &Place,
     wiring: &Wiring,
     (job, clock): (&Job, Option<Clock>),
 ) -> Result<Launched, Failure> {
-    let (socket, lease) = shared.pool.open(&shared.config.exports, &place.mounts, &place.client_files).await?;
+    let (socket, lease) = shared.pool.open(caller, &place.mounts, &place.client_files).await?;
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
     let ends = plumbing.take_stage_ends(&job.ends)?;

@@ -4,6 +4,7 @@
 //! ends that face the network. Each stream has a task and credit of its own, so
 //! that none can hold up another; all tasks end with the run.
 
+mod audit;
 mod inlet;
 mod kept;
 mod launch;
@@ -18,10 +19,9 @@ mod times;
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
     os::fd::AsFd as _,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::libc;
@@ -36,7 +36,9 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
+pub use self::{audit::AuditFile, kept::KeptRuns, outbox::Messages};
 use self::{
+    audit::Record,
     inlet::Inlet,
     kept::Return,
     link::Link,
@@ -45,18 +47,10 @@ use self::{
     plumbing::Plumbing,
     times::{Clock, Traffic},
 };
-pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    error::Refusal,
-    own_mounts::OwnMounts,
-    pool::Lease,
-    service::{Shared, peer_name},
-    sys,
+    callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease, service::Shared, sys,
     wiring::Wiring,
 };
-
-/// Programs and statuses named in a run's line of the log.
-const LOGGED_PROGRAMS: usize = 16;
 
 /// The way to the client.
 type Output = Arc<Outbox>;
@@ -88,26 +82,31 @@ enum End {
 
 /// Takes one `Run` call: its messages. The run itself is not tied to the call, since
 /// it must be cleaned up after its client has gone.
-pub async fn answer(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: Streaming<RunInput>) -> Messages {
+pub async fn answer(
+    shared: Arc<Shared>,
+    (caller, peer): (Arc<Caller>, String),
+    mut input: Streaming<RunInput>,
+) -> Messages {
     let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
     match input.message().await {
         Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => {
             let outbox = Outbox::new(spec.grace_ms > 0);
             let messages = outbox.attach();
             let returns = match outbox.keeps() {
-                true => match shared.kept.begin(&spec.run_id, &outbox) {
+                true => match shared.kept.begin(&caller.run_name(&spec.run_id), &outbox) {
                     Ok(returns) => Some(returns),
                     Err(refusal) => return refused(refusal),
                 },
                 false => None,
             };
-            tokio::spawn(serve(shared, peer, spec, Client { input, is_open: true, returns }, outbox));
+            tokio::spawn(serve(shared, (caller, peer), spec, Client { input, is_open: true, returns }, outbox));
             messages
         }
         Ok(Some(RunInput { kind: Some(run_input::Kind::Resume(resume)) })) => {
             let run_id = resume.run_id.clone();
+            let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
-            tracing::info!(run_id, peer = peer_name(peer), answer = ?resumed.as_ref().err(), "a client came back");
+            tracing::info!(run_id, identity = caller.name(), peer, answer = ?resumed.as_ref().err(), "a client came back");
             resumed.unwrap_or_else(refused)
         }
         _ => refused(Refusal::protocol("the first message must be the specification")),
@@ -115,28 +114,21 @@ pub async fn answer(shared: Arc<Shared>, peer: Option<SocketAddr>, mut input: St
 }
 
 /// Serves one run to its end; nothing of it is left afterwards but what is remembered.
-async fn serve(shared: Arc<Shared>, peer: Option<SocketAddr>, spec: RunSpec, client: Client, output: Output) {
-    let began = Instant::now();
+async fn serve(
+    shared: Arc<Shared>,
+    (caller, peer): (Arc<Caller>, String),
+    spec: RunSpec,
+    client: Client,
+    output: Output,
+) {
+    let record = Record::of(&spec, &caller, &peer);
     let run_id = spec.run_id.clone();
-    let programs = spec.stages.iter().take(LOGGED_PROGRAMS).map(|stage| stage.program.as_str());
-    let programs = programs.collect::<Vec<_>>().join(" ");
     let clock = Clock::start(&spec);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
-    let end = attend(&shared, spec, client, &output, &mut report).await;
+    let end = attend((&shared, &caller), spec, client, &output, &mut report).await;
     output.end();
-    shared.kept.end(&run_id, end.is_violent());
-    let (bytes_in, bytes_out) = report.traffic.totals();
-    tracing::info!(
-        run_id,
-        peer = peer_name(peer),
-        programs,
-        end = end.word(),
-        statuses = report.statuses.join(" "),
-        bytes_in,
-        bytes_out,
-        ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
-        "run ended"
-    );
+    shared.kept.end(&caller.run_name(&run_id), end.is_violent());
+    record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
 }
 
 /// Who hears the messages, and what it says.
@@ -170,16 +162,16 @@ struct Report {
 }
 
 impl End {
-    fn word(&self) -> String {
+    fn word(&self) -> &'static str {
         match self {
-            Self::Finished(_) => "finished".to_owned(),
-            Self::Cancelled => "cancelled".to_owned(),
-            Self::Abandoned => "abandoned".to_owned(),
-            Self::Killed => "killed".to_owned(),
-            Self::Rejected(refusal) => format!("rejected: {refusal}"),
-            Self::Violation(what) => format!("violation: {what}"),
-            Self::Lost(what) => format!("lost: {what}"),
-            Self::Unpublished(what) => format!("unpublished: {what}"),
+            Self::Finished(_) => "finished",
+            Self::Cancelled => "cancelled",
+            Self::Abandoned => "abandoned",
+            Self::Killed => "killed",
+            Self::Rejected(_) => "rejected",
+            Self::Violation(_) => "violation",
+            Self::Lost(_) => "lost",
+            Self::Unpublished(_) => "unpublished",
         }
     }
 
@@ -209,7 +201,13 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 }
 
 /// Starts the run and stays with it until its processes are gone.
-async fn attend(shared: &Shared, spec: RunSpec, client: Client, output: &Output, report: &mut Report) -> End {
+async fn attend(
+    (shared, caller): (&Shared, &Caller),
+    spec: RunSpec,
+    client: Client,
+    output: &Output,
+    report: &mut Report,
+) -> End {
     let mut kill = shared.kill.subscribe();
     let grace = Duration::from_millis(spec.grace_ms.into()).min(LONGEST_GRACE);
     // A kept run whose client is lost meanwhile starts all the same, and its client learns so.
@@ -221,7 +219,7 @@ async fn attend(shared: &Shared, spec: RunSpec, client: Client, output: &Output,
     };
     let starting = tokio::select! {
         () = is_unwanted => return End::Cancelled,
-        starting = launch::start(shared, spec, report.clock) => starting,
+        starting = launch::start((shared, caller), spec, report.clock) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,
@@ -285,7 +283,8 @@ struct Run {
     held: Vec<Exited>,
     report: Report,
     _lease: Lease,
-    _permits: [OwnedSemaphorePermit; 2],
+    _share: RunShare,
+    _descriptors: OwnedSemaphorePermit,
 }
 
 impl Run {
@@ -367,7 +366,7 @@ impl Run {
                             None => exited,
                         };
                         self.stages_left -= 1;
-                        if self.report.statuses.len() < LOGGED_PROGRAMS {
+                        if self.report.statuses.len() < audit::RECORDED {
                             self.report.statuses.push(status_word(&exited));
                         }
                         if self.own_mounts.is_empty() {

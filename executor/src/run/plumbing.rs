@@ -33,14 +33,14 @@ use crate::{
 /// The kernel's usual maximum, for pipes of which the daemon holds one end: fewer
 /// switches between it and a stage. A pipe that joins two stages keeps the size
 /// that a shell's pipe has, since `cat f | head -1` ends by SIGPIPE or not by it.
-const PIPE_BYTES: i32 = 1 << 20;
+pub const PIPE_BYTES: usize = 1 << 20;
 
 /// Pipes of full size that may be had at once. An ordinary user has a budget of
 /// pages for all pipes, past which every new one has 8 KiB: half of it is left
 /// to the user's other programs.
 static LARGE_PIPES_LEFT: LazyLock<AtomicUsize> = LazyLock::new(|| {
     let budget = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").ok().and_then(|text| text.trim().parse().ok());
-    let pages_per_pipe = PIPE_BYTES as usize / 4096;
+    let pages_per_pipe = PIPE_BYTES / 4096;
     AtomicUsize::new(match budget {
         _ if geteuid().is_root() => usize::MAX / 2,
         Some(0) | None => usize::MAX / 2,
@@ -113,7 +113,7 @@ impl Plumbing {
         if taken.is_ok() {
             self.large_pipes += 1;
             // Without it the pipe works all the same.
-            let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+            let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES as i32));
         }
     }
 }

@@ -1,18 +1,19 @@
-//! Makes a view (see `view`): a new root on a tmpfs, with the server's programs and
-//! the exports mounted in it.
+//! Makes a view (see `view`): a new root on a tmpfs, with the exports mounted in it.
+//! What of the server's own it has is put there by `system`.
 
 use std::{
     fs::{self, File},
     io,
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
     },
     path::{Component, Path, PathBuf},
 };
 
 use nix::{
     fcntl::{OFlag, open},
+    libc,
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, unshare},
     sys::stat::Mode,
@@ -21,19 +22,23 @@ use nix::{
 use posh_proto::executor::ClientFile;
 
 use super::{
-    view::{SHOWN, failed, is_program_link, is_shown, open_export, path_of, refuse},
-    wire::{Isolation, ViewMount, ViewSpec},
+    system,
+    view::{SHOWN, failed, is_shown, open_export, path_of, refuse},
+    wire::{ViewMount, ViewSpec, ViewUser},
 };
 use crate::{error::Refusal, sys};
 
 /// Where the kernel's own file systems are; nothing can be placed there.
-const KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
+pub(super) const KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 /// Where the server's tree is while the view is built.
-const OLD_ROOT: &str = "/.old";
+pub(super) const OLD_ROOT: &str = "/.old";
 
 /// The root holds directories and small files only.
 const ROOT_OPTIONS: &str = "size=64m,nr_inodes=256k,mode=755";
+
+/// A file on our own file systems gives nobody rights.
+const NO_RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
 /// A directory with more entries is not rebuilt for a mount point in it: each
 /// entry becomes a mount, in every view.
@@ -48,9 +53,8 @@ pub fn enter(spec: &ViewSpec) -> Result<(Vec<PathBuf>, OwnedFd), Refusal> {
     let exports = spec.mounts.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
     let scratch = path_of(&spec.scratch);
     let root = enter_new_root(scratch)?;
-    let mut builder = Builder { spec, mounts: Vec::new(), rebuilt: Vec::new() };
-    builder.mount_kernel_file_systems()?;
-    show_programs()?;
+    let mut builder = Builder { user: spec.user.clone(), ..Builder::default() };
+    system::show(spec.isolation())?;
     private_directories(scratch)?;
     for (entry, directory) in spec.mounts.iter().zip(exports) {
         builder.mount_export(entry, directory)?;
@@ -63,36 +67,22 @@ pub fn enter(spec: &ViewSpec) -> Result<(Vec<PathBuf>, OwnedFd), Refusal> {
 }
 
 /// The steps of building; ends inside the new root.
-struct Builder<'a> {
-    spec: &'a ViewSpec,
+#[derive(Default)]
+struct Builder {
+    /// Whose the user's files are.
+    user: Option<ViewUser>,
     /// Those in place.
     mounts: Vec<PathBuf>,
     /// Directories whose content became mounts on a tmpfs.
     rebuilt: Vec<PathBuf>,
 }
 
-impl Builder<'_> {
-    fn mount_kernel_file_systems(&self) -> Result<(), Refusal> {
-        for path in ["/dev", "/sys"] {
-            make_directory(Path::new(path))?;
-            bind(&Path::new(OLD_ROOT).join(&path[1..]), Path::new(path))?;
-        }
-        // Best effort: a kernel file system below it may not allow it, and as an
-        // ordinary user nothing there can be written anyway.
-        let _ = set_read_only(Path::new("/sys"));
-        make_directory(Path::new("/proc"))?;
-        if self.spec.isolation() == Isolation::MountsAndProcesses {
-            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-            return mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
-                .map_err(failed(|| "mount /proc".to_owned()));
-        }
-        bind(&Path::new(OLD_ROOT).join("proc"), Path::new("/proc"))
-    }
-
+impl Builder {
     fn mount_export(&mut self, entry: &ViewMount, directory: OwnedFd) -> Result<(), Refusal> {
         let path = path_of(&entry.path);
         let hides = |system: &&str| Path::new(system).starts_with(path);
-        if let Some(system) = SHOWN.iter().chain(&KERNEL).chain(&["/bin", "/lib", "/sbin", "/tmp"]).find(|s| hides(s)) {
+        let kept = ["/bin", "/lib", "/sbin", "/tmp", "/etc"];
+        if let Some(system) = SHOWN.iter().chain(&KERNEL).chain(&kept).find(|s| hides(s)) {
             return Err(refuse(format!("a mount at {} would hide the server's {system}", path.display())));
         }
         if KERNEL.iter().any(|kernel| path.starts_with(kernel)) {
@@ -100,9 +90,8 @@ impl Builder<'_> {
         }
         self.place(path)?;
         bind(&descriptor_path(&directory), path)?;
-        if entry.read_only {
-            set_read_only(path)?;
-        }
+        let read_only = if entry.read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
+        set_mount(path, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | read_only)?;
         self.mounts.push(path.to_owned());
         Ok(())
     }
@@ -126,7 +115,7 @@ impl Builder<'_> {
                 let (at, mount) = (at.display(), mount.display());
                 return Err(refuse(format!("{at} does not exist in what the server has at {mount}")));
             }
-            if is_shown(&at) && !self.rebuilt.contains(&parent) {
+            if is_shown(&at) && !self.is_ours(&parent) {
                 self.rebuild(&parent)?;
             }
             make_directory(&at)?;
@@ -146,7 +135,7 @@ impl Builder<'_> {
         if entries.len() > MAX_REBUILT_ENTRIES {
             return Err(refuse(format!("cannot {}: it has more than {MAX_REBUILT_ENTRIES} entries", attempt())));
         }
-        mount(Some("posh"), directory, Some("tmpfs"), MsFlags::empty(), Some(ROOT_OPTIONS)).map_err(failed(attempt))?;
+        mount(Some("posh"), directory, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS)).map_err(failed(attempt))?;
         for entry in entries {
             let (from, to) = (source.join(entry.file_name()), directory.join(entry.file_name()));
             if let Ok(target) = fs::read_link(&from) {
@@ -173,21 +162,25 @@ impl Builder<'_> {
         let attempt = || format!("show {}", path.display());
         let parent = path.parent().ok_or_else(|| refuse("a client file can't be /"))?;
         self.place(parent)?;
+        let owner = self.user.as_ref().map(|user| (user.uid, user.gid));
         let write = |to: &Path| {
             let mut options = File::options();
             options.write(true).create(true).truncate(true).mode(0o600);
             let mut target = options.open(to)?;
             io::Write::write_all(&mut target, &file.content)?;
+            if let Some((uid, gid)) = owner {
+                fchown(&target, Some(uid), Some(gid))?;
+            }
             target.set_permissions(fs::Permissions::from_mode(file.mode & 0o7777))
         };
         if is_shown(path) && fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
             // Not what it leads to, which has a meaning of its own (/etc/localtime).
-            if !self.rebuilt.iter().any(|directory| directory == parent) {
+            if !self.is_ours(parent) {
                 self.rebuild(parent)?;
             }
             fs::remove_file(path).map_err(failed(attempt))?;
         }
-        if !is_shown(path) || self.rebuilt.contains(&parent.to_owned()) && !path.exists() {
+        if !is_shown(path) || self.is_ours(parent) && !path.exists() {
             return write(path).map_err(failed(attempt));
         }
         // Among the server's own files: ours covers theirs.
@@ -200,6 +193,11 @@ impl Builder<'_> {
         bind(&stored, path)
     }
 
+    /// Whether entries can be added to a directory of the server's: it is on a tmpfs of ours.
+    fn is_ours(&self, directory: &Path) -> bool {
+        directory == Path::new("/etc") || self.rebuilt.iter().any(|rebuilt| rebuilt == directory)
+    }
+
     fn mount_of(&self, path: &Path) -> Option<&Path> {
         self.mounts.iter().map(PathBuf::as_path).find(|mount| path.starts_with(mount))
     }
@@ -210,31 +208,10 @@ impl Builder<'_> {
         for directory in self.rebuilt.iter().map(PathBuf::as_path).chain([Path::new("/")]) {
             let attempt = || format!("make {} read-only", directory.display());
             let at = open(directory, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed(attempt))?;
-            sys::set_read_only(at.as_fd(), false).map_err(failed(attempt))?;
+            sys::set_mount(at.as_fd(), libc::MOUNT_ATTR_RDONLY, false).map_err(failed(attempt))?;
         }
         Ok(())
     }
-}
-
-/// What programs are made of, as the server has it.
-fn show_programs() -> Result<(), Refusal> {
-    let entries = fs::read_dir(OLD_ROOT).map_err(failed(|| "list the server's root".to_owned()))?;
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let path = Path::new("/").join(&name);
-        let is_named = SHOWN.iter().any(|shown| path == Path::new(shown));
-        if !is_named && !name.to_str().is_some_and(is_program_link) {
-            continue;
-        }
-        if let Ok(target) = fs::read_link(entry.path()) {
-            std::os::unix::fs::symlink(target, &path).map_err(failed(|| format!("link {}", path.display())))?;
-        } else if entry.path().is_dir() {
-            make_directory(&path)?;
-            bind(&entry.path(), &path)?;
-            set_read_only(&path)?;
-        }
-    }
-    Ok(())
 }
 
 /// /tmp and /var/tmp, on disk since sort(1) may need room there.
@@ -260,8 +237,7 @@ fn enter_new_root(scratch: &Path) -> Result<OwnedFd, Refusal> {
     let attempt = || format!("make a root in {}", scratch.display());
     let root = scratch.join("root");
     make_directory(&root)?;
-    mount(Some("posh"), &root, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(ROOT_OPTIONS))
-        .map_err(failed(attempt))?;
+    mount(Some("posh"), &root, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS)).map_err(failed(attempt))?;
     let writable =
         open(&root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed(attempt))?;
     bind(&root, &root)?;
@@ -271,26 +247,31 @@ fn enter_new_root(scratch: &Path) -> Result<OwnedFd, Refusal> {
     Ok(writable)
 }
 
-fn in_old_root(path: &Path) -> PathBuf {
+pub(super) fn in_old_root(path: &Path) -> PathBuf {
     Path::new(OLD_ROOT).join(path.strip_prefix("/").unwrap_or(path))
 }
 
-fn make_directory(path: &Path) -> Result<(), Refusal> {
+pub(super) fn make_directory(path: &Path) -> Result<(), Refusal> {
     match fs::DirBuilder::new().mode(0o755).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other.map_err(failed(|| format!("make {}", path.display()))),
     }
 }
 
-fn bind(source: &Path, target: &Path) -> Result<(), Refusal> {
+pub(super) fn bind(source: &Path, target: &Path) -> Result<(), Refusal> {
     mount(Some(source), target, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
         .map_err(failed(|| format!("mount {}", target.display())))
 }
 
-fn set_read_only(path: &Path) -> Result<(), Refusal> {
-    let attempt = || format!("make {} read-only", path.display());
+pub(super) fn set_read_only(path: &Path) -> Result<(), Refusal> {
+    set_mount(path, libc::MOUNT_ATTR_RDONLY)
+}
+
+/// Adds attributes to the mount at `path` and to all below it.
+pub(super) fn set_mount(path: &Path, attributes: u64) -> Result<(), Refusal> {
+    let attempt = || format!("set the attributes of the mount {}", path.display());
     let at = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed(attempt))?;
-    sys::set_read_only(at.as_fd(), true).map_err(failed(attempt))
+    sys::set_mount(at.as_fd(), attributes, true).map_err(failed(attempt))
 }
 
 /// A path that leads to what `fd` refers to, also when that is covered.

@@ -19,7 +19,7 @@ use std::{
 };
 
 use nix::sys::stat::FileStat;
-use posh_proto::executor::{ChangedDirectory, Stage, WatchedTree};
+use posh_proto::executor::{Attributes, ChangedDirectory, Stage, WatchedTree};
 
 use super::{
     listing::{self, Entry, Known, Listing},
@@ -57,6 +57,8 @@ struct Replaced {
     top: PathBuf,
     /// Trees in it of which that does not hold.
     except: Vec<PathBuf>,
+    /// Its file system tells when a directory was read.
+    tells_readers: bool,
 }
 
 /// Names that were there before the stage started.
@@ -71,8 +73,13 @@ struct Before {
     /// Of the command's own directories, those that nobody had read since their last change. Who reads one later
     /// is most often the command itself: git looks which abbreviations are free.
     unread: HashSet<PathBuf>,
+    /// When directories were last read in which files are replaced.
+    read_at: HashMap<PathBuf, Time>,
     incomplete: bool,
 }
+
+/// Seconds and nanoseconds since 1970.
+type Time = (i64, i64);
 
 /// Directories with something new, and whether these are all.
 #[derive(Debug, Default, PartialEq)]
@@ -95,6 +102,14 @@ pub struct Changed {
     pub names: bool,
     pub written: Vec<OsString>,
     pub removed: Vec<OsString>,
+    pub now: Option<Now>,
+}
+
+/// How a directory is in which nothing but new files took the place of others, and how these are.
+#[derive(Debug, PartialEq)]
+pub struct Now {
+    own: Attributes,
+    written: Vec<Attributes>,
 }
 
 impl Watch {
@@ -215,7 +230,19 @@ impl Watch {
             now.insert(name);
         }
         look.changed.removed = before.difference(&now).cloned().collect();
+        if before == now && self.is_replaced_unseen(directory, own) {
+            let status = |name: &OsString| fs::symlink_metadata(directory.join(name)).ok().map(|f| attributes(&f));
+            let written = look.changed.written.iter().map(status).collect::<Option<_>>();
+            look.changed.now = written.map(|written| Now { own: attributes(own), written });
+        }
         Some(look)
+    }
+
+    /// Whether all that changed in a directory are new files, and nobody has read it meanwhile: who read it between a
+    /// file's end and its successor would remember that it was not there. The first reader after a change leaves its time.
+    fn is_replaced_unseen(&self, directory: &Path, own: &fs::Metadata) -> bool {
+        let read_at = self.before.read_at.get(directory);
+        read_at.is_some_and(|time| *time == (own.atime(), own.atime_nsec()) && !self.is_since(*time))
     }
 
     /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
@@ -275,6 +302,7 @@ impl Before {
         }
         while let Some(directory) = queue.pop() {
             before.note_reader(trees, &directory);
+            before.note_time(trees, &directory);
             let Some(listing) = Listing::read(&directory) else { continue };
             let Some(fewer) = left.checked_sub(listing.entries().len()) else {
                 before.incomplete = true;
@@ -306,6 +334,15 @@ impl Before {
     }
 
     /// To be called before it is read here.
+    fn note_time(&mut self, trees: &Trees, directory: &Path) {
+        if trees.replaced_in(directory).is_some_and(|tree| tree.tells_readers)
+            && let Ok(found) = fs::symlink_metadata(directory)
+        {
+            self.read_at.insert(directory.to_owned(), (found.atime(), found.atime_nsec()));
+        }
+    }
+
+    /// To be called before it is read here.
     fn note_reader(&mut self, trees: &Trees, directory: &Path) {
         if trees.is_own(directory) {
             let is_unread = fs::symlink_metadata(directory).is_ok_and(|found| listing::is_unread(&found));
@@ -322,7 +359,8 @@ impl Trees {
         self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
         if tree.replaces {
             let except = tree.own.iter().map(|path| top.join(path)).collect();
-            self.replaced.push(Replaced { top: top.clone(), except });
+            let tells_readers = listing::tells_readers(&top);
+            self.replaced.push(Replaced { top: top.clone(), except, tells_readers });
         }
         match tree.only.is_empty() {
             true => self.roots.push(top),
@@ -338,8 +376,12 @@ impl Trees {
 
     /// Whether each file that changes in this directory is a new one.
     fn replaces(&self, directory: &Path) -> bool {
+        self.replaced_in(directory).is_some()
+    }
+
+    fn replaced_in(&self, directory: &Path) -> Option<&Replaced> {
         let holds = |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
-        self.replaced.iter().any(|tree| directory.starts_with(&tree.top) && holds(tree))
+        self.replaced.iter().find(|tree| directory.starts_with(&tree.top) && holds(tree))
     }
 }
 
@@ -356,9 +398,15 @@ impl Changes {
             names_changed: changed.names,
             written: bytes(&changed.written),
             removed: bytes(&changed.removed),
+            now: changed.now.as_ref().map(|now| now.own),
+            written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
         };
         self.directories.iter().map(directory).collect()
     }
+}
+
+fn attributes(found: &fs::Metadata) -> Attributes {
+    Attributes { mode: found.mode(), size: found.size(), mtime_s: found.mtime() }
 }
 
 /// The tree itself, or the nearest directory above it, within its mount, that has one of the names.
@@ -400,7 +448,7 @@ mod tests {
 
     fn changed(names: bool, written: &[&str], removed: &[&str]) -> Changed {
         let names_of = |list: &[&str]| list.iter().map(OsString::from).collect();
-        Changed { names, written: names_of(written), removed: names_of(removed) }
+        Changed { names, written: names_of(written), removed: names_of(removed), now: None }
     }
 
     #[test]
@@ -491,7 +539,48 @@ mod tests {
             ("quiet/deep", changed(true, &["f"], &[])),
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
-        assert_eq!(watch.changes().directories, expect.collect());
+        let mut found = watch.changes().directories;
+        for (path, changed) in &mut found {
+            let is_replaced = !path.ends_with(".git") && listing::tells_readers(root);
+            assert_eq!(changed.now.take().is_some(), is_replaced, "{}", path.display());
+        }
+        assert_eq!(found, expect.collect());
+    }
+
+    #[test]
+    fn how_replaced_files_are_is_told_where_nobody_has_seen_them_gone() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = tree.path();
+        if !listing::tells_readers(root) {
+            return;
+        }
+        for directory in ["unseen", "seen", "grown", "shrunk"] {
+            fs::create_dir(root.join(directory)).expect("a directory");
+            fs::write(root.join(directory).join("f"), "old").expect("a file");
+            fs::write(root.join(directory).join("other"), "").expect("a file");
+        }
+        let mut trees = Trees::default();
+        trees.add(root.to_owned(), &WatchedTree { replaces: true, ..Default::default() });
+        let watch = Watch::since(moment_after(clock.path()), trees);
+        for directory in ["unseen", "seen", "grown", "shrunk"] {
+            let file = root.join(directory).join("f");
+            fs::remove_file(&file).expect("removed");
+            if directory == "seen" {
+                fs::read_dir(root.join(directory)).expect("listed").for_each(drop);
+            }
+            fs::write(&file, "new one").expect("a file");
+        }
+        fs::write(root.join("grown/g"), "").expect("a file");
+        fs::remove_file(root.join("shrunk/other")).expect("removed");
+        let changes = watch.changes();
+        for directory in ["seen", "grown", "shrunk"] {
+            assert_eq!(changes.directories[&root.join(directory)].now, None, "{directory}");
+        }
+        let found = |path: &str| attributes(&fs::symlink_metadata(root.join(path)).expect("it is there"));
+        let now = Now { own: found("unseen"), written: vec![found("unseen/f")] };
+        assert_eq!(changes.directories[&root.join("unseen")].now, Some(now));
+        assert_eq!(found("unseen/f").size, 7);
     }
 
     #[test]

@@ -13,6 +13,9 @@
 
 mod build;
 mod changes;
+mod confine;
+mod fence;
+mod filter;
 mod guards;
 mod listing;
 mod paths;
@@ -20,6 +23,7 @@ mod processes;
 mod settings;
 mod spawn;
 mod supervisor;
+mod system;
 mod view;
 pub mod wire;
 
@@ -80,7 +84,10 @@ fn guard() -> io::Result<()> {
     let children = child_signals()?;
     if let Err(errno) = leave_namespaces(spec.isolation()) {
         let error = format!("cannot make a namespace: {}", errno.desc());
-        return write_frame(&control, &ViewReply { error, kind: rejected::Kind::NoNamespace.into() });
+        return write_frame(
+            &control,
+            &ViewReply { error, kind: rejected::Kind::NoNamespace.into(), ..ViewReply::default() },
+        );
     }
     match sys::fork()? {
         ForkResult::Child => {
@@ -121,7 +128,8 @@ fn leave_namespaces(isolation: Isolation) -> nix::Result<()> {
         return Ok(());
     }
     let (uid, gid) = (geteuid(), getegid());
-    let mut flags = CloneFlags::empty();
+    // Nothing that is annotated for running here needs the network, nor another's shared memory.
+    let mut flags = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
     if !uid.is_root() {
         flags |= CloneFlags::CLONE_NEWUSER;
     }
@@ -168,13 +176,20 @@ fn wait_for_either_end(control: &UnixStream, children: &SignalFd, keeper: Pid) {
 fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
+    confine::bound_processes(spec);
     let view = match View::build(spec) {
         Ok(view) => view,
         Err(Refusal { kind, message, .. }) => {
-            return write_frame(control, &ViewReply { error: message, kind: kind.into() });
+            return write_frame(control, &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() });
         }
     };
-    write_frame(control, &ViewReply::default())?;
+    let reached = match confine::keeper(spec) {
+        Ok(reached) => reached,
+        Err(Refusal { kind, message, .. }) => {
+            return write_frame(control, &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() });
+        }
+    };
+    write_frame(control, &ViewReply { reached, ..ViewReply::default() })?;
     let mut supervisors = Vec::new();
     loop {
         let [asked, ended] = wait_for(control.as_fd(), children.as_fd())?;

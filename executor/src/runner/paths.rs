@@ -205,6 +205,10 @@ pub(super) fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(
 /// A handle on what is at `path`. Links like those of /proc/PID/fd are not
 /// followed: they would lead through what this process has open.
 pub(super) fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
+    if path == Path::new(".") {
+        // That needs no right to search it.
+        return cwd.try_clone().map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EMFILE)));
+    }
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
     openat2(cwd, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS))
 }

@@ -18,15 +18,17 @@ use nix::{
     fcntl::{OFlag, open},
     libc,
     sys::stat::{Mode, fstat, umask},
-    unistd::{ForkResult, Pid, fchdir, setpgid},
+    unistd::{ForkResult, Pid, setpgid},
 };
 use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
     changes::Watch,
+    confine,
+    fence::Domain,
     guards, paths,
     view::View,
-    wire::{End, EndKind},
+    wire::{Bounds, End, EndKind, Fence},
 };
 use crate::{error::Refusal, sys, tools};
 
@@ -57,6 +59,8 @@ pub struct Prepared {
     written: Vec<(u32, u64)>,
     watch: Watch,
     open_files: u64,
+    bounds: Bounds,
+    domain: Option<Domain>,
 }
 
 /// What has to be known of a stage until it has ended.
@@ -70,12 +74,12 @@ pub struct Live {
 
 impl Prepared {
     /// Checks a stage and opens what it names; nothing runs.
-    pub fn new(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
+    pub fn new(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
         let id = stage.id;
-        Self::prepare(view, ends, stage).map_err(|refusal| refusal.at(id))
+        Self::prepare(view, ends, stage, fence).map_err(|refusal| refusal.at(id))
     }
 
-    fn prepare(view: &View, ends: &Ends, stage: Stage) -> Result<Self, Refusal> {
+    fn prepare(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage)?;
         guards::check(view, &cwd, &stage)?;
@@ -92,11 +96,15 @@ impl Prepared {
             written: Vec::new(),
             watch: Watch::new(view, &stage),
             open_files: view.open_files,
+            bounds: view.bounds,
+            domain: None,
             stage,
         };
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
             prepared.open_descriptor(view, ends, descriptor)?;
         }
+        let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
+        prepared.domain = Some(Domain::new(view, &prepared.cwd, fence, &opened)?);
         Ok(prepared)
     }
 
@@ -191,13 +199,16 @@ impl Prepared {
 
     fn set_up(&self) -> nix::Result<()> {
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-        fchdir(&self.cwd)?;
+        confine::enter_directory(&self.cwd)?;
         umask(Mode::from_bits_truncate(self.stage.umask));
+        // Before the limits: it takes a descriptor.
+        self.domain.as_ref().map_or(Ok(()), Domain::enter)?;
         let hard = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
         sys::set_limit(libc::RLIMIT_NOFILE, self.open_files, hard)?;
         for limit in &self.stage.limits {
             sys::set_limit(limit.resource, limit.soft, limit.hard)?;
         }
+        confine::set_bounds(&self.bounds)?;
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
         Ok(())

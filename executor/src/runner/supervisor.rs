@@ -35,11 +35,11 @@ use posh_proto::{
 };
 
 use super::{
-    processes,
+    confine, processes,
     spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
-    wire::{Job, read_descriptors, read_frame, write_frame},
+    wire::{Fence, Job, read_descriptors, read_frame, write_frame},
 };
 use crate::{error::Refusal, sys};
 
@@ -63,6 +63,11 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     prctl::set_child_subreaper(true)?;
     let descriptors = read_descriptors(socket)?;
     let job: Job = read_frame(socket)?;
+    // The one thing that needs more rights than the commands have: it is on a file system of ours.
+    job.stages.iter().for_each(|stage| view.prepare_directory(&stage.cwd));
+    confine::take_user(view.user.as_ref())?;
+    // Another user's process has lost it.
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
     match start(job, descriptors, view, children, socket) {
         Ok(mut run) => {
             let ended = run.watch(socket, children);
@@ -103,8 +108,10 @@ fn start(
     let now_ns = || if job.trace { monotonic_ns() } else { 0 };
     let taken_ns = now_ns();
     let ends: Ends = job.ends.into_iter().zip(descriptors.into_iter().map(Rc::new)).collect();
-    let stages =
-        job.stages.into_iter().map(|stage| Prepared::new(view, &ends, stage)).collect::<Result<Vec<_>, _>>()?;
+    // Without a fence of its own a stage would reach nothing, which is the safe way to be wrong.
+    let fences = job.fences.into_iter().chain(std::iter::repeat_with(Fence::default));
+    let prepare = |(stage, fence)| Prepared::new(view, &ends, stage, &fence);
+    let stages = job.stages.into_iter().zip(fences).map(prepare).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
     let prepared_ns = now_ns();
     let (report, report_end) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;

@@ -2,9 +2,9 @@
 //! the workstation's paths. All else of the server is hidden. Here is what it
 //! consists of and what can be asked of it; `build` makes it.
 //!
-//! The root is a small tmpfs. On it: `/usr /etc /opt /nix /gnu /snap` of the
-//! server, read-only; `/bin /sbin /lib*` as they are; `/dev`, `/sys`, a `/proc`;
-//! a private `/tmp` and `/var/tmp` on the server's disk; then each mount of the
+//! The root is a small tmpfs. On it: `/usr /opt /nix /gnu /snap` of the
+//! server, read-only; `/bin /sbin /lib*` as they are; a few files of `/etc`, a few devices, a `/proc` (see
+//! `system`); a private `/tmp` and `/var/tmp` on the server's disk; then each mount of the
 //! workstation, its parents made as empty directories. Commands can't write
 //! to the root: a file made there would vanish unseen. Empty directories for
 //! working directories that exist only on the workstation are made on
@@ -18,7 +18,7 @@ use std::{
         fd::OwnedFd,
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     },
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use nix::{
@@ -30,12 +30,13 @@ use posh_proto::executor::rejected::Kind;
 
 use super::{
     build,
-    wire::{Isolation, ViewMount, ViewSpec},
+    fence::Ground,
+    wire::{Bounds, Isolation, ViewMount, ViewSpec, ViewUser},
 };
 use crate::error::Refusal;
 
-/// Directories of the server that hold programs and what these read.
-pub const SHOWN: [&str; 6] = ["/usr", "/etc", "/opt", "/nix", "/gnu", "/snap"];
+/// Directories of the server that hold programs and what these read; of `/etc` only a part is shown.
+pub const SHOWN: [&str; 5] = ["/usr", "/opt", "/nix", "/gnu", "/snap"];
 
 /// Symbolic links at the top of the tree that distributions use for merged /usr.
 pub fn is_program_link(name: &str) -> bool {
@@ -44,7 +45,7 @@ pub fn is_program_link(name: &str) -> bool {
 
 /// Whether commands see `path` of the server, which has no symbolic links in it.
 pub fn is_shown(path: &Path) -> bool {
-    SHOWN.iter().any(|shown| path.starts_with(shown))
+    SHOWN.iter().chain(&["/etc"]).any(|shown| path.starts_with(shown))
         || path.components().nth(1).and_then(|top| top.as_os_str().to_str()).is_some_and(is_program_link)
 }
 
@@ -56,6 +57,12 @@ pub struct View {
     root: Option<OwnedFd>,
     /// The soft limit of open files that commands start with.
     pub open_files: u64,
+    /// What each command may use.
+    pub bounds: Bounds,
+    /// Whose rights commands have, if not the executor's.
+    pub user: Option<ViewUser>,
+    /// What of the server's own tree commands reach.
+    pub ground: Ground,
 }
 
 pub fn refuse(message: impl Into<String>) -> Refusal {
@@ -70,7 +77,14 @@ pub fn failed<E: Into<io::Error>>(attempt: impl FnOnce() -> String) -> impl FnOn
 impl View {
     /// Builds the view and enters it.
     pub fn build(spec: &ViewSpec) -> Result<Self, Refusal> {
-        let mut view = Self { mounts: Vec::new(), root: None, open_files: spec.open_files };
+        let mut view = Self {
+            mounts: Vec::new(),
+            root: None,
+            open_files: spec.open_files,
+            bounds: spec.bounds,
+            user: spec.user.clone(),
+            ground: Ground::default(),
+        };
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
         } else {
@@ -78,6 +92,7 @@ impl View {
             view.mounts = mounts;
             view.root = Some(root);
         }
+        view.ground = Ground::new(spec);
         Ok(view)
     }
 
@@ -91,9 +106,21 @@ impl View {
         &self.mounts
     }
 
+    /// Makes a working directory that only the workstation has, as far as it lies on the root: that is not the
+    /// commands' own. What can't be made is complained of when it is entered.
+    pub fn prepare_directory(&self, directory: &[u8]) {
+        let directory = path_of(directory);
+        if directory.is_absolute() && self.mount_of(directory).is_none() && !is_private(directory) {
+            let _ = self.make_directory(directory);
+        }
+    }
+
     /// Makes `directory` and its parents, where that changes nothing of the server's.
     pub fn make_directory(&self, directory: &Path) -> Result<(), String> {
         let Some(root) = &self.root else { return Err("it does not exist on the server".to_owned()) };
+        if directory.components().any(|component| component == Component::ParentDir) {
+            return Err("it has `..` in it".to_owned());
+        }
         let root_device = nix::sys::stat::fstat(root).map_err(|errno| errno.desc().to_owned())?.st_dev;
         for path in directory.ancestors().collect::<Vec<_>>().into_iter().rev() {
             match fs::symlink_metadata(path) {

@@ -61,6 +61,54 @@ pub struct ViewSpec {
     /// its runners have raised their own.
     #[prost(uint64, tag = "5")]
     pub open_files: u64,
+    /// Whose rights the commands have; the executor's own when there is none.
+    #[prost(message, optional, tag = "6")]
+    pub user: Option<ViewUser>,
+    /// What commands may use.
+    #[prost(message, required, tag = "7")]
+    pub bounds: Bounds,
+}
+
+/// What commands may use; 0 is no bound.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct Bounds {
+    /// Processes and threads at a time, in one process namespace and of one user.
+    #[prost(uint64, tag = "1")]
+    pub processes: u64,
+    /// Memory that one process may write to.
+    #[prost(uint64, tag = "2")]
+    pub memory_bytes: u64,
+    /// The size to which a file may be written.
+    #[prost(uint64, tag = "3")]
+    pub file_bytes: u64,
+}
+
+impl Bounds {
+    /// The same with at most this memory.
+    pub fn with_memory(self, bytes: Option<u64>) -> Self {
+        let lowest = [Some(self.memory_bytes), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min();
+        Self { memory_bytes: lowest.unwrap_or(0), ..self }
+    }
+}
+
+/// An account of this machine.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct ViewUser {
+    /// The login name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its number.
+    #[prost(uint32, tag = "2")]
+    pub uid: u32,
+    /// The number of its first group.
+    #[prost(uint32, tag = "3")]
+    pub gid: u32,
+    /// All its groups, the first one included.
+    #[prost(uint32, repeated, tag = "4")]
+    pub groups: Vec<u32>,
+    /// Its home directory, as this machine has it.
+    #[prost(bytes = "vec", tag = "5")]
+    pub home: Vec<u8>,
 }
 
 /// One export at a path of the workstation.
@@ -89,6 +137,20 @@ pub struct ViewReply {
     /// `Rejected.Kind` of the error.
     #[prost(int32, tag = "2")]
     pub kind: i32,
+    /// What confines the commands.
+    #[prost(message, required, tag = "3")]
+    pub reached: Reached,
+}
+
+/// What confines commands, in words.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Reached {
+    /// What is in force.
+    #[prost(string, repeated, tag = "1")]
+    pub has: Vec<String>,
+    /// What this machine does not allow, each with its reason.
+    #[prost(string, repeated, tag = "2")]
+    pub lacks: Vec<String>,
 }
 
 /// The work of one supervisor.
@@ -103,6 +165,52 @@ pub struct Job {
     /// The supervisor says when what happened, by this machine's `CLOCK_MONOTONIC`.
     #[prost(bool, tag = "3")]
     pub trace: bool,
+    /// What files each stage reaches, in the order of the stages.
+    #[prost(message, repeated, tag = "4")]
+    pub fences: Vec<Fence>,
+}
+
+/// What files of the mounts a stage reaches.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Fence {
+    /// All of them: nothing is known of the command.
+    #[prost(bool, tag = "1")]
+    pub everything: bool,
+    /// What it names.
+    #[prost(message, repeated, tag = "2")]
+    pub grants: Vec<Grant>,
+}
+
+/// One path that a stage uses.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Grant {
+    /// As in the stage's arguments, relative to its directory.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    /// [`Access`].
+    #[prost(enumeration = "Access", tag = "2")]
+    pub access: i32,
+    /// The last component's own link is not followed.
+    #[prost(bool, tag = "3")]
+    pub no_follow: bool,
+    /// Meant is the nearest directory from there upwards that has an entry of one of these names; none: the path.
+    #[prost(string, repeated, tag = "4")]
+    pub up_to: Vec<String>,
+    /// With `up_to`: this path below that directory.
+    #[prost(string, tag = "5")]
+    pub below: String,
+}
+
+/// How it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Access {
+    /// A file or a tree is read.
+    Read = 0,
+    /// One file is written.
+    Output = 1,
+    /// A file or tree is changed, with what lies beside it.
+    Change = 2,
 }
 
 /// One end of a pipe, or the terminal side of a pty.

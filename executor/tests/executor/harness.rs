@@ -8,7 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_executor::{Config, Export};
+use posh_executor::{
+    Config, Export,
+    config::{Commands, Confinement},
+};
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{
@@ -49,11 +52,9 @@ pub struct Lab {
 pub fn config(store: &Path) -> Config {
     Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        allow_plaintext: false,
-        exports: vec![Export { name: "logs".into(), path: store.to_owned(), read_only: false, coherence: None }],
-        max_runs: 512,
-        drain: Duration::from_secs(10),
+        confinement: Confinement { commands: Commands::Any, ..Confinement::default() },
         runner_program: Some(PathBuf::from(env!("CARGO_BIN_EXE_posh-executor"))),
+        ..Config::new(vec![Export { name: "logs".into(), path: store.to_owned(), read_only: false, coherence: None }])
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -91,14 +92,23 @@ async fn a_frozen_peer_leaves_no_process() {
 struct Program {
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
+    _configuration: tempfile::NamedTempFile,
 }
 
 impl Program {
     fn start(command: &mut Command, store: &Path) -> Self {
-        command.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("logs={}", store.display()));
+        let mut configuration = tempfile::NamedTempFile::new().unwrap();
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n",
+            store.to_str().unwrap()
+        );
+        configuration.write_all(text.as_bytes()).unwrap();
+        let readable = std::fs::Permissions::from_mode(0o644);
+        configuration.as_file().set_permissions(readable).unwrap();
+        command.arg("--config").arg(configuration.path());
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        Self { child, stderr }
+        Self { child, stderr, _configuration: configuration }
     }
 
     fn address(&mut self) -> std::net::SocketAddr {
@@ -299,7 +309,7 @@ async fn two_hundred_runs_at_once_are_not_mixed_up() {
 
 #[tokio::test]
 async fn a_run_too_many_is_refused() {
-    let lab = Lab::with(|config| config.max_runs = 1).await;
+    let lab = Lab::with(|config| config.bounds.runs = 1).await;
     let mut call = Call::open(&lab.client, command(&["sh", "-c", "echo ready; sleep 1000"])).await;
     call.until_output("ready").await;
     assert_eq!(lab.run(pipeline(&["true"])).await.refusal().kind(), rejected::Kind::Overloaded);

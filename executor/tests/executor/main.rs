@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "the whole program is tests, its harness included")]
 
+mod attacks;
 mod guards;
 mod harness;
 mod lifecycle;
 mod paths;
 mod streams;
+mod tls;

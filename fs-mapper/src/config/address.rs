@@ -13,8 +13,19 @@ pub enum Address {
         /// 1 to 65535.
         port: u16,
     },
+    /// `tls://HOST:PORT`: one that listens there, and wants to know who calls.
+    Tls(TlsHost),
     /// `ssh://[USER@]HOST[:PORT]`: one that ssh starts there, for this gateway alone.
     Ssh(Login),
+}
+
+/// Where an executor with certificates listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TlsHost {
+    /// A name or an IP address, without the brackets of IPv6; the executor's certificate must be for it.
+    pub host: String,
+    /// 1 to 65535.
+    pub port: u16,
 }
 
 /// What ssh is told of where to log in; what is left out, the user's ssh configuration says.
@@ -61,7 +72,7 @@ impl AddressFault {
     /// What to do about it.
     pub fn hint(self) -> &'static str {
         match self {
-            AddressFault::Scheme => "http:// and ssh:// are",
+            AddressFault::Scheme => "http://, tls:// and ssh:// are",
             AddressFault::Port => "write the port that the executor listens on, such as http://host:7400",
             AddressFault::NoScheme => "write it as http://host:7400 or ssh://host",
             AddressFault::Host | AddressFault::Extra => "write it as http://host:7400",
@@ -85,7 +96,8 @@ impl Address {
             }
             return Login::parse(authority).map(Address::Ssh);
         }
-        if !scheme.eq_ignore_ascii_case("http") {
+        let is_tls = scheme.eq_ignore_ascii_case("tls");
+        if !is_tls && !scheme.eq_ignore_ascii_case("http") {
             return Err(AddressFault::Scheme);
         }
         if more(&['/', '?', '#', '@']) {
@@ -93,7 +105,8 @@ impl Address {
         }
         let (host, port) = split_port(authority).ok_or(AddressFault::Host)?;
         let port = port.and_then(port_number).ok_or(AddressFault::Port)?;
-        Ok(Address::Http { host: host.to_owned(), port })
+        let host = host.to_owned();
+        Ok(if is_tls { Address::Tls(TlsHost { host, port }) } else { Address::Http { host, port } })
     }
 
     /// The executor is started by ssh and serves what it is told to.
@@ -174,8 +187,15 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Http { host, port } => write!(f, "http://{}:{port}", Bracketed(host)),
+            Address::Tls(host) => write!(f, "tls://{host}"),
             Address::Ssh(login) => write!(f, "ssh://{login}"),
         }
+    }
+}
+
+impl fmt::Display for TlsHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", Bracketed(&self.host), self.port)
     }
 }
 
@@ -234,7 +254,7 @@ mod tests {
             let found = Address::parse(text);
             let parts = |address: &Address| match address {
                 Address::Ssh(login) => (login.user().map(str::to_owned), login.host().to_owned(), login.port()),
-                Address::Http { .. } => panic!("{text} is read as http"),
+                other => panic!("{text} is read as {other}"),
             };
             let expect = expect.map(|(user, host, port)| (user.map(str::to_owned), host.to_owned(), port));
             assert_eq!(found.as_ref().map(parts).map_err(|fault| *fault), expect, "{text}");
@@ -268,6 +288,8 @@ mod tests {
             ("http://[::1]:7400", "http://[::1]:7400"),
             ("SSH://ada@store1:022", "ssh://ada@store1:22"),
             ("ssh://[::1]", "ssh://[::1]"),
+            ("TLS://store1:7400/", "tls://store1:7400"),
+            ("tls://[::1]:1", "tls://[::1]:1"),
         ] {
             assert_eq!(Address::parse(text).map(|address| address.to_string()), Ok(shown.to_owned()));
         }

@@ -25,7 +25,7 @@ pub(super) fn annotations(variable: impl Fn(&str) -> Option<OsString>, etc: &Pat
 }
 
 /// The user's configuration directory (XDG Base Directory Specification).
-fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+pub(super) fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let named = set("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
     named.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".config")))
 }

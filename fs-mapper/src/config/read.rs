@@ -183,7 +183,7 @@ impl Reader<'_> {
     fn export(&mut self, export: Text<'_>, address: Option<&Address>) -> Option<String> {
         let checked = match address {
             Some(Address::Ssh(_)) => server_directory(export.value),
-            Some(Address::Http { .. }) => export_name(export.value),
+            Some(Address::Http { .. } | Address::Tls(_)) => export_name(export.value),
             None => export_name(export.value).or_else(|mistake| server_directory(export.value).or(Err(mistake))),
         };
         match checked {

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     io,
-    os::unix::ffi::OsStrExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -18,7 +18,7 @@ use fs_mapper::{
 };
 use posh_annotations::FileKind;
 use posh_proto::{
-    executor::{ChangedDirectory, Exited},
+    executor::{Attributes, ChangedDirectory, Exited},
     rule::{self, Rule},
 };
 
@@ -45,6 +45,8 @@ const FEW_FILES: usize = 64;
 pub struct Written {
     table: Arc<MountTable>,
     changes: BTreeSet<Change>,
+    /// What has to be forgotten unless it is shown as it is now.
+    doubtful: Vec<(Change, Attributes)>,
     /// Trees that are gone, of which only the tops are among the changes.
     large_trees: Vec<Tree>,
 }
@@ -74,14 +76,19 @@ impl Written {
         let exits: Vec<&Exited> = exits.collect();
         let directories: Vec<&ChangedDirectory> = exits.iter().flat_map(|e| &e.changed_directories).collect();
         let large_trees = remnants::large_trees(&directories);
-        let told = directories.iter().filter(|d| !remnants::is_in(&large_trees, &d.path));
-        changes.extend(told.flat_map(|d| seen(d)));
+        let mut doubtful = Vec::new();
+        for directory in directories.iter().filter(|d| !remnants::is_in(&large_trees, &d.path)) {
+            match replaced(&table, directory) {
+                Some(replaced) => doubtful.extend(replaced),
+                None => changes.extend(seen(directory)),
+            }
+        }
         for exited in exits {
             if exited.changes_incomplete {
                 changes.extend(trees.iter().map(|(path, adapter)| unseen(path, *adapter)));
             }
         }
-        Self { table, changes, large_trees }
+        Self { table, changes, doubtful, large_trees }
     }
 }
 
@@ -101,7 +108,7 @@ impl Written {
     #[must_use]
     pub fn tally(&self) -> Tally {
         let mut tally = Tally::default();
-        for change in &self.changes {
+        for change in self.changes.iter().chain(self.doubtful.iter().map(|(change, _)| change)) {
             match change {
                 Change::FileWritten(_) => tally.files += 1,
                 Change::Removed(_) => tally.removed += 1,
@@ -146,6 +153,23 @@ fn seen(directory: &ChangedDirectory) -> Vec<Change> {
     changes
 }
 
+/// What changed in a directory that has the names that it had, with how it is now; `None` where that was not told, or the
+/// mount does not show it. Its content needs nothing: an open file is one of those that were replaced, and who opens one
+/// now gets the new one's.
+fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Change, Attributes)>> {
+    let now = directory.now?;
+    let path = PathBuf::from(OsStr::from_bytes(&directory.path));
+    let Resolution::Owned(owned) = table.resolve(&path, Path::new("/")) else { return None };
+    let is_told = directory.written.len() == directory.written_now.len() && directory.removed.is_empty();
+    if !is_told || directory.written.len() > FEW_FILES || table.mount(owned.mount).adapter() != Adapter::Sshfs {
+        return None;
+    }
+    let file = |name: &bytes::Bytes| Change::FileWritten(path.join(OsStr::from_bytes(name)));
+    let files = directory.written.iter().map(file).zip(directory.written_now.iter().copied());
+    let listing = directory.names_changed.then(|| (Change::ListingChanged(path.clone()), now));
+    Some(files.chain(listing).collect())
+}
+
 /// An executor could not tell what changed in a tree.
 fn unseen(tree: &Path, adapter: Adapter) -> Change {
     match adapter {
@@ -156,16 +180,19 @@ fn unseen(tree: &Path, adapter: Adapter) -> Change {
 
 /// Makes the mounts forget. Takes as long as they do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
-    if written.changes.is_empty() || !rule::holds(Rule::Coherence) {
+    let Written { table, changes, doubtful, large_trees } = written;
+    if (changes.is_empty() && doubtful.is_empty()) || !rule::holds(Rule::Coherence) {
         return;
     }
-    let Written { table, changes, large_trees } = written;
     let made_again = gateway.remnants.touched(&changes);
     gateway.remnants.add(large_trees);
     let all = async {
-        gateway.look_ahead.settled().await;
-        at_once(&table, beside_listings(&changes), look_up).await;
-        let mut remembered = at_once(&table, changes, refresh_one).await;
+        let paths = changes.iter().chain(doubtful.iter().map(|(change, _)| change)).map(Change::path);
+        gateway.look_ahead.settled(&table, paths).await;
+        let certain = forget(&table, changes);
+        let old = async { forget(&table, shown_otherwise(doubtful).await).await };
+        let (mut remembered, further) = tokio::join!(certain, old);
+        remembered.extend(further);
         for tree in made_again {
             remembered.extend(gateway.remnants.forget(&table, &tree).await);
         }
@@ -177,32 +204,60 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     }
 }
 
+/// Makes the mounts forget; gives the directories that they still show.
+async fn forget(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> Vec<PathBuf> {
+    at_once(table, beside_listings(&changes), look_up).await;
+    at_once(table, changes, refresh_one).await
+}
+
+/// Those of the changes that a mount does not show yet. That takes one look at each, where forgetting takes two or three.
+async fn shown_otherwise(doubtful: Vec<(Change, Attributes)>) -> BTreeSet<Change> {
+    let is_otherwise = |(change, now): &(Change, Attributes)| {
+        let shown = change.path().symlink_metadata().map(|found| Attributes {
+            mode: found.mode(),
+            size: found.size(),
+            mtime_s: found.mtime(),
+        });
+        shown.ok().is_none_or(|shown| shown != *now).then(|| change.clone())
+    };
+    in_parallel(doubtful, is_otherwise).await.into_iter().collect()
+}
+
 /// Carries out what is to be done for each change, and gathers which directories are left.
 async fn at_once(
     table: &Arc<MountTable>,
     changes: BTreeSet<Change>,
     work: fn(&MountTable, &Change) -> io::Result<Left>,
 ) -> Vec<PathBuf> {
-    if changes.is_empty() {
+    let table = Arc::clone(table);
+    let carry_out = move |change: &Change| match work(&table, change) {
+        Ok(Left::Directory) => Some(change.path().to_owned()),
+        Ok(Left::Nothing) => None,
+        Err(error) => {
+            // Usually the command removed the file again, or never made it.
+            tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
+            None
+        }
+    };
+    in_parallel(changes.into_iter().collect(), carry_out).await
+}
+
+/// Works on all items in threads of their own, and gathers what comes of it.
+async fn in_parallel<T, R>(items: Vec<T>, work: impl Fn(&T) -> Option<R> + Send + Sync + 'static) -> Vec<R>
+where
+    T: Send + Sync + 'static,
+    R: Send + 'static,
+{
+    if items.is_empty() {
         return Vec::new();
     }
-    let table = Arc::clone(table);
     let all = tokio::task::spawn_blocking(move || {
-        let changes: Vec<&Change> = changes.iter().collect();
-        let carry_out = |change: &Change| match work(&table, change) {
-            Ok(Left::Directory) => Some(change.path().to_owned()),
-            Ok(Left::Nothing) => None,
-            Err(error) => {
-                // Usually the command removed the file again, or never made it.
-                tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
-                None
-            }
-        };
+        let (items, work) = (&items, &work);
         std::thread::scope(|scope| {
             // Dealt out in turn: those of one kind, which take equally long, go to different threads.
-            let shares = (0..changes.len().min(AT_ONCE)).map(|first| {
-                let share = changes.iter().skip(first).step_by(AT_ONCE);
-                scope.spawn(move || share.filter_map(|change| carry_out(change)).collect::<Vec<_>>())
+            let shares = (0..items.len().min(AT_ONCE)).map(|first| {
+                let share = items.iter().skip(first).step_by(AT_ONCE);
+                scope.spawn(move || share.filter_map(work).collect::<Vec<_>>())
             });
             let shares: Vec<_> = shares.collect();
             shares.into_iter().flat_map(|share| share.join().unwrap_or_default()).collect()

@@ -18,7 +18,8 @@ use posh_proto::MAX_MESSAGE_BYTES;
 use posh_proto::executor::executor_client::ExecutorClient;
 use posh_proto::executor::executor_server::{Executor, ExecutorServer};
 use posh_proto::executor::{
-    DescribeReply, DescribeRequest, RunInput, RunOutput, ToolsReply, ToolsRequest, run_input, run_output,
+    DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, ToolsReply, ToolsRequest,
+    run_input, run_output,
 };
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -280,6 +281,10 @@ impl Executor for Relay {
 
     async fn tools(&self, request: Request<ToolsRequest>) -> std::result::Result<Response<ToolsReply>, Status> {
         self.client.clone().tools(request.into_inner()).await
+    }
+
+    async fn status(&self, request: Request<StatusRequest>) -> std::result::Result<Response<StatusReply>, Status> {
+        self.client.clone().status(request.into_inner()).await
     }
 
     async fn run(

@@ -36,7 +36,9 @@ pub fn parse_login(text: &str) -> Result<Login, String> {
     let address = if text.contains("://") { text.to_owned() } else { format!("ssh://{text}") };
     match Address::parse(&address) {
         Ok(Address::Ssh(login)) => Ok(login),
-        Ok(Address::Http { .. }) => Err("an executor behind http is installed by who runs it".to_owned()),
+        Ok(Address::Http { .. } | Address::Tls(_)) => {
+            Err("an executor that listens is installed by who runs it".to_owned())
+        }
         Err(fault) => Err(format!("{fault}; {}", fault.hint())),
     }
 }
@@ -223,7 +225,7 @@ mod tests {
             ("ada@store1:22", Ok("ada@store1:22")),
             ("ssh://ada@store1", Ok("ada@store1")),
             ("-oProxyCommand=x", Err("the address has no valid host; ")),
-            ("http://store1:7400", Err("an executor behind http is installed by who runs it")),
+            ("http://store1:7400", Err("an executor that listens is installed by who runs it")),
         ] {
             match (parse_login(text), expect) {
                 (Ok(login), Ok(expect)) => assert_eq!(login.to_string(), expect),

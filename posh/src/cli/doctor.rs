@@ -167,6 +167,7 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
     };
     let mut findings =
         vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
+    findings.extend(examine_confinement(executor.name.as_str(), &reply.confinement));
     if reply.protocol != PROTOCOL_VERSION {
         let detail = format!("it speaks protocol {}, not {PROTOCOL_VERSION}; install the same version", reply.protocol);
         findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));
@@ -174,6 +175,12 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
     let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
     findings.extend(mounts.map(|mount| examine_export(executor.name.as_str(), &mount.export, &reply)));
     findings
+}
+
+/// What keeps the commands there in their place; an executor of an older version does not say.
+fn examine_confinement(executor: &str, reached: &str) -> Option<Finding> {
+    let verdict = if reached.starts_with("strict") { Verdict::Good } else { Verdict::Note };
+    (!reached.is_empty()).then(|| Finding::new(verdict, format!("confinement {executor}"), reached.to_owned()))
 }
 
 fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Finding {

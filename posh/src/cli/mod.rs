@@ -4,6 +4,7 @@
 pub mod annotations;
 pub mod attach;
 pub mod doctor;
+pub mod enroll;
 pub mod tables;
 
 use std::{
@@ -13,7 +14,8 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
-use fs_mapper::config::Login;
+use fs_mapper::config::{Login, TlsHost};
+use posh_proto::token::Token;
 
 use crate::{
     gateway::Target,
@@ -76,6 +78,14 @@ pub enum Question {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+    },
+    /// Get this workstation a certificate for an executor, with a token from `posh-executor enroll NAME`
+    Enroll {
+        /// Where the executor listens
+        #[arg(value_name = "[tls://]HOST[:PORT]", value_parser = enroll::parse_host)]
+        address: TlsHost,
+        /// One word, good once
+        token: Token,
     },
     /// Start or end the gateway in the background (shells start it by themselves)
     #[command(subcommand)]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::gateway::{Mount, ResolveReply, ResolveRequest, StatusReply};
+use posh_proto::gateway::{ExecutorStatus, Mount, ResolveReply, ResolveRequest, StatusReply};
 use serde_json::{Value, json};
 
 use crate::{
@@ -102,6 +102,30 @@ fn status_text(status: &StatusReply) -> String {
             [executor.name.clone(), executor.address.clone(), executor.state.clone(), rtt]
         });
         lines.push_str(&aligned(std::iter::once(heading).chain(rows)));
+        status.executors.iter().for_each(|executor| lines.push_str(&usage_text(executor)));
+    }
+    lines
+}
+
+/// What an executor says of itself, a line each; nothing of one that has not been asked.
+fn usage_text(executor: &ExecutorStatus) -> String {
+    let name = &executor.name;
+    let mut lines = String::new();
+    if executor.asked {
+        let known_as = if executor.identity.is_empty() { "anybody" } else { &executor.identity };
+        let user = if executor.user.is_empty() { "its own user" } else { &executor.user };
+        let own_limit = if executor.max_runs > 0 { format!(" of {}", executor.max_runs) } else { String::new() };
+        lines.push_str(&format!("{name} knows us as {known_as}; commands run as {user}\n"));
+        if !executor.confinement.is_empty() {
+            lines.push_str(&format!("{name} confines commands: {}\n", executor.confinement));
+        }
+        lines.push_str(&format!(
+            "{name} has {} of {} runs, {}{own_limit} of them ours; refused {} of ours; load average {:.2}\n",
+            executor.all_runs, executor.max_all_runs, executor.runs, executor.refused, executor.load_average
+        ));
+    }
+    if !executor.refusing.is_empty() {
+        lines.push_str(&format!("{name} refuses commands now: {}\n", executor.refusing));
     }
     lines
 }
@@ -138,6 +162,16 @@ fn status_json(status: &StatusReply) -> Value {
             "address": executor.address,
             "state": executor.state,
             "rtt_ms": executor.rtt_ms,
+            "identity": optional(&executor.identity),
+            "user": optional(&executor.user),
+            "confinement": optional(&executor.confinement),
+            "runs": executor.asked.then_some(executor.runs),
+            "max_runs": (executor.max_runs > 0).then_some(executor.max_runs),
+            "refused": executor.asked.then_some(executor.refused),
+            "all_runs": executor.asked.then_some(executor.all_runs),
+            "max_all_runs": executor.asked.then_some(executor.max_all_runs),
+            "load_average": executor.asked.then_some(executor.load_average),
+            "refusing": optional(&executor.refusing),
         })
     };
     json!({

@@ -1,9 +1,11 @@
-//! What a shell will list before it runs anything: the directories of the patterns
-//! in a text's first command. On a slow mount a shell lists them one after the
-//! other, a few round trips each; somebody who knows them can list them all at once.
+//! What a shell will list: the directories of the patterns in a text's first two
+//! commands. On a slow mount a shell lists them one after the other, a few round trips
+//! each; somebody who knows them can list them all at once, before the shell asks.
 //!
-//! Of the first command only: nothing has run before it, so that whoever lists a directory
-//! now sees what the shell would see. Before a later one, anything may have changed.
+//! Before the first command nothing has run, so that whoever lists a directory now sees what the shell would
+//! see. Before the second one only the first has: it is told with it, word by word, as far as it consists of
+//! plain programs with words that are certain, for the gateway to judge what it may change. Else, and before any later one, anything
+//! may have changed.
 
 use std::{
     collections::HashSet,
@@ -11,9 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use brush_parser::ast::{Command, CommandPrefixOrSuffixItem as Item, CompoundCommand, SimpleCommand};
+use brush_parser::ast::{
+    Command, CommandPrefixOrSuffixItem as Item, CompoundCommand, IoFileRedirectKind, IoFileRedirectTarget, IoRedirect,
+    SimpleCommand,
+};
 
 use super::{
+    Stage,
     reader::{assigned_names, changed_by, command_words, parse},
     words::{self, Scope, Unknowable},
 };
@@ -28,10 +34,31 @@ const DIRECTORIES: usize = 64;
 /// Builtins that change nothing a word of the next command depends on, but for the variables they name.
 const HARMLESS: [&str; 6] = [":", "export", "readonly", "set", "true", "umask"];
 
-/// The directories, absolute, each once. `variable` gives exported values. Nothing is
+/// Directories that will be listed: absolute, each once.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// By the first command that does something.
+    pub first: Vec<PathBuf>,
+    /// By the next one, and what the first one is.
+    pub second: Option<Second>,
+}
+
+/// What a second command lists, unless the first one changes it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Second {
+    /// The directories.
+    pub listed: Vec<PathBuf>,
+    /// The first command's stages.
+    pub before: Vec<Stage>,
+    /// Its working directory.
+    pub cwd: PathBuf,
+}
+
+/// What a text's first commands list. `variable` gives exported values. Nothing is
 /// touched, and a text that can't be read has none.
 #[must_use]
-pub fn listed_at_once(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+pub fn listed_ahead(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Ahead {
+    let mut ahead = Ahead::default();
     let mut end = 0;
     for line in text.split_inclusive('\n').take(LINES) {
         end += line.len();
@@ -42,49 +69,85 @@ pub fn listed_at_once(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<
         }
         // An unfinished command can't be read.
         let Ok(program) = parse(&text[..end]) else { continue };
-        let mut first = First { cwd: cwd.to_owned(), assigned: HashSet::new(), variable, found: Vec::new() };
+        let mut reader = Reader { cwd: cwd.to_owned(), assigned: HashSet::new(), variable };
         let lists = program.complete_commands.iter().flat_map(|list| &list.0);
-        let mut pipelines = lists.flat_map(|item| item.0.iter().map(|(_, pipeline)| pipeline));
-        if pipelines.any(|pipeline| !first.take(&pipeline.seq)) {
-            let mut seen = HashSet::new();
-            first.found.retain(|directory| seen.insert(directory.clone()));
-            first.found.truncate(DIRECTORIES);
-            return first.found;
+        let mut pipelines = lists.flat_map(|item| item.0.iter().map(|(_, pipeline)| pipeline.seq.as_slice()));
+        let Some(first) = pipelines.find(|pipeline| !reader.is_harmless(pipeline)) else { continue };
+        ahead.first = reader.listed(first);
+        let Some(before) = reader.stages(first) else { return ahead };
+        let then = reader.cwd.clone();
+        if let Some(second) = pipelines.find(|pipeline| !reader.is_harmless(pipeline)) {
+            let listed = reader.listed(second);
+            ahead.second = (!listed.is_empty()).then_some(Second { listed, before, cwd: then });
+            return ahead;
         }
     }
-    Vec::new()
+    ahead
 }
 
-/// What is known on the way to the first command.
-struct First<'a> {
+/// What is known on the way through a text.
+struct Reader<'a> {
     cwd: PathBuf,
     assigned: HashSet<String>,
     variable: &'a dyn Fn(&str) -> Option<OsString>,
-    found: Vec<PathBuf>,
 }
 
-impl First<'_> {
-    /// Whether the command after this one is still the first that does something.
-    fn take(&mut self, pipeline: &[Command]) -> bool {
-        if let [Command::Simple(command)] = pipeline
-            && self.is_harmless(command)
-        {
-            return true;
-        }
-        for command in pipeline {
-            match command {
-                Command::Simple(command) => self.words(command_words(command).chain(redirected(command))),
-                Command::Compound(CompoundCommand::ForClause(clause), _) if pipeline.len() == 1 => {
-                    self.words(clause.values.iter().flatten().map(|word| word.value.as_str()));
+impl Reader<'_> {
+    /// The directories of a pipeline's patterns.
+    fn listed(&self, pipeline: &[Command]) -> Vec<PathBuf> {
+        let words = pipeline.iter().flat_map(|command| match command {
+            Command::Simple(command) => command_words(command).chain(redirected(command)).collect(),
+            Command::Compound(CompoundCommand::ForClause(clause), _) if pipeline.len() == 1 => {
+                clause.values.iter().flatten().map(|word| word.value.as_str()).collect()
+            }
+            _ => Vec::new(),
+        });
+        let patterns = words.filter(|word| word.contains(['*', '?', '[']));
+        let listed = patterns.flat_map(|word| self.with_scope(|scope| words::listed(word, &self.cwd, scope)));
+        let mut seen = HashSet::new();
+        listed.filter(|directory| seen.insert(directory.clone())).take(DIRECTORIES).collect()
+    }
+
+    /// The stages of a pipeline of which all words are certain, but for what patterns become; `None` where it is
+    /// anything else. Also none where the text has named a variable before: who reads it is not known here.
+    fn stages(&self, pipeline: &[Command]) -> Option<Vec<Stage>> {
+        let stage = |command: &Command| match command {
+            Command::Simple(command) => self.stage(command),
+            _ => None,
+        };
+        self.assigned.is_empty().then(|| pipeline.iter().map(stage).collect()).flatten()
+    }
+
+    fn stage(&self, command: &SimpleCommand) -> Option<Stage> {
+        let mut stage = Stage::default();
+        let expand = |word: &str| self.with_scope(|scope| words::unlisted(word, scope));
+        let name = command.word_or_name.iter().map(|word| Item::Word(word.clone()));
+        let prefix = command.prefix.iter().flat_map(|prefix| prefix.0.iter().cloned());
+        let suffix = command.suffix.iter().flat_map(|suffix| suffix.0.iter().cloned());
+        for item in prefix.chain(name).chain(suffix) {
+            match item {
+                Item::Word(word) => stage.argv.extend(expand(&word.value)?),
+                Item::IoRedirect(IoRedirect::File(fd, kind, IoFileRedirectTarget::Filename(word))) => {
+                    let [file] = <[OsString; 1]>::try_from(expand(&word.value)?).ok()?;
+                    use IoFileRedirectKind::{Append, Clobber, Read, Write};
+                    let place = match (fd, kind) {
+                        (None | Some(0), Read) => &mut stage.stdin,
+                        (None | Some(1), Write | Append | Clobber) => &mut stage.stdout,
+                        _ => return None,
+                    };
+                    if place.replace(file).is_some() {
+                        return None;
+                    }
                 }
-                _ => {}
+                _ => return None,
             }
         }
-        false
+        (!stage.argv.is_empty()).then_some(stage)
     }
 
     /// Assignments, options of the shell, a change of directory.
-    fn is_harmless(&mut self, command: &SimpleCommand) -> bool {
+    fn is_harmless(&mut self, pipeline: &[Command]) -> bool {
+        let [Command::Simple(command)] = pipeline else { return false };
         let words: Vec<&str> = command_words(command).collect();
         if words.iter().any(|word| word.contains(['`', '$']) && word.contains(['`', '('])) {
             return false;
@@ -101,13 +164,6 @@ impl First<'_> {
                 _ => false,
             },
             [name, ..] => HARMLESS.contains(name) && redirected(command).next().is_none(),
-        }
-    }
-
-    fn words<'w>(&mut self, words: impl Iterator<Item = &'w str>) {
-        for word in words.filter(|word| word.contains(['*', '?', '['])) {
-            let listed = self.with_scope(|scope| words::listed(word, &self.cwd, scope));
-            self.found.extend(listed);
         }
     }
 
@@ -129,7 +185,6 @@ impl First<'_> {
 
 /// The files of its redirections.
 fn redirected(command: &SimpleCommand) -> impl Iterator<Item = &str> {
-    use brush_parser::ast::{IoFileRedirectTarget, IoRedirect};
     let prefix = command.prefix.iter().flat_map(|prefix| &prefix.0);
     let suffix = command.suffix.iter().flat_map(|suffix| &suffix.0);
     prefix.chain(suffix).filter_map(|item| match item {
@@ -151,14 +206,33 @@ fn runs_something(command: &SimpleCommand) -> bool {
 mod tests {
     use super::*;
 
-    fn check(text: &str, expected: &[&str]) {
+    fn ahead(text: &str) -> Ahead {
         let variable = |name: &str| match name {
             "S1" => Some(OsString::from("/mnt/s1")),
             "S2" => Some(OsString::from("/mnt/s2")),
             _ => None,
         };
-        let found = listed_at_once(text, Path::new("/cwd"), &variable);
-        assert_eq!(found, expected.iter().map(PathBuf::from).collect::<Vec<_>>(), "{text}");
+        listed_ahead(text, Path::new("/cwd"), &variable)
+    }
+
+    fn check(text: &str, expected: &[&str]) {
+        assert_eq!(ahead(text).first, expected.iter().map(PathBuf::from).collect::<Vec<_>>(), "{text}");
+    }
+
+    /// The second command's directories, and the first one's words with `<in` and `>out`.
+    fn check_second(text: &str, expected: Option<(&str, &str)>) {
+        let text_of = |word: &OsString| word.to_str().unwrap().to_owned();
+        let stage = |stage: &Stage| {
+            let mut words: Vec<String> = stage.argv.iter().map(text_of).collect();
+            words.extend(stage.stdin.iter().map(|file| format!("<{}", text_of(file))));
+            words.extend(stage.stdout.iter().map(|file| format!(">{}", text_of(file))));
+            words.join(" ")
+        };
+        let found = ahead(text).second.map(|second| {
+            let listed: Vec<_> = second.listed.iter().map(|directory| directory.to_str().unwrap()).collect();
+            (listed.join(" "), second.before.iter().map(stage).collect::<Vec<_>>().join(" | "))
+        });
+        assert_eq!(found.as_ref().map(|(listed, before)| (listed.as_str(), before.as_str())), expected, "{text}");
     }
 
     #[test]
@@ -177,6 +251,46 @@ mod tests {
         check("set -e\nD=$S1/logs\ncd $S2/sub && cat *.csv", &["/mnt/s2/sub/"]);
         check("D=$S1/logs\ncat $D/*", &[]);
         check("export S1=/x; cat $S1/* $S2/*", &["/mnt/s2/"]);
+    }
+
+    #[test]
+    fn the_second_command_s_patterns_and_what_comes_before() {
+        check_second(
+            "cat \"$S1/f\" | wc > $S1/out\ncat $S1/a/*",
+            Some(("/mnt/s1/a/", "cat /mnt/s1/f | wc >/mnt/s1/out")),
+        );
+        check_second("cd $S1 && sort < f >> g; set -e; cat a/* b/*", Some(("/mnt/s1/a/ /mnt/s1/b/", "sort <f >g")));
+        check_second("cat $S1/{a,b} || for f in $S2/*; do rm $f; done", Some(("/mnt/s2/", "cat /mnt/s1/a /mnt/s1/b")));
+        check_second("cat $S1/a/* | wc\ncat $S2/*", Some(("/mnt/s2/", "cat /mnt/s1/a/* | wc")));
+        check_second("cat f\ncat g\ncat $S1/*", None);
+        check_second("cat f\ncat g", None);
+    }
+
+    #[test]
+    fn a_first_command_that_is_not_certain_leaves_the_second_alone() {
+        for first in [
+            "cat $1",
+            "cat $(ls)",
+            "cat <(ls)",
+            "X=1 cat f",
+            "cat *",
+            "cat -*",
+            "cat f 2> err",
+            "cat f 2>&1",
+            "cat <<< x",
+            "cat f > a > b",
+            "{ cat f; }",
+            "(cat f)",
+            "f() { :; }",
+            "[[ -e f ]]",
+            "X=1; cat f",
+            "export PATH; cat f",
+            "while read x; do :; done",
+            "cat f | while read x; do :; done",
+            "> f",
+        ] {
+            check_second(&format!("{first}\ncat $S2/*"), None);
+        }
     }
 
     #[test]

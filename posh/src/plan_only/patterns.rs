@@ -87,6 +87,13 @@ impl Field {
         None
     }
 
+    /// Whether anything in it may be special.
+    pub(super) fn is_pattern(&self) -> bool {
+        let is_special =
+            |(text, quoting): &(String, Quoting)| *quoting == Quoting::Unquoted && text.contains(['*', '?', '[']);
+        self.pieces.iter().any(is_special)
+    }
+
     /// In the library's language, or `None` when nothing in it is special.
     fn pattern(&self) -> Result<Option<String>, Unknowable> {
         let mut pattern = String::new();

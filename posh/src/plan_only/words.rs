@@ -66,6 +66,23 @@ pub(super) fn listed(word: &str, cwd: &Path, scope: &Scope<'_>) -> Vec<PathBuf> 
     fields.filter_map(|field| field.listed_directory(cwd)).collect()
 }
 
+/// The arguments without a look at any directory: a pattern stands for itself. `None` where it could become
+/// an option, or where only running can tell.
+pub(super) fn unlisted(word: &str, scope: &Scope<'_>) -> Option<Vec<OsString>> {
+    let words = braces::expand(word, &options()).filter(|_| !word.contains("=~"))?;
+    let mut arguments = Vec::new();
+    for word in words {
+        for field in fields(&word, scope).ok()? {
+            let text = field.literal();
+            if field.is_pattern() && text.starts_with(['-', '*', '?', '[']) {
+                return None;
+            }
+            arguments.push(text.into());
+        }
+    }
+    Some(arguments)
+}
+
 /// The one file that the word of a redirection names.
 pub(super) fn expand_one(word: &str, scope: &Scope<'_>) -> Result<OsString, Unknowable> {
     let mut names = expand(word, scope)?;

@@ -1,0 +1,32 @@
+//! What certificates cost: the same bytes from an executor over plain text and over TLS.
+
+use anyhow::Result;
+use posh_integration::programs::Programs;
+
+use super::throughput::{SIZE_BYTES, UNIT, paired, rate};
+use crate::report::{Report, Target};
+use crate::sample::Samples;
+use crate::site::{Site, local_path};
+
+/// What TLS should leave of plain text's rate.
+const SHARE: f64 = 0.6;
+
+/// Both, one after the other.
+pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
+    let plain = copied(&Site::start(programs, 1)?)?;
+    let tls = copied(&Site::with_certificates(programs)?)?;
+    let share = Samples::one(tls.median() / plain.median());
+    report.add("cat 1 GiB to a file: plain text", UNIT, Target::None, plain);
+    report.add("cat 1 GiB to a file: TLS, certificates on both sides", UNIT, Target::None, tls);
+    report.add("TLS, as a share of plain text", "", Target::AtLeast(SHARE), share);
+    Ok(())
+}
+
+fn copied(site: &Site) -> Result<Samples> {
+    let big = site.file("big", SIZE_BYTES)?;
+    let copy = local_path("copy");
+    let to_file = format!("cat {} > {}", big.display(), copy.display());
+    let empty = format!(": > {}", copy.display());
+    site.expect_placement(&to_file, true)?;
+    Ok(rate(&paired(&to_file, &empty).run(site)?.posh))
+}

@@ -1,0 +1,90 @@
+//! Who is let in: from what a connection has proved to a [`Caller`]. Asked at every call,
+//! so that what the register and the configuration say counts at once, also on
+//! connections that are open already.
+
+use std::sync::Arc;
+
+use tonic::{Request, Status, service::Interceptor};
+
+use crate::{
+    callers::{Caller, Callers},
+    load::{ConnectionShare, Load},
+    tls::{
+        accept::Peer,
+        register::Invalid,
+        serving::{Proof, Serving},
+    },
+};
+
+/// For who shows no certificate.
+const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no certificate for it; \
+                              run `posh-executor enroll NAME` there and `posh enroll ADDRESS TOKEN` here";
+
+/// Decides about connections and calls.
+#[derive(Clone)]
+pub struct Admission {
+    callers: Arc<Callers>,
+    tls: Option<Arc<Serving>>,
+    load: Arc<Load>,
+}
+
+/// Why somebody is not let in: a sentence for its user.
+#[derive(Debug)]
+pub struct Denied(pub String);
+
+impl From<Invalid> for Denied {
+    fn from(invalid: Invalid) -> Self {
+        Self(invalid.to_string())
+    }
+}
+
+impl Admission {
+    /// By these callers; without TLS all are anybody.
+    pub fn new(callers: Arc<Callers>, tls: Option<Arc<Serving>>, load: Arc<Load>) -> Self {
+        Self { callers, tls, load }
+    }
+
+    /// Who has proved this.
+    pub fn caller(&self, proof: &Proof) -> Result<Arc<Caller>, Denied> {
+        let certificate = match (proof, &self.tls) {
+            (Proof::NotAsked, None) => return Ok(self.callers.anybody.clone()),
+            (Proof::Useless(why), _) => return Err(Denied(why.clone())),
+            (Proof::Certificate(certificate), Some(tls)) => tls.register.identity_of(certificate)?,
+            _ => return Err(Denied(NO_CERTIFICATE.to_owned())),
+        };
+        let configured = self.callers.identity(&certificate);
+        configured.ok_or_else(|| {
+            let hint = format!("its administrator adds [[identity]] name = {certificate:?} and restarts it");
+            Denied(format!("`{certificate}` has no place in the configuration of this executor; {hint}"))
+        })
+    }
+
+    /// Room for a connection that has proved this.
+    pub fn connection(&self, proof: &Proof) -> Result<ConnectionShare, Denied> {
+        let caller = self.caller(proof)?;
+        self.load.admit_connection(&caller).map_err(Denied)
+    }
+}
+
+impl Interceptor for Admission {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let peer = request.extensions().get::<Peer>();
+        // Every transport of ours says who its peer is: without, nothing is known.
+        let proof = peer.map_or(&Proof::Nothing, |peer| &peer.proof);
+        match self.caller(proof) {
+            Ok(caller) => {
+                request.extensions_mut().insert(caller);
+                Ok(request)
+            }
+            Err(Denied(why)) => {
+                tracing::info!(peer = peer_name(peer), why, "call refused");
+                Err(Status::unauthenticated(why))
+            }
+        }
+    }
+}
+
+/// A peer's address for the log.
+pub fn peer_name(peer: Option<&Peer>) -> String {
+    peer.and_then(|peer| peer.address).map_or_else(|| "unknown".to_owned(), |address| address.to_string())
+}

@@ -1,0 +1,196 @@
+//! `[confinement]` of the configuration: which commands run, how far they must be confined, and what they may use.
+
+use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr};
+
+use toml::de::DeTable;
+
+use super::{Entry, Reader};
+use crate::callers::UnixUser;
+
+/// Processes of all commands of one user and mount table at a time: ten times what the largest
+/// builds use, and a fork bomb ends there while the machine still answers.
+const DEFAULT_PROCESSES: u64 = 8192;
+
+/// What runs, and how it is confined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confinement {
+    /// Below that, nothing runs.
+    pub require: Level,
+    /// What may run.
+    pub commands: Commands,
+    /// Directories with annotations of this server's own, over those that ship with posh.
+    pub annotations: Vec<PathBuf>,
+    /// Whose rights commands have when no identity says it; the executor's own if `None`.
+    pub user: Option<UnixUser>,
+    /// Processes of one user and mount table at a time.
+    pub max_processes: u64,
+    /// Memory that one process may write to; 0 is no bound.
+    pub max_memory_bytes: u64,
+    /// The size to which a file may be written; 0 is no bound.
+    pub max_file_bytes: u64,
+}
+
+impl Default for Confinement {
+    fn default() -> Self {
+        Self {
+            require: Level::None,
+            commands: Commands::Annotated,
+            annotations: Vec::new(),
+            user: None,
+            max_processes: DEFAULT_PROCESSES,
+            max_memory_bytes: 0,
+            max_file_bytes: 0,
+        }
+    }
+}
+
+/// How far commands are confined, from least to most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// By the rights of their user alone.
+    None,
+    /// They see the exports and the server's programs only, and no network.
+    Namespaces,
+    /// They also have processes of their own, no system calls but what commands need, and reach the files only that they name.
+    Strict,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Namespaces => "namespaces",
+            Self::Strict => "strict",
+        })
+    }
+}
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::None, Self::Namespaces, Self::Strict]
+            .into_iter()
+            .find(|level| level.to_string() == text)
+            .ok_or_else(|| format!("`require` must be \"strict\", \"namespaces\" or \"none\", not {text:?}"))
+    }
+}
+
+/// The names of what may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Commands {
+    /// What the server's annotations know, as they know it.
+    Annotated,
+    /// These alone. Those that are not annotated run unread, and reach all of the mounts.
+    Listed(BTreeSet<String>),
+    /// Whatever is installed. What the annotations do not understand reaches all of the mounts.
+    Any,
+}
+
+impl Reader<'_> {
+    pub(super) fn confinement(&mut self, value: &Entry<'_>) -> Confinement {
+        let mut read = Confinement::default();
+        match value.get_ref().as_table() {
+            Some(table) => self.confinement_keys(table, &mut read),
+            None => self.mistake(value.span(), "`confinement` must be written as [confinement]"),
+        }
+        read
+    }
+
+    fn confinement_keys(&mut self, table: &DeTable<'_>, read: &mut Confinement) {
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "require" => match self.string("require", value).map(|text| text.parse()) {
+                    Some(Ok(level)) => read.require = level,
+                    Some(Err(sentence)) => self.mistake(value.span(), sentence),
+                    None => {}
+                },
+                "commands" => read.commands = self.commands(value),
+                "annotations" => {
+                    read.annotations =
+                        self.strings("annotations", value).into_iter().map(|(directory, _)| directory.into()).collect();
+                }
+                "user" => match self.string("user", value).map(|name| UnixUser::named(&name)) {
+                    Some(Ok(user)) => read.user = Some(user),
+                    Some(Err(unknown)) => self.mistake(value.span(), unknown.to_string()),
+                    None => {}
+                },
+                "max_processes" => {
+                    let default = DEFAULT_PROCESSES;
+                    read.max_processes = self.positive("max_processes", value).map_or(default, |count| count as u64);
+                }
+                "max_memory_bytes" => read.max_memory_bytes = self.bytes("max_memory_bytes", value),
+                "max_file_bytes" => read.max_file_bytes = self.bytes("max_file_bytes", value),
+                other => self.mistake(
+                    key.span(),
+                    format!(
+                        "unknown key `{other}` (known: require, commands, annotations, user, max_processes, \
+                         max_memory_bytes, max_file_bytes)"
+                    ),
+                ),
+            }
+        }
+    }
+
+    fn bytes(&mut self, key: &str, value: &Entry<'_>) -> u64 {
+        let number = value.get_ref().as_integer().and_then(|number| number.as_str().parse().ok()).unwrap_or(0);
+        if number == 0 {
+            self.mistake(value.span(), format!("`{key}` must be a whole number of bytes above 0"));
+        }
+        number
+    }
+
+    /// A list of names; `*` is any.
+    fn commands(&mut self, value: &Entry<'_>) -> Commands {
+        let names: BTreeSet<String> = self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
+        if let Some(name) = names.iter().find(|name| name.contains('/')) {
+            self.mistake(value.span(), format!("`commands` are names, not paths such as {name:?}"));
+        }
+        if names.contains("*") { Commands::Any } else { Commands::Listed(names) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    use super::*;
+
+    fn read(section: &str) -> Result<Confinement, String> {
+        let text = format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}");
+        Config::parse("executor.toml", &text).map(|config| config.confinement).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_whole_section_is_read() {
+        let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
+                    max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n";
+        let expected = Confinement {
+            require: Level::Strict,
+            commands: Commands::Listed(["cat", "mytool"].map(str::to_owned).into()),
+            annotations: vec!["/etc/posh".into()],
+            user: UnixUser::named("root").ok(),
+            max_processes: 400,
+            max_memory_bytes: 8 << 30,
+            max_file_bytes: 1,
+        };
+        assert_eq!(read(text), Ok(expected));
+        assert_eq!(read(""), Ok(Confinement::default()));
+        assert_eq!(read("commands = [\"*\"]").map(|read| read.commands), Ok(Commands::Any));
+    }
+
+    #[test]
+    fn mistakes_have_their_place() {
+        for (section, expected) in [
+            ("require = \"much\"", "executor.toml:5:11: `require` must be \"strict\", \"namespaces\" or \"none\""),
+            ("commands = [\"/bin/sh\"]", "executor.toml:5:12: `commands` are names, not paths such as \"/bin/sh\""),
+            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = [\"...\"]"),
+            ("max_file_bytes = 0", "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0"),
+            ("user = \"no-such-user-here\"", "executor.toml:5:8: this machine has no user `no-such-user-here`"),
+            ("colour = 1", "executor.toml:5:1: unknown key `colour`"),
+        ] {
+            let said = read(section).expect_err(section);
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
+}

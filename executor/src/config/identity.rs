@@ -1,0 +1,280 @@
+//! `[tls]`, `[[identity]]` and `[limits]` of `executor.toml`: who may come, and how much.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    ops::Range,
+    path::PathBuf,
+};
+
+use nix::unistd::{Uid, geteuid};
+use toml::de::DeTable;
+
+use super::{Bounds, Config, Entry, Limits, Reader};
+use crate::{callers::UnixUser, tls::TlsConfig};
+
+/// One `[[identity]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// What `posh-executor enroll` was given.
+    pub name: String,
+    /// Whose rights its commands have; the executor's own when `None`.
+    pub user: Option<UnixUser>,
+    /// Names of exports; all when `None`.
+    pub exports: Option<BTreeSet<String>>,
+    /// It may not write, whatever the exports say.
+    pub read_only: bool,
+    /// Its commands; the executor's own list when `None`.
+    pub commands: Option<BTreeSet<String>>,
+    /// How much it may use.
+    pub limits: Limits,
+}
+
+/// An identity as it was read, with the places of the exports that it names.
+pub(super) struct Read {
+    identity: Identity,
+    exports: Vec<(String, Range<usize>)>,
+}
+
+const KNOWN: &str = "name, user, exports, read_only, commands, max_runs, max_processes, max_buffered_mb, \
+                     max_connections, max_calls_per_second, max_memory_mb";
+
+impl Reader<'_> {
+    /// `[tls]`.
+    pub(super) fn tls(&mut self, value: &Entry<'_>) -> Option<TlsConfig> {
+        let Some(table) = value.get_ref().as_table() else {
+            self.mistake(value.span(), "`tls` must be written as [tls]");
+            return None;
+        };
+        let mut directory = None;
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "dir" => directory = self.string("dir", value).map(|text| (PathBuf::from(text), value.span())),
+                other => self.mistake(key.span(), format!("unknown key `{other}` of [tls] (known: dir)")),
+            }
+        }
+        let (directory, at) = directory.unwrap_or_else(|| (crate::tls::DEFAULT_DIRECTORY.into(), value.span()));
+        if !directory.is_absolute() {
+            self.mistake(at, format!("`dir` of [tls] must be absolute, not `{}`", directory.display()));
+        }
+        Some(TlsConfig { directory })
+    }
+
+    /// All `[[identity]]`.
+    pub(super) fn identities(&mut self, value: &Entry<'_>) -> Vec<Read> {
+        let Some(tables) = value.get_ref().as_array() else {
+            self.mistake(value.span(), "`identity` must be written as [[identity]]");
+            return Vec::new();
+        };
+        let mut names = HashSet::new();
+        let mut found = Vec::new();
+        for entry in tables {
+            match entry.get_ref().as_table() {
+                Some(table) => found.extend(self.identity(entry.span(), table, &mut names)),
+                None => self.mistake(entry.span(), "`identity` must be written as [[identity]]"),
+            }
+        }
+        found
+    }
+
+    fn identity(&mut self, at: Range<usize>, table: &DeTable<'_>, names: &mut HashSet<String>) -> Option<Read> {
+        let mut identity = Identity {
+            name: String::new(),
+            user: None,
+            exports: None,
+            read_only: false,
+            commands: None,
+            limits: Limits::default(),
+        };
+        let mut exports = Vec::new();
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "name" => identity.name = self.identity_name(value, names).unwrap_or_default(),
+                "user" => identity.user = self.user(value),
+                "exports" => {
+                    exports = self.strings("exports", value);
+                    identity.exports = Some(exports.iter().map(|(name, _)| name.clone()).collect());
+                }
+                "read_only" => identity.read_only = self.boolean("read_only", value),
+                "commands" => {
+                    let commands = self.strings("commands", value);
+                    identity.commands = Some(commands.into_iter().map(|(name, _)| name).collect());
+                }
+                other if self.limit(other, value, &mut identity.limits) => {}
+                other => {
+                    self.mistake(key.span(), format!("unknown key `{other}` of [[identity]] (known: {KNOWN})"));
+                }
+            }
+        }
+        if !table.contains_key("name") {
+            self.mistake(at.clone(), "this [[identity]] has no `name`");
+        }
+        if !table.contains_key("user") && geteuid().is_root() {
+            let hint = "say user = \"NAME\", or user = \"root\" if that is meant";
+            self.mistake(at, format!("commands of this [[identity]] would run as root; {hint}"));
+        }
+        Some(Read { identity, exports })
+    }
+
+    fn identity_name(&mut self, value: &Entry<'_>, names: &mut HashSet<String>) -> Option<String> {
+        let name = self.string("name", value)?;
+        if let Err(why) = check_identity(&name) {
+            self.mistake(value.span(), why);
+        } else if !names.insert(name.clone()) {
+            self.mistake(value.span(), format!("identity `{name}` is named twice"));
+        }
+        Some(name)
+    }
+
+    fn user(&mut self, value: &Entry<'_>) -> Option<UnixUser> {
+        let name = self.string("user", value)?;
+        match UnixUser::named(&name) {
+            Err(error) => {
+                self.mistake(value.span(), error.to_string());
+                None
+            }
+            Ok(user) if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() => {
+                let hint = "only an executor that runs as root can run commands as somebody else";
+                self.mistake(value.span(), format!("commands can't run as `{name}`: {hint}"));
+                None
+            }
+            Ok(user) => Some(user),
+        }
+    }
+
+    /// Whether `key` was a limit of an identity.
+    fn limit(&mut self, key: &str, value: &Entry<'_>, limits: &mut Limits) -> bool {
+        let number = |reader: &mut Self| reader.positive(key, value);
+        match key {
+            "max_runs" => limits.runs = number(self),
+            "max_processes" => limits.processes = number(self),
+            "max_buffered_mb" => limits.buffered_bytes = number(self).map(|mb| mb << 20),
+            "max_connections" => limits.connections = number(self),
+            "max_calls_per_second" => limits.calls_per_second = number(self).and_then(|rate| rate.try_into().ok()),
+            "max_memory_mb" => limits.memory_bytes = number(self).map(|mb| (mb as u64) << 20),
+            _ => return false,
+        }
+        true
+    }
+
+    /// `[limits]`.
+    pub(super) fn bounds(&mut self, value: &Entry<'_>, bounds: &mut Bounds) {
+        let Some(table) = value.get_ref().as_table() else {
+            return self.mistake(value.span(), "`limits` must be written as [limits]");
+        };
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            let number = |reader: &mut Self| reader.positive(name, value);
+            let percent = |reader: &mut Self| number(reader).and_then(|number| number.try_into().ok());
+            match name {
+                "max_processes" => bounds.processes = number(self).unwrap_or(bounds.processes),
+                "max_buffered_mb" => bounds.buffered_bytes = number(self).unwrap_or(1) << 20,
+                "max_connections" => bounds.connections = number(self).unwrap_or(bounds.connections),
+                "max_load_per_core" => bounds.load_per_core = percent(self),
+                "max_memory_pressure" => bounds.memory_pressure = percent(self),
+                "max_cpu_pressure" => bounds.cpu_pressure = percent(self),
+                "max_io_pressure" => bounds.io_pressure = percent(self),
+                other => {
+                    let known = "max_processes, max_buffered_mb, max_connections, max_load_per_core, \
+                                 max_memory_pressure, max_cpu_pressure, max_io_pressure";
+                    self.mistake(key.span(), format!("unknown key `{other}` of [limits] (known: {known})"));
+                }
+            }
+        }
+    }
+
+    pub(super) fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<(String, Range<usize>)> {
+        let Some(array) = value.get_ref().as_array() else {
+            self.mistake(value.span(), format!("`{key}` must be a list, such as {key} = [\"...\"]"));
+            return Vec::new();
+        };
+        array.iter().filter_map(|value| Some((self.string(key, value)?, value.span()))).collect()
+    }
+
+    /// What only the whole file tells.
+    pub(super) fn check_identities(&mut self, config: &mut Config, identities: Vec<Read>, at: Range<usize>) {
+        if config.tls.is_none() && !identities.is_empty() {
+            self.mistake(at, "an [[identity]] is proved by a certificate: add [tls] and run posh-executor init");
+        }
+        for Read { identity, exports } in identities {
+            for (name, at) in exports {
+                if !config.exports.iter().any(|export| export.name == name) {
+                    self.mistake(at, format!("no [[export]] is named `{name}`"));
+                }
+            }
+            config.identities.push(identity);
+        }
+    }
+}
+
+/// Identities stand in logs and in certificates: a word, at most 64 bytes long.
+///
+/// # Errors
+/// A sentence.
+pub fn check_identity(name: &str) -> Result<(), String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+    if !name.is_empty() && name.len() <= 64 && name.bytes().all(is_plain) {
+        return Ok(());
+    }
+    Err(format!("`{name}` is no name for an identity: letters, digits and - _ . @, at most 64"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, String> {
+        let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
+        Config::parse("executor.toml", &format!("{export}{text}")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn identities_are_read() {
+        let text = "[tls]\ndir = \"/etc/x\"\n[[identity]]\nname = \"ada\"\nuser = \"root\"\nexports = [\"logs\"]\n\
+                    read_only = true\ncommands = [\"cat\"]\nmax_runs = 3\nmax_memory_mb = 2\nmax_buffered_mb = 1\n\
+                    [limits]\nmax_processes = 9\nmax_cpu_pressure = 50\n";
+        let config = read(text).unwrap();
+        assert_eq!(config.tls, Some(TlsConfig { directory: "/etc/x".into() }));
+        let ada = &config.identities[0];
+        assert_eq!((ada.name.as_str(), ada.user.as_ref().map(|user| user.uid)), ("ada", Some(0)));
+        assert_eq!(ada.exports, Some(BTreeSet::from(["logs".to_owned()])));
+        assert!(ada.read_only && ada.commands.as_ref().is_some_and(|commands| commands.contains("cat")));
+        assert_eq!((ada.limits.runs, ada.limits.processes), (Some(3), None));
+        assert_eq!((ada.limits.memory_bytes, ada.limits.buffered_bytes), (Some(2 << 20), Some(1 << 20)));
+        assert_eq!((config.bounds.processes, config.bounds.cpu_pressure), (9, Some(50)));
+    }
+
+    #[test]
+    fn mistakes_have_their_places_all_at_once() {
+        let text = "[tls]\ndir = \"etc\"\n[[identity]]\nname = \"a b\"\nuser = \"no-such-user-here\"\nexports = [\"lags\"]\n\
+                    max_runs = 0\n[[identity]]\nname = \"c\"\ncolour = 1\nuser = \"root\"\n[limits]\nmax_runs = 1\n";
+        let all = read(text).unwrap_err();
+        for expected in [
+            "executor.toml:5:7: `dir` of [tls] must be absolute, not `etc`",
+            "executor.toml:7:8: `a b` is no name for an identity",
+            "executor.toml:8:8: this machine has no user `no-such-user-here`",
+            "executor.toml:9:12: no [[export]] is named `lags`",
+            "executor.toml:10:12: `max_runs` must be a whole number above 0",
+            "executor.toml:13:1: unknown key `colour` of [[identity]]",
+            "executor.toml:16:1: unknown key `max_runs` of [limits]",
+        ] {
+            assert!(all.contains(expected), "missing {expected:?} in:\n{all}");
+        }
+        assert_eq!(all.lines().count(), 7, "{all}");
+    }
+
+    #[test]
+    fn identities_need_certificates_and_a_user() {
+        let all = read("[[identity]]\nname = \"ada\"\n").unwrap_err();
+        assert!(all.contains("add [tls] and run posh-executor init"), "{all}");
+        assert_eq!(all.contains("would run as root"), geteuid().is_root(), "{all}");
+    }
+
+    #[test]
+    fn with_certificates_other_machines_may_come() {
+        let text = "[tls]\n";
+        let listen = "listen = \"0.0.0.0:7400\"\n";
+        let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
+        let config = Config::parse("executor.toml", &format!("{listen}{export}{text}")).unwrap();
+        assert_eq!(config.tls.map(|tls| tls.directory), Some(crate::tls::DEFAULT_DIRECTORY.into()));
+    }
+}

@@ -1,0 +1,69 @@
+//! How much of the machine one identity may use at a time.
+
+/// Bounds of one identity. `None` is no bound of its own: the whole executor's apply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Runs at a time.
+    pub runs: Option<usize>,
+    /// Commands at a time, over all runs.
+    pub processes: Option<usize>,
+    /// Bytes that the executor holds for the identity's streams.
+    pub buffered_bytes: Option<usize>,
+    /// Connections at a time.
+    pub connections: Option<usize>,
+    /// Calls in a second; twice as many at once.
+    pub calls_per_second: Option<u32>,
+    /// Memory of one command. Applied where the command is started.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Bounds of the whole executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Runs at a time.
+    pub runs: usize,
+    /// Commands at a time, over all runs.
+    pub processes: usize,
+    /// Bytes that are held for streams, pipes included.
+    pub buffered_bytes: usize,
+    /// Connections at a time of those who are let in.
+    pub connections: usize,
+    /// Load average above which nothing new is begun, for each core.
+    pub load_per_core: Option<u32>,
+    /// Per cent of the last ten seconds in which something waited for memory (PSI).
+    pub memory_pressure: Option<u32>,
+    /// The same for a processor.
+    pub cpu_pressure: Option<u32>,
+    /// The same for a disk.
+    pub io_pressure: Option<u32>,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            // Each costs a supervising process and its commands; beyond that the machine
+            // is better left to finish them.
+            runs: 512,
+            // 512 pipelines of 32; the kernel's own limit is often 32,768.
+            processes: 16_384,
+            // A run has some 4 MiB.
+            buffered_bytes: 4 << 30,
+            // A gateway has one.
+            connections: 1024,
+            // Far beyond any use: a machine that is being lost.
+            load_per_core: Some(64),
+            memory_pressure: Some(60),
+            // Commands that wait for each other's processor or disk still get on.
+            cpu_pressure: None,
+            io_pressure: None,
+        }
+    }
+}
+
+impl Bounds {
+    /// No bound for the machine's own load.
+    #[must_use]
+    pub fn unbounded() -> Self {
+        Self { load_per_core: None, memory_pressure: None, ..Self::default() }
+    }
+}

@@ -1,0 +1,412 @@
+//! How much of the machine is in use, by whom, and whether there is room for more. A run
+//! is admitted with all that it will need, or refused at once with the limit in the way;
+//! nothing waits here, since the workstation can run the commands itself.
+
+mod pressure;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use posh_proto::executor::{self, StatusReply, rejected::Kind};
+use tokio::sync::watch;
+
+use self::pressure::Pressure;
+use crate::{
+    callers::Caller,
+    config::{Bounds, Limits},
+    error::Refusal,
+};
+
+/// An identity that uses something already may have three times what would be left free. One
+/// greedy identity so gets three quarters, two get 43 % each: there is always something left
+/// for one that comes later ("dynamic thresholds", Choudhury and Hahne, 1998).
+const SHARE_OF_FREE: usize = 3;
+
+/// Calls that may come at once, in seconds' worth of the steady rate.
+const BURST_S: f64 = 2.0;
+
+/// What a run needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Need {
+    /// Its commands.
+    pub processes: usize,
+    /// What may be held for its streams, here and in pipes.
+    pub buffered_bytes: usize,
+}
+
+/// The accounts of all identities; `None` is who needs no identity.
+#[derive(Debug)]
+pub struct Load {
+    bounds: Bounds,
+    /// Others may come that must find room.
+    is_shared: bool,
+    state: Mutex<State>,
+    running: watch::Sender<usize>,
+    pressure: Pressure,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    whole: Usage,
+    by: HashMap<Option<String>, Account>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Usage {
+    runs: usize,
+    processes: usize,
+    buffered_bytes: usize,
+    connections: usize,
+    refused: u64,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    usage: Usage,
+    calls: Option<Bucket>,
+}
+
+/// Calls that may still be made, filling up steadily.
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    since: Instant,
+}
+
+/// One limit, as it is asked whether there is room.
+struct Limit {
+    name: &'static str,
+    want: usize,
+    own: usize,
+    own_limit: Option<usize>,
+    whole: usize,
+    whole_limit: usize,
+}
+
+/// The room that a run has; given back when dropped.
+#[derive(Debug)]
+pub struct RunShare {
+    load: Arc<Load>,
+    identity: Option<String>,
+    need: Need,
+}
+
+/// The room that a connection has; given back when dropped.
+#[derive(Debug)]
+pub struct ConnectionShare {
+    load: Arc<Load>,
+    identity: Option<String>,
+}
+
+impl Load {
+    /// Nothing is in use. `is_shared` when there are several identities to be fair to.
+    #[must_use]
+    pub fn new(bounds: Bounds, is_shared: bool) -> Self {
+        Self {
+            pressure: Pressure::new(&bounds),
+            bounds,
+            is_shared,
+            state: Mutex::default(),
+            running: watch::Sender::new(0),
+        }
+    }
+
+    /// Room for a run, or why there is none.
+    pub(crate) fn admit_run(self: &Arc<Self>, caller: &Caller, need: Need) -> Result<RunShare, Refusal> {
+        let refused_by_machine = self.pressure.refusal();
+        let mut state = self.state.lock().expect("not poisoned");
+        let usage = state.account(caller).usage;
+        let limits = [
+            Limit {
+                name: "concurrent runs",
+                want: 1,
+                own: usage.runs,
+                own_limit: caller.limits.runs,
+                whole: state.whole.runs,
+                whole_limit: self.bounds.runs,
+            },
+            Limit {
+                name: "processes",
+                want: need.processes,
+                own: usage.processes,
+                own_limit: caller.limits.processes,
+                whole: state.whole.processes,
+                whole_limit: self.bounds.processes,
+            },
+            Limit {
+                name: "buffered bytes",
+                want: need.buffered_bytes,
+                own: usage.buffered_bytes,
+                own_limit: caller.limits.buffered_bytes,
+                whole: state.whole.buffered_bytes,
+                whole_limit: self.bounds.buffered_bytes,
+            },
+        ];
+        let full = limits.iter().find_map(|limit| limit.refusal(caller.name(), self.is_shared));
+        if let Some(message) = full.or(refused_by_machine) {
+            state.whole.refused += 1;
+            state.account(caller).usage.refused += 1;
+            return Err(Refusal::new(Kind::Overloaded, message));
+        }
+        state.whole.take(need);
+        state.account(caller).usage.take(need);
+        let running = state.whole.runs;
+        drop(state);
+        self.running.send_replace(running);
+        Ok(RunShare { load: self.clone(), identity: caller.identity.clone(), need })
+    }
+
+    /// Room for a connection, or why there is none.
+    pub(crate) fn admit_connection(self: &Arc<Self>, caller: &Caller) -> Result<ConnectionShare, String> {
+        let mut state = self.state.lock().expect("not poisoned");
+        let own = state.account(caller).usage.connections;
+        let limit = Limit {
+            name: "connections",
+            want: 1,
+            own,
+            own_limit: caller.limits.connections,
+            whole: state.whole.connections,
+            whole_limit: self.bounds.connections,
+        };
+        if let Some(message) = limit.refusal(caller.name(), self.is_shared) {
+            return Err(message);
+        }
+        state.whole.connections += 1;
+        state.account(caller).usage.connections += 1;
+        Ok(ConnectionShare { load: self.clone(), identity: caller.identity.clone() })
+    }
+
+    /// Counts a call; refuses one too many in too short a time.
+    pub(crate) fn admit_call(&self, caller: &Caller) -> Result<(), Refusal> {
+        let Some(rate) = caller.limits.calls_per_second else { return Ok(()) };
+        let mut state = self.state.lock().expect("not poisoned");
+        let account = state.account(caller);
+        let full = f64::from(rate) * BURST_S;
+        let bucket = account.calls.get_or_insert_with(|| Bucket { left: full, since: Instant::now() });
+        let now = Instant::now();
+        bucket.left = (bucket.left + now.duration_since(bucket.since).as_secs_f64() * f64::from(rate)).min(full);
+        bucket.since = now;
+        if bucket.left >= 1.0 {
+            bucket.left -= 1.0;
+            return Ok(());
+        }
+        account.usage.refused += 1;
+        state.whole.refused += 1;
+        let message = format!("{} is at its limit of {rate} calls a second on this executor", caller.name());
+        Err(Refusal::new(Kind::Overloaded, message))
+    }
+
+    /// Resolves when no run is left.
+    pub async fn idle(&self) {
+        // The sender lives as long as we do.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+    }
+
+    /// Runs that are under way.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        *self.running.borrow()
+    }
+
+    /// What `caller` may know of it: its own account, and the sum of all.
+    #[must_use]
+    pub fn status(&self, caller: &Caller) -> StatusReply {
+        let (load_average, memory_pressure) = self.pressure.now();
+        let refusing = self.pressure.refusal().unwrap_or_default();
+        let mut state = self.state.lock().expect("not poisoned");
+        let own = state.account(caller).usage;
+        let bounds = Limits {
+            runs: Some(self.bounds.runs),
+            processes: Some(self.bounds.processes),
+            buffered_bytes: Some(self.bounds.buffered_bytes),
+            connections: Some(self.bounds.connections),
+            ..Limits::default()
+        };
+        StatusReply {
+            identity: caller.identity.clone().unwrap_or_default(),
+            user: caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
+            own: Some(own.reply(&caller.limits)),
+            whole: Some(state.whole.reply(&bounds)),
+            load_average,
+            memory_pressure,
+            refusing,
+            ..StatusReply::default()
+        }
+    }
+}
+
+impl State {
+    fn account(&mut self, caller: &Caller) -> &mut Account {
+        self.by.entry(caller.identity.clone()).or_default()
+    }
+}
+
+impl Usage {
+    fn take(&mut self, need: Need) {
+        self.runs += 1;
+        self.processes += need.processes;
+        self.buffered_bytes += need.buffered_bytes;
+    }
+
+    fn give_back(&mut self, need: Need) {
+        self.runs -= 1;
+        self.processes -= need.processes;
+        self.buffered_bytes -= need.buffered_bytes;
+    }
+
+    fn reply(&self, limits: &Limits) -> executor::Usage {
+        let limit = |limit: Option<usize>| limit.unwrap_or(0) as u64;
+        executor::Usage {
+            runs: self.runs as u64,
+            max_runs: limit(limits.runs),
+            processes: self.processes as u64,
+            max_processes: limit(limits.processes),
+            buffered_bytes: self.buffered_bytes as u64,
+            max_buffered_bytes: limit(limits.buffered_bytes),
+            connections: self.connections as u64,
+            max_connections: limit(limits.connections),
+            refused: self.refused,
+        }
+    }
+}
+
+impl Limit {
+    /// Which limit is in the way, if one is.
+    fn refusal(&self, who: &str, is_shared: bool) -> Option<String> {
+        let Self { name, want, own, own_limit, whole, whole_limit } = self;
+        if own_limit.is_some_and(|limit| own + want > limit) {
+            return Some(format!("{who} is at its limit of {name} on this executor"));
+        }
+        let free = whole_limit.saturating_sub(*whole);
+        if *want > free {
+            return Some(format!("the executor is at its limit of {name}"));
+        }
+        // Whoever has nothing yet may take what there is.
+        if is_shared && *own > 0 && own + want > (free - want).saturating_mul(SHARE_OF_FREE) {
+            return Some(format!("{who} has its share of the executor's {name}; the rest is for others"));
+        }
+        None
+    }
+}
+
+impl Drop for RunShare {
+    fn drop(&mut self) {
+        let mut state = self.load.state.lock().expect("not poisoned");
+        state.whole.give_back(self.need);
+        if let Some(account) = state.by.get_mut(&self.identity) {
+            account.usage.give_back(self.need);
+        }
+        let running = state.whole.runs;
+        drop(state);
+        self.load.running.send_replace(running);
+    }
+}
+
+impl Drop for ConnectionShare {
+    fn drop(&mut self) {
+        let mut state = self.load.state.lock().expect("not poisoned");
+        state.whole.connections -= 1;
+        if let Some(account) = state.by.get_mut(&self.identity) {
+            account.usage.connections -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    fn caller(name: &str, limits: Limits) -> Caller {
+        Caller { identity: Some(name.to_owned()), limits, ..Caller::anybody(&Config::new(Vec::new())) }
+    }
+
+    fn load(runs: usize, is_shared: bool) -> Arc<Load> {
+        Arc::new(Load::new(Bounds { runs, ..Bounds::default() }, is_shared))
+    }
+
+    fn fill(load: &Arc<Load>, caller: &Caller) -> (Vec<RunShare>, String) {
+        let mut shares = Vec::new();
+        loop {
+            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1 }) {
+                Ok(share) => shares.push(share),
+                Err(refusal) => return (shares, refusal.message),
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_gets_the_last_places_of_a_shared_executor() {
+        let load = load(512, true);
+        let (first, second, third) =
+            (caller("a", Limits::default()), caller("b", Limits::default()), caller("c", Limits::default()));
+        let (of_first, why) = fill(&load, &first);
+        assert_eq!(
+            (of_first.len(), why.as_str()),
+            (384, "a has its share of the executor's concurrent runs; the rest is for others")
+        );
+        let (of_second, _) = fill(&load, &second);
+        assert!((90..128).contains(&of_second.len()), "{}", of_second.len());
+        assert!(!fill(&load, &third).0.is_empty());
+        drop(of_first);
+        assert!(fill(&load, &second).0.len() > 200);
+        assert_eq!(load.running(), of_second.len());
+    }
+
+    #[test]
+    fn small_executors_are_fair_too() {
+        for runs in 2..8 {
+            let load = load(runs, true);
+            let (first, _) = fill(&load, &caller("a", Limits::default()));
+            let (second, _) = fill(&load, &caller("b", Limits::default()));
+            assert!(!first.is_empty() && !second.is_empty(), "{runs}");
+        }
+    }
+
+    #[test]
+    fn who_is_alone_may_have_it_all() {
+        let (shares, why) = fill(&load(3, false), &Caller::anybody(&Config::new(Vec::new())));
+        assert_eq!((shares.len(), why.as_str()), (3, "the executor is at its limit of concurrent runs"));
+    }
+
+    #[test]
+    fn own_limits_name_themselves() {
+        let load = load(512, true);
+        let need = Need { processes: 4, buffered_bytes: 100 };
+        for (limits, shares, what) in [
+            (Limits { runs: Some(2), ..Limits::default() }, 2, "concurrent runs"),
+            (Limits { processes: Some(11), ..Limits::default() }, 2, "processes"),
+            (Limits { buffered_bytes: Some(99), ..Limits::default() }, 0, "buffered bytes"),
+        ] {
+            let caller = caller(what, limits);
+            let held: Vec<_> = (0..shares).map(|_| load.admit_run(&caller, need).unwrap()).collect();
+            let refusal = load.admit_run(&caller, need).unwrap_err();
+            assert_eq!(refusal.kind, Kind::Overloaded);
+            assert_eq!(refusal.message, format!("{what} is at its limit of {what} on this executor"));
+            assert_eq!(load.status(&caller).own.unwrap().refused, 1);
+            drop(held);
+            assert_eq!(load.status(&caller).own.unwrap().processes, 0);
+        }
+    }
+
+    #[test]
+    fn calls_are_counted_by_the_second() {
+        let load = load(1, false);
+        let caller = caller("a", Limits { calls_per_second: Some(1), ..Limits::default() });
+        let admitted = (0..10).filter(|_| load.admit_call(&caller).is_ok()).count();
+        assert!((2..=3).contains(&admitted), "{admitted}");
+    }
+
+    #[test]
+    fn connections_are_bounded_by_identity() {
+        let load = load(1, true);
+        let caller = caller("a", Limits { connections: Some(1), ..Limits::default() });
+        let held = load.admit_connection(&caller).unwrap();
+        assert!(load.admit_connection(&caller).unwrap_err().contains("limit of connections"));
+        drop(held);
+        assert!(load.admit_connection(&caller).is_ok());
+    }
+}

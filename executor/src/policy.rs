@@ -1,0 +1,224 @@
+//! What a gateway may have run here, and what of the mounts each command reaches: decided by this
+//! server's own reading of the command's words, whatever the gateway says of it. A gateway that does not keep to its
+//! annotations (`tar --to-command`, `sort --compress-program`, LD_PRELOAD) is refused before
+//! anything is looked at.
+//!
+//! Not decided here: where paths lead, which only the runner can see (`fence`, `paths`).
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::Path,
+};
+
+use posh_annotations::{CurrentDir, FileKind, Invocation, Library, TerminalUse};
+use posh_proto::{
+    executor::{ClientFile, Stage, descriptor::Source, rejected::Kind},
+    rule::{self, Rule},
+};
+
+use crate::{
+    config::{Commands, Confinement},
+    error::Refusal,
+    runner::{
+        is_shown,
+        wire::{Access, Fence, Grant},
+    },
+    tools,
+};
+
+/// Variables that count for every command, and so come with every run.
+const COMMON_ENVIRONMENT: [&str; 7] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME", "TERM"];
+
+/// Variables by which another program or library is started than the one that is named. They come with no run, not even of
+/// commands that nothing is known of.
+const LOADING: [&str; 14] = [
+    "LD_*",
+    "GLIBC_TUNABLES",
+    "GCONV_PATH",
+    "LOCPATH",
+    "BASH_ENV",
+    "ENV",
+    "BASH_FUNC_*",
+    "SHELLOPTS",
+    "BASHOPTS",
+    "PS4",
+    "IFS",
+    "PERL5*",
+    "PYTHON*",
+    "MALLOC_*",
+];
+
+/// The one file of the system that the workstation may replace for every command: its time zone.
+const LOCALTIME: &str = "/etc/localtime";
+
+/// What may run, and what it reaches.
+pub struct Policy {
+    commands: Commands,
+    library: Library,
+    /// Rules of exactness are switched off in a debug build: gateways then ask for what annotations keep to themselves.
+    is_lax: bool,
+}
+
+impl Policy {
+    /// Reads the annotations of the server's own; the second is what is wrong with them, sentence by sentence.
+    pub fn new(confinement: &Confinement) -> (Self, Vec<String>) {
+        let (library, mistakes) = Library::load(&confinement.annotations);
+        let is_lax = Rule::ALL.iter().any(|rule| !rule::holds(*rule));
+        let policy = Self { commands: confinement.commands.clone(), library, is_lax };
+        (policy, mistakes.iter().map(ToString::to_string).collect())
+    }
+
+    /// Whether a command of that name may run at all.
+    pub fn allows(&self, name: &str) -> bool {
+        match &self.commands {
+            Commands::Annotated => self.knows(name),
+            Commands::Listed(names) => names.contains(name),
+            Commands::Any => true,
+        }
+    }
+
+    /// What the stages of a run reach, in their order, or why one does not run here.
+    pub fn fences(&self, stages: &[Stage], client_files: &[ClientFile]) -> Result<Vec<Fence>, Refusal> {
+        let mut shown = vec![LOCALTIME.to_owned()];
+        let fences = stages
+            .iter()
+            .map(|stage| self.fence(stage, &mut shown).map_err(|refusal| refusal.at(stage.id)))
+            .collect::<Result<_, _>>()?;
+        client_files.iter().try_for_each(|file| check_client_file(file, &shown))?;
+        Ok(fences)
+    }
+
+    /// Adds the configuration files that the command reads to `shown`.
+    fn fence(&self, stage: &Stage, shown: &mut Vec<String>) -> Result<Fence, Refusal> {
+        check_name(stage)?;
+        let name = &stage.program;
+        if !self.allows(name) {
+            return Err(refuse(format!("this executor does not run {name}")));
+        }
+        if let Some(variable) = stage.env.iter().find(|variable| is_one_of(&variable.name, &LOADING)) {
+            return Err(refuse_variable(name, &variable.name));
+        }
+        let everything = Fence { everything: true, grants: Vec::new() };
+        match self.read(stage) {
+            Ok(invocation) => {
+                shown.extend(invocation.client_files.iter().cloned());
+                Ok(Fence { everything: false, grants: grants(&invocation) })
+            }
+            Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
+            // Listed by the administrator, although nobody has described it.
+            Err(_) if !self.knows(name) => Ok(everything),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    fn knows(&self, name: &str) -> bool {
+        self.library.commands().any(|known| known == name)
+    }
+
+    /// Reads a command as this server's annotations do.
+    fn read(&self, stage: &Stage) -> Result<Invocation, Refusal> {
+        let argv: Vec<OsString> = stage.argv.iter().map(|word| OsString::from_vec(word.to_vec())).collect();
+        let lookup = |name: &str| {
+            let found = stage.env.iter().find(|variable| variable.name == name.as_bytes())?;
+            Some(OsStr::from_bytes(&found.value).to_owned())
+        };
+        let invocation = self
+            .library
+            .classify(&stage.program, &argv, &lookup)
+            .map_err(|unknown| refuse(format!("this executor does not run it: {unknown}")))?;
+        let refused = |why: &str| Err(refuse(format!("this executor does not run {}: {why}", invocation.command)));
+        if invocation.needs_network {
+            return refused("it needs the network");
+        }
+        if invocation.terminal == TerminalUse::Interactive && has_terminal(stage) {
+            return refused("it may ask on a terminal");
+        }
+        if invocation.files.iter().any(|file| file.kind == FileKind::ListFile) {
+            return refused("its files are named in a file");
+        }
+        let known = |name: &[u8]| is_one_of(name, &COMMON_ENVIRONMENT) || is_one_of(name, &invocation.environment);
+        match stage.env.iter().find(|variable| !known(&variable.name)) {
+            Some(variable) => Err(refuse_variable(&invocation.command, &variable.name)),
+            None => Ok(invocation),
+        }
+    }
+}
+
+/// The program is a name. What it is called by may be anything (`exec -a`) but the name of another program: there are
+/// files that are many programs, by the name that they are called by.
+fn check_name(stage: &Stage) -> Result<(), Refusal> {
+    let name = &stage.program;
+    if name.is_empty() || name.contains('/') {
+        return Err(refuse(format!("{name:?} is not the name of a command")));
+    }
+    let called = stage.argv.first().and_then(|word| Path::new(OsStr::from_bytes(word)).file_name());
+    let called = called.unwrap_or_default().to_string_lossy();
+    let called = called.strip_prefix('-').unwrap_or(&called);
+    if called != name && tools::find(called).is_some() {
+        return Err(refuse(format!("{name} would be called by the name of another program, {called}")));
+    }
+    Ok(())
+}
+
+/// What a program of the server reads for its own start is not the workstation's to replace.
+fn check_client_file(file: &ClientFile, shown: &[String]) -> Result<(), Refusal> {
+    let path = Path::new(OsStr::from_bytes(&file.path));
+    let is_plain = path.is_absolute() && !path.components().any(|part| part == std::path::Component::ParentDir);
+    if is_plain && (!is_shown(path) || shown.iter().any(|known| path == Path::new(known))) {
+        return Ok(());
+    }
+    Err(refuse(format!("{} is not the workstation's to replace", path.display())))
+}
+
+fn grants(invocation: &Invocation) -> Vec<Grant> {
+    let mut grants: Vec<Grant> = Vec::new();
+    for file in &invocation.files {
+        let access = match file.kind {
+            FileKind::InputFile | FileKind::InputDir | FileKind::ListFile => Access::Read,
+            FileKind::OutputFile => Access::Output,
+            FileKind::OutputDir | FileKind::InoutFile => Access::Change,
+        };
+        grants.push(Grant { no_follow: file.no_follow, ..grant(file.path.as_bytes(), access) });
+    }
+    let directory = invocation.working_dir.as_ref().map_or(&b"."[..], |directory| directory.as_bytes());
+    let changes =
+        invocation.current_dir == CurrentDir::Writes || (invocation.working_dir.is_some() && invocation.side_effects);
+    let access = if changes { Access::Change } else { Access::Read };
+    if invocation.current_dir != CurrentDir::Unused || invocation.working_dir.is_some() {
+        grants.push(grant(directory, access));
+    }
+    if !invocation.searches_up.is_empty() {
+        let up_to = invocation.searches_up.clone();
+        grants.push(Grant { up_to: up_to.clone(), ..grant(directory, access) });
+        // What is the command's own it keeps in order also where it only asks: git writes its index anew.
+        for below in &invocation.own_directories {
+            grants.push(Grant { up_to: up_to.clone(), below: below.clone(), ..grant(directory, Access::Change) });
+        }
+    }
+    grants
+}
+
+fn grant(path: &[u8], access: Access) -> Grant {
+    Grant { path: path.to_vec(), access: access.into(), ..Grant::default() }
+}
+
+fn has_terminal(stage: &Stage) -> bool {
+    stage.descriptors.iter().any(|descriptor| matches!(descriptor.source, Some(Source::Pty(_))))
+}
+
+/// By names, or prefixes with `*` at their end.
+fn is_one_of<T: AsRef<str>>(name: &[u8], patterns: &[T]) -> bool {
+    patterns.iter().map(AsRef::as_ref).any(|pattern| match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix.as_bytes()),
+        None => name == pattern.as_bytes(),
+    })
+}
+
+fn refuse(message: impl Into<String>) -> Refusal {
+    Refusal::new(Kind::NotAllowed, message)
+}
+
+fn refuse_variable(command: &str, name: &[u8]) -> Refusal {
+    refuse(format!("{} is no variable that {command} is given here", String::from_utf8_lossy(name)))
+}

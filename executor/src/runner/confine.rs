@@ -1,0 +1,192 @@
+//! What a runner's processes give up, besides what the namespaces hide: privileges,
+//! system calls that no command needs, another user's rights. It is given up by the keeper and
+//! the supervisors, once for all commands that they fork; the files that a
+//! single command reaches are the matter of `fence`.
+//!
+//! Nothing here is undone by execve(2): no program gives its caller further rights.
+
+use std::{fmt, fs, os::fd::OwnedFd};
+
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{prctl, utsname::uname},
+    unistd::{Gid, Uid, fchdir, geteuid, setgroups, setresgid, setresuid},
+};
+use posh_proto::executor::rejected::Kind;
+
+use super::{
+    fence, filter,
+    wire::{Bounds, Isolation, Reached, ViewSpec, ViewUser},
+};
+use crate::{config::Level, error::Refusal, sys};
+
+/// What root can do with files (capabilities(7)): CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID. A command
+/// of root keeps these, since without them `tar -x` and `cat` would not do what they do for root; all else is lost.
+const ROOTS_FILES: u64 = 0b1_1111;
+
+/// A directory in which a command already is may be locked against it, and stays its directory all the same: entering it takes
+/// DAC_READ_SEARCH. It is in force for that one call only, and no program gets it.
+const SEARCH: u64 = 1 << 2;
+
+/// What the keeper needs to give its supervisors their user: SETGID, SETUID; and KILL, to end them.
+const KEEPERS: u64 = ROOTS_FILES | 1 << 5 | 1 << 6 | 1 << 7;
+
+/// Gives up all that no supervisor needs. Called when the view stands, by a process that has one thread.
+pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
+    let failed = |what: &str, errno: Errno| Refusal::new(Kind::NoNamespace, format!("cannot {what}: {}", errno.desc()));
+    let mut reached = namespaces(spec);
+    // Nobody may look into our memory or descriptors: one of these leads to the root's writable side.
+    prctl::set_dumpable(false).map_err(|errno| failed("hide the runner from its commands", errno))?;
+    prctl::set_no_new_privs().map_err(|errno| failed("give up new privileges", errno))?;
+    if geteuid().is_root() || spec.isolation() != Isolation::Nothing {
+        let is_roots = geteuid().is_root() && spec.user.as_ref().is_none_or(|user| user.uid == 0);
+        sys::bound_capabilities(if is_roots { ROOTS_FILES } else { 0 })
+            .and_then(|()| match geteuid().is_root() {
+                true => sys::keep_capabilities(KEEPERS, KEEPERS),
+                false => sys::keep_capabilities(SEARCH, 0),
+            })
+            .map_err(|errno| failed("give up capabilities", errno))?;
+    }
+    match filter::apply() {
+        Ok(()) => reached.has.push("seccomp".to_owned()),
+        Err(why) => reached.lacks.push(format!("seccomp ({why})")),
+    }
+    match fence::version() {
+        Some(version) => reached.has.push(format!("landlock {version}")),
+        None => reached.lacks.push("landlock (the kernel has none)".to_owned()),
+    }
+    Ok(reached)
+}
+
+/// Takes the rights of whose commands these are; called by a supervisor, before it looks at any path.
+pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
+    if !geteuid().is_root() {
+        return Ok(());
+    }
+    if let Some(ViewUser { uid, gid, groups, .. }) = user.filter(|user| user.uid != 0) {
+        let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+        setgroups(&groups)?;
+        let (uid, gid) = (Uid::from_raw(*uid), Gid::from_raw(*gid));
+        setresgid(gid, gid, gid)?;
+        sys::keep_capabilities_of_others(true)?;
+        setresuid(uid, uid, uid)?;
+        sys::keep_capabilities_of_others(false)?;
+        return sys::keep_capabilities(SEARCH, 0);
+    }
+    sys::keep_capabilities(ROOTS_FILES, ROOTS_FILES)
+}
+
+/// Enters a command's directory, in the command's own process; after that, no rights are left but its user's.
+pub fn enter_directory(directory: &OwnedFd) -> nix::Result<()> {
+    let entered = match fchdir(directory) {
+        Err(Errno::EACCES) => sys::keep_capabilities(SEARCH, SEARCH).and_then(|()| fchdir(directory)),
+        other => other,
+    };
+    if !geteuid().is_root() {
+        sys::keep_capabilities(0, 0)?;
+    }
+    entered
+}
+
+/// Sets the bounds of one command; the workstation may have set lower ones.
+pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
+    // The core of a command would lie in a directory of the workstation.
+    sys::lower_limit(libc::RLIMIT_CORE, 0)?;
+    for (resource, bound) in [
+        (libc::RLIMIT_NPROC, bounds.processes),
+        (libc::RLIMIT_DATA, bounds.memory_bytes),
+        (libc::RLIMIT_FSIZE, bounds.file_bytes),
+    ] {
+        if bound > 0 {
+            sys::lower_limit(resource, bound)?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere the user's limit
+/// has to do, which root has not. Called before the view stands: its /proc has no settings.
+pub fn bound_processes(spec: &ViewSpec) {
+    /// The kernel takes no less: the first 300 numbers are used once only.
+    const LEAST: u64 = 302;
+    let is_own = spec.isolation() == Isolation::MountsAndProcesses && is_kernel_since(6, 14);
+    if is_own && spec.bounds.processes > 0 {
+        let _ = fs::write("/proc/sys/kernel/pid_max", spec.bounds.processes.max(LEAST).to_string());
+    }
+}
+
+/// Before, the setting was the whole machine's.
+fn is_kernel_since(major: u32, minor: u32) -> bool {
+    let Ok(name) = uname() else { return false };
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|version| version >= (major, minor))
+}
+
+impl Reached {
+    /// The level that this is.
+    pub fn level(&self) -> Level {
+        let has = |what: &str| self.has.iter().any(|one| one.starts_with(what));
+        match (has("mounts") && has("network"), has("processes") && has("seccomp") && has("landlock")) {
+            (true, true) => Level::Strict,
+            (true, false) => Level::Namespaces,
+            (false, _) => Level::None,
+        }
+    }
+}
+
+impl fmt::Display for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let level = self.level();
+        match (self.has.is_empty(), self.lacks.is_empty()) {
+            (true, _) => write!(f, "{level}; missing: {}", self.lacks.join(", ")),
+            (false, true) => write!(f, "{level}: {}", self.has.join(", ")),
+            (false, false) => write!(f, "{level}: {}; missing: {}", self.has.join(", "), self.lacks.join(", ")),
+        }
+    }
+}
+
+fn namespaces(spec: &ViewSpec) -> Reached {
+    let mut reached = Reached::default();
+    match spec.isolation() {
+        Isolation::Nothing => reached.lacks.push("mounts, processes and network of their own".to_owned()),
+        Isolation::Mounts => {
+            reached.has = ["mounts", "network"].map(str::to_owned).to_vec();
+            reached.lacks.push("processes of their own".to_owned());
+        }
+        Isolation::MountsAndProcesses => {
+            reached.has = ["mounts", "processes", "network"].map(str::to_owned).to_vec();
+        }
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reached_has_a_level() {
+        let reached = |has: &[&str], lacks: &[&str]| Reached {
+            has: has.iter().map(ToString::to_string).collect(),
+            lacks: lacks.iter().map(ToString::to_string).collect(),
+        };
+        for (has, lacks, expected) in [
+            (
+                &["mounts", "processes", "network", "seccomp", "landlock 7"][..],
+                &[][..],
+                "strict: mounts, processes, network, seccomp, landlock 7",
+            ),
+            (
+                &["mounts", "network", "seccomp"],
+                &["landlock (none)"],
+                "namespaces: mounts, network, seccomp; missing: landlock (none)",
+            ),
+            (&["seccomp", "landlock 1"], &["mounts"], "none: seccomp, landlock 1; missing: mounts"),
+            (&[], &["everything"], "none; missing: everything"),
+        ] {
+            assert_eq!(reached(has, lacks).to_string(), expected);
+        }
+    }
+}

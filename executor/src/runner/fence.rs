@@ -1,0 +1,258 @@
+//! What files one command reaches: a Landlock domain, made from what its annotation names. Not made here: the
+//! annotation's reading of the command (see `policy`), and what the whole view shows.
+//!
+//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads elsewhere
+//! a moment later leads to something that is not in the domain. What the domain lacks fails with
+//! EACCES, so too little of it would change what a command says: a command that writes gets the directory
+//! around its output too, since tools make their temporary files there.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope, make_bitflags,
+};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl, open},
+    libc,
+    sys::stat::{Mode, SFlag, fstat},
+};
+use posh_proto::executor::rejected::Kind;
+
+use super::{
+    paths::{find, landing, name_of},
+    view::{SHOWN, View, path_of},
+    wire::{Access, Fence, Grant, Isolation, ViewSpec},
+};
+use crate::error::Refusal;
+
+/// The newest version of Landlock that this file knows the rights of; of an older kernel's, what there is.
+const KNOWN: ABI = ABI::V7;
+
+/// What the server's programs are for.
+const PROGRAMS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile | ReadDir});
+const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
+const DEVICE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
+const OUTPUT: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
+/// Entries come and go, and nothing else in the directory can be read or written by it.
+const NAMES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | Refer
+});
+/// All but starting programs: those of an export are data. Sockets and devices are nothing that a command makes.
+const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
+});
+
+/// What commands use of the server's own tree, and how.
+const GROUND: [(&str, BitFlags<AccessFs>); 15] = [
+    ("/bin", PROGRAMS),
+    ("/sbin", PROGRAMS),
+    ("/lib", PROGRAMS),
+    ("/lib32", PROGRAMS),
+    ("/lib64", PROGRAMS),
+    ("/etc", READ),
+    ("/proc", READ),
+    ("/sys/devices/system/cpu", READ),
+    ("/dev", make_bitflags!(AccessFs::{ReadDir})),
+    ("/dev/null", DEVICE),
+    ("/dev/zero", DEVICE),
+    ("/dev/full", DEVICE),
+    ("/dev/random", DEVICE),
+    ("/dev/urandom", DEVICE),
+    ("/dev/tty", DEVICE),
+];
+
+/// Private to the view, so everything but starting what was put there.
+const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// What every command of a view may reach, resolved when the view stands.
+#[derive(Debug, Default)]
+pub struct Ground(Vec<(OwnedFd, BitFlags<AccessFs>)>);
+
+impl Ground {
+    /// Opens what there is; what is missing, nobody can reach.
+    pub fn new(spec: &ViewSpec) -> Self {
+        let shown = SHOWN.iter().map(|path| (*path, PROGRAMS));
+        let private = PRIVATE.iter().map(|path| (*path, CHANGE));
+        let own = GROUND.into_iter().chain(shown).chain(private).map(|(path, access)| (Path::new(path), access));
+        let files = spec.client_files.iter().map(|file| (path_of(&file.path), READ));
+        let files = files.filter(|_| spec.isolation() != Isolation::Nothing);
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        // Links at the top (/bin) lead to directories that are in the list themselves.
+        let open = |path: &Path| open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()).ok();
+        Self(own.chain(files).filter_map(|(path, access)| Some((open(path)?, access))).filter(is_no_link).collect())
+    }
+}
+
+fn is_no_link((fd, _): &(OwnedFd, BitFlags<AccessFs>)) -> bool {
+    fstat(fd).is_ok_and(|status| status.st_mode & libc::S_IFMT != libc::S_IFLNK)
+}
+
+/// The version of Landlock that this machine has, if any.
+pub fn version() -> Option<i32> {
+    crate::sys::landlock_version().ok().filter(|version| *version > 0)
+}
+
+/// A domain that waits to be entered.
+pub struct Domain(RulesetCreated);
+
+impl Domain {
+    /// Makes the domain of one command: the ground, what `fence` grants, and what the command has open.
+    pub fn new(view: &View, cwd: &OwnedFd, fence: &Fence, opened: &[impl AsFd]) -> Result<Self, Refusal> {
+        let failed =
+            |error: RulesetError| Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"));
+        let mut domain = Self(empty().map_err(failed)?);
+        for (fd, access) in &view.ground.0 {
+            domain.allow(fd, *access).map_err(failed)?;
+        }
+        for fd in opened {
+            domain.allow_opened(fd).map_err(failed)?;
+        }
+        if fence.everything {
+            for mount in view.mounts() {
+                domain.allow_path(mount, CHANGE).map_err(failed)?;
+            }
+            return Ok(domain);
+        }
+        domain.allow(cwd, AccessFs::ReadDir.into()).map_err(failed)?;
+        for grant in &fence.grants {
+            Resolver { view, cwd, domain: &mut domain }.grant(grant).map_err(failed)?;
+        }
+        Ok(domain)
+    }
+
+    /// Enters it, for good, with all that will be started.
+    pub fn enter(&self) -> nix::Result<()> {
+        let domain = self.0.try_clone().map_err(|_| Errno::EMFILE)?;
+        domain.restrict_self().map(drop).map_err(|_| Errno::EPERM)
+    }
+
+    fn allow(&mut self, at: &impl AsFd, access: BitFlags<AccessFs>) -> Result<(), RulesetError> {
+        (&mut self.0).add_rule(PathBeneath::new(at, access)).map(drop)
+    }
+
+    fn allow_path(&mut self, path: &Path, access: BitFlags<AccessFs>) -> Result<(), RulesetError> {
+        match open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
+            Ok(at) => self.allow(&at, access),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// What is open may be opened once more by the name that /dev/fd gives it, as it is open.
+    fn allow_opened(&mut self, fd: &impl AsFd) -> Result<(), RulesetError> {
+        let kind = fstat(fd).map_or(0, |status| status.st_mode & libc::S_IFMT);
+        let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).unwrap_or(0));
+        let access = match (SFlag::from_bits_truncate(kind), flags & OFlag::O_ACCMODE) {
+            (SFlag::S_IFCHR, _) => DEVICE,
+            (SFlag::S_IFREG, OFlag::O_RDONLY) => AccessFs::ReadFile.into(),
+            (SFlag::S_IFREG, OFlag::O_WRONLY) => AccessFs::WriteFile | AccessFs::Truncate,
+            (SFlag::S_IFREG, _) => OUTPUT,
+            _ => return Ok(()),
+        };
+        self.allow(fd, access)
+    }
+}
+
+fn empty() -> Result<RulesetCreated, RulesetError> {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(KNOWN))?
+        .handle_access(AccessNet::from_all(KNOWN))?
+        .scope(Scope::from_all(KNOWN))?
+        .create()
+}
+
+/// Turns grants into rules.
+struct Resolver<'a> {
+    view: &'a View,
+    cwd: &'a OwnedFd,
+    domain: &'a mut Domain,
+}
+
+impl Resolver<'_> {
+    fn grant(&mut self, grant: &Grant) -> Result<(), RulesetError> {
+        let path = match self.start(grant) {
+            Some(path) => path,
+            None => return Ok(()),
+        };
+        match grant.access() {
+            Access::Read => self.allow(&path, !grant.no_follow, READ).map(drop),
+            Access::Output => self.change(&path, grant.no_follow, (OUTPUT, NAMES)),
+            Access::Change => self.change(&path, grant.no_follow, (CHANGE, CHANGE)),
+        }
+    }
+
+    /// The path of a grant; by `up_to` that of the nearest directory above which has such an entry.
+    fn start(&self, grant: &Grant) -> Option<PathBuf> {
+        let path = path_of(&grant.path).to_owned();
+        if grant.up_to.is_empty() {
+            return Some(path);
+        }
+        let start = find(self.cwd, &path, true).and_then(|at| name_of(&at)).ok()?;
+        let mount = self.view.mount_of(&start)?;
+        let mut above = start.ancestors().take_while(|directory| directory.starts_with(mount));
+        let has = |directory: &&Path| grant.up_to.iter().any(|name| directory.join(name).symlink_metadata().is_ok());
+        above.find(has).map(|top| top.join(&grant.below))
+    }
+
+    /// Allows what a command writes, and as much of the directory around it as that takes.
+    fn change(
+        &mut self,
+        path: &Path,
+        no_follow: bool,
+        (access, around_file): (BitFlags<AccessFs>, BitFlags<AccessFs>),
+    ) -> Result<(), RulesetError> {
+        let around = match self.allow(path, !no_follow, access)? {
+            None => CHANGE,
+            Some(SFlag::S_IFDIR) => NAMES,
+            Some(_) => around_file,
+        };
+        let parent = match (path.parent(), path.file_name()) {
+            (Some(parent), Some(_)) if parent == Path::new("") => PathBuf::from("."),
+            (Some(parent), Some(_)) => parent.to_owned(),
+            // It ends in `..`, or is `.` or `/`.
+            _ => path.join(".."),
+        };
+        if self.allow(&parent, true, around)?.is_none()
+            && let Ok((deepest, _)) = landing(self.cwd, &parent, true)
+        {
+            self.allow(&deepest, true, around)?;
+        }
+        self.around_target(path, no_follow, around)
+    }
+
+    /// Where a link leads, things are made too.
+    fn around_target(&mut self, path: &Path, no_follow: bool, access: BitFlags<AccessFs>) -> Result<(), RulesetError> {
+        let is_link = find(self.cwd, path, false)
+            .and_then(|at| fstat(&at))
+            .is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFLNK);
+        if no_follow || !is_link {
+            return Ok(());
+        }
+        match landing(self.cwd, path, true) {
+            Ok((at, status)) if status.st_mode & libc::S_IFMT == libc::S_IFDIR => {
+                self.allow(&at, true, access).map(drop)
+            }
+            Ok((at, _)) => self.allow(at.parent().unwrap_or(&at), true, access).map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Allows what is at `path`, if it lies in a mount; gives its kind.
+    fn allow(&mut self, path: &Path, follow: bool, access: BitFlags<AccessFs>) -> Result<Option<SFlag>, RulesetError> {
+        let Ok(at) = find(self.cwd, path, follow) else { return Ok(None) };
+        let Ok(kind) = fstat(&at).map(|status| SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT)) else {
+            return Ok(None);
+        };
+        let is_inside = name_of(&at).is_ok_and(|name| self.view.mount_of(&name).is_some());
+        // A link can't be read or written, and the kernel takes no rule on one.
+        if is_inside && kind != SFlag::S_IFLNK {
+            self.domain.allow(&at, access)?;
+        }
+        Ok(Some(kind))
+    }
+}

@@ -1,0 +1,278 @@
+//! From the listener to connections whose peer is known. Whoever has not proved anything
+//! yet (a handshake that is not over, a connection without a certificate that counts) sits
+//! in a waiting room of fixed size, for a short time, and may say little: when the room is
+//! full the one who has been there longest goes. So ten thousand silent connections
+//! cost a fixed amount of memory, and one that knows what it wants gets through.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::{Sleep, sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+use super::serving::{Proof, Serving};
+use crate::{
+    admission::{Admission, Denied},
+    load::ConnectionShare,
+};
+
+/// Peers that have proved nothing yet. Each costs up to 100 KB (buffers of TLS and HTTP/2).
+const WAITING_ROOM: usize = 256;
+
+/// From the connection to the end of the handshake: four round trips, on a bad link.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What an enrolment takes. A gateway whose certificate does not count hears why, and goes.
+const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a stranger may say in that time: an enrolment has some 2 KB.
+const STRANGER_BYTES: usize = 256 << 10;
+
+/// Accepted connections that wait for the server to take them.
+const QUEUE: usize = 64;
+
+/// When there is nothing left to accept with (EMFILE), connections must end first.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Who is at the other end; in the extensions of every request.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Its address, where it has one.
+    pub address: Option<SocketAddr>,
+    /// What it has proved.
+    pub proof: Proof,
+}
+
+/// A connection that is let in, so far.
+pub struct Connection {
+    stream: Stream,
+    peer: Peer,
+    stranger: Option<Stranger>,
+    _share: Option<ConnectionShare>,
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Connections as they are let in; dropping it ends what is under way.
+pub struct Incoming {
+    accepted: ReceiverStream<io::Result<Connection>>,
+    _work: JoinSet<()>,
+}
+
+impl Incoming {
+    /// Accepts on `listener`, with TLS if there is any, for as long as this exists.
+    pub fn new(listener: TcpListener, tls: Option<Arc<Serving>>, admission: Admission) -> Self {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let mut work = JoinSet::new();
+        work.spawn(accept(listener, tls, admission, sender));
+        Self { accepted: ReceiverStream::new(receiver), _work: work }
+    }
+}
+
+impl tokio_stream::Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.accepted).poll_next(cx)
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: Option<Arc<Serving>>,
+    admission: Admission,
+    sender: mpsc::Sender<io::Result<Connection>>,
+) {
+    let room = Arc::new(WaitingRoom::default());
+    let mut handshakes = JoinSet::new();
+    loop {
+        // Those that are over, lest they pile up.
+        while handshakes.try_join_next().is_some() {}
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        match &tls {
+            None => {
+                // Nobody tells one such peer from another: beyond the bound they are turned away.
+                let Ok(share) = admission.connection(&Proof::NotAsked) else { continue };
+                let peer = Peer { address: Some(address), proof: Proof::NotAsked };
+                let connection =
+                    Connection { stream: Stream::Plain(stream), peer, stranger: None, _share: Some(share) };
+                if sender.send(Ok(connection)).await.is_err() {
+                    return;
+                }
+            }
+            Some(tls) => {
+                let (tls, admission, sender) = (tls.clone(), admission.clone(), sender.clone());
+                let seat = room.enter();
+                handshakes.spawn(async move {
+                    if let Some(connection) = shake_hands(&tls, (stream, address), seat, &admission).await {
+                        let _ = sender.send(Ok(connection)).await;
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// The handshake, and what follows from it; `None` when there is no use in going on.
+async fn shake_hands(
+    tls: &Serving,
+    (stream, address): (TcpStream, SocketAddr),
+    mut seat: Seat,
+    admission: &Admission,
+) -> Option<Connection> {
+    let acceptor = TlsAcceptor::from(tls.config.clone());
+    let shaken = tokio::select! {
+        _ = &mut seat.0 => return None,
+        shaken = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)) => shaken,
+    };
+    let stream = match shaken {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::debug!(%address, %error, "no handshake");
+            return None;
+        }
+        Err(_) => return None,
+    };
+    let mut proof = tls.proof(stream.get_ref().1.peer_certificates());
+    let mut share = None;
+    if let Proof::Certificate(_) = proof {
+        match admission.connection(&proof) {
+            Ok(admitted) => share = Some(admitted),
+            Err(Denied(why)) => proof = Proof::Useless(why),
+        }
+    }
+    let stranger = share.is_none().then(|| Stranger {
+        seat,
+        timeout: Box::pin(sleep(STRANGER_TIMEOUT)),
+        left_bytes: STRANGER_BYTES,
+    });
+    let peer = Peer { address: Some(address), proof };
+    Some(Connection { stream: Stream::Tls(Box::new(stream)), peer, stranger, _share: share })
+}
+
+/// Those who are there longest are in front.
+#[derive(Default)]
+struct WaitingRoom(Mutex<VecDeque<oneshot::Sender<()>>>);
+
+/// A place in the room; it resolves when somebody else needs it.
+struct Seat(oneshot::Receiver<()>);
+
+impl WaitingRoom {
+    fn enter(&self) -> Seat {
+        let (sender, receiver) = oneshot::channel();
+        let mut seats = self.0.lock().expect("not poisoned");
+        if seats.len() >= WAITING_ROOM {
+            seats.retain(|seat| !seat.is_closed());
+        }
+        if seats.len() >= WAITING_ROOM {
+            // Dropped, which its holder notices.
+            seats.pop_front();
+        }
+        seats.push_back(sender);
+        Seat(receiver)
+    }
+}
+
+/// The bounds of a connection whose peer is nobody.
+struct Stranger {
+    seat: Seat,
+    timeout: Pin<Box<Sleep>>,
+    left_bytes: usize,
+}
+
+impl Stranger {
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        self.left_bytes == 0
+            || self.timeout.as_mut().poll(cx).is_ready()
+            || Pin::new(&mut self.seat.0).poll(cx).is_ready()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.stranger.as_mut().is_some_and(|stranger| stranger.is_over(cx)) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        let before = buffer.filled().len();
+        let polled = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        };
+        if let Some(stranger) = &mut self.stranger {
+            stranger.left_bytes = stranger.left_bytes.saturating_sub(buffer.filled().len() - before);
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}

@@ -1,0 +1,194 @@
+//! The small certificate authority of one executor: a key that signs the executor's own
+//! certificate and those of the gateways that were enrolled. All keys are ECDSA P-256.
+//! Its files are read when something is to be signed, and not kept in memory.
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use posh_proto::{secret, token::Fingerprint};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SerialNumber,
+};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, pem::PemObject as _};
+use time::OffsetDateTime;
+
+use super::{AUTHORITY_FILE, SERVER_FILE, TlsError, now_s, provider};
+
+const DAY_S: u64 = 24 * 3600;
+
+/// Replacing the authority means to enrol everybody anew.
+pub const AUTHORITY_LIFETIME_S: u64 = 20 * 365 * DAY_S;
+/// The executor makes itself another one when a third is left.
+pub const SERVER_LIFETIME_S: u64 = 365 * DAY_S;
+/// Gateways get another one when a third is left, over the one that they have: a
+/// workstation that was away for longer is enrolled anew.
+pub const CLIENT_LIFETIME_S: u64 = 90 * DAY_S;
+/// Clocks differ.
+const BACKDATED_S: u64 = 3600;
+
+/// What was signed.
+#[derive(Debug, Clone)]
+pub struct Issued {
+    /// The certificate, DER.
+    pub certificate: CertificateDer<'static>,
+    /// The one that signed it, DER.
+    pub authority: CertificateDer<'static>,
+    /// From when to when it is good, seconds since 1970.
+    pub valid_s: Range<u64>,
+}
+
+/// The authority in one directory.
+#[derive(Debug, Clone)]
+pub struct Authority {
+    directory: PathBuf,
+}
+
+impl Authority {
+    /// Of that directory; looks at nothing.
+    #[must_use]
+    pub fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    /// Makes the authority, and a server certificate for `names`.
+    ///
+    /// # Errors
+    /// [`TlsError::Exists`], or when it can't be made or written.
+    pub fn create(&self, names: &[String]) -> Result<(), TlsError> {
+        let path = self.directory.join(AUTHORITY_FILE);
+        if path.symlink_metadata().is_ok() {
+            return Err(TlsError::Exists(self.directory.clone()));
+        }
+        let key = KeyPair::generate().map_err(make)?;
+        let now = now_s();
+        let mut params = parameters("posh executor authority", now - BACKDATED_S..now + AUTHORITY_LIFETIME_S)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let certificate = params.self_signed(&key).map_err(make)?;
+        secret::write(&path, &(key.serialize_pem() + &certificate.pem()))?;
+        self.renew_server(names)
+    }
+
+    /// Makes a new key and certificate for the executor itself, for host names and IP addresses.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn renew_server(&self, names: &[String]) -> Result<(), TlsError> {
+        let Signing { issuer, pem, .. } = self.signing()?;
+        let key = KeyPair::generate().map_err(make)?;
+        let now = now_s();
+        let mut params = parameters("posh executor", now - BACKDATED_S..now + SERVER_LIFETIME_S)?;
+        let named = CertificateParams::new(names).map_err(make)?;
+        params.subject_alt_names = named.subject_alt_names;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let certificate = params.signed_by(&key, &issuer).map_err(make)?;
+        // With the authority's own, which a gateway that enrols knows by its fingerprint.
+        let text = key.serialize_pem() + &certificate.pem() + &pem;
+        Ok(secret::write(&self.directory.join(SERVER_FILE), &text)?)
+    }
+
+    /// Signs a gateway's request for the usual time. Its key counts, whatever name it gives itself.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn issue(&self, request: &[u8], identity: &str) -> Result<Issued, TlsError> {
+        let now = now_s();
+        self.issue_for(request, identity, now - BACKDATED_S..now + CLIENT_LIFETIME_S)
+    }
+
+    /// The same for a time of one's own.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn issue_for(&self, request: &[u8], identity: &str, valid_s: Range<u64>) -> Result<Issued, TlsError> {
+        let Signing { issuer, certificate: authority, .. } = self.signing()?;
+        // This also checks that whoever asks has the key.
+        let request = CertificateSigningRequestDer::from(request);
+        let mut request = CertificateSigningRequestParams::from_der(&request).map_err(make)?;
+        request.params = parameters(identity, valid_s.clone())?;
+        request.params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        request.params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let certificate = request.signed_by(&issuer).map_err(make)?;
+        Ok(Issued { certificate: certificate.into(), authority, valid_s })
+    }
+
+    /// By which a token names it.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn fingerprint(&self) -> Result<Fingerprint, TlsError> {
+        Ok(Fingerprint::of(&self.signing()?.certificate))
+    }
+
+    /// The authority's certificate.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn certificate(&self) -> Result<CertificateDer<'static>, TlsError> {
+        Ok(self.signing()?.certificate)
+    }
+
+    fn signing(&self) -> Result<Signing, TlsError> {
+        let path = self.directory.join(AUTHORITY_FILE);
+        let damaged = |what: String| TlsError::Damaged { path: path.clone(), what };
+        let text = match secret::read(&path) {
+            Err(error) if error.is_missing() => return Err(TlsError::NotMade(self.directory.clone())),
+            text => text?,
+        };
+        let key = KeyPair::from_pem(&text).map_err(|error| damaged(error.to_string()))?;
+        let certificate =
+            CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| damaged(error.to_string()))?;
+        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|error| damaged(error.to_string()))?;
+        // The key stands before it.
+        let pem = text.find("-----BEGIN CERTIFICATE").map(|at| text[at..].to_owned()).unwrap_or_default();
+        Ok(Signing { issuer, certificate, pem })
+    }
+}
+
+/// The authority, as it signs.
+struct Signing {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+    /// The same as text.
+    pem: String,
+}
+
+/// A key and the certificates behind it, from one file.
+pub(super) fn read_pair(path: &Path) -> Result<(PrivateKeyDer<'static>, Vec<CertificateDer<'static>>), TlsError> {
+    let damaged = |what: String| TlsError::Damaged { path: path.to_owned(), what };
+    let text = match secret::read(path) {
+        Err(error) if error.is_missing() => {
+            return Err(TlsError::NotMade(path.parent().unwrap_or(Path::new("/")).to_owned()));
+        }
+        text => text?,
+    };
+    let key = PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|error| damaged(error.to_string()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+    Ok((key, certificates.map_err(|error| damaged(error.to_string()))?))
+}
+
+fn parameters(name: &str, valid_s: Range<u64>) -> Result<CertificateParams, TlsError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_before = instant(valid_s.start)?;
+    params.not_after = instant(valid_s.end)?;
+    let mut serial = [0; 16];
+    provider().secure_random.fill(&mut serial).map_err(|_| TlsError::Make("no random numbers".to_owned()))?;
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+fn instant(at_s: u64) -> Result<OffsetDateTime, TlsError> {
+    let seconds = i64::try_from(at_s).map_err(|_| TlsError::Make("a time out of range".to_owned()))?;
+    OffsetDateTime::from_unix_timestamp(seconds).map_err(|error| TlsError::Make(error.to_string()))
+}
+
+fn make(error: rcgen::Error) -> TlsError {
+    TlsError::Make(error.to_string())
+}

@@ -1,0 +1,345 @@
+//! The register: which certificates were issued to whom, until when, which are revoked,
+//! and the tokens that are good for one more. One file, replaced as a whole under a lock;
+//! who reads it notices when another process has changed it.
+
+use std::{
+    collections::HashMap,
+    fs::{File, OpenOptions},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::{Arc, RwLock},
+};
+
+use posh_proto::{
+    secret::{self, SecretError},
+    token::{Fingerprint, SECRET_BYTES, Token},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    REGISTER_FILE, TlsError,
+    authority::{Authority, Issued},
+    now_s, provider,
+};
+
+/// How long a token may be used.
+pub const TOKEN_LIFETIME_S: u64 = 3600;
+
+/// So long an expired certificate is still told apart from an unknown one.
+const REMEMBERED_S: u64 = 180 * 24 * 3600;
+
+/// Some hundred gateways with some renewals each; the file is read whole.
+const MAX_CERTIFICATES: usize = 10_000;
+
+/// What the file holds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Content {
+    /// Host names and IP addresses of the executor's own certificate.
+    names: Vec<String>,
+    certificates: Vec<Entry>,
+    tokens: Vec<Pending>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Entry {
+    sha256: String,
+    identity: String,
+    issued_s: u64,
+    expires_s: u64,
+    revoked: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Pending {
+    /// Of the secret: who reads the file can't enrol.
+    sha256: String,
+    identity: String,
+    expires_s: u64,
+}
+
+/// What is known of a certificate, for `posh-executor list`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificate {
+    /// Whom it was issued to.
+    pub identity: String,
+    /// When, in seconds since 1970.
+    pub issued_s: u64,
+    /// Until when it is good.
+    pub expires_s: u64,
+    /// It was taken back.
+    pub revoked: bool,
+}
+
+/// Why a certificate or a token is not taken, for the user that shows it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// Not issued here.
+    #[error("this executor has not issued the certificate of this workstation; {ENROL}")]
+    Unknown,
+    /// Taken back.
+    #[error("the certificate of `{0}` was revoked; if that is a mistake, {ENROL}")]
+    Revoked(String),
+    /// Too old.
+    #[error("the certificate of `{0}` has expired; {ENROL}")]
+    Expired(String),
+    /// No such token, or used already: there is no difference any more.
+    #[error("the token is not valid: mistyped, used already, or taken back; {NEW_TOKEN}")]
+    Token,
+    /// Too old.
+    #[error("the token has expired; {NEW_TOKEN}")]
+    TokenExpired,
+    /// The register itself.
+    #[error("this executor can't read its register of certificates, so that it lets nobody in; its log says why")]
+    Register,
+}
+
+const ENROL: &str = "run `posh-executor enroll NAME` there and `posh enroll ADDRESS TOKEN` here";
+const NEW_TOKEN: &str = "get a new one from `posh-executor enroll NAME` there";
+
+/// The register of one directory.
+#[derive(Debug)]
+pub struct Register {
+    path: PathBuf,
+    authority: Authority,
+    known: RwLock<Option<(Stamp, Arc<Known>)>>,
+}
+
+/// When a file is another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    /// Who may read it is told by these.
+    mode: u32,
+    owner: u32,
+}
+
+/// The certificates of a content, to be looked up.
+#[derive(Debug)]
+struct Known(HashMap<Fingerprint, Certificate>);
+
+impl Register {
+    /// Of that directory; looks at nothing.
+    #[must_use]
+    pub fn at(directory: &Path) -> Self {
+        Self { path: directory.join(REGISTER_FILE), authority: Authority::at(directory), known: RwLock::default() }
+    }
+
+    /// Begins an empty register for an executor that is reached by `names`.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn create(&self, names: &[String]) -> Result<(), TlsError> {
+        self.save(&Content { names: names.to_vec(), ..Content::default() })
+    }
+
+    /// By which names the executor is reached.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn names(&self) -> Result<Vec<String>, TlsError> {
+        Ok(self.load()?.names)
+    }
+
+    /// The executor is reached by these names.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn rename(&self, names: &[String]) -> Result<(), TlsError> {
+        self.change(|content| content.names = names.to_vec())
+    }
+
+    /// Whose certificate this is.
+    ///
+    /// # Errors
+    /// [`Invalid`].
+    pub fn identity_of(&self, certificate: &Fingerprint) -> Result<String, Invalid> {
+        let known = self.known().map_err(|error| {
+            tracing::error!(error = ?error, "cannot read the register of certificates: {error}");
+            Invalid::Register
+        })?;
+        let entry = known.0.get(certificate).ok_or(Invalid::Unknown)?;
+        match entry {
+            Certificate { revoked: true, identity, .. } => Err(Invalid::Revoked(identity.clone())),
+            Certificate { expires_s, identity, .. } if *expires_s <= now_s() => Err(Invalid::Expired(identity.clone())),
+            Certificate { identity, .. } => Ok(identity.clone()),
+        }
+    }
+
+    /// A token for `identity`, good once and for an hour.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn token_for(&self, identity: &str) -> Result<Token, TlsError> {
+        self.token_until(identity, now_s() + TOKEN_LIFETIME_S)
+    }
+
+    /// The same with a time of one's own.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn token_until(&self, identity: &str, expires_s: u64) -> Result<Token, TlsError> {
+        let mut secret = [0; SECRET_BYTES];
+        let random = provider().secure_random.fill(&mut secret);
+        random.map_err(|_| TlsError::Make("no random numbers".to_owned()))?;
+        let token = Token { authority: self.authority.fingerprint()?, secret };
+        let pending =
+            Pending { sha256: Fingerprint::of(&secret).to_string(), identity: identity.to_owned(), expires_s };
+        self.change(|content| content.tokens.push(pending))?;
+        Ok(token)
+    }
+
+    /// Takes a token and signs a request for its identity.
+    ///
+    /// # Errors
+    /// [`Invalid`] when the token is not good, and then it is as it was.
+    pub fn enrol(&self, secret: &[u8], request: &[u8]) -> Result<Result<(String, Issued), Invalid>, TlsError> {
+        let offered = Fingerprint::of(secret);
+        let lock = self.lock()?;
+        let mut content = self.load()?;
+        // All are compared, in the same time: the place of one says nothing either.
+        let is_it = |token: &Pending| token.sha256.parse().is_ok_and(|known: Fingerprint| known.is(&offered));
+        let matching: Vec<bool> = content.tokens.iter().map(is_it).collect();
+        let Some(found) = matching.iter().position(|is_it| *is_it) else { return Ok(Err(Invalid::Token)) };
+        if content.tokens[found].expires_s <= now_s() {
+            return Ok(Err(Invalid::TokenExpired));
+        }
+        let identity = content.tokens.swap_remove(found).identity;
+        let issued = self.authority.issue(request, &identity)?;
+        self.enter(&mut content, &identity, &issued)?;
+        drop(lock);
+        Ok(Ok((identity, issued)))
+    }
+
+    /// Signs another request for an identity that has a certificate.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn renew(&self, identity: &str, request: &[u8]) -> Result<Issued, TlsError> {
+        let _lock = self.lock()?;
+        let issued = self.authority.issue(request, identity)?;
+        self.enter(&mut self.load()?, identity, &issued)?;
+        Ok(issued)
+    }
+
+    /// Enters a certificate that was issued otherwise.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn note(&self, identity: &str, issued: &Issued) -> Result<(), TlsError> {
+        let _lock = self.lock()?;
+        self.enter(&mut self.load()?, identity, issued)
+    }
+
+    /// Takes all certificates and tokens of `identity` back; how many there were.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn revoke(&self, identity: &str) -> Result<usize, TlsError> {
+        let mut count = 0;
+        self.change(|content| {
+            let tokens = content.tokens.len();
+            content.tokens.retain(|token| token.identity != identity);
+            count = tokens - content.tokens.len();
+            for entry in content.certificates.iter_mut().filter(|entry| entry.identity == identity && !entry.revoked) {
+                entry.revoked = true;
+                count += 1;
+            }
+        })?;
+        Ok(count)
+    }
+
+    /// All certificates, oldest first.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn certificates(&self) -> Result<Vec<Certificate>, TlsError> {
+        let content = self.load()?;
+        Ok(content.certificates.iter().map(Certificate::from).collect())
+    }
+
+    fn enter(&self, content: &mut Content, identity: &str, issued: &Issued) -> Result<(), TlsError> {
+        if content.certificates.len() >= MAX_CERTIFICATES {
+            return Err(TlsError::Full(MAX_CERTIFICATES));
+        }
+        content.certificates.push(Entry {
+            sha256: Fingerprint::of(&issued.certificate).to_string(),
+            identity: identity.to_owned(),
+            issued_s: issued.valid_s.start,
+            expires_s: issued.valid_s.end,
+            revoked: false,
+        });
+        self.save(content)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Content)) -> Result<(), TlsError> {
+        let _lock = self.lock()?;
+        let mut content = self.load()?;
+        change(&mut content);
+        self.save(&content)
+    }
+
+    /// Two processes must not both take one token. Blocks; whoever holds it writes one file.
+    fn lock(&self) -> Result<File, TlsError> {
+        let path = self.path.with_extension("lock");
+        let failed = |source| SecretError::Io { attempt: "lock", path: path.clone(), source };
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
+        file.lock().map_err(failed)?;
+        Ok(file)
+    }
+
+    fn load(&self) -> Result<Content, TlsError> {
+        let text = match secret::read(&self.path) {
+            Err(error) if error.is_missing() => {
+                return Err(TlsError::NotMade(self.path.parent().unwrap_or(Path::new("/")).to_owned()));
+            }
+            text => text?,
+        };
+        serde_json::from_str(&text)
+            .map_err(|error| TlsError::Damaged { path: self.path.clone(), what: error.to_string() })
+    }
+
+    fn save(&self, content: &Content) -> Result<(), TlsError> {
+        let now = now_s();
+        let mut content = content.clone();
+        content.certificates.retain(|entry| entry.expires_s + REMEMBERED_S > now);
+        content.tokens.retain(|token| token.expires_s + TOKEN_LIFETIME_S > now);
+        let text = serde_json::to_string_pretty(&content).map_err(|error| TlsError::Make(error.to_string()))?;
+        Ok(secret::write(&self.path, &(text + "\n"))?)
+    }
+
+    /// What the file says now: one stat(2) when nobody has changed it.
+    fn known(&self) -> Result<Arc<Known>, TlsError> {
+        let stamp = self.stamp();
+        if let (Some(stamp), Some((known_at, known))) = (stamp, &*self.known.read().expect("not poisoned"))
+            && *known_at == stamp
+        {
+            return Ok(known.clone());
+        }
+        let entries = self.load()?.certificates;
+        let pairs = entries.iter().filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
+        let known = Arc::new(Known(pairs.collect()));
+        // The stamp is from before: a change since then is seen next time.
+        *self.known.write().expect("not poisoned") = stamp.map(|stamp| (stamp, known.clone()));
+        Ok(known)
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        let metadata = self.path.symlink_metadata().ok()?;
+        Some(Stamp {
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            mode: metadata.mode(),
+            owner: metadata.uid(),
+        })
+    }
+}
+
+impl From<&Entry> for Certificate {
+    fn from(entry: &Entry) -> Self {
+        let Entry { identity, issued_s, expires_s, revoked, .. } = entry;
+        Self { identity: identity.clone(), issued_s: *issued_s, expires_s: *expires_s, revoked: *revoked }
+    }
+}

@@ -1,0 +1,524 @@
+//! What a hostile gateway, or a command that it has got hold of, can't do here. Each test
+//! names the guard that it fails without; docs/security.md has the whole table.
+
+use std::{
+    fs,
+    net::{TcpListener, UdpSocket},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use nix::libc;
+use posh_executor::{
+    callers::UnixUser,
+    config::{Confinement, Level},
+};
+use posh_proto::executor::{ClientFile, EnvVar, RunSpec, exited::How, rejected::Kind, run_input, run_output};
+use tempfile::TempDir;
+
+use crate::harness::*;
+
+/// An account with no rights of its own.
+const NOBODY: &str = "nobody";
+
+/// A shell as a command that names what it reads and writes: a stand-in for one that an attacker controls.
+const SHELL: &str = "
+sh:
+  annotations:
+  - OPTPARAMS:
+    - {short: c, type: string, size: 1}
+    - {short: i, type: input_file, size: 1}
+    - {short: o, type: output_file, size: 1}
+    PARAMS:
+    - {name: names, type: string, size: list}
+";
+
+/// An executor with annotations as they ship, and [`SHELL`].
+async fn annotated() -> (Lab, TempDir) {
+    let directory = TempDir::new().unwrap();
+    fs::write(directory.path().join("sh.yaml"), SHELL).unwrap();
+    let path = directory.path().to_owned();
+    let lab = Lab::with(|config| {
+        config.confinement = Confinement { annotations: vec![path], require: Level::Strict, ..Confinement::default() };
+    });
+    (lab.await, directory)
+}
+
+async fn as_nobody() -> Lab {
+    let lab = Lab::with(|config| config.confinement.user = UnixUser::named(NOBODY).ok()).await;
+    fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    lab
+}
+
+fn shell(script: &str) -> RunSpec {
+    command(&["sh", "-c", script])
+}
+
+/// A script of a command that names `input` (read as $1) among its words.
+fn shell_with_input(script: &str, input: &str) -> RunSpec {
+    // The shell takes what follows the script for its own parameters.
+    command(&["sh", "-c", script, "sh", "-i", input])
+}
+
+impl Lab {
+    /// Runs a script to its end; what it has printed, errors included.
+    async fn says(&self, spec: RunSpec) -> String {
+        let outcome = self.run(spec).await;
+        assert!(outcome.is_finished, "{outcome:?}");
+        format!("{}{}", outcome.text(), outcome.errors())
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.store.path().join(name)).unwrap()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.store.path().join(name).exists()
+    }
+}
+
+/// The number of a system call, and what a command gets that makes it.
+async fn answer_to(lab: &Lab, call: libc::c_long, arguments: &str) -> String {
+    let script = format!("$! = 0; syscall({call}, {arguments}); print $! + 0");
+    lab.says(command(&["perl", "-e", &script])).await
+}
+
+// Guards: confine::keeper and confine::take_user.
+#[tokio::test]
+async fn commands_have_no_privileges() {
+    let script = "grep -E '^(CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' /proc/self/status; id -u; id -G";
+    let lab = Lab::start().await;
+    // Root keeps what root can do with files, since that is what it is for a command.
+    let roots = lab.says(shell(script)).await;
+    let files = "000000000000001f";
+    for expected in [
+        format!("CapPrm:\t{files}"),
+        format!("CapEff:\t{files}"),
+        format!("CapBnd:\t{files}"),
+        "CapAmb:\t0000000000000000".to_owned(),
+        "NoNewPrivs:\t1".to_owned(),
+        "Seccomp:\t2".to_owned(),
+    ] {
+        assert!(roots.contains(&expected), "{expected}: {roots}");
+    }
+    let nobody = UnixUser::named(NOBODY).unwrap();
+    let others = as_nobody().await.says(shell(script)).await;
+    let none = "0000000000000000";
+    for capability in ["CapPrm", "CapEff", "CapBnd"] {
+        assert!(others.contains(&format!("{capability}:\t{none}")), "{others}");
+    }
+    assert!(others.contains(&format!("\n{}\n", nobody.uid)), "{others}");
+}
+
+// Guard: confine::take_user, before any path is looked at.
+#[tokio::test]
+async fn a_users_rights_count_for_redirects_and_files() {
+    let lab = as_nobody().await;
+    lab.write("secret", "of root\n");
+    fs::set_permissions(lab.store.path().join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    let outcome = lab.run(pipeline(&["cat secret"])).await;
+    assert!(outcome.errors().contains("Permission denied"), "{outcome:?}");
+    let mut spec = pipeline(&["cat"]);
+    spec.stages[0].descriptors[0].source = Some(file("secret", libc::O_RDONLY, 0));
+    assert_eq!(lab.run(spec).await.refusal().kind(), Kind::OpenFailed);
+    lab.says(shell("echo made > new")).await;
+    let made = fs::metadata(lab.store.path().join("new")).unwrap();
+    assert_eq!(made.uid(), UnixUser::named(NOBODY).unwrap().uid);
+}
+
+// A directory in which a command already is may be locked against it (confine::enter_directory).
+#[tokio::test]
+async fn a_user_stays_in_a_directory_that_is_locked() {
+    let lab = as_nobody().await;
+    fs::create_dir(lab.store.path().join("locked")).unwrap();
+    fs::set_permissions(lab.store.path().join("locked"), fs::Permissions::from_mode(0o700)).unwrap();
+    lab.write("locked/f", "x");
+    let mut spec = shell("pwd; ls; cat f; grep CapPrm /proc/self/status");
+    spec.stages[0].cwd = format!("{MOUNT}/locked").into();
+    let said = lab.says(spec).await;
+    assert!(said.starts_with(&format!("{MOUNT}/locked\nCapPrm:\t0000000000000000\n")), "{said}");
+    assert_eq!(said.matches("Permission denied").count(), 2, "{said}");
+}
+
+// Guards: nosuid of the mounts, no_new_privs, and no right to start what is in an export.
+#[tokio::test]
+async fn setuid_programs_give_nothing() {
+    let lab = as_nobody().await;
+    let copy = lab.store.path().join("id");
+    fs::copy("/usr/bin/id", &copy).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_eq!(lab.says(shell("./id -u; echo $?")).await, "126\nsh: 1: ./id: Permission denied\n");
+    let said = lab.says(shell("cp id /tmp/id; chmod 4755 /tmp/id; /tmp/id -u; echo $?")).await;
+    assert!(said.starts_with("126\n"), "{said}");
+    let mounts = lab.says(shell("grep -E ' (/usr|/mnt[^ ]*) ' /proc/self/mountinfo")).await;
+    assert!(mounts.lines().all(|line| line.contains("nosuid") && line.contains("nodev")), "{mounts}");
+}
+
+// Guards: the list of /etc and of devices in `system`, and the mount namespace.
+#[tokio::test]
+async fn the_servers_secrets_are_not_there() {
+    let lab = Lab::start().await;
+    let said = lab.says(shell("for f in /etc/shadow /etc/ssh /etc/hosts /etc/fstab /root /var/lib /boot /srv /run/* /home/*; do ls -d $f; done")).await;
+    assert_eq!(said.matches("cannot access").count(), 10, "{said}");
+    let devices = lab.says(shell("echo /dev/*")).await;
+    assert_eq!(
+        devices.trim(),
+        "/dev/fd /dev/full /dev/null /dev/random /dev/stderr /dev/stdin /dev/stdout /dev/tty /dev/urandom /dev/zero"
+    );
+    // Nor behind anybody's root.
+    for root in ["/proc/1/root", "/proc/self/root", "/proc/self/cwd/../../../.."] {
+        let said = lab.says(shell(&format!("ls -d {root}/etc/shadow {root}/root; cat {root}/proc/1/environ"))).await;
+        assert!(
+            !said.contains("root:") && !said.contains("PATH=") && !said.contains(&format!("\n{root}/root\n")),
+            "{said}"
+        );
+    }
+    // The machine's settings are not to be seen, so not to be changed either.
+    let said = lab.says(shell("cat /proc/sys/kernel/core_pattern; echo x > /proc/sys/kernel/core_pattern")).await;
+    assert!(!said.contains("core\n"), "{said}");
+    let said = lab.says(shell("echo 1 > /proc/self/oom_score_adj")).await;
+    assert!(said.contains("Read-only file system") || said.contains("Permission denied"), "{said}");
+}
+
+// Guards: CLONE_NEWNET in runner::leave_namespaces; socket(2) in `filter`.
+#[tokio::test]
+async fn there_is_no_network() {
+    let lab = Lab::start().await;
+    let (tcp, udp) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    for (protocol, port) in [("tcp", tcp.local_addr().unwrap().port()), ("udp", udp.local_addr().unwrap().port())] {
+        let script = format!("echo x > /dev/{protocol}/127.0.0.1/{port}; echo $?");
+        let said = lab.says(command(&["bash", "-c", &script])).await;
+        assert!(said.starts_with("1\n"), "{said}");
+    }
+    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET, libc::AF_VSOCK] {
+        let arguments = format!("{family}, {}, 0", libc::SOCK_DGRAM);
+        assert_eq!(answer_to(&lab, libc::SYS_socket, &arguments).await, libc::EPERM.to_string(), "{family}");
+    }
+    let theirs =
+        lab.says(shell("readlink /proc/self/ns/net /proc/self/ns/ipc /proc/self/ns/uts /proc/self/ns/pid")).await;
+    for (their, name) in theirs.lines().zip(["net", "ipc", "uts", "pid"]) {
+        assert_ne!(Path::new(their), fs::read_link(format!("/proc/self/ns/{name}")).unwrap());
+    }
+}
+
+// Guard: `filter`.
+#[tokio::test]
+async fn dangerous_system_calls_are_refused() {
+    let lab = Lab::start().await;
+    for (call, arguments) in [
+        (libc::SYS_ptrace, "0, 0, 0, 0"),
+        (libc::SYS_process_vm_readv, "1, 0, 0, 0, 0, 0"),
+        (libc::SYS_mount, "0, 0, 0, 0, 0"),
+        (libc::SYS_umount2, "0, 0"),
+        (libc::SYS_unshare, "0"),
+        (libc::SYS_setns, "0, 0"),
+        (libc::SYS_chroot, "0"),
+        (libc::SYS_bpf, "0, 0, 0"),
+        (libc::SYS_perf_event_open, "0, 0, 0, 0, 0"),
+        (libc::SYS_userfaultfd, "0"),
+        (libc::SYS_io_uring_setup, "1, 0"),
+        (libc::SYS_keyctl, "0, 0, 0, 0, 0"),
+        (libc::SYS_kexec_load, "0, 0, 0, 0"),
+        (libc::SYS_open_by_handle_at, "0, 0, 0"),
+        (libc::SYS_clone, "0x10000000, 0, 0, 0, 0"),
+        (libc::SYS_ioctl, "0, 0x5412, 0"),
+    ] {
+        assert_eq!(answer_to(&lab, call, arguments).await, libc::EPERM.to_string(), "call {call}");
+    }
+    assert_eq!(answer_to(&lab, libc::SYS_clone3, "0, 0").await, libc::ENOSYS.to_string());
+    if cfg!(target_arch = "x86_64") {
+        // The same call by its number in the x32 interface; a kernel without that would say ENOSYS.
+        let ptrace = libc::SYS_ptrace | 0x4000_0000;
+        assert_eq!(answer_to(&lab, ptrace, "0, 0, 0, 0").await, libc::EPERM.to_string());
+    }
+}
+
+// Guards: the process namespace; the scope of signals in `fence`.
+#[tokio::test]
+async fn foreign_processes_can_not_be_killed() {
+    let lab = Lab::start().await;
+    let mut spec = pipeline_with_input(&["sh"]);
+    let words = ["sh", "-c", "echo ready; read line; echo alive"];
+    spec.stages[0].argv = words.map(|word| Bytes::from_static(word.as_bytes())).to_vec();
+    let mut call = Call::open(&lab.client, spec).await;
+    call.until_output("ready").await;
+    let said =
+        lab.says(shell("kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo over")).await;
+    assert!(!said.contains("over"), "it has killed itself: {said}");
+    let own = std::process::id();
+    assert!(!lab.says(shell(&format!("ls -d /proc/{own}/task/{own}/root"))).await.is_empty());
+    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "line\n".into() })).await;
+    call.until_output("alive").await;
+    call.until(|kind| {
+        matches!(kind, run_output::Kind::Exited(exited) if exited.how == Some(How::Code(0))).then_some(())
+    })
+    .await;
+}
+
+// Guards: RLIMIT_NPROC and pid_max (confine::set_bounds, bound_processes).
+#[tokio::test]
+async fn a_fork_bomb_ends_at_the_bound() {
+    let script = "while (defined($child = fork)) { $child or do { close STDOUT; close STDERR; sleep 1000 }; \
+                  ++$count < 5000 or last } print $count";
+    for user in [None, UnixUser::named(NOBODY).ok()] {
+        let lab = Lab::with(|config| {
+            config.confinement.max_processes = 350;
+            config.confinement.user = user;
+        });
+        let lab = lab.await;
+        assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, "350\n");
+        let made: u32 = lab.says(command(&["perl", "-e", script])).await.parse().unwrap();
+        assert!((10..350).contains(&made), "{made}");
+        // The next one has its room again.
+        assert_eq!(lab.says(shell("echo ok")).await, "ok\n");
+    }
+}
+
+// Guards: RLIMIT_DATA and RLIMIT_FSIZE (confine::set_bounds).
+#[tokio::test]
+async fn memory_and_files_end_at_their_bounds() {
+    let lab = Lab::with(|config| {
+        config.confinement.max_memory_bytes = 64 << 20;
+        config.confinement.max_file_bytes = 1 << 20;
+    });
+    let lab = lab.await;
+    let outcome = lab.run(command(&["perl", "-e", "$size = 1 << 30; $hog = 'a' x $size; print length $hog"])).await;
+    assert_eq!(outcome.text(), "");
+    assert!(outcome.errors().contains("Out of memory"), "{}", outcome.errors());
+    let outcome = lab.run(pipeline(&["dd if=/dev/zero of=zeros bs=1M count=102400"])).await;
+    assert_eq!(outcome.codes(), [How::Signal(libc::SIGXFSZ.unsigned_abs())], "{}", outcome.errors());
+    assert_eq!(fs::metadata(lab.store.path().join("zeros")).unwrap().len(), 1 << 20);
+}
+
+// Guard: read-only attribute of the mount (build::mount_export).
+#[tokio::test]
+async fn a_read_only_export_stays_as_it_is() {
+    let lab = Lab::with(|config| config.exports[0].read_only = true).await;
+    lab.write("f", "content\n");
+    let said = lab
+        .says(shell(
+            "exec 3< f; echo x > /proc/self/fd/3; echo x > f; mount -o remount,rw .; rm f; mkdir d; ln f g; chmod 0 f",
+        ))
+        .await;
+    assert!(said.matches("Read-only file system").count() >= 6, "{said}");
+    assert_eq!(lab.read("f"), "content\n");
+    assert_eq!(fs::metadata(lab.store.path().join("f")).unwrap().permissions().mode() & 0o777, 0o644);
+}
+
+// Guard: `fence`.
+#[tokio::test]
+async fn what_is_not_named_can_not_be_read() {
+    let (lab, _directory) = annotated().await;
+    lab.write("named", "named\n");
+    lab.write("secret", "secret\n");
+    fs::create_dir(lab.store.path().join("d")).unwrap();
+    lab.write("d/secret", "secret\n");
+    symlink("secret", lab.store.path().join("link")).unwrap();
+    let own = |name: &str| format!("{MOUNT}/{name}");
+    assert_eq!(lab.says(shell_with_input("cat named", "named")).await, "named\n");
+    for path in [
+        "secret".to_owned(),
+        "link".to_owned(),
+        "d/secret".to_owned(),
+        "./d/../secret".to_owned(),
+        own("secret"),
+        format!("/proc/self/root{}", own("secret")),
+        format!("/proc/1/root{}", own("secret")),
+        format!("/proc/1/cwd{}", own("secret")),
+        "/proc/self/cwd/secret".to_owned(),
+        "/dev/fd/../cwd/secret".to_owned(),
+    ] {
+        let said = lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), "named")).await;
+        assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
+        assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
+    }
+    let said =
+        lab.says(shell_with_input("ls d; echo x > named; echo x > new; rm named; mv d e; ln named new", "named")).await;
+    assert!(said.matches("Permission denied").count() >= 5, "{said}");
+    assert_eq!((lab.read("named"), lab.has("new"), lab.has("d")), ("named\n".to_owned(), false, true));
+    // What is read is not started, in whatever way it is called.
+    lab.write("named", "#!/bin/sh\necho started\n");
+    fs::set_permissions(lab.store.path().join("named"), fs::Permissions::from_mode(0o755)).unwrap();
+    let said = lab.says(shell_with_input("./named; cp /usr/bin/id /tmp/id && /tmp/id", "named")).await;
+    assert!(!said.contains("started") && !said.contains("uid="), "{said}");
+}
+
+// Guard: `fence`; of what is written, nothing else can be.
+#[tokio::test]
+async fn what_is_not_named_can_not_be_written() {
+    let (lab, _directory) = annotated().await;
+    for name in ["out", "other"] {
+        lab.write(name, "before\n");
+    }
+    let script = "echo after > out; echo after > other; cat other; echo x > /etc/new; echo x > /usr/new";
+    let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
+    assert_eq!(said.matches("Permission denied").count(), 2, "{said}");
+    assert_eq!((lab.read("out"), lab.read("other")), ("after\n".to_owned(), "before\n".to_owned()));
+}
+
+// Guard: rules on what a name led to when the run began, not on the name.
+#[tokio::test]
+async fn a_link_that_is_swapped_leads_nowhere() {
+    let (lab, _directory) = annotated().await;
+    lab.write("secret", "secret\n");
+    lab.write("kept", "named\n");
+    let at = |name: &str| lab.store.path().join(name);
+    fs::hard_link(at("kept"), at("named")).unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let racer = std::thread::spawn({
+        let (is_over, store) = (is_over.clone(), lab.store.path().to_owned());
+        move || {
+            let at = |name: &str| store.join(name);
+            while !is_over.load(Ordering::Relaxed) {
+                symlink("secret", at("swap")).unwrap();
+                fs::rename(at("swap"), at("named")).unwrap();
+                fs::hard_link(at("kept"), at("swap")).unwrap();
+                fs::rename(at("swap"), at("named")).unwrap();
+            }
+        }
+    });
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..20 {
+        let script = "i=0; while [ $i -lt 200 ]; do read line < named && echo $line; i=$((i+1)); done";
+        let outcome = lab.run(shell_with_input(script, "kept")).await;
+        assert!(!outcome.text().contains("secret"), "{outcome:?}");
+        read += outcome.text().lines().count();
+        refused += outcome.errors().matches("Permission denied").count();
+    }
+    is_over.store(true, Ordering::Relaxed);
+    racer.join().unwrap();
+    assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
+}
+
+fn with_variable(mut spec: RunSpec, name: &str, value: &str) -> RunSpec {
+    spec.stages[0].env.push(EnvVar { name: name.to_owned().into(), value: value.to_owned().into() });
+    spec
+}
+
+// Guard: `policy`, which reads the words of a command itself.
+#[tokio::test]
+async fn words_that_start_programs_are_refused() {
+    let (lab, _directory) = annotated().await;
+    lab.write("f", "content\n");
+    for words in [
+        &["tar", "-xf", "f", "--to-command=sh"][..],
+        &["tar", "-cf", "out", "f", "--checkpoint=1", "--checkpoint-action=exec=sh"],
+        &["tar", "-cf", "out", "-I", "sh", "f"],
+        &["tar", "--use-compress-program=sh", "-tf", "f"],
+        &["find", ".", "-exec", "sh", "{}", ";"],
+        &["find", ".", "-fprintf", "out", "x"],
+        &["sed", "e id", "f"],
+        &["sed", "s/c/id/e", "f"],
+        &["sed", "w out", "f"],
+        &["awk", "BEGIN { system(\"id\") }"],
+        &["awk", "BEGIN { \"id\" | getline x; print x }"],
+        &["awk", "{ print > \"out\" }", "f"],
+        &["sort", "--compress-program=sh", "f"],
+        &["xargs", "sh"],
+        &["git", "-c", "core.pager=sh", "log"],
+        &["git", "-c", "alias.x=!sh", "x"],
+        &["git", "--exec-path=.", "status"],
+        &["git", "fetch", "ext::sh"],
+        &["git", "grep", "-Osh", "x"],
+        &["env", "sh"],
+        &["bash", "-c", "id"],
+        &["mount", "f"],
+    ] {
+        let outcome = lab.run(command(words)).await;
+        let refusal = outcome.refusal();
+        assert_eq!((refusal.kind(), refusal.stage), (Kind::NotAllowed, 1), "{words:?}");
+    }
+    assert!(!lab.has("out"));
+}
+
+// Guard: policy::check_name, and tools::find.
+#[tokio::test]
+async fn a_program_is_a_name() {
+    let (lab, _directory) = annotated().await;
+    for (program, called) in
+        [("/bin/sh", "sh"), ("../bin/sh", "sh"), ("./cat", "cat"), ("", "cat"), ("cat", "perl"), ("cat", "/bin/bash")]
+    {
+        let mut spec = pipeline(&["cat"]);
+        spec.stages[0].program = program.to_owned();
+        spec.stages[0].argv[0] = called.to_owned().into();
+        assert_eq!(lab.run(spec).await.refusal().kind(), Kind::NotAllowed, "{program}, {called}");
+    }
+    let mut spec = pipeline(&["cat missing"]);
+    spec.stages[0].argv[0] = "dog".into();
+    assert!(lab.run(spec).await.errors().starts_with("dog: missing"));
+}
+
+// Guard: policy::read for what is annotated, LOADING for everything else.
+#[tokio::test]
+async fn variables_bring_nothing_in() {
+    let (lab, _directory) = annotated().await;
+    lab.write("f", "content\n");
+    for (name, command) in [
+        ("LD_PRELOAD", "cat f"),
+        ("LD_LIBRARY_PATH", "cat f"),
+        ("BASH_ENV", "cat f"),
+        ("ENV", "zgrep x f"),
+        ("GREP_OPTIONS", "grep content f"),
+        ("GIT_SSH_COMMAND", "cat f"),
+        ("PAGER", "git status"),
+        ("GIT_EXEC_PATH", "git status"),
+        ("GIT_EXTERNAL_DIFF", "git diff"),
+        ("GIT_CONFIG_COUNT", "git status"),
+        ("TAR_OPTIONS", "tar -tf f"),
+        ("GLIBC_TUNABLES", "cat f"),
+        ("PERL5OPT", "cat f"),
+    ] {
+        let outcome = lab.run(with_variable(pipeline(&[command]), name, "./f")).await;
+        assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{name}");
+    }
+    let any = Lab::start().await;
+    for name in ["LD_PRELOAD", "BASH_ENV", "BASH_FUNC_x%%", "GCONV_PATH", "PYTHONSTARTUP"] {
+        let outcome = any.run(with_variable(shell("true"), name, "./f")).await;
+        assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{name}");
+    }
+}
+
+// Guard: policy::check_client_file.
+#[tokio::test]
+async fn the_workstations_files_do_not_replace_the_systems() {
+    let lab = Lab::start().await;
+    for path in [
+        "/etc/ld.so.preload",
+        "/etc/ld.so.cache",
+        "/etc/passwd",
+        "/usr/bin/cat",
+        "/lib/x",
+        "/home/../etc/passwd",
+        "relative",
+    ] {
+        let mut spec = pipeline(&["cat /dev/null"]);
+        spec.client_files = vec![ClientFile { path: path.into(), content: "x".into(), mode: 0o644 }];
+        assert_eq!(lab.run(spec).await.refusal().kind(), Kind::NotAllowed, "{path}");
+    }
+}
+
+// Guard: nothing in an export can be started (`fence`), also when the gateway leaves the guards of git out.
+#[tokio::test]
+async fn hooks_of_a_repository_do_not_start() {
+    let (lab, _directory) = annotated().await;
+    let git = |words: &[&str]| {
+        let status = std::process::Command::new("git").arg("-C").arg(lab.store.path()).args(words).status().unwrap();
+        assert!(status.success(), "{words:?}");
+    };
+    git(&["init", "-q", "."]);
+    git(&["config", "user.name", "A"]);
+    git(&["config", "user.email", "a@b"]);
+    lab.write(
+        ".git/hooks/pre-commit",
+        format!("#!/bin/sh\ntouch {MOUNT}/started {}/started\n", lab.store.path().display()),
+    );
+    fs::set_permissions(lab.store.path().join(".git/hooks/pre-commit"), fs::Permissions::from_mode(0o755)).unwrap();
+    let outcome = lab.run(command(&["git", "commit", "-q", "--allow-empty", "-m", "x"])).await;
+    assert!(outcome.is_finished && outcome.errors().contains("pre-commit"), "{outcome:?}");
+    assert!(!lab.has("started"));
+}

@@ -1,0 +1,111 @@
+//! What an identity may use, and what not.
+
+use std::{collections::BTreeSet, fs};
+
+use bytes::Bytes;
+use posh_executor::config::{Identity, Limits};
+use posh_proto::executor::{DescribeRequest, StatusRequest, ToolsRequest, rejected::Kind};
+
+use super::{TlsLab, identity};
+use crate::harness::{Call, MOUNT, command, mount, pipeline, run};
+
+fn set(names: &[&str]) -> Option<BTreeSet<String>> {
+    Some(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+#[tokio::test]
+async fn another_identitys_export_does_not_exist() {
+    let ada = Identity { exports: set(&["logs"]), ..identity("ada") };
+    let lab = TlsLab::start(&[ada, identity("bob")]).await;
+    fs::write(lab.stores[1].path().join("f"), "secret\n").unwrap();
+    let mut spec = pipeline(&["cat f"]);
+    spec.mounts = vec![mount(MOUNT, "private", "")];
+    let (mut ada, bob) = (lab.client("ada").await, lab.client("bob").await);
+    assert_eq!(run(&bob, spec.clone(), Bytes::new()).await.text(), "secret\n");
+    assert_eq!(run(&ada, spec, Bytes::new()).await.refusal().kind(), Kind::UnknownExport);
+    let exports = ada.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner().exports;
+    assert_eq!(exports.iter().map(|export| export.name.as_str()).collect::<Vec<_>>(), ["logs"]);
+}
+
+#[tokio::test]
+async fn who_may_only_read_can_not_write() {
+    let ada = Identity { read_only: true, ..identity("ada") };
+    let lab = TlsLab::start(&[ada, identity("bob")]).await;
+    fs::write(lab.stores[0].path().join("f"), "old\n").unwrap();
+    let (mut ada, bob) = (lab.client("ada").await, lab.client("bob").await);
+    let write = || command(&["sh", "-c", "echo new > f; cat f"]);
+    let outcome = run(&ada, write(), Bytes::new()).await;
+    assert!(outcome.errors().contains("Read-only file system"), "{outcome:?}");
+    assert_eq!(outcome.text(), "old\n");
+    // The runner of one who may is another one.
+    assert_eq!(run(&bob, write(), Bytes::new()).await.text(), "new\n");
+    assert_eq!(run(&ada, pipeline(&["cat f"]), Bytes::new()).await.text(), "new\n");
+    assert!(ada.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner().exports[0].read_only);
+}
+
+#[tokio::test]
+async fn only_listed_commands_run() {
+    let ada = Identity { commands: set(&["cat", "grep"]), ..identity("ada") };
+    let lab = TlsLab::start(&[ada]).await;
+    fs::write(lab.stores[0].path().join("f"), "x\n").unwrap();
+    let mut ada = lab.client("ada").await;
+    assert_eq!(run(&ada, pipeline(&["cat f", "grep x"]), Bytes::new()).await.text(), "x\n");
+    let outcome = run(&ada, pipeline(&["cat f", "sort"]), Bytes::new()).await;
+    assert_eq!((outcome.refusal().kind(), outcome.refusal().stage), (Kind::MissingTool, 2));
+    assert!(outcome.refusal().message.contains("ada may not run sort"), "{outcome:?}");
+    let names = ["cat", "sort"].map(str::to_owned).to_vec();
+    let tools = ada.tools(ToolsRequest { names, versions: false }).await.unwrap().into_inner().tools;
+    assert_eq!(tools.iter().map(|tool| tool.found).collect::<Vec<_>>(), [true, false]);
+}
+
+#[tokio::test]
+async fn a_thousand_commands_of_one_do_not_starve_another() {
+    let lab = TlsLab::with(&[identity("ada"), identity("bob")], |config| config.bounds.runs = 16).await;
+    let (ada, mut bob) = (lab.client("ada").await, lab.client("bob").await);
+    let mut held = Vec::new();
+    let mut refused = 0;
+    for _ in 0..1000 {
+        let mut call = Call::open(&ada, command(&["sh", "-c", "echo ready; exec sleep 1000"])).await;
+        match call.next().await.unwrap() {
+            posh_proto::executor::run_output::Kind::Rejected(rejected) => {
+                assert_eq!(rejected.kind(), Kind::Overloaded);
+                assert!(rejected.message.contains("ada has its share"), "{rejected:?}");
+                refused += 1;
+            }
+            _ => held.push(call),
+        }
+    }
+    assert_eq!((held.len(), refused), (12, 988));
+    for _ in 0..20 {
+        assert_eq!(run(&bob, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    }
+    let status = bob.status(StatusRequest {}).await.unwrap().into_inner();
+    let (own, whole) = (status.own.unwrap(), status.whole.unwrap());
+    assert_eq!((status.identity.as_str(), own.refused, whole.refused), ("bob", 0, 988));
+    assert!(whole.runs >= 12 && whole.max_runs == 16, "{whole:?}");
+}
+
+#[tokio::test]
+async fn limits_of_an_identity_are_its_own() {
+    let limits = Limits { processes: Some(2), ..Limits::default() };
+    let lab = TlsLab::start(&[Identity { limits, ..identity("ada") }, identity("bob")]).await;
+    let (ada, bob) = (lab.client("ada").await, lab.client("bob").await);
+    let three = || pipeline(&["echo x", "cat", "cat"]);
+    let refusal = run(&ada, three(), Bytes::new()).await;
+    assert_eq!(refusal.refusal().message, "ada is at its limit of processes on this executor");
+    assert_eq!(run(&ada, pipeline(&["echo x", "cat"]), Bytes::new()).await.text(), "x\n");
+    assert_eq!(run(&bob, three(), Bytes::new()).await.text(), "x\n");
+}
+
+#[tokio::test]
+async fn calls_too_fast_are_refused() {
+    let limits = Limits { calls_per_second: Some(5), ..Limits::default() };
+    let lab = TlsLab::start(&[Identity { limits, ..identity("ada") }]).await;
+    let mut ada = lab.client("ada").await;
+    let mut refused = None;
+    for _ in 0..200 {
+        refused = ada.describe(DescribeRequest { protocol: 1 }).await.err().or(refused);
+    }
+    let refused = refused.expect("200 calls come faster than 5 a second");
+    assert!(refused.message().contains("limit of 5 calls a second"), "{refused:?}");
+}

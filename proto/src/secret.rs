@@ -1,0 +1,165 @@
+//! Files that hold secrets: private keys, credentials, the register of tokens. They are
+//! read only if nobody else can read them, and written so that nobody ever could.
+//! Shared by the executor and by what reaches it.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use nix::{libc::O_NOFOLLOW, unistd::geteuid};
+
+/// Permission bits of others than the owner.
+const OF_OTHERS: u32 = 0o077;
+
+/// No secret of ours is larger; a register of ten thousand certificates has 2 MB.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Why a secret is not read.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// It could not be opened, read or written.
+    #[error("cannot {attempt} {}", path.display())]
+    Io {
+        /// "read", "write", ...
+        attempt: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody else made it, and may know it.
+    #[error("{} belongs to user {owner}, not to user {user}, so that it is no secret of ours; it is not read", path.display())]
+    ForeignOwner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+        /// Our effective uid.
+        user: u32,
+    },
+    /// Others may read or write it.
+    #[error(
+        "{} has mode {mode:04o}, so that others can read or change it; make it anew if they may have, else run: chmod 600 {}",
+        path.display(), path.display()
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A directory, a device, or far too large.
+    #[error("{} is not a file that holds a secret", .0.display())]
+    NotAFile(PathBuf),
+}
+
+impl SecretError {
+    /// There is no such file.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+/// Reads a secret.
+///
+/// # Errors
+/// [`SecretError`], also when others than its owner, who must be this user, have any right to it.
+pub fn read(path: &Path) -> Result<String, SecretError> {
+    let failed = |source| SecretError::Io { attempt: "read", path: path.to_owned(), source };
+    // Not following a symlink: what is checked is what has the name.
+    let mut file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        return Err(SecretError::NotAFile(path.to_owned()));
+    }
+    let user = geteuid().as_raw();
+    if metadata.uid() != user {
+        return Err(SecretError::ForeignOwner { path: path.to_owned(), owner: metadata.uid(), user });
+    }
+    if metadata.mode() & OF_OTHERS != 0 {
+        return Err(SecretError::Open { path: path.to_owned(), mode: metadata.mode() & 0o7777 });
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// Writes a secret in place of what was there, whole or not at all; makes its directory.
+///
+/// # Errors
+/// [`SecretError::Io`].
+pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
+    let failed = |source| SecretError::Io { attempt: "write", path: path.to_owned(), source };
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let fresh = directory.join(name);
+    // A process of the same number may have died here.
+    let _ = fs::remove_file(&fresh);
+    let written = write_new(&fresh, content).and_then(|()| fs::rename(&fresh, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    written.map_err(failed)?;
+    // The name is in the directory; that it is there for good, only this says.
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+fn write_new(path: &Path, content: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(content.as_bytes())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read_by_its_owner_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("below/secret");
+        write(&path, "one").unwrap();
+        write(&path, "two").unwrap();
+        assert_eq!(read(&path).unwrap(), "two");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_others_can_read_is_no_secret() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        write(&path, "x").unwrap();
+        for mode in [0o640, 0o604, 0o620, 0o602, 0o610] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(read(&path), Err(SecretError::Open { .. })), "{mode:o}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+        assert!(read(&path).is_ok());
+    }
+
+    #[test]
+    fn what_belongs_to_others_or_is_a_link_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("secret"), directory.path().join("link"));
+        write(&path, "x").unwrap();
+        symlink(&path, &link).unwrap();
+        assert!(matches!(read(&link), Err(SecretError::Io { .. })));
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+            assert!(matches!(read(&path), Err(SecretError::ForeignOwner { owner: 12345, .. })));
+        }
+        assert!(read(&directory.path().join("missing")).unwrap_err().is_missing());
+    }
+}

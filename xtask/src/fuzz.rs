@@ -1,0 +1,147 @@
+//! `cargo xtask fuzz`: the targets of `integration/fuzz` under libFuzzer, with coverage.
+//!
+//! The compiler's own passes give libFuzzer what it needs, so that no nightly toolchain and
+//! no further program is needed; what it found and what it tried lies in `target/fuzz`.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo;
+
+/// As cargo-fuzz has them, without a sanitizer: posh has next to no unsafe code.
+const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
+
+/// What a target may take, its corpus included: growth shows as the end of the run.
+const RSS_LIMIT_MIB: u32 = 2048;
+
+/// For one input: a hang is found, too.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Inputs longer than this only repeat what shorter ones show.
+const MAX_INPUT_BYTES: u32 = 16 << 10;
+
+/// Fuzzes `targets` (none: all), each for `seconds`, so many at a time.
+pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
+    cargo::must(cargo::command(&["build", "--quiet", "--release", "--bin", "posh-executor"]))?;
+    let mut build = cargo::command(&["build", "--quiet", "--profile", "fuzz", "--package", "posh-fuzz"]);
+    build.args(["--features", "libfuzzer", "--target-dir", "target/fuzz"]).env("RUSTFLAGS", FLAGS);
+    cargo::must(build)?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    let all = names(root)?;
+    if let Some(unknown) = targets.iter().find(|name| !all.contains(name)) {
+        bail!("there is no target `{unknown}`; there are {}", all.join(", "));
+    }
+    // This program lies in target/TRIPLE/debug.
+    let own = std::env::current_exe().context("cannot tell where this program lies")?;
+    let triple =
+        own.ancestors().nth(2).and_then(Path::file_name).context("this program lies in no target directory")?;
+    let programs = Programs {
+        fuzzer: root.join("target/fuzz").join(triple).join("fuzz/posh-fuzz"),
+        executor: root.join("target").join(triple).join("release/posh-executor"),
+        base: root.join("target/fuzz"),
+    };
+    let mut left: Vec<String> = if targets.is_empty() { all } else { targets.to_vec() };
+    left.reverse();
+    let mut failed = 0;
+    let mut running: Vec<Fuzzer> = Vec::new();
+    while !left.is_empty() || !running.is_empty() {
+        while running.len() < jobs.max(1)
+            && let Some(name) = left.pop()
+        {
+            running.push(Fuzzer::start(&programs, &name, seconds)?);
+        }
+        let first = running.remove(0);
+        failed += u32::from(!first.finish()?);
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The targets, as their table has them.
+fn names(root: &Path) -> Result<Vec<String>> {
+    let table = fs::read_to_string(root.join("integration/fuzz/src/lib.rs")).context("cannot read the targets")?;
+    let names = table.lines().filter_map(|line| line.trim().strip_prefix("Target { name: \"")?.split('"').next());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    ensure!(!names.is_empty(), "integration/fuzz/src/lib.rs names no target");
+    Ok(names)
+}
+
+/// What was built, and where results go.
+struct Programs {
+    fuzzer: PathBuf,
+    executor: PathBuf,
+    base: PathBuf,
+}
+
+/// One target at work.
+struct Fuzzer {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    artifacts: PathBuf,
+}
+
+impl Fuzzer {
+    fn start(programs: &Programs, name: &str, seconds: u32) -> Result<Self> {
+        let base = programs.base.join(name);
+        let [seeds, corpus, artifacts] = ["seeds", "corpus", "artifacts"].map(|kind| base.join(kind));
+        for directory in [&seeds, &corpus, &artifacts] {
+            fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        }
+        let log = base.join("log");
+        let said = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut fuzz = Command::new(&programs.fuzzer);
+        fuzz.env("POSH_FUZZ_TARGET", name)
+            .env("POSH_FUZZ_SEEDS", &seeds)
+            .env("POSH_EXECUTOR", &programs.executor)
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-rss_limit_mb={RSS_LIMIT_MIB}"))
+            .arg(format!("-timeout={}", TIMEOUT.as_secs()))
+            .arg(format!("-max_len={MAX_INPUT_BYTES}"))
+            .arg(format!("-artifact_prefix={}/", artifacts.display()))
+            .arg("-print_final_stats=1")
+            .args([&corpus, &seeds])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(said);
+        let child = fuzz.spawn().with_context(|| format!("cannot start the fuzzer of {name}"))?;
+        println!("{name}: at work for {seconds} s, log in {}", log.display());
+        Ok(Self { name: name.to_owned(), child, log, artifacts })
+    }
+
+    /// Waits for it and says what came of it; true if nothing was found.
+    fn finish(mut self) -> Result<bool> {
+        let status = self.child.wait().with_context(|| format!("cannot wait for the fuzzer of {}", self.name))?;
+        let mut log = Vec::new();
+        File::open(&self.log).and_then(|mut file| file.read_to_end(&mut log)).context("cannot read the log")?;
+        let log = String::from_utf8_lossy(&log);
+        let stat = |name: &str| {
+            let line = log.lines().rev().find_map(|line| line.strip_prefix(&format!("stat::{name}:")));
+            line.map_or("?", str::trim).to_owned()
+        };
+        let covered = log.lines().rev().find_map(|line| line.split(" cov: ").nth(1)?.split(' ').next()).unwrap_or("?");
+        println!(
+            "{}: {} inputs, {covered} edges covered, {} new in the corpus, peak {} MiB: {}",
+            self.name,
+            stat("number_of_executed_units"),
+            stat("new_units_added"),
+            stat("peak_rss_mb"),
+            if status.success() {
+                "nothing found".to_owned()
+            } else {
+                format!("FOUND, see {}", self.artifacts.display())
+            }
+        );
+        if !status.success() {
+            let tail: Vec<_> = log.lines().rev().take(12).collect();
+            tail.into_iter().rev().for_each(|line| println!("    {line}"));
+        }
+        Ok(status.success())
+    }
+}
