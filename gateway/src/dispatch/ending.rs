@@ -78,6 +78,11 @@ impl StageState {
         }
     }
 
+    /// A part of it was lost.
+    pub(super) fn is_lost(&self) -> bool {
+        self.parts.iter().flatten().any(|part| matches!(part, PartEnd::Lost(_)))
+    }
+
     /// How its parts ended, as far as they did.
     pub(super) fn exits(&self) -> impl Iterator<Item = &Exited> {
         self.parts.iter().flatten().filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })

@@ -10,6 +10,7 @@ mod runs;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -40,6 +41,9 @@ use crate::{
 /// Events on their way to the loop. Small: what waits here is data that has left
 /// its sender's credit but not reached a queue that counts it.
 const QUEUE: usize = 64;
+
+/// What a lost command may have changed is forgotten if that takes no longer: nobody waits for a dead mount.
+const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
 
 enum Event {
     Stage(usize, Option<FromStage>),
@@ -470,8 +474,15 @@ impl<'a> Relay<'a> {
             let written = Written::by(self.gateway, stage, reading, state.exits());
             let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             let (ending, tally) = (self.noted.ending(index, stage), written.tally());
+            let is_lost = self.stages[&index].is_lost();
             self.farewells.spawn(async move {
-                refresh::refresh(gateway, written).await;
+                let refreshing = refresh::refresh(gateway, written);
+                if is_lost {
+                    // Its mount may be out of reach, too.
+                    let _ = tokio::time::timeout(REFRESH_OF_LOST, refreshing).await;
+                } else {
+                    refreshing.await;
+                }
                 ending.refreshed(tally);
                 let _ = tell.send(farewell).await;
             });
