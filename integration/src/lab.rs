@@ -135,6 +135,7 @@ pub struct Server {
     _sshd: Service,
     /// What it was made from.
     pub spec: ServerSpec,
+    ip: String,
     /// The executor's address in the mount table.
     pub address: String,
     /// What joins it to the workstation, if that is like a [`Profile`].
@@ -146,6 +147,13 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts its executor, in a laboratory that began without.
+    pub fn start_executor(&mut self) -> Result<()> {
+        let exports: Vec<_> = self.spec.exports.iter().map(|e| (e.name.clone(), e.directory())).collect();
+        self.executor = Some(services::start_executor(&self.host, &self.ip, &exports)?);
+        Ok(())
+    }
+
     fn store(&self, name: &str) -> Store<'_> {
         let export = &self.spec.exports[0];
         let (directory, mount) = (PathBuf::from(export.directory()).join(name), Path::new(&export.mount).join(name));
@@ -304,13 +312,15 @@ fn start_server(
     for export in &server.exports {
         make_export(&host, export)?;
     }
-    let (_, address) = network::addresses(index);
-    let sshd = services::start_sshd(&host, &address, key)?;
-    let exports: Vec<_> = server.exports.iter().map(|e| (e.name.clone(), e.directory())).collect();
-    let start = || services::start_executor(&host, &address, &exports);
-    let executor = spec.executors.then(start).transpose()?;
-    let address = format!("http://{address}:{EXECUTOR_PORT}");
-    Ok(Server { executor, _sshd: sshd, spec: server.clone(), address, wire, host, _storage: storage })
+    let (_, ip) = network::addresses(index);
+    let sshd = services::start_sshd(&host, &ip, key)?;
+    let address = format!("http://{ip}:{EXECUTOR_PORT}");
+    let mut server =
+        Server { executor: None, _sshd: sshd, spec: server.clone(), ip, address, wire, host, _storage: storage };
+    if spec.executors {
+        server.start_executor()?;
+    }
+    Ok(server)
 }
 
 /// A directory of this machine's disk becomes the host's /srv.

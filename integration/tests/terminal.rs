@@ -18,7 +18,11 @@ use crate::programs;
 
 /// A laboratory with files to look at.
 fn lab() -> Lab {
-    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    lab_of(&LabSpec::servers(1))
+}
+
+fn lab_of(spec: &LabSpec) -> Lab {
+    let lab = Lab::start(spec, &programs()).unwrap();
     fill(&lab.data(1));
     make_repository(&lab);
     lab

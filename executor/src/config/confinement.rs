@@ -30,12 +30,15 @@ pub struct Confinement {
     pub max_file_bytes: u64,
 }
 
+/// Where an administrator's own annotations lie unless the configuration says otherwise.
+const ANNOTATIONS: &str = "/etc/posh/annotations";
+
 impl Default for Confinement {
     fn default() -> Self {
         Self {
             require: Level::None,
             commands: Commands::Annotated,
-            annotations: Vec::new(),
+            annotations: vec![ANNOTATIONS.into()],
             user: None,
             max_processes: DEFAULT_PROCESSES,
             max_memory_bytes: 0,

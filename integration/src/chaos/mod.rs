@@ -4,7 +4,7 @@
 //! nothing left behind.
 //!
 //! The fault is done by a proxy in front of the executor, which sees each message
-//! ([`proxy`]); what is run is in [`work`], what came of it is judged in [`verdict`].
+//! (`proxy`); what is run is in `work`, what came of it is judged in `verdict`.
 
 mod faults;
 mod proxy;

@@ -11,10 +11,10 @@ use posh_integration::running::Running;
 use posh_integration::services::write_file;
 use posh_integration::terminal::Size;
 use posh_integration::terminal::session::{Session, Setting};
-use posh_integration::{Host, Lab, Shell};
+use posh_integration::{Host, Lab, LabSpec, Shell};
 
-use super::lab;
 use super::story::{PROMISE, tell};
+use super::{lab, lab_of};
 
 const FOLLOW: &str = "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle";
 const SIGN: &str = "a needle";
@@ -83,11 +83,15 @@ const WIDTH_ANNOTATION: &str = "width:\n- PARAMS:\n  - {name: file, type: input_
 
 #[test]
 fn a_remote_command_hears_of_a_new_size() {
-    let lab = lab();
+    let mut lab = lab_of(&LabSpec::servers(1).without_executors());
     [&lab.workstation, &lab.servers[0].host].into_iter().for_each(install_width);
-    let annotations = lab.workstation.path("/run/annotations");
-    fs::create_dir(&annotations).unwrap();
-    fs::write(annotations.join("width.yaml"), WIDTH_ANNOTATION).unwrap();
+    // The server lets run what its own administrator has annotated.
+    let places = [(&lab.workstation, "/run/annotations"), (&lab.servers[0].host, "/etc/posh/annotations")];
+    for annotations in places.map(|(host, directory)| host.path(directory)) {
+        fs::create_dir_all(&annotations).unwrap();
+        fs::write(annotations.join("width.yaml"), WIDTH_ANNOTATION).unwrap();
+    }
+    lab.servers[0].start_executor().unwrap();
     let table = format!("[gateway]\nannotations = [\"/run/annotations\"]\n{}", lab.mount_table());
     write_file(&lab.workstation, CONFIG, table.as_bytes()).unwrap();
     tell(&lab, Shell::Bash, "", |t| {

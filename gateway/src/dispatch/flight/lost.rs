@@ -27,8 +27,10 @@ impl Relay<'_> {
     /// A run's stream is at its end: well, if all its commands have exited.
     pub(super) async fn run_over(&mut self, run: usize, error: Option<String>) {
         self.noted.over(run);
-        let order = self.runs[run].lost();
-        if self.runs[run].finished || self.unended(run).is_empty() {
+        let finished = self.runs[run].finished;
+        // What has finished does not go on, whatever it has left unsaid.
+        let order = self.runs[run].lost().filter(|_| !finished);
+        if (finished && self.has_all_statuses(run)) || self.unended(run).is_empty() {
             return self.end_streams(run).await;
         }
         let why = error.unwrap_or_else(|| "the connection was closed".to_owned());
@@ -59,6 +61,11 @@ impl Relay<'_> {
     pub(super) async fn run_gone(&mut self, run: usize, gone: Gone) {
         tracing::warn!(run, ?gone, "a run does not go on");
         self.give_up(run, Some(gone)).await;
+    }
+
+    fn has_all_statuses(&self, run: usize) -> bool {
+        let mut theirs = self.commands.iter().filter(|(command, _)| command.0 == run);
+        theirs.all(|(_, (stage, part))| self.stages[stage].parts[*part].is_some())
     }
 
     /// Commands of a run that have not told their ends, or not the end of what they wrote: a status may come first.
