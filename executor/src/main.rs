@@ -108,7 +108,9 @@ fn main() -> ExitCode {
     }
     // What an executor behind ssh says is for the error message of a gateway, not for a log.
     let level = if arguments.stdio { "warn" } else { "info" };
+    // Whoever read the log may be gone; to say so there would be a panic.
     tracing_subscriber::fmt()
+        .log_internal_errors(false)
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
         .with_writer(std::io::stderr)
         .with_ansi(!arguments.stdio)

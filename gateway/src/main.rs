@@ -35,7 +35,9 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // Whoever read the log may be gone; to say so there would be a panic.
     tracing_subscriber::fmt()
+        .log_internal_errors(false)
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("POSH_LOG").unwrap_or_else(|_| "info".into()))
         .with_writer(std::io::stderr)
         .init();

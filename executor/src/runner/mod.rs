@@ -30,7 +30,7 @@ pub mod wire;
 use std::{
     ffi::OsStr,
     fs::File,
-    io,
+    io::{self, Write as _},
     net::Shutdown,
     os::{
         fd::{AsFd as _, BorrowedFd},
@@ -67,10 +67,15 @@ pub fn main() -> ExitCode {
     match guard() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("posh-executor runner: {error}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what went wrong, if anybody still listens.
+fn complain(error: &io::Error) {
+    let _ = writeln!(io::stderr(), "posh-executor runner: {error}");
 }
 
 fn guard() -> io::Result<()> {
@@ -94,7 +99,7 @@ fn guard() -> io::Result<()> {
             let status = match keep(&control, &spec, &children) {
                 Ok(()) => 0,
                 Err(error) => {
-                    eprintln!("posh-executor runner: {error}");
+                    complain(&error);
                     1
                 }
             };

@@ -35,7 +35,7 @@ use posh_proto::{
 };
 
 use super::{
-    confine, processes,
+    complain, confine, processes,
     spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
@@ -50,7 +50,7 @@ pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
         Err(error) => {
             // The daemon is gone or broke the protocol; it sees the socket close.
             if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::UnexpectedEof {
-                eprintln!("posh-executor runner: {error}");
+                complain(&error);
             }
             processes::kill_all_below();
             0

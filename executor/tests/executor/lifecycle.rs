@@ -91,7 +91,7 @@ async fn a_frozen_peer_leaves_no_process() {
 /// `posh-executor` as a program.
 struct Program {
     child: Child,
-    stderr: BufReader<std::process::ChildStderr>,
+    stderr: BufReader<Box<dyn std::io::Read>>,
     _configuration: tempfile::NamedTempFile,
 }
 
@@ -107,7 +107,8 @@ impl Program {
         configuration.as_file().set_permissions(readable).unwrap();
         command.arg("--config").arg(configuration.path());
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let stderr: Box<dyn std::io::Read> = Box::new(child.stderr.take().unwrap());
+        let stderr = BufReader::new(stderr);
         Self { child, stderr, _configuration: configuration }
     }
 
@@ -135,6 +136,18 @@ impl Drop for Program {
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_posh-executor"))
+}
+
+#[tokio::test]
+async fn nobody_needs_to_read_its_log() {
+    let store = tempfile::tempdir().unwrap();
+    let mut executor = Program::start(&mut program(), store.path());
+    let client = connect(executor.address()).await;
+    executor.stderr = BufReader::new(Box::new(std::io::empty()));
+    // Each run is a line of the log.
+    for _ in 0..3 {
+        assert_eq!(run(&client, command(&["sh", "-c", "echo there"]), bytes::Bytes::new()).await.text(), "there\n");
+    }
 }
 
 #[tokio::test]
