@@ -135,7 +135,7 @@ impl Fuzzer {
             if status.success() {
                 "nothing found".to_owned()
             } else {
-                format!("FOUND, see {}", self.artifacts.display())
+                format!("FOUND ({status}), see {}", self.artifacts.display())
             }
         );
         if !status.success() {

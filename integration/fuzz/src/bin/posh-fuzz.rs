@@ -1,14 +1,15 @@
 //! libFuzzer's program: its own arguments, the target in `POSH_FUZZ_TARGET`.
 //! `posh-fuzz` with `POSH_FUZZ_SEEDS=DIR` as well writes the target's seeds there first.
 #![no_main]
-#![allow(unsafe_code, reason = "libfuzzer-sys exports C functions")]
+#![allow(unsafe_code, reason = "libfuzzer-sys exports C functions, and signal(2) is unsafe")]
 
 use std::{path::PathBuf, sync::OnceLock};
 
 use libfuzzer_sys::fuzz_target;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use posh_fuzz::{TARGETS, Target, target};
 
-fuzz_target!(init: { write_seeds(wanted()); }, |data: &[u8]| (wanted().run)(data));
+fuzz_target!(init: { begin(); }, |data: &[u8]| (wanted().run)(data));
 
 fn wanted() -> &'static Target {
     static WANTED: OnceLock<&Target> = OnceLock::new();
@@ -19,6 +20,14 @@ fn wanted() -> &'static Target {
             panic!("POSH_FUZZ_TARGET must be one of {}", names.join(", "))
         })
     })
+}
+
+fn begin() {
+    // As Rust's own `main` would have done, which libFuzzer's takes the place of.
+    // SAFETY: no handler is installed.
+    let ignored = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    ignored.expect("SIGPIPE can be ignored");
+    write_seeds(wanted());
 }
 
 fn write_seeds(target: &Target) {
