@@ -87,7 +87,7 @@ pub async fn start(address: &str) -> Gateway {
     std::fs::create_dir(&mount).unwrap();
     let text = format!(
         "[[executor]]\nname = \"store\"\naddress = \"{address}\"\n[[mount]]\npath = \"{}\"\nexecutor = \"store\"\nexport = \"logs\"\n\
-         coherence = \"bind\"\n[gateway]\nsshfs = \"off\"\n",
+         coherence = \"bind\"\n[gateway]\nsshfs = \"off\"\nidle_timeout_s = 86400\n",
         mount.display()
     );
     let config = Config::parse(&text, &directory.path().join("mounts.toml")).unwrap();
