@@ -9,18 +9,25 @@
 //! a git repository has tens of thousands of names. Of a command's own directories those that nobody
 //! has read since they last changed are not told of: nobody remembers their entries.
 
+mod told;
+mod trees;
+
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    ffi::{OsStr, OsString},
+    collections::{HashMap, HashSet},
+    ffi::OsString,
     fs,
-    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use nix::sys::stat::FileStat;
-use posh_proto::executor::{Attributes, ChangedDirectory, Stage, WatchedTree};
+use posh_proto::executor::{Attributes, Stage};
 
+use self::{
+    told::{Changed, Changes, Now},
+    trees::{Trees, root_of},
+};
 use super::{
     listing::{self, Entry, Known, Listing},
     view::View,
@@ -38,27 +45,6 @@ pub struct Watch {
     since: Duration,
     trees: Trees,
     before: Before,
-}
-
-/// What is looked at.
-#[derive(Default)]
-struct Trees {
-    roots: Vec<PathBuf>,
-    /// Directories, within the roots, that only get further entries, as do those in them.
-    growing: HashSet<PathBuf>,
-    /// Directories that belong to the command, on file systems that tell when a directory was read.
-    own: Vec<PathBuf>,
-    /// Where no file is changed in its place.
-    replaced: Vec<Replaced>,
-}
-
-/// A tree in which a file that changes is a new one, so that its directory changes too.
-struct Replaced {
-    top: PathBuf,
-    /// Trees in it of which that does not hold.
-    except: Vec<PathBuf>,
-    /// Its file system tells when a directory was read.
-    tells_readers: bool,
 }
 
 /// Names that were there before the stage started.
@@ -81,35 +67,12 @@ struct Before {
 /// Seconds and nanoseconds since 1970.
 type Time = (i64, i64);
 
-/// Directories with something new, and whether these are all.
-#[derive(Debug, Default, PartialEq)]
-pub struct Changes {
-    pub directories: BTreeMap<PathBuf, Changed>,
-    pub incomplete: bool,
-}
-
 /// What there is to see in a directory.
 #[derive(Default)]
 struct Look {
     changed: Changed,
     /// The directories in it.
     below: Vec<OsString>,
-}
-
-/// What is new in one directory.
-#[derive(Debug, Default, PartialEq)]
-pub struct Changed {
-    pub names: bool,
-    pub written: Vec<OsString>,
-    pub removed: Vec<OsString>,
-    pub now: Option<Now>,
-}
-
-/// How a directory is in which nothing but new files took the place of others, and how these are.
-#[derive(Debug, PartialEq)]
-pub struct Now {
-    own: Attributes,
-    written: Vec<Attributes>,
 }
 
 impl Watch {
@@ -351,75 +314,14 @@ impl Before {
     }
 }
 
-impl Trees {
-    /// The tree below `top` that a contract's tree is.
-    fn add(&mut self, top: PathBuf, tree: &WatchedTree) {
-        let own = tree.own.iter().map(|path| top.join(path));
-        self.own.extend(own.filter(|path| listing::tells_readers(path)));
-        self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
-        if tree.replaces {
-            let except = tree.own.iter().map(|path| top.join(path)).collect();
-            let tells_readers = listing::tells_readers(&top);
-            self.replaced.push(Replaced { top: top.clone(), except, tells_readers });
-        }
-        match tree.only.is_empty() {
-            true => self.roots.push(top),
-            false => self.roots.extend(tree.only.iter().map(|path| top.join(path))),
-        }
-    }
-}
-
-impl Trees {
-    fn is_own(&self, directory: &Path) -> bool {
-        self.own.iter().any(|own| directory.starts_with(own))
-    }
-
-    /// Whether each file that changes in this directory is a new one.
-    fn replaces(&self, directory: &Path) -> bool {
-        self.replaced_in(directory).is_some()
-    }
-
-    fn replaced_in(&self, directory: &Path) -> Option<&Replaced> {
-        let holds = |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
-        self.replaced.iter().find(|tree| directory.starts_with(&tree.top) && holds(tree))
-    }
-}
-
-impl Changes {
-    fn of(&mut self, directory: &Path) -> &mut Changed {
-        self.directories.entry(directory.to_owned()).or_default()
-    }
-
-    /// As the contract has it.
-    pub fn message(&self) -> Vec<ChangedDirectory> {
-        let bytes = |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();
-        let directory = |(path, changed): (&PathBuf, &Changed)| ChangedDirectory {
-            path: path.as_os_str().as_bytes().to_vec().into(),
-            names_changed: changed.names,
-            written: bytes(&changed.written),
-            removed: bytes(&changed.removed),
-            now: changed.now.as_ref().map(|now| now.own),
-            written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
-        };
-        self.directories.iter().map(directory).collect()
-    }
-}
-
 fn attributes(found: &fs::Metadata) -> Attributes {
     Attributes { mode: found.mode(), size: found.size(), mtime_s: found.mtime() }
 }
 
-/// The tree itself, or the nearest directory above it, within its mount, that has one of the names.
-fn root_of(view: &View, tree: &WatchedTree) -> PathBuf {
-    let path = Path::new(OsStr::from_bytes(&tree.path));
-    let top = view.mount_of(path);
-    let inside = path.ancestors().take_while(|above| top.is_some_and(|top| above.starts_with(top)));
-    let named = |above: &&Path| tree.up_to.iter().any(|name| above.join(name).symlink_metadata().is_ok());
-    inside.into_iter().find(named).unwrap_or(path).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use posh_proto::executor::WatchedTree;
+
     use super::*;
 
     /// A moment after everything that is there: the clock of files moves in ticks,

@@ -1,0 +1,53 @@
+//! What is told of the changes in watched trees: directory by directory, as the contract has it.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
+use posh_proto::executor::{Attributes, ChangedDirectory};
+
+/// Directories with something new, and whether these are all.
+#[derive(Debug, Default, PartialEq)]
+pub struct Changes {
+    pub directories: BTreeMap<PathBuf, Changed>,
+    pub incomplete: bool,
+}
+
+/// What is new in one directory.
+#[derive(Debug, Default, PartialEq)]
+pub struct Changed {
+    pub names: bool,
+    pub written: Vec<OsString>,
+    pub removed: Vec<OsString>,
+    pub now: Option<Now>,
+}
+
+/// How a directory is in which nothing but new files took the place of others, and how these are.
+#[derive(Debug, PartialEq)]
+pub struct Now {
+    pub own: Attributes,
+    pub written: Vec<Attributes>,
+}
+
+impl Changes {
+    pub fn of(&mut self, directory: &Path) -> &mut Changed {
+        self.directories.entry(directory.to_owned()).or_default()
+    }
+
+    /// As the contract has it.
+    pub fn message(&self) -> Vec<ChangedDirectory> {
+        let bytes = |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();
+        let directory = |(path, changed): (&PathBuf, &Changed)| ChangedDirectory {
+            path: path.as_os_str().as_bytes().to_vec().into(),
+            names_changed: changed.names,
+            written: bytes(&changed.written),
+            removed: bytes(&changed.removed),
+            now: changed.now.as_ref().map(|now| now.own),
+            written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
+        };
+        self.directories.iter().map(directory).collect()
+    }
+}

@@ -1,0 +1,74 @@
+//! Which parts of a stage's watched trees are looked at, and how: the contract's trees as directories here.
+
+use std::{
+    collections::HashSet,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
+use posh_proto::executor::WatchedTree;
+
+use crate::runner::{listing, view::View};
+
+/// What is looked at.
+#[derive(Default)]
+pub struct Trees {
+    pub roots: Vec<PathBuf>,
+    /// Directories, within the roots, that only get further entries, as do those in them.
+    pub growing: HashSet<PathBuf>,
+    /// Directories that belong to the command, on file systems that tell when a directory was read.
+    pub own: Vec<PathBuf>,
+    /// Where no file is changed in its place.
+    pub replaced: Vec<Replaced>,
+}
+
+/// A tree in which a file that changes is a new one, so that its directory changes too.
+pub struct Replaced {
+    pub top: PathBuf,
+    /// Trees in it of which that does not hold.
+    pub except: Vec<PathBuf>,
+    /// Its file system tells when a directory was read.
+    pub tells_readers: bool,
+}
+
+impl Trees {
+    /// The tree below `top` that a contract's tree is.
+    pub fn add(&mut self, top: PathBuf, tree: &WatchedTree) {
+        let own = tree.own.iter().map(|path| top.join(path));
+        self.own.extend(own.filter(|path| listing::tells_readers(path)));
+        self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
+        if tree.replaces {
+            let except = tree.own.iter().map(|path| top.join(path)).collect();
+            let tells_readers = listing::tells_readers(&top);
+            self.replaced.push(Replaced { top: top.clone(), except, tells_readers });
+        }
+        match tree.only.is_empty() {
+            true => self.roots.push(top),
+            false => self.roots.extend(tree.only.iter().map(|path| top.join(path))),
+        }
+    }
+
+    pub fn is_own(&self, directory: &Path) -> bool {
+        self.own.iter().any(|own| directory.starts_with(own))
+    }
+
+    /// Whether each file that changes in this directory is a new one.
+    pub fn replaces(&self, directory: &Path) -> bool {
+        self.replaced_in(directory).is_some()
+    }
+
+    pub fn replaced_in(&self, directory: &Path) -> Option<&Replaced> {
+        let holds = |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
+        self.replaced.iter().find(|tree| directory.starts_with(&tree.top) && holds(tree))
+    }
+}
+
+/// The tree itself, or the nearest directory above it, within its mount, that has one of the names.
+pub fn root_of(view: &View, tree: &WatchedTree) -> PathBuf {
+    let path = Path::new(OsStr::from_bytes(&tree.path));
+    let top = view.mount_of(path);
+    let inside = path.ancestors().take_while(|above| top.is_some_and(|top| above.starts_with(top)));
+    let named = |above: &&Path| tree.up_to.iter().any(|name| above.join(name).symlink_metadata().is_ok());
+    inside.into_iter().find(named).unwrap_or(path).to_owned()
+}
