@@ -110,15 +110,15 @@ enum Call {
     HandOver(Adapter, PathBuf),
 }
 
-/// sshfs hands every write to its server at once and has closed files there: only
-/// what is still open is worth the round trip. Where a file goes up as a whole when
+/// sshfs hands every write to its server at once and has closed files there, and a volume has
+/// closed files there: only what is still open is worth the round trip. Where a file goes up as a whole when
 /// it is closed, one that is open makes the command run here.
 fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
     let adapter = used.adapter;
     let mut open = written.iter().filter(|path| path.starts_with(&used.path));
     match (adapter, used.kind) {
-        (Adapter::Sshfs, UseKind::Changed) => Ok(Vec::new()),
-        (Adapter::Sshfs, _) => Ok(open.map(|path| Call::Settle(adapter, path.clone())).collect()),
+        (Adapter::Sshfs | Adapter::Volume, UseKind::Changed) => Ok(Vec::new()),
+        (Adapter::Sshfs | Adapter::Volume, _) => Ok(open.map(|path| Call::Settle(adapter, path.clone())).collect()),
         (_, UseKind::Output) => Ok(Vec::new()),
         (Adapter::Rclone | Adapter::Generic, UseKind::Read) if open.next().is_some() => {
             Err(format!("{} is open for writing on this machine", used.path.display()))
