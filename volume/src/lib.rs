@@ -1,0 +1,8 @@
+//! Volumes: mounts that posh serves itself. Their files are kept by a [`Store`], of which this
+//! crate has the trait.
+//!
+//! * [`store`]: what a store can be asked, and what it promises of what it has answered
+
+pub mod store;
+
+pub use store::{Errno, Store};
