@@ -1,8 +1,14 @@
 //! Volumes: mounts that posh serves itself. Their files are kept by a [`Store`], of which this
 //! crate has the trait.
 //!
+//! * [`fs`]: the file system on top of it, without FUSE
+//! * [`fuse`]: the one file that knows the crate fuser
+//! * [`mount`]: into the file tree and out of it
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
 
+pub mod fs;
+pub mod fuse;
+pub mod mount;
 pub mod store;
 
 pub use store::{Errno, Store};
