@@ -2,7 +2,9 @@
 //! crate has the trait.
 //!
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
+//! * [`leases`]: who may remember what, and who waits for whom
 
+pub mod leases;
 pub mod store;
 
 pub use store::{Errno, Store};
