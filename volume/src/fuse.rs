@@ -457,7 +457,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn readdirplus(&self, _: &Request, number: INodeNo, open: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, _: &Request, number: INodeNo, open: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
         let volume = Arc::clone(&self.volume);
         self.answer(async move {
             let names = match volume.read_directory(open.0, offset).await {

@@ -5,10 +5,12 @@
 //! * [`fuse`]: the one file that knows the crate fuser
 //! * [`mount`]: into the file tree and out of it
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
+//! * [`leases`]: who may remember what, and who waits for whom
 
 pub mod fs;
 pub mod fuse;
 pub mod mount;
+pub mod leases;
 pub mod store;
 
 pub use store::{Errno, Store};

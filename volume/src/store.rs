@@ -266,6 +266,7 @@ pub enum Op {
 
 /// What one op is answered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "an answer is made once and read once")]
 pub enum Answer {
     /// Nothing more to tell.
     Done,

@@ -93,10 +93,7 @@ impl UnderWay {
 
 impl Volume {
     async fn recalled(&self, file: FileId, leases: Leases, stamp: Stamp) {
-        let mut table = self.table();
-        let names = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
-        let number = table.recall(file, leases, stamp);
-        drop(table);
+        let (number, names) = self.take_leases(file, leases, stamp);
         if leases.contains(Leases::WRITE) {
             self.drain(file).await;
         }
@@ -108,6 +105,12 @@ impl Volume {
         if let Err(errno) = self.store.call(&Caller::default(), Op::Return(vec![returned])).await {
             tracing::debug!(%errno, inode = file.inode, "a lease could not be given back");
         }
+    }
+
+    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Vec<OsString>>) {
+        let mut table = self.table();
+        let names = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
+        (table.recall(file, leases, stamp), names)
     }
 
     async fn forget(&self, number: u64, pages: bool, names: Option<Vec<OsString>>) {
