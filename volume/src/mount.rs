@@ -20,6 +20,9 @@ use nix::{
 };
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+/// As mountinfo has it.
+pub const FS_TYPE: &str = "fuse.posh";
+
 /// The part of the type behind `fuse.`.
 const SUBTYPE: &str = "posh";
 
@@ -85,8 +88,7 @@ fn by_the_kernel(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
     if wanted.read_only {
         flags |= MsFlags::MS_RDONLY;
     }
-    let fs_type = format!("fuse.{SUBTYPE}");
-    mount_2(Some(wanted.source), directory, Some(fs_type.as_str()), flags, Some(options.as_str()))?;
+    mount_2(Some(wanted.source), directory, Some(FS_TYPE), flags, Some(options.as_str()))?;
     Ok(device.into())
 }
 

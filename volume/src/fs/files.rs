@@ -15,7 +15,6 @@ use crate::store::{
 /// An open file.
 #[derive(Debug)]
 pub(super) struct Open {
-    pub number: u64,
     pub file: FileId,
     pub handle: Handle,
     pub flags: OpenFlags,
@@ -86,7 +85,6 @@ impl Volume {
         }
         drop(table);
         let open = Open {
-            number,
             file,
             handle,
             flags,

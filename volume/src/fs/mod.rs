@@ -168,15 +168,12 @@ impl Volume {
     }
 
     /// After a command ran on the server: what it has changed is seen from now on.
-    ///
-    /// # Errors
-    /// Of the store.
-    pub async fn catch_up(self: &Arc<Self>) -> Result<(), Errno> {
-        match self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await? {
-            Answer::Settled(stamp) => self.caught_up(stamp).await,
-            _ => return Err(Errno::EPROTO),
+    pub async fn catch_up(&self) {
+        match self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await {
+            Ok(Answer::Settled(stamp)) => self.caught_up(stamp).await,
+            // Nobody says what has changed: anything may have.
+            _ => self.forget_everything().await,
         }
-        Ok(())
     }
 
     /// Gives a reply to the kernel about a file that has been looked up by name, with the time that it may be kept. `parent` is the
@@ -224,7 +221,9 @@ impl Volume {
             if !take(&mut into, name, told) {
                 break;
             }
-            told.iter().for_each(|told| drop(table.looked_up(told.attributes.id)));
+            if let Some(told) = told {
+                table.looked_up(told.attributes.id);
+            }
         }
         into
     }

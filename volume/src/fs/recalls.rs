@@ -57,7 +57,9 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
             notice = notices.next() => notice,
             () = asks.asks.notified() => {
                 let asked = std::mem::take(&mut *asks.asked.lock().unwrap_or_else(PoisonError::into_inner));
-                asked.into_iter().for_each(|asked| drop(asked.send(())));
+                for asked in asked {
+                    let _ = asked.send(());
+                }
                 continue;
             }
         };
@@ -145,12 +147,17 @@ impl Volume {
         }
     }
 
+    /// Returns when nothing is remembered any more.
+    pub(super) async fn forget_everything(&self) {
+        self.lost(Stamp(0));
+        self.forget(ROOT, false, Some(Vec::new())).await;
+    }
+
     /// Returns when every recall below a stamp has been carried out.
     pub(super) async fn caught_up(&self, stamp: Stamp) {
         if self.store.state().watched == Watched::LeaseEnd {
             // Nobody says what has changed.
-            self.lost(stamp);
-            return self.forget(ROOT, false, Some(Vec::new())).await;
+            return self.forget_everything().await;
         }
         let (ask, is_taken_in) = oneshot::channel();
         self.under_way.asked.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
