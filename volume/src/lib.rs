@@ -2,8 +2,11 @@
 //! crate has the trait.
 //!
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
-//! * [`leases`]: who may remember what, and who waits for whom
+//! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
+//! * [`directory`]: the store over a directory of this machine
 
+pub mod directory;
+pub mod keeper;
 pub mod leases;
 pub mod store;
 
