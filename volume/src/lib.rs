@@ -5,12 +5,15 @@
 //! * [`fuse`]: the one file that knows the crate fuser
 //! * [`mount`]: into the file tree and out of it
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
-//! * [`leases`]: who may remember what, and who waits for whom
+//! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
+//! * [`directory`]: the store over a directory of this machine
 
+pub mod directory;
 pub mod fs;
 pub mod fuse;
-pub mod mount;
+pub mod keeper;
 pub mod leases;
+pub mod mount;
 pub mod store;
 
 pub use store::{Errno, Store};
