@@ -81,6 +81,19 @@ impl Keeper {
         self.noticed.notify_waiters();
     }
 
+    /// Completes when a session has answered all recalls up to a stamp, or its time is over.
+    pub async fn answered(&self, session: SessionId, stamp: Stamp) {
+        loop {
+            let answered = self.answered.notified();
+            tokio::pin!(answered);
+            answered.as_mut().enable();
+            if self.table().has_answered(session, stamp, Instant::now()) {
+                return;
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN, answered).await;
+        }
+    }
+
     /// The next notices of a session, in order; none when it has ended.
     pub async fn notices(&self, session: SessionId) -> Option<Vec<Notice>> {
         loop {

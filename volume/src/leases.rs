@@ -193,6 +193,13 @@ impl LeaseTable {
         })
     }
 
+    /// Whether a session has answered all recalls up to a stamp.
+    pub fn has_answered(&mut self, session: SessionId, stamp: Stamp, now: Instant) -> bool {
+        self.expire(now);
+        let recalled = self.recalling.iter().filter_map(|file| self.files.get(file)).flat_map(|held| &held.recalled);
+        recalled.into_iter().all(|recalled| recalled.session != session || recalled.stamp > stamp)
+    }
+
     /// It has happened, or does not happen.
     pub fn finish(&mut self, ticket: Ticket) {
         for file in ticket.changes {

@@ -272,7 +272,7 @@ pub enum Op {
     /// anything later of this session. → [`Answer::Done`].
     Return(Vec<Returned>),
     /// What other programs of the server changed before this was asked has led to recalls with lower
-    /// stamps than the answer's. With [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded
+    /// stamps than the answer's, and the session has answered these. With [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded
     /// command is going to read. → [`Answer::Settled`].
     Settle(Settling),
 }

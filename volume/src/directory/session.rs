@@ -243,7 +243,9 @@ impl Session {
             Ok(())
         };
         self.directory.machine.workers.run(catch_up).await?;
-        Ok(Answer::Settled(self.keeper().table().next_stamp()))
+        let stamp = self.keeper().table().next_stamp();
+        self.keeper().answered(self.id, stamp).await;
+        Ok(Answer::Settled(stamp))
     }
 
     /// What the op looks at or changes, as far as names tell now.
