@@ -9,5 +9,6 @@ pub mod directory;
 pub mod keeper;
 pub mod leases;
 pub mod store;
+pub mod wire;
 
 pub use store::{Errno, Store};
