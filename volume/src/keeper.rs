@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use tokio::sync::Notify;
@@ -17,7 +17,7 @@ use crate::{
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Shared by all that hand out or break leases.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Keeper {
     table: Mutex<LeaseTable>,
     /// Something was answered, or is over.
@@ -33,6 +33,20 @@ pub struct Keeper {
 pub struct Begun {
     keeper: Arc<Keeper>,
     ticket: Option<Ticket>,
+}
+
+impl Default for Keeper {
+    fn default() -> Self {
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        // More than there are answers in the meantime.
+        let stamp = Stamp(u64::try_from(since.as_micros()).unwrap_or_default());
+        Self {
+            table: Mutex::new(LeaseTable::starting_at(stamp)),
+            answered: Notify::default(),
+            noticed: Notify::default(),
+            unlocked: Notify::default(),
+        }
+    }
 }
 
 impl Keeper {

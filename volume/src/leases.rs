@@ -97,14 +97,25 @@ struct Session {
     valid_until: Instant,
     files: usize,
     outbox: Vec<Notice>,
+    /// When it last lost everything.
+    lost: Stamp,
 }
 
 impl LeaseTable {
+    /// An empty one. Stamps count on from there: they must not begin anew with a process, since their readers live on.
+    #[must_use]
+    pub fn starting_at(last: Stamp) -> Self {
+        Self { last_stamp: last.0, ..Self::default() }
+    }
+
     /// A new holder, without any lease.
     pub fn open_session(&mut self, now: Instant) -> SessionId {
         self.last_session += 1;
         let id = SessionId(self.last_session);
-        self.sessions.insert(id, Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new() });
+        self.sessions.insert(
+            id,
+            Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost: Stamp::default() },
+        );
         id
     }
 
@@ -243,6 +254,21 @@ impl LeaseTable {
         self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()
     }
 
+    /// What a session that is back after a break may not have heard: when it last lost everything, and its recalls without an answer.
+    #[must_use]
+    pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
+        let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
+        let held = self.recalling.iter().filter_map(|file| self.files.get(file));
+        let recalls = held.flat_map(|held| held.recalled.iter().map(|recalled| (held.id, recalled)));
+        let recalls = recalls.filter(|(_, recalled)| recalled.session == session);
+        let notice = |(file, recalled): (FileId, &Recalled)| Notice::Recall {
+            file,
+            leases: recalled.leases,
+            stamp: recalled.stamp,
+        };
+        (lost, recalls.map(notice).collect())
+    }
+
     /// All that everybody has ends: it is not known what has changed.
     pub fn lose_all(&mut self) {
         let sessions: Vec<SessionId> = self.sessions.keys().copied().collect();
@@ -344,6 +370,7 @@ impl LeaseTable {
         self.drop_leases(session);
         let stamp = self.next_stamp();
         if let Some(session) = self.sessions.get_mut(&session) {
+            session.lost = stamp;
             session.outbox.push(Notice::Lost { stamp });
         }
     }

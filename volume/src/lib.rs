@@ -7,6 +7,7 @@
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
 //! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
 //! * [`directory`]: the store over a directory of this machine
+//! * [`remote`]: the store over a connection to an executor; [`wire`]: its words as messages
 
 pub mod directory;
 pub mod fs;
@@ -14,6 +15,8 @@ pub mod fuse;
 pub mod keeper;
 pub mod leases;
 pub mod mount;
+pub mod remote;
 pub mod store;
+pub mod wire;
 
 pub use store::{Errno, Store};
