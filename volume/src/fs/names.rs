@@ -8,12 +8,19 @@ use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Op, OpenF
 /// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
 const SINGLE_QUESTIONS: u32 = 3;
 
+/// The longest name that Linux file systems have.
+const NAME_BYTES: usize = 255;
+
 impl Volume {
     /// The file of a name.
     ///
     /// # Errors
     /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
     pub async fn lookup(&self, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        if name.len() > NAME_BYTES {
+            // That there is no such name among those that are known says nothing of why.
+            return Err(Errno::ENAMETOOLONG);
+        }
         let known = self.table().known(parent, name);
         if let Known::File(file) = known {
             self.drain(file).await;
