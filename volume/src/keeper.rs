@@ -69,6 +69,13 @@ impl Keeper {
         Begun { keeper: self.clone(), ticket: Some(ticket) }
     }
 
+    /// See [`LeaseTable::begin_answers`].
+    pub fn begin_answers(self: &Arc<Self>, session: SessionId) -> Begun {
+        let ticket = self.table().begin_answers(session, Instant::now());
+        self.noticed.notify_waiters();
+        Begun { keeper: self.clone(), ticket: Some(ticket) }
+    }
+
     /// See [`LeaseTable::changed`].
     pub fn changed(&self, file: File, leases: Leases) {
         self.table().changed(file, leases, Instant::now());

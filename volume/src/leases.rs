@@ -242,6 +242,16 @@ impl LeaseTable {
         self.drop_if_unused(file);
     }
 
+    /// Awaits the session's own answers to what has been recalled from it.
+    pub fn begin_answers(&mut self, session: SessionId, now: Instant) -> Ticket {
+        self.expire(now);
+        let files = self.recalling.iter().filter_map(|file| Some((*file, self.files.get(file)?)));
+        let recalls = files.flat_map(|(file, held)| held.recalled.iter().map(move |recalled| (file, recalled)));
+        let own = recalls.filter(|(_, recalled)| recalled.session == session);
+        let awaited = own.map(|(file, recalled)| (file, session, recalled.stamp)).collect();
+        Ticket { session: Some(session), changes: Vec::new(), awaited }
+    }
+
     /// What is to be told to a session, in order.
     pub fn take_notices(&mut self, session: SessionId) -> Vec<Notice> {
         self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()

@@ -249,6 +249,7 @@ impl Session {
             Ok(())
         };
         self.directory.machine.workers.run(catch_up).await?;
+        self.keeper().begin_answers(self.id).clear().await;
         Ok(Answer::Settled(self.keeper().table().next_stamp()))
     }
 

@@ -222,9 +222,9 @@ impl Shared {
         let began = Instant::now();
         let mut connection = self.connection.subscribe();
         loop {
-            let (is_refused, heard) = {
+            let (is_refused, heard, is_there) = {
                 let connection = connection.borrow_and_update();
-                (connection.is_refused, connection.heard)
+                (connection.is_refused, connection.heard, connection.outgoing.is_some())
             };
             if is_refused {
                 return;
@@ -235,6 +235,8 @@ impl Shared {
                 }
                 continue;
             };
+            // A connection that is idle is heard of with each sign of life.
+            let deadline = if is_there { deadline.max(2 * HEARTBEAT) } else { deadline };
             // Who begins when it is long out of reach waits no longer than who was there first.
             let since = heard.unwrap_or(began);
             let Some(left) = deadline.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else { return };
