@@ -267,6 +267,8 @@ pub async fn attend(
 }
 
 async fn end(shared: &Shared, served: &Arc<Served>) {
+    // Its listeners have a share of it; without one the stream ends.
+    served.outgoing.send_replace(None);
     if shared.volumes.remove(served) {
         served.calls.lock().expect("not poisoned").by_number.values().for_each(|call| call.task.abort());
         let record = served.record();

@@ -174,13 +174,3 @@ pub async fn write(store: &dyn Store, place: Place, offset: u64, data: Vec<u8>) 
     let mut results = tokio::time::timeout(PATIENCE, store.write(&me(), vec![write])).await.expect("an answer")?;
     results.remove(0)
 }
-
-/// Answers recalls at once, for sessions that remember nothing.
-pub async fn answer_recalls(store: Arc<Remote>) {
-    let mut notices = store.notices();
-    while let Some(notice) = notices.next().await {
-        if let Notice::Recall { file, leases, stamp } = notice {
-            let _ = store.call(&me(), Op::Return(vec![Returned { file, leases, stamp }])).await;
-        }
-    }
-}

@@ -11,7 +11,7 @@ use std::{
     io::{self, Read as _},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -89,6 +89,8 @@ pub(crate) struct Shared {
     connector: Arc<dyn Connector>,
     calls: Mutex<Calls>,
     notices: mpsc::Sender<Notice>,
+    /// Somebody hears the notices, and may remember things.
+    has_listener: AtomicBool,
     /// The connection, by its number among all.
     connection: watch::Sender<Connection>,
     reconnects: AtomicU64,
@@ -133,6 +135,7 @@ impl Remote {
             connector,
             calls: Mutex::default(),
             notices,
+            has_listener: false.into(),
             connection: watch::Sender::new(Connection::default()),
             reconnects: AtomicU64::default(),
         });
@@ -191,7 +194,10 @@ impl Store for Remote {
 
     fn notices(&self) -> Notices {
         match self.listener.lock().expect("not poisoned").take() {
-            Some(listener) => Box::pin(ReceiverStream::new(listener)),
+            Some(listener) => {
+                self.shared.has_listener.store(true, Ordering::Relaxed);
+                Box::pin(ReceiverStream::new(listener))
+            }
             None => Box::pin(tokio_stream::empty()),
         }
     }
