@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use posh_integration::explain::Report;
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::Under;
 use posh_integration::{Host, Lab, LabSpec, Script};
@@ -59,7 +58,11 @@ fn a_volume_is_a_mount_with_an_owner_until_it_is_unmounted() {
     let host = &lab.workstation;
     let found = mounts(host);
     assert!(found.len() == 1 && found[0].contains(" - fuse.posh store1:s1 "), "{found:?}");
-    assert!(must(host, &["mounts"]).contains(&format!("{VOLUME}  fuse.posh   store1:s1")), "{}", must(host, &["mounts"]));
+    assert!(
+        must(host, &["mounts"]).contains(&format!("{VOLUME}  fuse.posh   store1:s1")),
+        "{}",
+        must(host, &["mounts"])
+    );
     assert!(must(host, &["volumes"]).contains("mounted"));
     let again = posh(host, &["mount", "store1:s1", VOLUME]);
     assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("mounted"), "{again:?}");
@@ -102,12 +105,12 @@ fn commands_here_and_there_see_what_the_others_did() {
             for name in d$i/*; do echo $name; done; tac f > r; read -r last < r; echo $last; rm -r d$i; echo d*
         done";
     let on = |place: &str, under| {
-        let script = Script::new(&format!("mkdir -p {place}; cd {place}; {text}"));
-        script.explain().run(&lab.workstation, under).unwrap()
+        let script = Script::new(format!("mkdir -p {place}; cd {place}; {text}"));
+        script.run(&lab.workstation, under).unwrap()
     };
-    let (plain, ours) = (on("/tmp/plain", Under::Bash), on(&format!("{VOLUME}/w"), Under::Posh));
+    let (plain, ours) = (on("/tmp/plain", Under::Shell), on(&format!("{VOLUME}/w"), Under::PoshExplained));
     assert_eq!(String::from_utf8_lossy(&ours.stdout), String::from_utf8_lossy(&plain.stdout));
-    let (_, report) = Report::take(&ours.stderr).unwrap();
+    let report = ours.report();
     for command in ["grep", "sort", "tac", "gzip", "cp"] {
         assert!(report.stages(command).count() > 0, "{report:?}");
         assert!(report.stages(command).all(|stage| stage.is_offloaded()), "{command}: {report:?}");

@@ -27,9 +27,7 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::{
     fs::{Invalidate, Opened, Source, Told, Volume},
-    store::{
-        Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait,
-    },
+    store::{Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
 };
 use convert::{attr, caller, error, kind_of_mode, new_time, open_flags};
 
@@ -334,9 +332,13 @@ impl Filesystem for Adapter {
     fn open(&self, request: &Request, number: INodeNo, flags: FuseOpenFlags, reply: ReplyOpen) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         self.answer(async move {
-            reply!(reply, volume.open(&caller, number.0, open_flags(flags.0)).await, |reply: ReplyOpen, opened: Opened| {
-                reply.opened(FileHandle(opened.number), open_reply_flags(&opened));
-            });
+            reply!(
+                reply,
+                volume.open(&caller, number.0, open_flags(flags.0)).await,
+                |reply: ReplyOpen, opened: Opened| {
+                    reply.opened(FileHandle(opened.number), open_reply_flags(&opened));
+                }
+            );
         });
     }
 
@@ -357,7 +359,13 @@ impl Filesystem for Adapter {
                 volume.tell(parent.0, &entry, |told: Told| {
                     let life = told.attributes_life.min(told.name_life);
                     let generation = Generation(entry.attributes.id.generation);
-                    reply.created(&life, &attr(&told), generation, FileHandle(opened.number), open_reply_flags(&opened));
+                    reply.created(
+                        &life,
+                        &attr(&told),
+                        generation,
+                        FileHandle(opened.number),
+                        open_reply_flags(&opened),
+                    );
                 });
             });
         });
@@ -464,16 +472,17 @@ impl Filesystem for Adapter {
                 Ok(names) => names,
                 Err(errno) => return reply.error(error(errno)),
             };
-            volume.tell_all(number.0, names, reply, |reply, name, told| {
-                let Some(told) = told else {
-                    let nobody = convert::name_only(name.inode, name.kind);
-                    return !reply.add(INodeNo(0), name.next, &name.name, &Duration::ZERO, &nobody, Generation(0));
-                };
-                let life = told.attributes_life.min(told.name_life);
-                let generation = Generation(told.attributes.id.generation);
-                !reply.add(INodeNo(told.number), name.next, &name.name, &life, &attr(&told), generation)
-            })
-            .ok();
+            volume
+                .tell_all(number.0, names, reply, |reply, name, told| {
+                    let Some(told) = told else {
+                        let nobody = convert::name_only(name.inode, name.kind);
+                        return !reply.add(INodeNo(0), name.next, &name.name, &Duration::ZERO, &nobody, Generation(0));
+                    };
+                    let life = told.attributes_life.min(told.name_life);
+                    let generation = Generation(told.attributes.id.generation);
+                    !reply.add(INodeNo(told.number), name.next, &name.name, &life, &attr(&told), generation)
+                })
+                .ok();
         });
     }
 
@@ -497,12 +506,30 @@ impl Filesystem for Adapter {
                 let block = u64::from(about.block_bytes.max(1));
                 let [all, free, available] = [about.bytes, about.bytes_free, about.bytes_available].map(|b| b / block);
                 let (files, files_free) = (about.files, about.files_free);
-                reply.statfs(all, free, available, files, files_free, about.block_bytes, about.name_bytes, about.block_bytes);
+                reply.statfs(
+                    all,
+                    free,
+                    available,
+                    files,
+                    files_free,
+                    about.block_bytes,
+                    about.name_bytes,
+                    about.block_bytes,
+                );
             });
         });
     }
 
-    fn setxattr(&self, request: &Request, number: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
+    fn setxattr(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
         let Some(how) = convert::attribute_change(flags) else { return reply.error(fuser::Errno::EINVAL) };
         if !convert::is_passed_on(name) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
@@ -605,7 +632,16 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, open: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         let Some(how) = convert::allocation(mode) else { return reply.error(fuser::Errno::EOPNOTSUPP) };
         let volume = Arc::clone(&self.volume);
         self.answer(async move {

@@ -69,6 +69,13 @@ impl Keeper {
         Begun { keeper: self.clone(), ticket: Some(ticket) }
     }
 
+    /// See [`LeaseTable::begin_answers`].
+    pub fn begin_answers(self: &Arc<Self>, session: SessionId) -> Begun {
+        let ticket = self.table().begin_answers(session, Instant::now());
+        self.noticed.notify_waiters();
+        Begun { keeper: self.clone(), ticket: Some(ticket) }
+    }
+
     /// See [`LeaseTable::changed`].
     pub fn changed(&self, file: File, leases: Leases) {
         self.table().changed(file, leases, Instant::now());
@@ -93,19 +100,6 @@ impl Keeper {
         self.table().end_session(session);
         self.answered.notify_waiters();
         self.noticed.notify_waiters();
-    }
-
-    /// Completes when a session has answered all recalls up to a stamp, or its time is over.
-    pub async fn answered(&self, session: SessionId, stamp: Stamp) {
-        loop {
-            let answered = self.answered.notified();
-            tokio::pin!(answered);
-            answered.as_mut().enable();
-            if self.table().has_answered(session, stamp, Instant::now()) {
-                return;
-            }
-            let _ = tokio::time::timeout(LOOK_AGAIN, answered).await;
-        }
     }
 
     /// The next notices of a session, in order; none when it has ended.

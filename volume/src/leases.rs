@@ -204,13 +204,6 @@ impl LeaseTable {
         })
     }
 
-    /// Whether a session has answered all recalls up to a stamp.
-    pub fn has_answered(&mut self, session: SessionId, stamp: Stamp, now: Instant) -> bool {
-        self.expire(now);
-        let recalled = self.recalling.iter().filter_map(|file| self.files.get(file)).flat_map(|held| &held.recalled);
-        recalled.into_iter().all(|recalled| recalled.session != session || recalled.stamp > stamp)
-    }
-
     /// It has happened, or does not happen.
     pub fn finish(&mut self, ticket: Ticket) {
         for file in ticket.changes {
@@ -247,6 +240,16 @@ impl LeaseTable {
             self.drop_empty_grant(file, session);
         }
         self.drop_if_unused(file);
+    }
+
+    /// Awaits the session's own answers to what has been recalled from it.
+    pub fn begin_answers(&mut self, session: SessionId, now: Instant) -> Ticket {
+        self.expire(now);
+        let files = self.recalling.iter().filter_map(|file| Some((*file, self.files.get(file)?)));
+        let recalls = files.flat_map(|(file, held)| held.recalled.iter().map(move |recalled| (file, recalled)));
+        let own = recalls.filter(|(_, recalled)| recalled.session == session);
+        let awaited = own.map(|(file, recalled)| (file, session, recalled.stamp)).collect();
+        Ticket { session: Some(session), changes: Vec::new(), awaited }
     }
 
     /// What is to be told to a session, in order.

@@ -272,9 +272,10 @@ pub enum Op {
     /// Gives leases back: what a recall asks for, or what is of no use any more. What it says is in force before
     /// anything later of this session. → [`Answer::Done`].
     Return(Vec<Returned>),
-    /// What other programs of the server changed before this was asked has led to recalls with lower
-    /// stamps than the answer's, and the session has answered these. With [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded
-    /// command is going to read. → [`Answer::Settled`].
+    /// What other programs of the server changed before this was asked has been recalled, and this session has answered all
+    /// recalls from before: whoever asks after an offloaded command has ended sees its effect from the answer on. With
+    /// [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded command is going
+    /// to read. → [`Answer::Settled`].
     Settle(Settling),
 }
 
@@ -622,7 +623,7 @@ impl fmt::Display for Watched {
 }
 
 impl Op {
-    /// Whether doing it twice is another thing than doing it once.
+    /// Whether doing it twice is another thing than doing it once. A lock that is taken again is the same lock.
     #[must_use]
     pub fn is_change(&self) -> bool {
         !matches!(
@@ -637,6 +638,8 @@ impl Op {
                 | Self::GetAttribute { .. }
                 | Self::ListAttributes(_)
                 | Self::TestLock { .. }
+                | Self::Lock { .. }
+                | Self::Unlock { .. }
                 | Self::Return(_)
                 | Self::Settle(_)
         )

@@ -123,6 +123,7 @@ impl Volume for VolumeService {
         let caller = caller_of(&request)?;
         let request = request.into_inner();
         let served = self.0.volumes.session(&caller, &request.session)?;
+        served.acknowledge(request.acknowledged);
         let writes = request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let file_caller = request.caller.unwrap_or_default().into();
         served.write(request.number, file_caller, writes).await.map(Response::new)

@@ -67,6 +67,7 @@ struct Calls {
 #[derive(Debug)]
 struct Numbered {
     outcome: watch::Receiver<Option<Outcome>>,
+    is_remembered: bool,
     task: AbortHandle,
 }
 
@@ -167,7 +168,7 @@ impl Served {
         work: impl Future<Output = Outcome> + Send + 'static,
     ) -> Result<watch::Receiver<Option<Outcome>>, Status> {
         let mut calls = self.calls.lock().expect("not poisoned");
-        if number <= calls.acknowledged {
+        if is_remembered && number <= calls.acknowledged {
             return Err(Status::already_exists("that call has been answered"));
         }
         if let Some(known) = calls.by_number.get(&number) {
@@ -186,20 +187,20 @@ impl Served {
             }
             sender.send_replace(Some(outcome));
         });
-        calls.by_number.insert(number, Numbered { outcome: outcome.clone(), task: task.abort_handle() });
+        calls.by_number.insert(number, Numbered { outcome: outcome.clone(), is_remembered, task: task.abort_handle() });
         Ok(outcome)
     }
 
-    fn acknowledge(&self, number: u64) {
+    /// Changes up to that number will not be asked for again.
+    pub fn acknowledge(&self, number: u64) {
         let mut calls = self.calls.lock().expect("not poisoned");
-        calls.acknowledged = calls.acknowledged.max(number);
-        let first = calls.acknowledged + 1;
-        let later = calls.by_number.split_off(&first);
-        let answered = std::mem::replace(&mut calls.by_number, later);
-        // Nobody waits for what is acknowledged: a lock that is not wanted any more.
-        answered.values().for_each(|call| call.task.abort());
+        if number > calls.acknowledged {
+            calls.acknowledged = number;
+            calls.by_number.retain(|its, call| *its > number || !call.is_remembered);
+        }
     }
 
+    /// Nobody waits for it any more: a lock that is not wanted.
     fn cancel(&self, number: u64) {
         let calls = self.calls.lock().expect("not poisoned");
         if let Some(call) = calls.by_number.get(&number) {
@@ -266,8 +267,10 @@ pub async fn attend(
 }
 
 async fn end(shared: &Shared, served: &Arc<Served>) {
+    // Its listeners have a share of it; without one the stream ends.
+    served.outgoing.send_replace(None);
     if shared.volumes.remove(served) {
-        served.acknowledge(u64::MAX - 1);
+        served.calls.lock().expect("not poisoned").by_number.values().for_each(|call| call.task.abort());
         let record = served.record();
         tracing::info!(
             volume = record.volume,
@@ -285,6 +288,7 @@ async fn end(shared: &Shared, served: &Arc<Served>) {
 /// Must not wait: behind it come the answers to recalls that others wait for.
 async fn begin_call(served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
     let number = call.number;
+    served.acknowledge(call.acknowledged);
     let caller = call.caller.unwrap_or_default().into();
     let op = match call.op.ok_or(Errno::EPROTO).and_then(|op| Op::try_from(op).map_err(|_| Errno::EPROTO)) {
         Ok(op) => op,

@@ -43,7 +43,8 @@ impl Serving {
         let begun = runtime?.spawn(async move {
             let way = Way { route, carrier: Mutex::new(None) };
             let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
-            let remote = Remote::open(Arc::new(way), &config.export, patience).await.map_err(|error| error.to_string())?;
+            let remote =
+                Remote::open(Arc::new(way), &config.export, patience).await.map_err(|error| error.to_string())?;
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, cache_bytes: config.cache_bytes };
             let (volume, invalidations) = Volume::new(Arc::new(remote), settings);
@@ -58,7 +59,8 @@ impl Serving {
             let device = device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
             let users = if for_everybody { Users::All } else { Users::Own };
             let served = tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, device, users));
-            let thread = served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
+            let thread =
+                served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
             let (end, ended) = oneshot::channel();
             tokio::task::spawn_blocking(move || {
                 let _ = thread.join();

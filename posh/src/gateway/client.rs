@@ -16,10 +16,9 @@ use nix::sys::signal::Signal;
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
-        MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
-        ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest,
-        UnmountVolumeRequest, VolumesReply, VolumesRequest,
-        gateway_client::GatewayClient,
+        MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest,
+        ReportReply, ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest,
+        UnmountVolumeRequest, VolumesReply, VolumesRequest, gateway_client::GatewayClient,
     },
 };
 use tokio::runtime::{Builder, Runtime};

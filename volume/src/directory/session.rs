@@ -249,9 +249,8 @@ impl Session {
             Ok(())
         };
         self.directory.machine.workers.run(catch_up).await?;
-        let stamp = self.keeper().table().next_stamp();
-        self.keeper().answered(self.id, stamp).await;
-        Ok(Answer::Settled(stamp))
+        self.keeper().begin_answers(self.id).clear().await;
+        Ok(Answer::Settled(self.keeper().table().next_stamp()))
     }
 
     /// What the op looks at or changes, as far as names tell now.

@@ -5,9 +5,7 @@ use std::ffi::{OsStr, OsString};
 use bytes::Bytes;
 
 use super::Volume;
-use crate::store::{
-    Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Op, Place,
-};
+use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Op, Place};
 
 impl Volume {
     /// stat(2). What is being written is on the server first, so that size and times are those of the server.
@@ -17,7 +15,8 @@ impl Volume {
     pub async fn attributes(&self, caller: &Caller, number: u64) -> Result<Attributes, Errno> {
         let file = self.file(number)?;
         self.drain(file).await;
-        if let Some(attributes) = self.table().node(number).filter(|node| self.is_good(node)).and_then(|n| n.attributes) {
+        if let Some(attributes) = self.table().node(number).filter(|node| self.is_good(node)).and_then(|n| n.attributes)
+        {
             return Ok(attributes);
         }
         match self.ask_of(caller, file, Op::Attributes).await? {
@@ -65,7 +64,9 @@ impl Volume {
         let Answer::Target { target, stamp } = self.ask(caller, Op::ReadLink(file)).await? else {
             return Err(Errno::EPROTO);
         };
-        if let Some(node) = self.table().node_mut(number).filter(|node| node.attributes.is_some() && stamp >= node.stamp) {
+        if let Some(node) =
+            self.table().node_mut(number).filter(|node| node.attributes.is_some() && stamp >= node.stamp)
+        {
             node.target = Some(target.clone());
         }
         Ok(target)

@@ -3,7 +3,10 @@
 use std::{
     ffi::OsStr,
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::{Volume, reading::Pattern};
@@ -21,6 +24,8 @@ pub(super) struct Open {
     pub caller: Caller,
     /// A write that was answered and then failed: the next call that can say so does.
     pub fault: Mutex<Option<Errno>>,
+    /// Whether locks were asked for through it.
+    pub has_locks: AtomicBool,
     /// How it is read.
     pub pattern: Mutex<Pattern>,
 }
@@ -92,6 +97,7 @@ impl Volume {
             flags,
             caller: caller.clone(),
             fault: Mutex::new(None),
+            has_locks: AtomicBool::new(false),
             pattern: Mutex::default(),
         };
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(open));
@@ -117,7 +123,8 @@ impl Volume {
     pub async fn flush(&self, open: u64, owner: Option<u64>) -> Result<(), Errno> {
         let open = self.open_file(open)?;
         self.drain(open.file).await;
-        if let Some(owner) = owner {
+        // Locks of fcntl(2) go with any descriptor of the file, whichever they were taken through.
+        if let Some(owner) = owner.filter(|_| self.has_locks(open.file)) {
             self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await?;
         }
         open.take_fault()
@@ -134,7 +141,7 @@ impl Volume {
         if let Some(node) = self.table().of_mut(open.file) {
             node.handles.retain(|handle| *handle != open.handle);
         }
-        if let Some(owner) = owner {
+        if let Some(owner) = owner.filter(|_| open.has_locks.load(Ordering::Relaxed)) {
             let _ = self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await;
         }
         // A store that has lost it has closed it.
@@ -207,7 +214,13 @@ impl Volume {
     pub async fn lock(&self, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
         let open = self.open_file(open)?;
         self.drain(open.file).await;
+        open.has_locks.store(true, Ordering::Relaxed);
         self.ask(&open.caller, Op::Lock { place: open.place(), owner, lock, wait }).await.map(drop)
+    }
+
+    fn has_locks(&self, file: FileId) -> bool {
+        let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
+        opens.values().any(|open| open.file == file && open.has_locks.load(Ordering::Relaxed))
     }
 
     /// What is in the way of a lock.

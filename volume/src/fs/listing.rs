@@ -78,14 +78,16 @@ impl Volume {
         });
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let table = self.table();
-        let files = listed.iter().zip(3..).skip(from.saturating_sub(2)).take(NAMES_FOR_THE_KERNEL).map(|(listed, next)| {
-            let known = listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
-            let known = known.filter(|node| !self.writes.is_dirty(node.file));
-            let entry = known.and_then(|node| {
-                node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
+        let files =
+            listed.iter().zip(3..).skip(from.saturating_sub(2)).take(NAMES_FOR_THE_KERNEL).map(|(listed, next)| {
+                let known =
+                    listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
+                let known = known.filter(|node| !self.writes.is_dirty(node.file));
+                let entry = known.and_then(|node| {
+                    node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
+                });
+                Name { name: listed.name.clone(), next, entry, inode: listed.inode, kind: listed.kind }
             });
-            Name { name: listed.name.clone(), next, entry, inode: listed.inode, kind: listed.kind }
-        });
         Ok(dots.skip(from).chain(files).collect())
     }
 

@@ -26,8 +26,8 @@ mod table;
 mod writing;
 
 use std::{
-    ffi::OsStr,
     collections::HashMap,
+    ffi::OsStr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -40,7 +40,9 @@ use tokio::{
     task::AbortHandle,
 };
 
-use crate::store::{Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched};
+use crate::store::{
+    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched,
+};
 use chunks::Chunks;
 use files::Open;
 use reading::Loading;
@@ -209,7 +211,8 @@ impl Volume {
         let name_life = self.names_life(&table, parent);
         for name in &names {
             // Heard of since: then the kernel has to ask.
-            let entry = name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
+            let entry =
+                name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
             let told = entry.map(|entry| {
                 let number = table.number(entry.attributes.id);
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
@@ -304,4 +307,3 @@ impl Drop for Volume {
         }
     }
 }
-

@@ -115,7 +115,8 @@ impl Volume {
         (kind, rdev): (Kind, u64),
     ) -> Result<Entry, Errno> {
         if kind == Kind::Regular {
-            let (opened, entry) = self.create(caller, (parent, name), mode, OpenFlags::WRITE | OpenFlags::EXCLUSIVE).await?;
+            let (opened, entry) =
+                self.create(caller, (parent, name), mode, OpenFlags::WRITE | OpenFlags::EXCLUSIVE).await?;
             self.release(opened.number, None).await?;
             return Ok(entry);
         }
@@ -215,4 +216,3 @@ impl Volume {
         }
     }
 }
-

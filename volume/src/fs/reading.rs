@@ -126,7 +126,12 @@ impl Volume {
     }
 
     /// `None`: it can't be done with chunks.
-    async fn read_chunks(self: &Arc<Self>, open: &Arc<Open>, range: &Range<u64>, ahead: u64) -> Result<Option<Bytes>, Errno> {
+    async fn read_chunks(
+        self: &Arc<Self>,
+        open: &Arc<Open>,
+        range: &Range<u64>,
+        ahead: u64,
+    ) -> Result<Option<Bytes>, Errno> {
         for _ in 0..ATTEMPTS {
             let Some((version, size)) = self.steady(open) else { return Ok(None) };
             let range = range.start..range.end.min(size);
@@ -159,7 +164,8 @@ impl Volume {
         for number in range.start / CHUNK..range.end.div_ceil(CHUNK) {
             let chunk = self.chunks.get((open.file, number), version)?;
             let base = number * CHUNK;
-            let within = |offset: u64| usize::try_from(offset.saturating_sub(base)).unwrap_or(usize::MAX).min(chunk.len());
+            let within =
+                |offset: u64| usize::try_from(offset.saturating_sub(base)).unwrap_or(usize::MAX).min(chunk.len());
             parts.push(chunk.slice(within(range.start)..within(range.end)));
         }
         Some(joined(parts))

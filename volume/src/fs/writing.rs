@@ -137,12 +137,18 @@ impl Pending {
             return None;
         }
         let first = self.queue.front()?;
-        let mut batch =
-            Batch { number: first.number, caller: first.caller.clone(), writes: Vec::new(), room: Vec::new(), bytes: 0 };
+        let mut batch = Batch {
+            number: first.number,
+            caller: first.caller.clone(),
+            writes: Vec::new(),
+            room: Vec::new(),
+            bytes: 0,
+        };
         let mut span = first.range.clone();
         while let Some(next) = self.queue.front() {
             let fits = batch.writes.is_empty() || batch.bytes as usize + next.room.num_permits() <= BATCH_BYTES;
-            let is_free = self.flying.iter().all(|(_, range)| range.end <= next.range.start || next.range.end <= range.start);
+            let is_free =
+                self.flying.iter().all(|(_, range)| range.end <= next.range.start || next.range.end <= range.start);
             if !fits || !is_free || next.caller != batch.caller {
                 break;
             }

@@ -59,9 +59,10 @@ impl Calls {
         (self.waiting.len() + self.writes.len()) as u64
     }
 
-    /// Up to which number all have been answered.
+    /// Up to which number all changes have been answered.
     pub fn acknowledged(&self) -> u64 {
-        let first = self.waiting.keys().next().into_iter().chain(self.writes.first()).min();
+        let change = self.waiting.iter().find(|(_, waiting)| waiting.is_change).map(|(number, _)| number);
+        let first = change.into_iter().chain(self.writes.first()).min();
         first.map_or(self.last_number, |first| first - 1)
     }
 
@@ -103,6 +104,7 @@ impl Calls {
     fn begin(&mut self, mut call: Call, is_change: bool, epoch: Option<u64>) -> (Call, oneshot::Receiver<Given>) {
         self.last_number += 1;
         call.number = self.last_number;
+        call.acknowledged = self.acknowledged().min(call.number - 1);
         let (answer, given) = oneshot::channel();
         self.waiting.insert(call.number, Waiting { call: call.clone(), is_change, sent_in: epoch, answer });
         (call, given)
@@ -136,15 +138,19 @@ impl Shared {
     pub async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         loop {
             let mut sent = op.clone();
-            let epoch = self.with_its_handles(caller, &mut sent).await?;
-            let close = if let Op::Close(handle) = &op { Some(*handle) } else { None };
+            let epoch = match &mut sent {
+                Op::Close(handle) => match self.closed(handle)? {
+                    // What it was open in is no more.
+                    None => return Ok(Answer::Done),
+                    epoch => epoch,
+                },
+                other => self.with_its_handles(caller, other).await?,
+            };
             let answer = match self.send(caller, sent, epoch).await {
+                Given::Again if matches!(op, Op::Close(_)) => return Ok(Answer::Done),
                 Given::Again => continue,
                 Given::Answer(answer) => answer,
             };
-            if let Some(handle) = close {
-                self.calls.lock().expect("not poisoned").opened.remove(&handle.0);
-            }
             let (Op::Open { flags, .. } | Op::Create { flags, .. }) = op else { return answer };
             let Answer::Opened { handle, entry, parent } = answer? else { return Err(Errno::EPROTO) };
             let epoch = self.connection.borrow().epoch;
@@ -157,7 +163,7 @@ impl Shared {
     /// Sends it and waits. `epoch`: the executor's session whose handles it names.
     async fn send(&self, caller: &Caller, op: Op, epoch: Option<u64>) -> Given {
         let is_change = op.is_change();
-        let message = Call { number: 0, caller: Some(caller.into()), op: Some(op.into()) };
+        let message = Call { caller: Some(caller.into()), op: Some(op.into()), ..Call::default() };
         let (call, mut given, outgoing) = {
             // In one step, so that a new connection either finds it or is the one it is sent on.
             let mut calls = self.calls.lock().expect("not poisoned");
@@ -190,12 +196,6 @@ impl Shared {
     /// Puts the executor's handles in place of ours; gives the session that they are of, if there are any.
     async fn with_its_handles(&self, caller: &Caller, op: &mut Op) -> Result<Option<u64>, Errno> {
         let mut epoch = None;
-        if let Op::Close(handle) = op {
-            let opened = self.opened(*handle)?;
-            *handle = opened.handle.1;
-            return Ok(Some(opened.handle.0).filter(|of| *of == self.connection.borrow().epoch).or(Some(0)))
-                .and_then(|of| if of == Some(0) { Err(Errno::EBADF) } else { Ok(of) });
-        }
         for place in places(op) {
             if let Some(of) = self.its_handle(caller, place).await? {
                 epoch = Some(of);
@@ -235,6 +235,13 @@ impl Shared {
         }
         place.handle = Some(new);
         Ok(Some(epoch))
+    }
+
+    /// Forgets a handle; gives the executor's, and the session of it if that is the present one.
+    fn closed(&self, handle: &mut Handle) -> Result<Option<u64>, Errno> {
+        let opened = self.calls.lock().expect("not poisoned").opened.remove(&handle.0).ok_or(Errno::EBADF)?;
+        *handle = opened.handle.1;
+        Ok(Some(opened.handle.0).filter(|epoch| *epoch == self.connection.borrow().epoch))
     }
 
     fn opened(&self, handle: Handle) -> Result<Opened, Errno> {

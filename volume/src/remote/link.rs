@@ -8,7 +8,7 @@ use std::{
 
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
-    volume::{Alive, Hello, Reply, ToVolume, Welcome, from_volume, to_volume, volume_client::VolumeClient},
+    volume::{Alive, Call, Hello, Reply, ToVolume, Welcome, from_volume, to_volume, volume_client::VolumeClient},
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use super::{Connection, HEARTBEAT, Incoming, Shared};
 use crate::{
     leases::LEASE_TIME,
-    store::{Answer, Errno, Notice, Stamp},
+    store::{Answer, Errno, Notice, Op, Returned, Stamp},
     wire,
 };
 
@@ -205,8 +205,7 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
             let answer = answer_of(reply);
             shared.calls.lock().expect("not poisoned").answered(number, answer);
         }
-        // Whoever listens must: a recall is never passed over.
-        from_volume::Kind::Notice(notice) => drop(shared.notices.send(notice.into()).await),
+        from_volume::Kind::Notice(notice) => noticed(shared, link, notice.into()).await,
         from_volume::Kind::Alive(alive) => {
             while let Some((id, sent)) = link.beats.front().copied().filter(|(id, _)| *id <= alive.id) {
                 link.beats.pop_front();
@@ -223,6 +222,19 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
         // Nobody waits for these two.
         false
     });
+}
+
+/// Where nobody listens, nobody remembers anything either.
+async fn noticed(shared: &Shared, link: &Link, notice: Notice) {
+    if shared.has_listener.load(Ordering::Relaxed) {
+        let _ = shared.notices.send(notice).await;
+        return;
+    }
+    if let Notice::Recall { file, leases, stamp } = notice {
+        let op = Op::Return(vec![Returned { file, leases, stamp }]);
+        let call = Call { op: Some(op.into()), ..Call::default() };
+        let _ = link.outgoing.send(ToVolume { kind: Some(to_volume::Kind::Call(call)) }).await;
+    }
 }
 
 fn answer_of(reply: Reply) -> Result<Answer, Errno> {

@@ -11,7 +11,7 @@ use std::{
     io::{self, Read as _},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -89,6 +89,8 @@ pub(crate) struct Shared {
     connector: Arc<dyn Connector>,
     calls: Mutex<Calls>,
     notices: mpsc::Sender<Notice>,
+    /// Somebody hears the notices, and may remember things.
+    has_listener: AtomicBool,
     /// The connection, by its number among all.
     connection: watch::Sender<Connection>,
     reconnects: AtomicU64,
@@ -133,6 +135,7 @@ impl Remote {
             connector,
             calls: Mutex::default(),
             notices,
+            has_listener: false.into(),
             connection: watch::Sender::new(Connection::default()),
             reconnects: AtomicU64::default(),
         });
@@ -191,7 +194,10 @@ impl Store for Remote {
 
     fn notices(&self) -> Notices {
         match self.listener.lock().expect("not poisoned").take() {
-            Some(listener) => Box::pin(ReceiverStream::new(listener)),
+            Some(listener) => {
+                self.shared.has_listener.store(true, Ordering::Relaxed);
+                Box::pin(ReceiverStream::new(listener))
+            }
             None => Box::pin(tokio_stream::empty()),
         }
     }
@@ -222,9 +228,9 @@ impl Shared {
         let began = Instant::now();
         let mut connection = self.connection.subscribe();
         loop {
-            let (is_refused, heard) = {
+            let (is_refused, heard, is_there) = {
                 let connection = connection.borrow_and_update();
-                (connection.is_refused, connection.heard)
+                (connection.is_refused, connection.heard, connection.outgoing.is_some())
             };
             if is_refused {
                 return;
@@ -235,6 +241,8 @@ impl Shared {
                 }
                 continue;
             };
+            // A connection that is idle is heard of with each sign of life.
+            let deadline = if is_there { deadline.max(2 * HEARTBEAT) } else { deadline };
             // Who begins when it is long out of reach waits no longer than who was there first.
             let since = heard.unwrap_or(began);
             let Some(left) = deadline.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else { return };

@@ -1,7 +1,7 @@
 //! Bytes, beside the stream of calls. A read that breaks is asked for again from where it has come to; a write is
 //! asked for again with its number.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use posh_proto::volume as pb;
 use tokio::sync::mpsc;
@@ -13,6 +13,8 @@ use crate::store::{Caller, Entry, Errno, Piece, Pieces, ReadPart, Write};
 
 /// Pieces that wait for whoever asked for them; each is up to 256 KiB.
 const PIECES: usize = 16;
+/// A broken connection is noticed by all its requests at about the same time.
+const NOTICE_TIME: Duration = Duration::from_secs(1);
 
 /// See [`crate::Store::read`].
 pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces {
@@ -111,7 +113,9 @@ async fn write_until_answered(
         let Some(mut client) = connection.client.clone() else { continue };
         sent_in = Some(connection.epoch);
         let writes = its.into_iter().map(Into::into).collect();
-        let request = pb::WriteRequest { session: shared.name.clone(), number, caller: Some(caller.into()), writes };
+        let acknowledged = shared.calls.lock().expect("not poisoned").acknowledged();
+        let (session, caller) = (shared.name.clone(), Some(caller.into()));
+        let request = pb::WriteRequest { session, number, caller, writes, acknowledged };
         match client.write(request).await {
             Ok(reply) => return Ok(reply.into_inner()),
             Err(status) => after(shared, &connection, &status).await?,
@@ -131,6 +135,7 @@ async fn after(shared: &Shared, connection: &Connection, status: &Status) -> Res
     let Some(its) = &connection.outgoing else { return Ok(()) };
     let is_other = |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
     let mut changes = shared.connection.subscribe();
-    let _ = changes.wait_for(is_other).await;
+    // Where only this one request was lost, nothing changes.
+    let _ = tokio::time::timeout(NOTICE_TIME, changes.wait_for(is_other)).await;
     Ok(())
 }

@@ -51,12 +51,12 @@ fn call() -> impl Strategy<Value = Call> {
 
 /// What a program sees of it.
 fn carry_out(call: &Call, top: &Path) -> Result<String, Option<i32>> {
-    let path = |name: u8| if name < 5 { top.join(name.to_string()) } else { top.join("0").join((name - 5).to_string()) };
+    let path =
+        |name: u8| if name < 5 { top.join(name.to_string()) } else { top.join("0").join((name - 5).to_string()) };
     let done = |()| String::new();
     let outcome: io::Result<String> = match *call {
-        Call::Write { name, offset, length, value } => open(&path(name), OpenOptions::new().write(true)).and_then(|file| {
-            file.write_all_at(&vec![value; usize::from(length)], u64::from(offset)).map(done)
-        }),
+        Call::Write { name, offset, length, value } => open(&path(name), OpenOptions::new().write(true))
+            .and_then(|file| file.write_all_at(&vec![value; usize::from(length)], u64::from(offset)).map(done)),
         Call::Append { name, length } => open(&path(name), OpenOptions::new().append(true))
             .and_then(|mut file| io::Write::write_all(&mut file, &vec![b'a'; usize::from(length)]).map(done)),
         Call::Truncate { name, length } => {
@@ -68,7 +68,9 @@ fn carry_out(call: &Call, top: &Path) -> Result<String, Option<i32>> {
             data.truncate(read);
             Ok(format!("{data:?}"))
         }),
-        Call::Create { name } => open(&path(name), OpenOptions::new().write(true).create_new(true)).map(|_| String::new()),
+        Call::Create { name } => {
+            open(&path(name), OpenOptions::new().write(true).create_new(true)).map(|_| String::new())
+        }
         Call::Remove { name } => fs::remove_file(path(name)).map(done),
         Call::MakeDirectory { name } => fs::create_dir(path(name)).map(done),
         Call::RemoveDirectory { name } => fs::remove_dir(path(name)).map(done),

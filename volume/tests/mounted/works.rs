@@ -67,7 +67,10 @@ fn names_are_made_and_moved() {
     let exchange = |how| renameat2(nix::fcntl::AT_FDCWD, &dir.join("h"), nix::fcntl::AT_FDCWD, &dir.join("other"), how);
     assert_eq!(exchange(RenameFlags::RENAME_NOREPLACE), Err(nix::errno::Errno::EEXIST));
     exchange(RenameFlags::RENAME_EXCHANGE).unwrap();
-    assert_eq!((fs::read(dir.join("h")).unwrap(), fs::read(dir.join("other")).unwrap()), (b"other".into(), b"f".into()));
+    assert_eq!(
+        (fs::read(dir.join("h")).unwrap(), fs::read(dir.join("other")).unwrap()),
+        (b"other".into(), b"f".into())
+    );
     assert_eq!(fs::remove_dir(dir.join("a")).unwrap_err().raw_os_error(), Some(nix::libc::ENOTEMPTY));
     let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
@@ -139,7 +142,9 @@ fn git_works_on_it() {
     let site = Site::new(1);
     let git = |arguments: &[&str], dir: &str| {
         let mut git = Command::new("git");
-        git.current_dir(site.mount(0).join(dir)).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
+        git.current_dir(site.mount(0).join(dir))
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_CONFIG_SYSTEM", "/dev/null");
         git.args(["-c", "user.name=n", "-c", "user.email=e", "-c", "init.defaultBranch=main"]).args(arguments);
         let output = git.output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
