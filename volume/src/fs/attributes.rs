@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use bytes::Bytes;
 
 use super::Volume;
-use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Op, Place};
+use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Op};
 
 impl Volume {
     /// stat(2). What is being written is on the server first, so that size and times are those of the server.
@@ -40,11 +40,11 @@ impl Volume {
         self.drain(file).await;
         let open = open.and_then(|open| self.open_file(open).ok());
         let answer = match open {
-            Some(open) => {
-                let place = Place { file, handle: Some(open.handle) };
+            Some(open) if open.handle().is_some() => {
+                let place = open.place();
                 self.ask(caller, Op::Set { place, changes }).await?
             }
-            None => self.ask_of(caller, file, |place| Op::Set { place, changes }).await?,
+            _ => self.ask_of(caller, file, |place| Op::Set { place, changes }).await?,
         };
         match answer {
             Answer::Entry(entry) => Ok(entry.attributes),

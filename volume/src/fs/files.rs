@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use bytes::Bytes;
+
 use super::{Volume, reading::Pattern};
 use crate::store::{
     Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, Op, OpenFlags, Place, RangeLock,
@@ -19,7 +21,10 @@ use crate::store::{
 #[derive(Debug)]
 pub(super) struct Open {
     pub file: FileId,
-    pub handle: Handle,
+    /// Not yet, for a file whose contents are in memory.
+    pub handle: Mutex<Option<Handle>>,
+    /// The whole contents, as they were when it was opened from memory.
+    pub pinned: Option<Bytes>,
     pub flags: OpenFlags,
     pub caller: Caller,
     /// A write that was answered and then failed: the next call that can say so does.
@@ -46,12 +51,18 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn open(&self, caller: &Caller, number: u64, flags: OpenFlags) -> Result<Opened, Errno> {
+    pub async fn open(self: &Arc<Self>, caller: &Caller, number: u64, flags: OpenFlags) -> Result<Opened, Errno> {
         let file = self.file(number)?;
         self.drain(file).await;
+        if flags == OpenFlags::READ {
+            self.fetch_siblings(caller, file);
+            if let Some((entry, pinned)) = self.in_memory(caller, file).await {
+                return Ok(self.opened(caller, flags, (None, Some(pinned)), &entry));
+            }
+        }
         let answer = self.ask(caller, Op::Open { file, flags }).await?;
         let Answer::Opened { handle, entry, .. } = answer else { return Err(Errno::EPROTO) };
-        Ok(self.opened(caller, flags, handle, &entry))
+        Ok(self.opened(caller, flags, (Some(handle), None), &entry))
     }
 
     /// open(2) with `O_CREAT` of a name that is not known to be there.
@@ -71,17 +82,26 @@ impl Volume {
             self.note_name(&parent, name, Some(entry.attributes.id));
         }
         self.drain(entry.attributes.id).await;
-        Ok((self.opened(caller, flags, handle, &entry), entry))
+        Ok((self.opened(caller, flags, (Some(handle), None), &entry), entry))
     }
 
-    fn opened(&self, caller: &Caller, flags: OpenFlags, handle: Handle, entry: &Entry) -> Opened {
+    fn opened(
+        &self,
+        caller: &Caller,
+        flags: OpenFlags,
+        (handle, pinned): (Option<Handle>, Option<Bytes>),
+        entry: &Entry,
+    ) -> Opened {
         let file = entry.attributes.id;
         let number = self.fresh_number();
         let mut table = self.table();
         table.number(file);
         let mut opened = Opened { number, keeps_pages: false, is_direct: true };
         if let Some(node) = table.of_mut(file) {
-            node.handles.push(handle);
+            node.handles.extend(handle);
+            if flags.contains(OpenFlags::READ) {
+                node.reader = Some(caller.uid);
+            }
             // Where nobody would tell of a change, the kernel is not to remember.
             let is_told = self.store.lease_limit().is_none();
             let is_leased = is_told && node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
@@ -93,7 +113,8 @@ impl Volume {
         drop(table);
         let open = Open {
             file,
-            handle,
+            handle: Mutex::new(handle),
+            pinned,
             flags,
             caller: caller.clone(),
             fault: Mutex::new(None),
@@ -102,6 +123,24 @@ impl Volume {
         };
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(open));
         opened
+    }
+
+    /// The open file, with a handle where it had none.
+    async fn open_with_handle(&self, open: u64) -> Result<Arc<Open>, Errno> {
+        let open = self.open_file(open)?;
+        if open.handle().is_none() {
+            let op = Op::Open { file: open.file, flags: open.flags };
+            let Answer::Opened { handle, .. } = self.ask(&open.caller, op).await? else { return Err(Errno::EPROTO) };
+            let before = open.handle.lock().unwrap_or_else(PoisonError::into_inner).replace(handle);
+            if let Some(node) = self.table().of_mut(open.file) {
+                node.handles.push(handle);
+            }
+            if let Some(other) = before {
+                // Two have asked at once.
+                let _ = self.ask(&open.caller, Op::Close(other)).await;
+            }
+        }
+        Ok(open)
     }
 
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {
@@ -139,13 +178,15 @@ impl Volume {
         let open = removed.ok_or(Errno::EBADF)?;
         self.drain(open.file).await;
         if let Some(node) = self.table().of_mut(open.file) {
-            node.handles.retain(|handle| *handle != open.handle);
+            node.handles.retain(|handle| Some(*handle) != open.handle());
         }
         if let Some(owner) = owner.filter(|_| open.has_locks.load(Ordering::Relaxed)) {
             let _ = self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await;
         }
-        // A store that has lost it has closed it.
-        let _ = self.ask(&open.caller, Op::Close(open.handle)).await;
+        if let Some(handle) = open.handle() {
+            // A store that has lost it has closed it.
+            let _ = self.ask(&open.caller, Op::Close(handle)).await;
+        }
         Ok(())
     }
 
@@ -154,7 +195,7 @@ impl Volume {
     /// # Errors
     /// Of a write, or of the call.
     pub async fn sync(&self, open: u64, what: Synced) -> Result<(), Errno> {
-        let open = self.open_file(open)?;
+        let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         open.take_fault()?;
         self.ask(&open.caller, Op::Sync { place: open.place(), what }).await.map(drop)
@@ -174,7 +215,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn allocate(&self, open: u64, range: Range<u64>, how: Allocation) -> Result<(), Errno> {
-        let open = self.open_file(open)?;
+        let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         self.ask(&open.caller, Op::Allocate { place: open.place(), range, how }).await.map(drop)
     }
@@ -184,7 +225,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn seek(&self, open: u64, offset: u64, what: Sought) -> Result<u64, Errno> {
-        let open = self.open_file(open)?;
+        let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         match self.ask(&open.caller, Op::Seek { place: open.place(), offset, what }).await? {
             Answer::Offset(offset) => Ok(offset),
@@ -197,7 +238,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn copy(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u64, Errno> {
-        let (source, target) = (self.open_file(from.0)?, self.open_file(to.0)?);
+        let (source, target) = (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
         self.drain(source.file).await;
         self.drain(target.file).await;
         let op = Op::CopyRange { from: (source.place(), from.1), to: (target.place(), to.1), length };
@@ -212,7 +253,7 @@ impl Volume {
     /// # Errors
     /// `EAGAIN`; others.
     pub async fn lock(&self, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
-        let open = self.open_file(open)?;
+        let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         open.has_locks.store(true, Ordering::Relaxed);
         self.ask(&open.caller, Op::Lock { place: open.place(), owner, lock, wait }).await.map(drop)
@@ -234,7 +275,7 @@ impl Volume {
         range: Range<u64>,
         access: Access,
     ) -> Result<Option<RangeLock>, Errno> {
-        let open = self.open_file(open)?;
+        let open = self.open_with_handle(open).await?;
         let op = Op::TestLock { place: open.place(), owner, lock: RangeLock { range, access: Some(access) } };
         match self.ask(&open.caller, op).await? {
             Answer::Locked(lock) => Ok(lock),
@@ -244,8 +285,12 @@ impl Volume {
 }
 
 impl Open {
+    pub fn handle(&self) -> Option<Handle> {
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn place(&self) -> Place {
-        Place { file: self.file, handle: Some(self.handle) }
+        Place { file: self.file, handle: self.handle() }
     }
 
     fn take_fault(&self) -> Result<(), Errno> {

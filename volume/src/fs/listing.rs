@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use super::Volume;
+use super::{Volume, table::Cursor};
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Op};
 
 /// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few round trips and
@@ -131,8 +131,19 @@ impl Volume {
         node.listing = Some(Arc::clone(names));
         node.names = names.iter().filter_map(|l| Some((l.name.clone(), Some(l.entry?.attributes.id)))).collect();
         // A name whose file can't be looked at is there all the same.
-        if names.iter().any(|listed| listed.entry.is_none()) {
+        node.is_complete = names.iter().all(|listed| listed.entry.is_some());
+        if !node.is_complete {
             node.listing = None;
+        }
+        let mut order: Vec<(&OsString, FileId)> =
+            names.iter().filter_map(|listed| Some((&listed.name, listed.entry?.attributes.id))).collect();
+        order.sort_unstable();
+        node.order = Some(Arc::new(order.iter().map(|(_, file)| *file).collect()));
+        node.cursor = Cursor::default();
+        for (_, file) in order {
+            if let Some(node) = table.of_mut(file) {
+                node.parent = Some(last.attributes.id);
+            }
         }
     }
 }

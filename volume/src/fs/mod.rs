@@ -3,7 +3,7 @@
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
 //! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
-//! * `reading` and `chunks`: contents, read ahead and kept
+//! * `reading` and `chunks`: contents, read ahead and kept; `ahead`: of small files, before they are opened
 //! * `writing`: contents on their way out
 //! * `recalls`: what the store says on its own account, and what the kernel must forget
 //!
@@ -15,6 +15,7 @@
 //!
 //! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.*
 
+mod ahead;
 mod attributes;
 mod chunks;
 mod files;

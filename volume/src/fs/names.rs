@@ -49,7 +49,7 @@ impl Volume {
         let mut table = self.table();
         let Some(node) = table.node_mut(parent) else { return false };
         node.asked += 1;
-        node.asked == SINGLE_QUESTIONS && node.listing.is_none()
+        node.asked == SINGLE_QUESTIONS && !node.is_complete
     }
 
     async fn walk_to(&self, caller: &Caller, directory: FileId, name: &OsStr) -> Result<Entry, Errno> {
@@ -75,6 +75,9 @@ impl Volume {
         let id = directory.attributes.id;
         if table.of(id).is_some_and(|node| node.stamp == directory.stamp) {
             table.name(id, name, file);
+            if let Some(node) = file.and_then(|file| table.of_mut(file)) {
+                node.parent = Some(id);
+            }
         }
     }
 

@@ -59,15 +59,15 @@ impl Pattern {
 pub(super) struct Loading(std::sync::Mutex<HashSet<(Key, u64)>>);
 
 impl Loading {
-    fn claim(&self, key: Key, version: u64) -> bool {
+    pub(super) fn claim(&self, key: Key, version: u64) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((key, version))
     }
 
-    fn is_claimed(&self, key: Key, version: u64) -> bool {
+    pub(super) fn is_claimed(&self, key: Key, version: u64) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&(key, version))
     }
 
-    fn give_up(&self, key: Key, version: u64) {
+    pub(super) fn give_up(&self, key: Key, version: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(key, version));
     }
 }
@@ -89,7 +89,14 @@ impl Volume {
         {
             return Ok(data);
         }
-        self.read_through(&open, range).await
+        match (self.read_through(&open, range.clone()).await, &open.pinned) {
+            // It has no name any more, and was opened from memory.
+            (Err(Errno::ESTALE), Some(pinned)) => {
+                let within = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
+                Ok(pinned.slice(within(range.start)..within(range.end)))
+            }
+            (data, _) => data,
+        }
     }
 
     async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
@@ -111,7 +118,7 @@ impl Volume {
         Ok(joined(data))
     }
 
-    fn learn_from(&self, piece: &Piece, asked: Instant) -> Option<Entry> {
+    pub(super) fn learn_from(&self, piece: &Piece, asked: Instant) -> Option<Entry> {
         let entry = piece.entry?;
         self.table().learn(&entry, asked);
         Some(entry)

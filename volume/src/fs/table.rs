@@ -43,12 +43,33 @@ pub(super) struct Node {
     pub names: HashMap<OsString, Option<FileId>>,
     /// All names in order, under [`Leases::ENTRIES`].
     pub listing: Option<Arc<Vec<Listed>>>,
+    /// Whether `names` has all that there are.
+    pub is_complete: bool,
+    /// Its files in the order of their names, as of the last listing, and how far that has been gone through.
+    pub order: Option<Arc<Vec<FileId>>>,
+    /// See `order`.
+    pub cursor: Cursor,
+    /// The directory that it was last found in.
+    pub parent: Option<FileId>,
+    /// Whose rights its contents were last read with.
+    pub reader: Option<u32>,
     /// Where a symbolic link leads, under [`Leases::ATTRIBUTES`].
     pub target: Option<OsString>,
     /// The kernel may have pages of it from before that are no longer true: dropped with the next open.
     pub pages_doubtful: bool,
     /// Names that were asked for one by one since the leases of the directory were lost.
     pub asked: u32,
+}
+
+/// How the files of a directory are opened one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Cursor {
+    /// The place of the last one, counted from 1.
+    pub last: usize,
+    /// Up to where contents were asked for ahead.
+    pub fetched: usize,
+    /// How many are asked for at once.
+    pub window: usize,
 }
 
 /// A name as it is remembered.
@@ -97,6 +118,11 @@ impl Table {
             heard: Instant::now(),
             names: HashMap::new(),
             listing: None,
+            is_complete: false,
+            order: None,
+            cursor: Cursor::default(),
+            parent: None,
+            reader: None,
             target: None,
             pages_doubtful: true,
             asked: 0,
@@ -192,6 +218,10 @@ impl Table {
             node.forget_names();
         }
         let may = entry.leases.contains(Leases::ATTRIBUTES);
+        let rights = |of: &Attributes| (of.mode, of.uid, of.gid);
+        if node.attributes.as_ref().map(rights) != Some(rights(&entry.attributes)) {
+            node.reader = None;
+        }
         node.attributes = may.then_some(entry.attributes);
         if !may {
             node.target = None;
@@ -208,7 +238,7 @@ impl Table {
         match node.names.get(name) {
             Some(Some(file)) => Known::File(*file),
             Some(None) => Known::Absent,
-            None if node.listing.is_some() => Known::Absent,
+            None if node.is_complete => Known::Absent,
             None => Known::Unknown,
         }
     }
@@ -265,6 +295,7 @@ impl Node {
     fn forget_names(&mut self) {
         self.names.clear();
         self.listing = None;
+        self.is_complete = false;
         self.asked = 0;
     }
 
@@ -274,6 +305,7 @@ impl Node {
         if leases.contains(Leases::ATTRIBUTES) {
             self.attributes = None;
             self.target = None;
+            self.reader = None;
         }
         if leases.contains(Leases::ENTRIES) {
             self.forget_names();
