@@ -263,6 +263,50 @@ async fn what_other_programs_change_is_recalled() {
 }
 
 #[tokio::test]
+async fn a_lock_that_is_waited_for_no_more_is_not_taken() {
+    let site = Site::new();
+    fs::write(site.path("a"), "").unwrap();
+    let (one, two) = (site.session(), site.session());
+    let (mine, _) = open(&one, "a", RW).await;
+    let (theirs, _) = open(&two, "a", RW).await;
+    let lock = |place, wait| Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait };
+    call(&one, lock(mine, Wait::No)).await.unwrap();
+    let mut waiting = Box::pin(call(&two, lock(theirs, Wait::Yes)));
+    assert!(futures_poll(&mut waiting).await.is_none());
+    drop(waiting);
+    call(&one, Op::Close(mine.handle.unwrap())).await.unwrap();
+    let (again, _) = open(&one, "a", RW).await;
+    call(&one, lock(again, Wait::Yes)).await.unwrap();
+}
+
+#[tokio::test]
+async fn where_changes_are_not_noticed_settling_recalls_everything() {
+    let top = tempfile::tempdir().unwrap();
+    fs::write(top.path().join("a"), "one").unwrap();
+    let machine = Machine::blind().unwrap();
+    let directory = Directory::open(machine, top.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let store = DirectorySession::open(directory, Liveness::Own);
+    assert_eq!(store.state().watched, Watched::LeaseEnd);
+    assert!(store.lease_limit().is_some());
+    let mut notices = store.notices();
+    let (place, entry) = open(&store, "a", OpenFlags::READ).await;
+    assert!(entry.leases.contains(Leases::DATA));
+    let mut settled = Box::pin(call(&store, Op::Settle(Settling::Recalls)));
+    let mut recalled = Vec::new();
+    loop {
+        tokio::select! {
+            settled = &mut settled => break assert!(settled.is_ok()),
+            notice = next(&mut notices) => {
+                let Notice::Recall { file, leases, stamp } = notice else { panic!("lost") };
+                recalled.push(file);
+                call(&store, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+            }
+        }
+    }
+    assert!(recalled.contains(&place.file) && recalled.contains(&store.root()));
+}
+
+#[tokio::test]
 async fn own_changes_are_not_recalled_from_oneself() {
     let site = Site::new();
     let store = site.session();
