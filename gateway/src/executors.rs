@@ -314,8 +314,10 @@ impl Executor {
 async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
     let Reached { channel, carrier } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
     let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
-    let connection = answers.unwrap_or_else(|_| Err("it does not answer".to_owned()))?;
-    Ok((connection, carrier))
+    match answers.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
+        Ok(connection) => Ok((connection, carrier)),
+        Err(why) => Err(posh_reach::why_mute(route, why).await),
+    }
 }
 
 async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {
