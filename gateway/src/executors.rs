@@ -10,7 +10,7 @@ use std::{
 
 use fs_mapper::{
     ExecutorName,
-    config::{Config, ExecutorConfig, Origin},
+    config::{Address, Config, ExecutorConfig, Origin},
 };
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
@@ -256,6 +256,12 @@ impl Executor {
             self.state.send_replace(State::Unreachable(why.to_owned()));
         }
         is_current
+    }
+
+    /// Whether it is there for one connection only, as one that ssh has started: another connection finds another executor.
+    #[must_use]
+    pub fn ends_with_connection(&self) -> bool {
+        matches!(self.route.address, Address::Ssh(_))
     }
 
     fn out_of_reach(&self, why: &str) -> String {

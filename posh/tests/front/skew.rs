@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    os::unix::{ffi::OsStrExt as _, fs::symlink, net::UnixListener},
+    os::unix::{ffi::OsStrExt as _, fs::symlink, net::UnixListener, process::CommandExt as _},
     thread,
 };
 
@@ -81,7 +81,7 @@ fn a_stage_program_runs_its_command_itself() {
             stage.write_all(answer).unwrap();
             ToGateway::decode(&message[..]).unwrap().kind
         });
-        let output = installed.command(installed.at("shims/cat"), &["f", "missing"]).output().unwrap();
+        let output = installed.command(installed.at("shims/cat"), &["f", "missing"]).arg0("cat").output().unwrap();
         let theirs = installed.command("cat", &["f", "missing"]).output().unwrap();
         assert_eq!((&output.stdout, &output.stderr), (&theirs.stdout, &theirs.stderr));
         assert_eq!(output.status, theirs.status);
