@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -97,9 +97,14 @@ struct Program {
 
 impl Program {
     fn start(command: &mut Command, store: &Path) -> Self {
+        Self::with(command, store, "")
+    }
+
+    /// With more lines for `[confinement]`.
+    fn with(command: &mut Command, store: &Path, confinement: &str) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
         let text = format!(
-            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n",
+            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{confinement}",
             store.to_str().unwrap()
         );
         configuration.write_all(text.as_bytes()).unwrap();
@@ -211,12 +216,7 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let store = tempfile::tempdir().unwrap();
     let bin = tempfile::tempdir().unwrap();
     let copy = open_to(&store, &bin);
-    // An ordinary user in a namespace that allows no further ones.
-    let script =
-        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
-    let mut command_line = Command::new("setpriv");
-    command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
-    command_line.args(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"]).arg(&copy);
+    let mut command_line = without_namespaces(&copy);
     let mut executor = Program::start(&mut command_line, store.path());
     let mut client = connect(executor.address()).await;
     let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
@@ -244,6 +244,43 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     call.until_output("ready").await;
     kill(executor.pid(), Signal::SIGKILL).unwrap();
     lock_is_free(store.path()).await;
+}
+
+#[test]
+fn where_confinement_is_less_than_required_nothing_is_served() {
+    let store = tempfile::tempdir().unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let copy = open_to(&store, &bin);
+    for (level, is_reached) in [("strict", false), ("namespaces", false), ("none", true)] {
+        let mut executor =
+            Program::with(&mut without_namespaces(&copy), store.path(), &format!("require = {level:?}\n"));
+        if is_reached {
+            executor.address();
+            continue;
+        }
+        let mut said = String::new();
+        executor.stderr.read_to_string(&mut said).unwrap();
+        assert_eq!(executor.child.wait().unwrap().code(), Some(2), "{said}");
+        let expected = format!(
+            "refusing to serve: the configuration requires the confinement `{level}`, and this machine reaches none: seccomp"
+        );
+        assert!(said.contains(&expected), "{said}");
+        assert!(!said.contains("listening"), "{said}");
+    }
+    // Of the same program, here: it is the machine that makes the difference.
+    Program::with(&mut program(), store.path(), "require = \"strict\"\n").address();
+}
+
+/// The program as an ordinary user in a namespace that allows no further ones.
+fn without_namespaces(program: &Path) -> Command {
+    let script =
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
+    let mut command_line = Command::new("setpriv");
+    command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+    command_line
+        .args(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"])
+        .arg(program);
+    command_line
 }
 
 /// A user who has nothing on any machine.
