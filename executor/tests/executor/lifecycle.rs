@@ -6,17 +6,21 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
+use hyper_util::rt::TokioIo;
 use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use posh_proto::{
-    PROTOCOL_VERSION,
-    executor::{DescribeRequest, ToolsRequest, rejected, run_output},
+    PROTOCOL_VERSION, STDIO_GREETING,
+    executor::{DescribeRequest, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_output},
 };
+use tokio::io::AsyncReadExt as _;
+use tonic::transport::Endpoint;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
@@ -86,6 +90,35 @@ async fn a_frozen_peer_leaves_no_process() {
     freeze.send(()).unwrap();
     let _open = relay.await.unwrap();
     lock_is_free(lab.store.path()).await;
+}
+
+/// One that ssh has started has one connection: also a run that would be kept for another one ends with it.
+#[tokio::test]
+async fn a_lost_ssh_leaves_no_process() {
+    let store = tempfile::tempdir().unwrap();
+    let mut ssh = tokio::process::Command::new(env!("CARGO_BIN_EXE_posh-executor"));
+    ssh.args(["--stdio", "--export", &format!("logs={}", store.path().display())]).kill_on_drop(true);
+    let mut executor = ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut output) = (executor.stdin.take().unwrap(), executor.stdout.take().unwrap());
+    output.read_exact(&mut vec![0; STDIO_GREETING.len()]).await.unwrap();
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let (mut said, mut heard) = tokio::io::split(far);
+    let hearing = tokio::spawn(async move { tokio::io::copy(&mut output, &mut heard).await });
+    let _saying = tokio::spawn(async move { tokio::io::copy(&mut said, &mut input).await });
+    let only = std::sync::Mutex::new(Some(near));
+    let connector = tower::service_fn(move |_| {
+        let only = only.lock().unwrap().take().map(TokioIo::new);
+        async move { only.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)) }
+    });
+    let channel = Endpoint::from_static("http://ssh").connect_with_connector(connector).await.unwrap();
+    let spec = RunSpec { grace_ms: 60_000, ..command(&["sh", "-c", CLINGING]) };
+    let mut call = Call::open(&ExecutorClient::new(channel), spec).await;
+    call.until_output("ready").await;
+    // Nobody hears any more, which is no orderly end: what is said would still arrive.
+    hearing.abort();
+    let ended = Duration::from_secs(8);
+    tokio::time::timeout(ended, lock_is_free(store.path())).await.expect("it ends before a grace would");
+    tokio::time::timeout(PATIENCE, executor.wait()).await.expect("the executor ends too").unwrap();
 }
 
 /// `posh-executor` as a program.
