@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use crate::facts::{Environment, Facts};
 use crate::files::{self, Fault, Gathered};
 use crate::invocation::{
-    Aggregator, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion,
-    Unknown,
+    Aggregator, Because, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse,
+    ToolVersion, Unknown,
 };
 use crate::library::Library;
-use crate::model::{Annotation, Body, Command, Joiner, Keep, Size, Subject, ValueType};
+use crate::model::{Annotation, Body, Command, Joiner, Keep, Reason, Size, Subject, ValueType};
 use crate::words::{self, Given, Manner, Misfit, Why};
 
 /// Variables that count for every command: the language of messages, the order
@@ -113,17 +113,26 @@ impl<'a> Walk<'a> {
         if !facts.holds(&annotation.when) {
             return Err(misfit("this use of it is not annotated", 0));
         }
-        let stays =
-            |reason: &str| Refusal::Final(Unknown::StaysHere { command: name.to_owned(), reason: reason.to_owned() });
-        if let Some(reason) = stays_here(&facts).filter(|reason| self.library.heeds(reason)) {
-            return Err(stays(reason));
+        let stays = |reason: &str, because| {
+            Refusal::Final(Unknown::StaysHere { command: name.to_owned(), reason: reason.to_owned(), because })
+        };
+        if let Some(reason) = self.stays_here(&facts) {
+            return Err(stays(&reason.text, reason.because));
         }
         let inside = self.outer.iter().any(|(_, gathered)| gathered.working_dir.is_some());
         match files::gather(&facts, inside) {
             Ok(gathered) => Ok((facts, gathered)),
             Err(Fault::Shape(reason)) => Err(misfit(&reason, self.argv.len())),
-            Err(Fault::Stays(reason)) => Err(stays(&reason)),
+            Err(Fault::Stays(reason)) => Err(stays(&reason, Because::Exactness)),
         }
+    }
+
+    /// The annotation's own reason to stay, if one holds and counts.
+    fn stays_here(&self, facts: &Facts<'a>) -> Option<&'a Reason> {
+        let given = facts.reading.given.iter();
+        let of_flags = given.filter_map(|given| facts.annotation.options[given.option].stays_here.as_ref());
+        let mut reasons = of_flags.chain(facts.holding(&facts.annotation.stays_here));
+        reasons.find(|reason| self.library.heeds(reason.because))
     }
 
     fn finish(&mut self, name: &str, facts: Facts<'a>, gathered: Gathered) -> Understood<'a> {
@@ -147,13 +156,6 @@ impl Misfit {
             Why::Shape(reason) => Unknown::Shape { command, reason },
         }
     }
-}
-
-/// The annotation's own reason to stay, if one holds.
-fn stays_here<'a>(facts: &Facts<'a>) -> Option<&'a str> {
-    let of_flag =
-        facts.reading.given.iter().find_map(|given| facts.annotation.options[given.option].stays_here.as_deref());
-    of_flag.or_else(|| facts.holding(&facts.annotation.stays_here).next().map(String::as_str))
 }
 
 /// Evaluates the keywords.

@@ -7,6 +7,7 @@ mod argument;
 mod condition;
 mod fields;
 mod guards;
+mod reasons;
 mod scope;
 mod shared;
 mod values;
@@ -199,8 +200,7 @@ impl Compiler<'_> {
             annotation.guards = self.guards(node);
         }
         if let Some(node) = fields.take("stays_here") {
-            let parse = &mut |compiler: &mut Self, node: &Node| compiler.word(node, "a reason");
-            annotation.stays_here = self.conditionals(node, "reason", parse);
+            annotation.stays_here = self.reasons(node);
         }
     }
 

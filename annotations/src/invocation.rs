@@ -288,6 +288,20 @@ pub enum ToolVersion {
     Any,
 }
 
+/// What kind of reason an annotation has for keeping an invocation here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Because {
+    /// Elsewhere it might not do what it does here, or it is not understood.
+    Exactness,
+    /// It would do the same elsewhere: single names are made, removed and changed through the mount as
+    /// fast, and what the mount has cached of them stays right.
+    CheapThroughMount,
+    /// It asks the user, or opens an editor.
+    Asks,
+    /// It prints what a mount may show otherwise than the server has it: owners, inode numbers, blocks.
+    MountDiffers,
+}
+
 /// Why an invocation can't be placed; each is a sentence for `explain`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
@@ -317,6 +331,8 @@ pub enum Unknown {
         command: String,
         /// The annotation's own sentence.
         reason: String,
+        /// What kind of reason it is.
+        because: Because,
     },
     /// The words do not fit any annotation (a missing operand, a bad value).
     #[error("{command}: {reason}")]

@@ -25,7 +25,7 @@ mod words;
 pub use coverage::Coverage;
 pub use diagnostic::Diagnostic;
 pub use invocation::{
-    Aggregator, BehindMerge, CurrentDir, FileAttribute, FileKind, FileUse, Guard, GuardTest, Invocation, LineEnds,
-    Split, StatusRule, StdinUse, TerminalUse, ToolVersion, Unknown,
+    Aggregator, Because, BehindMerge, CurrentDir, FileAttribute, FileKind, FileUse, Guard, GuardTest, Invocation,
+    LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion, Unknown,
 };
 pub use library::{DeclaredSplits, Library, check, check_text};

@@ -15,7 +15,7 @@ use crate::compile::{self, Depth};
 use crate::diagnostic::{Diagnostic, Faults};
 use crate::document::{self, Content, Node, Place};
 use crate::facts::Environment;
-use crate::invocation::{Invocation, Unknown};
+use crate::invocation::{Because, Invocation, Unknown};
 use crate::model::{Body, Command, Condition};
 
 /// The table that build.rs writes.
@@ -31,7 +31,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, Default)]
 pub struct Library {
     commands: Arc<BTreeMap<String, Entry>>,
-    ignored_reasons: Vec<String>,
+    ignored_reasons: Vec<Because>,
 }
 
 /// See [`Library::declared_splits`].
@@ -101,14 +101,14 @@ impl Library {
         hasher.finish()
     }
 
-    /// From now on, reasons for staying here that hold one of these texts are none: for
-    /// tests that show what such a reason prevents.
-    pub fn ignore_reasons(&mut self, texts: Vec<String>) {
-        self.ignored_reasons = texts;
+    /// From now on, reasons of these kinds for staying here are none: for an executor, to which it is no matter what
+    /// is cheap on a workstation, and for tests that show what such a reason prevents.
+    pub fn ignore_reasons(&mut self, kinds: Vec<Because>) {
+        self.ignored_reasons = kinds;
     }
 
-    pub(crate) fn heeds(&self, reason: &str) -> bool {
-        !self.ignored_reasons.iter().any(|text| reason.contains(text))
+    pub(crate) fn heeds(&self, because: Because) -> bool {
+        !self.ignored_reasons.contains(&because)
     }
 
     /// Every annotated command's name (first word), sorted, once each.

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use regex::bytes::Regex;
 
 use crate::invocation::{
-    BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion,
+    Because, BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion,
 };
 
 /// One command of an annotation file, ready to read invocations.
@@ -68,7 +68,7 @@ pub struct Annotation {
     pub own_directories: Vec<String>,
     pub replaces_files: Option<Condition>,
     pub guards: Vec<Conditional<Guard>>,
-    pub stays_here: Vec<Conditional<String>>,
+    pub stays_here: Vec<Conditional<Reason>>,
     /// Long names under `not_annotated`: they can make an abbreviation ambiguous.
     pub known_long: Vec<String>,
 }
@@ -96,7 +96,14 @@ pub struct Opt {
     pub numeric: Option<Numeric>,
     pub value: ValueRule,
     pub changes_dir: Option<ChangesDir>,
-    pub stays_here: Option<String>,
+    pub stays_here: Option<Reason>,
+}
+
+/// Why an invocation stays here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    pub text: String,
+    pub because: Because,
 }
 
 /// One entry of PARAMS.

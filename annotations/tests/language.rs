@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use posh_annotations::{CurrentDir, FileKind, Invocation, Library, Unknown};
+use posh_annotations::{Because, CurrentDir, FileKind, Invocation, Library, Unknown};
 
 const FIND: &str = r#"
 find:
@@ -238,4 +238,44 @@ fn an_explanation_names_every_word() {
     let argv: Vec<OsString> = "grep -P x".split(' ').map(OsString::from).collect();
     let explained = Library::builtin().explain("grep", &argv, &|_| None);
     assert_eq!(explained, "runs here: flag -P of grep is not annotated\n");
+}
+
+#[test]
+fn reasons_for_staying_here_have_a_kind() {
+    const TOOL: &str = r#"
+tool:
+- FLAGS:
+  - {short: i, stays_here: {reason: "asks the user", because: asks}}
+  - {short: x, stays_here: "starts a program"}
+  PARAMS:
+  - {type: output_file, size: list}
+  stays_here:
+  - {unless: -x, because: cheap_through_mount, reason: "makes names"}
+"#;
+    let mut library = library(TOOL);
+    let stays = |library: &Library, words: &str| {
+        let argv: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+        match library.classify("tool", &argv, &|_| None) {
+            Err(Unknown::StaysHere { because, reason, .. }) => format!("{because:?}: {reason}"),
+            other => format!("{:?}", other.map(|invocation| invocation.command)),
+        }
+    };
+    for (words, expected) in [
+        ("tool -i a", "Asks: asks the user"),
+        ("tool -x a", "Exactness: starts a program"),
+        ("tool a", "CheapThroughMount: makes names"),
+    ] {
+        assert_eq!(stays(&library, words), expected, "{words}");
+    }
+    // One that does not count hides none that does.
+    library.ignore_reasons(vec![Because::CheapThroughMount, Because::Asks]);
+    for (words, expected) in
+        [("tool a", "Ok(\"tool\")"), ("tool -i a", "Ok(\"tool\")"), ("tool -i -x a", "Exactness: starts a program")]
+    {
+        assert_eq!(stays(&library, words), expected, "{words}");
+    }
+    let unknown = "tool:\n- FLAGS:\n  - {short: i, stays_here: {reason: \"asks\", because: maybe}}\n";
+    let faults = posh_annotations::check_text(std::path::Path::new("tool.yaml"), unknown);
+    let said: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(said, ["tool.yaml:3:54: unknown kind of reason maybe; it is one of cheap_through_mount, asks, mount_differs"]);
 }

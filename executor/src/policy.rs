@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use posh_annotations::{CurrentDir, FileKind, Invocation, Library, TerminalUse};
+use posh_annotations::{Because, CurrentDir, FileKind, Invocation, Library, TerminalUse};
 use posh_proto::{
     executor::{ClientFile, Stage, descriptor::Source, rejected::Kind},
     rule::{self, Rule},
@@ -52,9 +52,6 @@ const LOADING: [&str; 14] = [
 /// The one file of the system that the workstation may replace for every command: its time zone.
 const LOCALTIME: &str = "/etc/localtime";
 
-/// Words of the annotations' reason for which single names are made and removed on the workstation.
-const CHEAP_THROUGH_THE_MOUNT: &str = "through the mount: cheap";
-
 /// What may run, and what it reaches.
 pub struct Policy {
     commands: Commands,
@@ -68,7 +65,7 @@ impl Policy {
     pub fn new(confinement: &Confinement) -> (Self, Vec<String>) {
         let (mut library, mistakes) = Library::load(&confinement.annotations);
         // A reason of where it is faster, not of what it does: gateways make names here themselves.
-        library.ignore_reasons(vec![CHEAP_THROUGH_THE_MOUNT.to_owned()]);
+        library.ignore_reasons(vec![Because::CheapThroughMount]);
         let is_lax = Rule::ALL.iter().any(|rule| !rule::holds(*rule));
         let policy = Self { commands: confinement.commands.clone(), library, is_lax };
         (policy, mistakes.iter().map(ToString::to_string).collect())

@@ -88,10 +88,11 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 /// Serves `config` on `listener` until `shutdown` completes, then lets running
 /// commands end within `config.drain`, and kills what is left.
 ///
-/// Logs `listening on ADDR` at once: who connects then, is served.
+/// Logs `listening on ADDR` once it is clear that commands can be confined as the configuration
+/// demands: who connects then, is served.
 ///
 /// # Errors
-/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`;
+/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`; [`Error::Confinement`];
 /// otherwise when the listener or the gRPC server fails.
 pub async fn run(
     config: Config,
@@ -103,8 +104,8 @@ pub async fn run(
     // Its connections inherit it.
     SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
     let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
-    tracing::info!("listening on {address}");
     let (shared, admission) = share(config, tls.clone()).await?;
+    tracing::info!("listening on {address}");
     let incoming = Incoming::new(listener, tls.clone(), admission.clone());
     serve((shared, admission, tls), builder(KEEPALIVE_TIMEOUT), incoming, shutdown).await
 }
@@ -123,13 +124,15 @@ pub async fn run_stdio(
     let (connection, over) = connection.watched();
     // A server without further connections in prospect would say goodbye to this one.
     let incoming = tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
+    let (shared, admission) = share(config, None).await?;
+    let kill = shared.kill.clone();
     let end = async {
         tokio::select! {
-            _ = over => {}
+            // Also those that would outlive another connection: no other one comes to ask for them.
+            _ = over => drop(kill.send_replace(true)),
             () = shutdown => {}
         }
     };
-    let (shared, admission) = share(config, None).await?;
     serve((shared, admission, None), builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
 }
 
@@ -142,7 +145,6 @@ async fn serve<C>(
 where
     C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    check_confinement(&shared)?;
     if let Some(reason) = shared.pool.no_namespaces() {
         tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
     }
@@ -241,6 +243,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         kill: watch::Sender::new(false),
         config,
     };
+    check_confinement(&shared)?;
     Ok((Arc::new(shared), admission))
 }
 

@@ -17,7 +17,7 @@ use fs_mapper::{
     mountinfo::{MountInfo, MountInfoError},
     sshfs,
 };
-use posh_annotations::Library;
+use posh_annotations::{Because, Library};
 use posh_proto::{
     DESCRIPTORS, MAX_MESSAGE_BYTES,
     gateway::gateway_server::GatewayServer,
@@ -119,17 +119,17 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
     served
 }
 
-/// Words in an annotation's reasons for staying here, by the rule that they keep.
-const REASONS: [(Rule, &[&str]); 3] = [
-    (Rule::AskingCommands, &["asks before", "asks the user", "may ask", "opens an editor"]),
-    (Rule::MetadataCommands, &["through the mount: cheap"]),
-    (Rule::MountDifferences, &["as this machine sees them", "shows inode numbers"]),
+/// Kinds of reasons for staying here, by the rule that they keep.
+const REASONS: [(Rule, Because); 3] = [
+    (Rule::AskingCommands, Because::Asks),
+    (Rule::MetadataCommands, Because::CheapThroughMount),
+    (Rule::MountDifferences, Because::MountDiffers),
 ];
 
 fn load_annotations(config: &Config) -> Library {
     let (mut library, mistakes) = Library::load(&annotation_directories(Some(config)));
-    let ignored = REASONS.iter().filter(|(rule, _)| !rule::holds(*rule)).flat_map(|(_, words)| *words);
-    library.ignore_reasons(ignored.map(|words| (*words).to_owned()).collect());
+    let ignored = REASONS.iter().filter(|(rule, _)| !rule::holds(*rule)).map(|(_, kind)| *kind);
+    library.ignore_reasons(ignored.collect());
     // A file with mistakes is left out: its commands run here, and the log and `posh annotations check` say why.
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     library

@@ -76,6 +76,12 @@ impl Keeper {
         Begun { keeper: self.clone(), ticket: Some(ticket) }
     }
 
+    /// See [`LeaseTable::recall_all`].
+    pub fn recall_all(&self, session: SessionId) {
+        self.table().recall_all(session, Instant::now());
+        self.noticed.notify_waiters();
+    }
+
     /// See [`LeaseTable::changed`].
     pub fn changed(&self, file: File, leases: Leases) {
         self.table().changed(file, leases, Instant::now());

@@ -242,6 +242,30 @@ impl LeaseTable {
         self.drop_if_unused(file);
     }
 
+    /// All leases of the session but those to write are recalled: what it remembers may be old.
+    pub fn recall_all(&mut self, session: SessionId, now: Instant) {
+        let stamp = self.next_stamp();
+        let until = now + ANSWER_TIME;
+        let Some(its) = self.sessions.get_mut(&session) else { return };
+        for (file, held) in &mut self.files {
+            let Some(grant) = held.grants.get_mut(&session) else { continue };
+            // What it holds back itself is newer than all that others have.
+            let leases = if grant.leases.contains(Leases::WRITE) { Leases::ENTRIES } else { Leases::all() };
+            let lost = grant.leases & leases;
+            if lost.is_empty() {
+                continue;
+            }
+            grant.leases -= lost;
+            held.recalled.push(Recalled { session, leases: lost, stamp, until });
+            its.outbox.push(Notice::Recall { file: held.id, leases: lost, stamp });
+            if grant.leases.is_empty() {
+                held.grants.remove(&session);
+                its.files = its.files.saturating_sub(1);
+            }
+            self.recalling.insert(*file);
+        }
+    }
+
     /// Awaits the session's own answers to what has been recalled from it.
     pub fn begin_answers(&mut self, session: SessionId, now: Instant) -> Ticket {
         self.expire(now);

@@ -153,6 +153,42 @@ async fn nothing_leads_out_of_the_export() {
 }
 
 #[tokio::test]
+async fn a_directory_that_becomes_a_link_leads_nowhere() {
+    const ATTEMPTS: usize = 400;
+    let site = Site::new();
+    fs::write(site.top.path().join("secret"), "x").unwrap();
+    fs::create_dir(site.path("d")).unwrap();
+    symlink("..", site.path("l")).unwrap();
+    let store = site.session();
+    let (first, second) = (site.path("d"), site.path("l"));
+    let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let its = is_over.clone();
+    let swapping = std::thread::spawn(move || {
+        let here = rustix::fs::CWD;
+        while !its.load(std::sync::atomic::Ordering::Relaxed) {
+            rustix::fs::renameat_with(here, &first, here, &second, rustix::fs::RenameFlags::EXCHANGE).unwrap();
+        }
+    });
+    let (mut links, mut made) = (0, 0);
+    for number in 0..ATTEMPTS {
+        let names = vec!["d".into(), "secret".into()];
+        let Answer::Walked(walked) = call(&store, Op::Walk { from: store.root(), names }).await.unwrap() else {
+            panic!("walked")
+        };
+        assert_eq!(walked.entries.len(), 1, "{walked:?}");
+        links += usize::from(walked.entries[0].attributes.kind == Kind::Symlink);
+        let path = vec!["d".into(), format!("new{number}").into()];
+        let what = NewFile::Regular { data: Bytes::new() };
+        let put = Put { directory: store.root(), path, what, mode: 0o600, changes: Changes::default() };
+        made += usize::from(store.write(&me(), vec![Write::Put(put)]).await.unwrap()[0].is_ok());
+    }
+    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    swapping.join().unwrap();
+    assert!(links > 0 && made > 0, "one of the two was never there: {links} links, {made} files");
+    assert_eq!(fs::read_dir(site.top.path()).unwrap().count(), 2, "something was made outside");
+}
+
+#[tokio::test]
 async fn a_directory_that_was_moved_out_is_not_reached_any_more() {
     let site = Site::new();
     fs::create_dir_all(site.path("d/below")).unwrap();
@@ -260,6 +296,50 @@ async fn what_other_programs_change_is_recalled() {
             is_seen |= file == id && leases.intersects(expected);
         }
     }
+}
+
+#[tokio::test]
+async fn a_lock_that_is_waited_for_no_more_is_not_taken() {
+    let site = Site::new();
+    fs::write(site.path("a"), "").unwrap();
+    let (one, two) = (site.session(), site.session());
+    let (mine, _) = open(&one, "a", RW).await;
+    let (theirs, _) = open(&two, "a", RW).await;
+    let lock = |place, wait| Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait };
+    call(&one, lock(mine, Wait::No)).await.unwrap();
+    let mut waiting = Box::pin(call(&two, lock(theirs, Wait::Yes)));
+    assert!(futures_poll(&mut waiting).await.is_none());
+    drop(waiting);
+    call(&one, Op::Close(mine.handle.unwrap())).await.unwrap();
+    let (again, _) = open(&one, "a", RW).await;
+    call(&one, lock(again, Wait::Yes)).await.unwrap();
+}
+
+#[tokio::test]
+async fn where_changes_are_not_noticed_settling_recalls_everything() {
+    let top = tempfile::tempdir().unwrap();
+    fs::write(top.path().join("a"), "one").unwrap();
+    let machine = Machine::blind().unwrap();
+    let directory = Directory::open(machine, top.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let store = DirectorySession::open(directory, Liveness::Own);
+    assert_eq!(store.state().watched, Watched::LeaseEnd);
+    assert!(store.lease_limit().is_some());
+    let mut notices = store.notices();
+    let (place, entry) = open(&store, "a", OpenFlags::READ).await;
+    assert!(entry.leases.contains(Leases::DATA));
+    let mut settled = Box::pin(call(&store, Op::Settle(Settling::Recalls)));
+    let mut recalled = Vec::new();
+    loop {
+        tokio::select! {
+            settled = &mut settled => break assert!(settled.is_ok()),
+            notice = next(&mut notices) => {
+                let Notice::Recall { file, leases, stamp } = notice else { panic!("lost") };
+                recalled.push(file);
+                call(&store, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+            }
+        }
+    }
+    assert!(recalled.contains(&place.file) && recalled.contains(&store.root()));
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ impl Compiler<'_> {
         let mut option = empty_option(list);
         let Some(mut fields) = Fields::of(node, "an option", self.faults) else { return option };
         self.names(&mut fields, &mut option, list);
-        option.stays_here = fields.take("stays_here").and_then(|node| self.word(node, "a reason"));
+        option.stays_here = fields.take("stays_here").and_then(|node| self.reason(node));
         if list != Place::Flags {
             option.size = match fields.take("size") {
                 Some(size) => self.size(size),

@@ -72,6 +72,7 @@ struct Numbered {
 }
 
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
 enum Outcome {
     Answered(Reply),
     Written(Result<WriteReply, Errno>),

@@ -2,21 +2,25 @@
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
+use hyper_util::rt::TokioIo;
 use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use posh_proto::{
-    PROTOCOL_VERSION,
-    executor::{DescribeRequest, ToolsRequest, rejected, run_output},
+    PROTOCOL_VERSION, STDIO_GREETING,
+    executor::{DescribeRequest, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_output},
 };
+use tokio::io::AsyncReadExt as _;
+use tonic::transport::Endpoint;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
@@ -88,6 +92,35 @@ async fn a_frozen_peer_leaves_no_process() {
     lock_is_free(lab.store.path()).await;
 }
 
+/// One that ssh has started has one connection: also a run that would be kept for another one ends with it.
+#[tokio::test]
+async fn a_lost_ssh_leaves_no_process() {
+    let store = tempfile::tempdir().unwrap();
+    let mut ssh = tokio::process::Command::new(env!("CARGO_BIN_EXE_posh-executor"));
+    ssh.args(["--stdio", "--export", &format!("logs={}", store.path().display())]).kill_on_drop(true);
+    let mut executor = ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut output) = (executor.stdin.take().unwrap(), executor.stdout.take().unwrap());
+    output.read_exact(&mut vec![0; STDIO_GREETING.len()]).await.unwrap();
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let (mut said, mut heard) = tokio::io::split(far);
+    let hearing = tokio::spawn(async move { tokio::io::copy(&mut output, &mut heard).await });
+    let _saying = tokio::spawn(async move { tokio::io::copy(&mut said, &mut input).await });
+    let only = std::sync::Mutex::new(Some(near));
+    let connector = tower::service_fn(move |_| {
+        let only = only.lock().unwrap().take().map(TokioIo::new);
+        async move { only.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)) }
+    });
+    let channel = Endpoint::from_static("http://ssh").connect_with_connector(connector).await.unwrap();
+    let spec = RunSpec { grace_ms: 60_000, ..command(&["sh", "-c", CLINGING]) };
+    let mut call = Call::open(&ExecutorClient::new(channel), spec).await;
+    call.until_output("ready").await;
+    // Nobody hears any more, which is no orderly end: what is said would still arrive.
+    hearing.abort();
+    let ended = Duration::from_secs(8);
+    tokio::time::timeout(ended, lock_is_free(store.path())).await.expect("it ends before a grace would");
+    tokio::time::timeout(PATIENCE, executor.wait()).await.expect("the executor ends too").unwrap();
+}
+
 /// `posh-executor` as a program.
 struct Program {
     child: Child,
@@ -97,9 +130,14 @@ struct Program {
 
 impl Program {
     fn start(command: &mut Command, store: &Path) -> Self {
+        Self::with(command, store, "")
+    }
+
+    /// With more lines for `[confinement]`.
+    fn with(command: &mut Command, store: &Path, confinement: &str) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
         let text = format!(
-            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n",
+            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{confinement}",
             store.to_str().unwrap()
         );
         configuration.write_all(text.as_bytes()).unwrap();
@@ -211,12 +249,7 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let store = tempfile::tempdir().unwrap();
     let bin = tempfile::tempdir().unwrap();
     let copy = open_to(&store, &bin);
-    // An ordinary user in a namespace that allows no further ones.
-    let script =
-        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
-    let mut command_line = Command::new("setpriv");
-    command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
-    command_line.args(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"]).arg(&copy);
+    let mut command_line = without_namespaces(&copy);
     let mut executor = Program::start(&mut command_line, store.path());
     let mut client = connect(executor.address()).await;
     let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
@@ -244,6 +277,43 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     call.until_output("ready").await;
     kill(executor.pid(), Signal::SIGKILL).unwrap();
     lock_is_free(store.path()).await;
+}
+
+#[test]
+fn where_confinement_is_less_than_required_nothing_is_served() {
+    let store = tempfile::tempdir().unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let copy = open_to(&store, &bin);
+    for (level, is_reached) in [("strict", false), ("namespaces", false), ("none", true)] {
+        let mut executor =
+            Program::with(&mut without_namespaces(&copy), store.path(), &format!("require = {level:?}\n"));
+        if is_reached {
+            executor.address();
+            continue;
+        }
+        let mut said = String::new();
+        executor.stderr.read_to_string(&mut said).unwrap();
+        assert_eq!(executor.child.wait().unwrap().code(), Some(2), "{said}");
+        let expected = format!(
+            "refusing to serve: the configuration requires the confinement `{level}`, and this machine reaches none: seccomp"
+        );
+        assert!(said.contains(&expected), "{said}");
+        assert!(!said.contains("listening"), "{said}");
+    }
+    // Of the same program, here: it is the machine that makes the difference.
+    Program::with(&mut program(), store.path(), "require = \"strict\"\n").address();
+}
+
+/// The program as an ordinary user in a namespace that allows no further ones.
+fn without_namespaces(program: &Path) -> Command {
+    let script =
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
+    let mut command_line = Command::new("setpriv");
+    command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+    command_line
+        .args(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh"])
+        .arg(program);
+    command_line
 }
 
 /// A user who has nothing on any machine.

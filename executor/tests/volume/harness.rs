@@ -76,7 +76,7 @@ impl Connector for Direct {
     async fn connect(&self) -> Result<Channel, String> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).unwrap();
         let endpoint = endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(64 << 20);
-        endpoint.connect().await.map_err(|error| error.to_string())
+        endpoint.tcp_nodelay(true).connect().await.map_err(|error| error.to_string())
     }
 }
 
@@ -119,6 +119,8 @@ impl Proxy {
 async fn carry(mut client: TcpStream, target: SocketAddr, mut line: watch::Receiver<(u64, bool)>) {
     line.mark_unchanged();
     let Ok(mut server) = TcpStream::connect(target).await else { return };
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
     tokio::select! {
         _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
         _ = line.changed() => {}

@@ -6,7 +6,10 @@ use std::{
     collections::HashMap,
     ops::Range,
     os::fd::{AsFd as _, OwnedFd},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -50,17 +53,43 @@ pub async fn lock(
     (lock, wait): (Lock, Wait),
 ) -> Result<Answer, Fault> {
     let keeper = session.keeper().clone();
+    let waiting = Waiting::default();
     loop {
         let unlocked = keeper.unlocked.notified();
         tokio::pin!(unlocked);
         unlocked.as_mut().enable();
-        let (its, caller, lock) = (session.clone(), caller.clone(), lock.clone());
-        let attempt = move || try_lock(&its, &caller, (place, owner), &lock).map_err(Errno::from);
+        let (its, caller, lock, is_given_up) = (session.clone(), caller.clone(), lock.clone(), waiting.0.clone());
+        let attempt = move || {
+            try_lock(&its, &caller, (place, owner), &lock).map_err(Errno::from)?;
+            if is_given_up.load(Ordering::Relaxed) {
+                let _ = try_lock(&its, &caller, (place, owner), &lock.given_back());
+            }
+            Ok(())
+        };
         match session.directory.machine.workers.run(attempt).await {
             Err(Errno::EAGAIN) if wait == Wait::Yes => {}
             done => return Ok(done.map(|()| Answer::Done)?),
         }
         let _ = tokio::time::timeout(LOOK_AGAIN, unlocked).await;
+    }
+}
+
+/// Tells the thread that works for it when nobody waits any more.
+#[derive(Default)]
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Lock {
+    fn given_back(&self) -> Self {
+        match self {
+            Self::Whole(_) => Self::Whole(None),
+            Self::Range(lock) => Self::Range(RangeLock { access: None, ..lock.clone() }),
+        }
     }
 }
 

@@ -115,6 +115,16 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// As on a machine that does not tell what other programs change.
+    ///
+    /// # Errors
+    /// See [`Machine::start`].
+    pub fn blind() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { watch: Watch::none(), workers: Workers::start()?, keeper: Arc::default() }))
+    }
+}
+
 impl Directory {
     /// The directory at `path`, which may lead through symbolic links.
     ///

@@ -66,6 +66,7 @@ pub enum Liveness {
 }
 
 /// What became of an op at first.
+#[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
 enum Attempt {
     Done(Answer),
     Wait(Begun),
@@ -249,6 +250,10 @@ impl Session {
             Ok(())
         };
         self.directory.machine.workers.run(catch_up).await?;
+        if self.directory.watched == Watched::LeaseEnd {
+            // Anything may have changed.
+            self.keeper().recall_all(self.id);
+        }
         self.keeper().begin_answers(self.id).clear().await;
         Ok(Answer::Settled(self.keeper().table().next_stamp()))
     }

@@ -32,6 +32,9 @@ const QUEUE: u32 = libc::FAN_CLASS_NOTIF
     | libc::FAN_UNLIMITED_QUEUE;
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
 const EVENTS: u64 = NAMES | libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_DELETE_SELF | libc::FAN_ONDIR;
+/// File systems that change without this kernel's doing: NFS, SMB (three of them), FUSE, Ceph, 9P, AFS (statfs(2)).
+const ELSEWHERE: [u64; 8] =
+    [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
 /// A read's worth of events.
 const READ_BYTES: usize = 64 << 10;
 /// The kernel's name for a directory's own record.
@@ -55,9 +58,14 @@ struct Shared {
 }
 
 impl Watch {
+    /// Watches nothing.
+    pub fn none() -> Self {
+        Self { shared: None, end: None }
+    }
+
     /// Where the kernel or our rights do not allow it, nothing is watched.
     pub fn start(keeper: Arc<Keeper>) -> Self {
-        let none = Self { shared: None, end: None };
+        let none = Self::none();
         let Ok(queue) = sys::fanotify(QUEUE) else { return none };
         let Ok(end) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) else { return none };
         let end = Arc::new(end);
@@ -74,6 +82,9 @@ impl Watch {
     pub fn cover(&self, root: BorrowedFd<'_>) -> Watched {
         let Some(shared) = &self.shared else { return Watched::LeaseEnd };
         let Ok(found) = rustix::fs::fstatvfs(root) else { return Watched::LeaseEnd };
+        if rustix::fs::fstatfs(root).is_ok_and(|found| ELSEWHERE.contains(&(found.f_type.cast_unsigned()))) {
+            return Watched::LeaseEnd;
+        }
         let mut systems = shared.systems.lock().expect("not poisoned");
         if !systems.contains(&found.f_fsid) {
             // A mark is made by a descriptor that is not O_PATH.

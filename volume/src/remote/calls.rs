@@ -47,6 +47,7 @@ struct Opened {
 
 /// What a call is given.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is given once")]
 pub enum Given {
     Answer(Result<Answer, Errno>),
     /// The executor knows nothing of it any more; it can be begun again.
@@ -87,7 +88,7 @@ impl Calls {
 
     /// All calls, to be sent on a new connection to the executor's session `epoch`. What may have happened in an earlier one
     /// and must not happen twice fails.
-    pub fn to_be_sent(&mut self, epoch: u64) -> Vec<Call> {
+    pub fn sent_anew(&mut self, epoch: u64) -> Vec<Call> {
         let is_lost = |waiting: &Waiting| waiting.sent_in.is_some_and(|sent_in| sent_in != epoch);
         let lost: Vec<u64> =
             self.waiting.iter().filter(|(_, waiting)| is_lost(waiting)).map(|(number, _)| *number).collect();

@@ -152,7 +152,7 @@ async fn take_up(
             valid_until: Some(said + LEASE_TIME),
         };
         shared.connection.send_replace(connection);
-        calls.to_be_sent(epoch)
+        calls.sent_anew(epoch)
     };
     // The stream is read by nobody yet: more than its room must not be waited for here.
     tokio::spawn(async move {
