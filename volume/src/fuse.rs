@@ -595,7 +595,7 @@ impl Filesystem for Adapter {
         let volume = Arc::clone(&self.volume);
         self.answer(async move {
             let found = volume.test_lock(open.0, owner.0, convert::lock_range(start, end), access).await;
-            reply!(reply, found, |reply, found| convert::lock(reply, found));
+            reply!(reply, found, convert::lock);
         });
     }
 

@@ -30,7 +30,6 @@ pub struct Source {
 
 /// What `posh mount` may be told besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own on the command line")]
 pub struct Options {
     /// Refuse changes.
     pub read_only: bool,

@@ -15,8 +15,10 @@ use std::{
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        Mount, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
-        ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
+        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest,
+        PlanReply, PlanRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest, ShutdownReply,
+        ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest, Volume, VolumesReply,
+        VolumesRequest,
         gateway_server::{Gateway, GatewayServer},
     },
 };
@@ -208,6 +210,20 @@ impl Gateway for Service {
     async fn mounts(&self, _: Request<MountsRequest>) -> Answer<MountsReply> {
         let mount = Mount { path: "/mnt/logs".into(), state: "no owner".to_owned(), mounted: true, ..Mount::default() };
         Ok(Response::new(MountsReply { mounts: vec![mount] }))
+    }
+
+    async fn mount_volume(&self, request: Request<MountVolumeRequest>) -> Answer<MountVolumeReply> {
+        let request = request.into_inner();
+        Err(Status::failed_precondition(format!("no executor is named {}", request.executor)))
+    }
+
+    async fn unmount_volume(&self, _: Request<UnmountVolumeRequest>) -> Answer<UnmountVolumeReply> {
+        Ok(Response::new(UnmountVolumeReply {}))
+    }
+
+    async fn volumes(&self, _: Request<VolumesRequest>) -> Answer<VolumesReply> {
+        let volume = Volume { path: "/mnt/data".into(), state: "mounted".to_owned(), ..Volume::default() };
+        Ok(Response::new(VolumesReply { volumes: vec![volume] }))
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Answer<ResolveReply> {

@@ -2,11 +2,7 @@
 //! their names (as a shell's pattern has them), gets the contents of the next ones in a few requests of many files each, and opens
 //! them without asking anybody.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use bytes::{Bytes, BytesMut};
 use tokio_stream::StreamExt as _;

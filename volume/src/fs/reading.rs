@@ -152,7 +152,7 @@ impl Volume {
             self.fetch_ahead(open, version, wanted.start..(wanted.end + ahead).min(size.div_ceil(CHUNK)));
             let mut waits = true;
             while waits {
-                if let Some(data) = self.from_chunks(open, version, &range) {
+                if let Some(data) = self.out_of_chunks(open, version, &range) {
                     return Ok(Some(data));
                 }
                 waits = wanted.clone().any(|chunk| self.loading.is_claimed((open.file, chunk), version));
@@ -166,7 +166,7 @@ impl Volume {
         Ok(None)
     }
 
-    fn from_chunks(&self, open: &Open, version: u64, range: &Range<u64>) -> Option<Bytes> {
+    fn out_of_chunks(&self, open: &Open, version: u64, range: &Range<u64>) -> Option<Bytes> {
         let mut parts = Vec::new();
         for number in range.start / CHUNK..range.end.div_ceil(CHUNK) {
             let chunk = self.chunks.get((open.file, number), version)?;
