@@ -176,14 +176,22 @@ impl Volumes {
     pub async fn unmount(&self, path: &Path) -> Result<(), String> {
         let known = self.known().iter().find(|known| known.config.path == path).cloned();
         let serving = known.as_ref().and_then(|known| known.serving());
+        let mut is_whole = true;
         if let Some(serving) = &serving {
-            serving.volume.drain_all().await;
+            // A server that does not come back is no reason to stay mounted.
+            is_whole = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.drain_all()).await.is_ok();
         } else if !is_left_behind(path) {
             return Err(format!("no volume is mounted on {}", path.display()));
         }
         let place = path.to_owned();
         let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&place)).await;
-        unmounted.map_err(|error| error.to_string())?.map_err(|e| format!("cannot unmount {}: {e}", path.display()))
+        let unmounted = unmounted.map_err(|error| error.to_string())?;
+        unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
+        if is_whole {
+            Ok(())
+        } else {
+            Err(format!("{} is unmounted, and what was written last is lost", path.display()))
+        }
     }
 
     /// Before commands run on the server of a mount.
