@@ -45,5 +45,5 @@ mod wiring;
 
 pub use config::{Config, Export};
 pub use error::Error;
-pub use server::{run, run_stdio};
+pub use server::{run, run_stdio, run_with_changes};
 pub use stdio::Stdio;

@@ -7,11 +7,11 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Config, Error, Stdio, config, run, run_stdio, runner,
+    Config, Error, Stdio, config, run, run_stdio, run_with_changes, runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer},
     verify,
 };
-use tokio::{net::TcpListener, runtime, signal::unix};
+use tokio::{net::TcpListener, runtime, signal::unix, sync::mpsc};
 use tracing_subscriber::EnvFilter;
 
 /// Worker threads at most: streams are bounded by the network, and the cores
@@ -189,6 +189,19 @@ fn tell_verdict(outcome: std::io::Result<(String, bool)>) -> ExitCode {
     }
 }
 
+/// Reads the configuration again at each SIGHUP. One with mistakes changes nothing.
+async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sender<Config>) {
+    while hangup.recv().await.is_some() {
+        match Config::load(&file) {
+            Ok(config) => drop(changed.send(config).await),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                tracing::error!("the configuration stays as it was, since it can't be read anew: {error:#}");
+            }
+        }
+    }
+}
+
 fn serve(arguments: Arguments) -> anyhow::Result<()> {
     let config = match &arguments.config {
         Some(file) => Config::load(file)?,
@@ -227,6 +240,10 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
-        Ok(run(config, listener, shutdown).await?)
+        let Some(file) = arguments.config else { return Ok(run(config, listener, shutdown).await?) };
+        let hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
+        let (changed, changes) = mpsc::channel(1);
+        tokio::spawn(read_anew(file, hangup, changed));
+        Ok(run_with_changes(config, changes, listener, shutdown).await?)
     })
 }
