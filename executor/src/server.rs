@@ -142,13 +142,15 @@ pub async fn run_stdio(
     let (connection, over) = connection.watched();
     // A server without further connections in prospect would say goodbye to this one.
     let incoming = tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
+    let (shared, admission) = share(config, None).await?;
+    let kill = shared.kill.clone();
     let end = async {
         tokio::select! {
-            _ = over => {}
+            // Also those that would outlive another connection: no other one comes to ask for them.
+            _ = over => drop(kill.send_replace(true)),
             () = shutdown => {}
         }
     };
-    let (shared, admission) = share(config, None).await?;
     serve((shared, admission, None), builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
 }
 

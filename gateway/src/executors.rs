@@ -10,7 +10,7 @@ use std::{
 
 use fs_mapper::{
     ExecutorName,
-    config::{Config, ExecutorConfig, Origin},
+    config::{Address, Config, ExecutorConfig, Origin},
 };
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
@@ -258,6 +258,12 @@ impl Executor {
         is_current
     }
 
+    /// Whether it is there for one connection only, as one that ssh has started: another connection finds another executor.
+    #[must_use]
+    pub fn ends_with_connection(&self) -> bool {
+        matches!(self.route.address, Address::Ssh(_))
+    }
+
     fn out_of_reach(&self, why: &str) -> String {
         format!("executor {} at {} is not in reach: {why}", self.name, self.address)
     }
@@ -314,8 +320,10 @@ impl Executor {
 async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
     let Reached { channel, carrier } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
     let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
-    let connection = answers.unwrap_or_else(|_| Err("it does not answer".to_owned()))?;
-    Ok((connection, carrier))
+    match answers.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
+        Ok(connection) => Ok((connection, carrier)),
+        Err(why) => Err(posh_reach::why_mute(route, why).await),
+    }
 }
 
 async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {

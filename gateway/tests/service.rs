@@ -5,10 +5,16 @@
 
 use std::path::{Path, PathBuf};
 
+use bytes::BytesMut;
 use fs_mapper::config::Config;
 use hyper_util::rt::TokioIo;
 use posh_gateway::Listeners;
-use posh_proto::gateway::{MountsRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient};
+use posh_proto::{
+    PROTOCOL_VERSION, frame,
+    gateway::{MountsRequest, OpenSessionRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient},
+    stage::{Enlist, ToGateway, ToStage, to_gateway, to_stage},
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
@@ -83,6 +89,54 @@ async fn standard_health_and_reflection_answer() {
         panic!("{answer:?}");
     };
     assert!(services.service.iter().any(|s| s.name == "posh.gateway.v1.Gateway"), "{services:?}");
+}
+
+/// Programs of one installation may be replaced while a gateway runs.
+const OTHERS: [u32; 3] = [0, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1];
+
+#[tokio::test]
+async fn front_ends_of_other_versions_are_told_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut client = GatewayClient::new(gateway(directory.path().to_owned()).await);
+    for protocol in OTHERS {
+        let refused = client.open_session(OpenSessionRequest { protocol, ..Default::default() }).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        let older = if protocol < PROTOCOL_VERSION { "posh" } else { "the running gateway" };
+        let words = format!("posh speaks protocol {protocol}, the running gateway {PROTOCOL_VERSION}: update {older};");
+        assert!(refused.message().starts_with(&words), "{refused:?}");
+        assert!(refused.message().contains("`posh gateway stop` ends the one that runs"), "{refused:?}");
+        // What a front end of any version asks to find that out.
+        assert_eq!(client.status(StatusRequest {}).await.unwrap().into_inner().protocol, PROTOCOL_VERSION);
+    }
+}
+
+/// Its first answer to a stage program that enlists so; `None` if it hangs up, which means: run here.
+async fn answer(directory: &Path, protocol: u32) -> Option<to_stage::Kind> {
+    let mut stage = UnixStream::connect(directory.join("g.stage")).await.unwrap();
+    let enlist = Enlist { protocol, name: "cat".into(), argv: vec!["cat".into()], ..Enlist::default() };
+    let mut bytes = BytesMut::new();
+    frame::encode(&ToGateway { kind: Some(to_gateway::Kind::Enlist(enlist)) }, &mut bytes);
+    stage.write_all(&bytes.split()).await.unwrap();
+    loop {
+        if let Some(said) = frame::decode::<ToStage>(&mut bytes).unwrap() {
+            return said.kind;
+        }
+        if stage.read_buf(&mut bytes).await.unwrap() == 0 {
+            return None;
+        }
+    }
+}
+
+#[tokio::test]
+async fn stage_programs_of_other_versions_are_left_to_themselves() {
+    let directory = tempfile::tempdir().unwrap();
+    let _client = gateway(directory.path().to_owned()).await;
+    for protocol in OTHERS {
+        assert_eq!(answer(directory.path(), protocol).await, None, "protocol {protocol}");
+        // Those of its own are served as before.
+        let directive = answer(directory.path(), PROTOCOL_VERSION).await;
+        assert!(matches!(directive, Some(to_stage::Kind::RunHere(_))), "{directive:?}");
+    }
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use nix::sched::{CloneFlags, setns};
 use posh_integration::host::CONFIG;
-use posh_integration::oracle::Under;
+use posh_integration::oracle::{SCRIPT_LIMIT, Under, collect};
 use posh_integration::services::write_file;
 use posh_integration::{Lab, LabSpec, Script};
 use posh_proto::PROTOCOL_VERSION;
@@ -75,5 +75,12 @@ fn executors_of_other_versions() {
         let stage = &outcome.report().pipelines[0].stages[0];
         let words = format!("speaks protocol {theirs}, this gateway {PROTOCOL_VERSION}: update {older}");
         assert!(!stage.is_offloaded() && stage.reason.contains(&words), "{stage:?}");
+        let mut doctor = lab.workstation.command(lab.workstation.programs().join("posh"));
+        doctor.arg("doctor");
+        let doctor = collect(&lab.workstation, doctor, "posh doctor", SCRIPT_LIMIT).unwrap();
+        let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        let words = words.replace("this gateway", "this posh");
+        let line = said.lines().find(|line| line.contains("executor") && line.contains(&words)).unwrap_or_default();
+        assert!(line.starts_with("BAD ") && line.contains("until then everything runs here"), "{words}: {said}");
     }
 }

@@ -235,16 +235,25 @@ impl Silent {
 
     fn start_once(lab: &Lab) -> Silent {
         fs::write(lab.data(1).join("log"), "hay\na needle\nhay\n").unwrap();
-        let text = "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle; echo \"status $?\"";
+        let mut silent = Self::of(lab, "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle; echo \"status $?\"");
+        assert_eq!(silent.line(), "a needle\n");
+        silent
+    }
+
+    /// Another script, which has begun.
+    fn of(lab: &Lab, text: &str) -> Silent {
         let mut command: Command = Script::new(text).command(&lab.workstation, Under::Posh);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut shell = lab.workstation.spawn(command).unwrap();
-        let mut stdout = BufReader::new(shell.stdout.take().unwrap());
+        let stdout = BufReader::new(shell.stdout.take().unwrap());
         let stderr = shell.stderr.take().unwrap();
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        assert_eq!(line, "a needle\n");
         Silent { shell, stdout, stderr }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
     }
 
     /// What its shell still says, to the end.
@@ -299,6 +308,64 @@ fn a_lost_ssh_is_made_anew() {
     wait_anew(&lab, lost);
     let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
     assert_offloaded(outcome.report());
+}
+
+/// Waits until a command runs on the server, which no message tells.
+fn wait_there(lab: &Lab, program: &str) -> Running {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let found = lab.servers[0].host.processes().unwrap().into_iter().find(|p| p.program == program);
+        if let Some(found) = found {
+            return found;
+        }
+        assert!(Instant::now() < end, "{program} does not run there");
+    }
+}
+
+/// What writes is neither gone on with nor run again, and ends there at once: an executor that ssh has started has one
+/// connection. A redirect that is its own would be repeated if anybody took the next executor for a restarted one.
+#[test]
+fn a_lost_ssh_ends_what_writes() {
+    let lab = lab();
+    // Minutes of work, and nothing on the disk.
+    fs::File::create(lab.data(1).join("large")).unwrap().set_len(200 << 30).unwrap();
+    let shell = Silent::of(&lab, "sha256sum /mnt/s1/large > /mnt/s1/out; echo \"status $?\"");
+    let there = wait_there(&lab, "sha256sum");
+    let lost = the_ssh(&lab).pid;
+    kill(lost);
+    // Well before the grace of other runs is over.
+    assert!(wait_gone(there.pid, Duration::from_secs(6)).unwrap(), "{there:?} still runs");
+    let (out, err) = shell.rest();
+    assert_eq!(out, "status 125\n", "{err}");
+    let words = "was lost while the command ran there";
+    assert!(err.starts_with("posh: sha256sum: executor store1 at ssh://store1 ") && err.contains(words), "{err}");
+    assert!(err.contains("how far the command came is not known, and it is not run again"), "{err}");
+    assert_eq!(fs::read(lab.data(1).join("out")).unwrap(), b"");
+    wait_anew(&lab, lost);
+    assert_offloaded(assert_same(&lab.workstation, &Script::new("wc -l < /mnt/s1/f > /mnt/s1/out")).report());
+}
+
+/// What only reads is run again here, and what was delivered is left out.
+#[test]
+fn a_lost_ssh_repeats_what_reads() {
+    let lab = lab();
+    // More than is ever on its way, so that the command there has not ended.
+    let content: Vec<u8> = (0..40_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    fs::write(lab.data(1).join("content"), &content).unwrap();
+    let gate = lab.workstation.path(HOME).join("gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let text = "cat /mnt/s1/content | { head -c 100 | wc -c; read -r line < gate; sha256sum; }; \
+                echo \"${PIPESTATUS[*]}\"";
+    let mut shell = Silent::of(&lab, text);
+    assert_eq!(shell.line(), "100\n");
+    let there = wait_there(&lab, "cat");
+    kill(the_ssh(&lab).pid);
+    assert_gone(&[there]);
+    fs::write(gate, "go on\n").unwrap();
+    let (out, err) = shell.rest();
+    fs::write(lab.data(1).join("rest"), &content[100..]).unwrap();
+    let plain = Script::new("sha256sum < /mnt/s1/rest; echo 0 0").run(&lab.workstation, Under::Shell).unwrap();
+    assert_eq!((out, err), (stdout(&plain), String::new()));
 }
 
 /// Waits for another ssh than the `lost` one, and for the executor behind it. posh is

@@ -2,6 +2,7 @@
 //! TCP, with TLS or without, or through an ssh that starts it. What is said on the channel, when it is
 //! made anew and what an executor is good for is the caller's matter.
 
+mod plain;
 pub mod ssh;
 pub mod tls;
 
@@ -11,6 +12,7 @@ use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
+pub use plain::why_mute;
 use tls::credentials::Credentials;
 
 /// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,

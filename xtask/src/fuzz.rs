@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: the targets of `integration/fuzz` under libFuzzer, with coverage.
 //!
 //! The compiler's own passes give libFuzzer what it needs, so that no nightly toolchain and
-//! no further program is needed; what it found and what it tried lies in `target/fuzz`.
+//! no further program is needed; what it found and what it tried lies in `fuzz` of the target directory.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -29,24 +29,12 @@ const MAX_INPUT_BYTES: u32 = 16 << 10;
 
 /// Fuzzes `targets` (none: all), each for `seconds`, so many at a time.
 pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
-    cargo::must(cargo::command(&["build", "--quiet", "--release", "--bin", "posh-executor"]))?;
-    let mut build = cargo::command(&["build", "--quiet", "--profile", "fuzz", "--package", "posh-fuzz"]);
-    build.args(["--features", "libfuzzer", "--target-dir", "target/fuzz"]).env("RUSTFLAGS", FLAGS);
-    cargo::must(build)?;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
     let all = names(root)?;
     if let Some(unknown) = targets.iter().find(|name| !all.contains(name)) {
         bail!("there is no target `{unknown}`; there are {}", all.join(", "));
     }
-    // This program lies in target/TRIPLE/debug.
-    let own = std::env::current_exe().context("cannot tell where this program lies")?;
-    let triple =
-        own.ancestors().nth(2).and_then(Path::file_name).context("this program lies in no target directory")?;
-    let programs = Programs {
-        fuzzer: root.join("target/fuzz").join(triple).join("fuzz/posh-fuzz"),
-        executor: root.join("target").join(triple).join("release/posh-executor"),
-        base: root.join("target/fuzz"),
-    };
+    let programs = Programs::build()?;
     let mut left: Vec<String> = if targets.is_empty() { all } else { targets.to_vec() };
     left.reverse();
     let mut failed = 0;
@@ -77,6 +65,25 @@ struct Programs {
     fuzzer: PathBuf,
     executor: PathBuf,
     base: PathBuf,
+}
+
+impl Programs {
+    fn build() -> Result<Self> {
+        // This program lies in TARGET/TRIPLE/debug.
+        let own = std::env::current_exe().context("cannot tell where this program lies")?;
+        let lies = own.ancestors().nth(2).and_then(|of_triple| Some((of_triple.file_name()?, of_triple.parent()?)));
+        let (triple, target) = lies.context("this program lies in no target directory")?;
+        let base = target.join("fuzz");
+        cargo::must(cargo::command(&["build", "--quiet", "--release", "--bin", "posh-executor"]))?;
+        let mut build = cargo::command(&["build", "--quiet", "--profile", "fuzz", "--package", "posh-fuzz"]);
+        build.args(["--features", "libfuzzer", "--target-dir"]).arg(&base).env("RUSTFLAGS", FLAGS);
+        cargo::must(build)?;
+        Ok(Self {
+            fuzzer: base.join(triple).join("fuzz/posh-fuzz"),
+            executor: target.join(triple).join("release/posh-executor"),
+            base,
+        })
+    }
 }
 
 /// One target at work.

@@ -1,10 +1,11 @@
-//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz`. Each does
+//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz | guards`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
 mod bash_tests;
 mod cargo;
 mod fuzz;
+mod guards;
 mod setup;
 mod test;
 
@@ -62,6 +63,11 @@ enum Chore {
         /// Only these targets.
         targets: Vec<String>,
     },
+    /// Takes guards out, one after the other, and looks whether the tests of attacks notice.
+    Guards {
+        /// Only guards whose description or test holds this.
+        filter: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -103,6 +109,11 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Fuzz { seconds, jobs, targets } => {
             setup::toolchain()?;
             fuzz::run(&targets, seconds, jobs)
+        }
+        Chore::Guards { filter } => {
+            setup::toolchain()?;
+            setup::packages(setup::Need::Everything)?;
+            guards::run(filter.as_deref())
         }
     }
 }

@@ -21,16 +21,22 @@ const SPLICE_BYTES: usize = 1 << 20;
 
 /// Moves all of `sources`, in order, into `target`, which then closes. When
 /// nobody reads the target any more, all sources close.
-pub async fn join(sources: Vec<pipe::Receiver>, target: pipe::Sender) {
+///
+/// # Errors
+/// Bytes can't be moved, and the target is not whole.
+pub async fn join(sources: Vec<pipe::Receiver>, target: pipe::Sender) -> Result<(), String> {
     for source in sources {
         let moved = tokio::select! {
             moved = move_all(&source, &target) => moved,
-            () = unread(&target) => return,
+            () = unread(&target) => return Ok(()),
         };
-        if moved.is_err() {
-            return;
+        match moved {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(format!("cannot join the outputs of commands: {error}")),
         }
     }
+    Ok(())
 }
 
 async fn move_all(source: &pipe::Receiver, target: &pipe::Sender) -> io::Result<()> {

@@ -78,6 +78,8 @@ enum End {
     Violation(String),
     /// The supervisor is gone.
     Lost(String),
+    /// What the commands wrote or read did not get through this program.
+    Broken(String),
     /// What the commands wrote did not reach the storage behind an export.
     Unpublished(String),
 }
@@ -175,6 +177,7 @@ impl End {
             Self::Violation(_) => "violation",
             Self::Lost(_) => "lost",
             Self::Unpublished(_) => "unpublished",
+            Self::Broken(_) => "broken",
         }
     }
 
@@ -193,6 +196,7 @@ impl End {
             Self::Rejected(refusal) => Ok(refusal.clone().into()),
             Self::Violation(what) => Err(Status::invalid_argument(what.as_str())),
             Self::Lost(what) => Err(Status::internal(format!("the run's supervisor is gone: {what}"))),
+            Self::Broken(what) => Err(Status::internal(what.as_str())),
             Self::Unpublished(what) => {
                 Err(Status::internal(format!("what it wrote there did not get any further: {what}")))
             }
@@ -241,11 +245,13 @@ async fn attend(
         run.link.close().await;
         return End::Cancelled;
     }
-    run.start_streams(output);
-    let end = tokio::select! {
-        end = run.drive(client, grace, output) => end,
-        _ = kill.wait_for(|kill| *kill) => End::Killed,
-        Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
+    let end = match run.start_streams(output) {
+        Err(what) => End::Broken(what),
+        Ok(()) => tokio::select! {
+            end = run.drive(client, grace, output) => end,
+            _ = kill.wait_for(|kill| *kill) => End::Killed,
+            Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
+        },
     };
     // Closes the pipes, then the supervisor's socket, and waits for its end: the
     // run's permits count processes, not calls. The client need not wait for that,
@@ -268,7 +274,8 @@ async fn say(end: &End, output: &Output) {
 /// A run that has started, in the daemon.
 struct Run {
     link: Link,
-    streams: JoinSet<()>,
+    /// Each ends with what went wrong, if anything did.
+    streams: JoinSet<Result<(), String>>,
     inlets: HashMap<u32, Arc<Inlet>>,
     gates: HashMap<u32, Arc<Gate>>,
     ptys: Vec<Weak<pipe::Receiver>>,
@@ -295,31 +302,33 @@ struct Run {
 impl Run {
     /// Starts one task per merge, inlet and outlet. What is left of the plumbing
     /// is closed.
-    fn start_streams(&mut self, output: &Output) {
-        let Some((wiring, mut plumbing)) = self.plan.take() else { return };
+    fn start_streams(&mut self, output: &Output) -> Result<(), String> {
+        let Some((wiring, mut plumbing)) = self.plan.take() else { return Ok(()) };
         for merge in &wiring.merges {
-            let sources = merge.sources.iter().filter_map(|id| plumbing.reader(*id)).collect();
-            if let Some(target) = plumbing.writer(merge.pipe) {
-                self.streams.spawn(merge::join(sources, target));
-            }
+            let sources = merge.sources.iter().map(|id| plumbing.reader(*id)).collect::<Result<_, _>>()?;
+            self.streams.spawn(merge::join(sources, plumbing.writer(merge.pipe)?));
         }
         for spec in &wiring.inlets {
             let inlet = Arc::new(Inlet::default());
             self.inlets.insert(spec.stream, inlet.clone());
-            if let Some(target) = plumbing.writer(spec.pipe) {
-                let traffic = self.report.traffic.clone();
-                self.streams.spawn(inlet::feed(spec.stream, inlet, target, output.clone(), traffic));
-            }
+            let traffic = self.report.traffic.clone();
+            let feed = inlet::feed(spec.stream, inlet, plumbing.writer(spec.pipe)?, output.clone(), traffic);
+            self.streams.spawn(async move {
+                feed.await;
+                Ok(())
+            });
         }
         for spec in &wiring.outlets {
             let gate = Arc::new(Gate::new(spec.initial_credit_bytes));
             self.gates.insert(spec.stream, gate.clone());
-            let sources: Vec<_> = spec.sources.iter().filter_map(|id| plumbing.reader(*id)).map(Arc::new).collect();
+            let sources = spec.sources.iter().map(|id| plumbing.reader(*id).map(Arc::new));
+            let sources = sources.collect::<Result<Vec<_>, _>>()?;
             let ptys = spec.sources.iter().zip(&sources).filter(|(id, _)| wiring.ptys.iter().any(|pty| pty.id == **id));
             self.ptys.extend(ptys.map(|(_, master)| Arc::downgrade(master)));
             let traffic = self.report.traffic.clone();
             self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
         }
+        Ok(())
     }
 
     /// Carries messages until all stages have exited and all streams have ended.
@@ -389,7 +398,11 @@ impl Run {
                     Ok(None) => return End::Lost("it closed its socket".to_owned()),
                     Err(error) => return End::Lost(error.to_string()),
                 },
-                Some(_) = self.streams.join_next() => {}
+                Some(ended) = self.streams.join_next() => {
+                    if let Err(what) = ended.unwrap_or_else(|error| Err(error.to_string())) {
+                        return End::Broken(what);
+                    }
+                }
                 Some(published) = publishing.join_next() => {
                     if let Err(what) = published.unwrap_or_else(|error| Err(error.to_string())) {
                         return End::Unpublished(what);

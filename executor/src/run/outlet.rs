@@ -1,7 +1,7 @@
 //! Outlets: what commands write, on its way to the client, under credit.
 
 use std::{
-    io::ErrorKind,
+    io::{self, ErrorKind},
     os::fd::AsFd as _,
     sync::{Arc, Mutex},
 };
@@ -90,13 +90,16 @@ impl Gate {
 /// closes the stream, all sources close at once, and writers get SIGPIPE. What they
 /// had written by then and nobody read is sent once more, out of credit: the client
 /// knows since when there was no reader, and that the writer must learn of it.
+///
+/// # Errors
+/// A source can't be read to its end, and the stream is not whole.
 pub async fn drain(
     stream: u32,
     sources: Vec<Arc<pipe::Receiver>>,
     gate: Arc<Gate>,
     output: Output,
     traffic: Arc<Traffic>,
-) {
+) -> Result<(), String> {
     match send(stream, &sources, &gate, &output, &traffic).await {
         Ended::Sources => {
             traffic.ended(stream);
@@ -112,8 +115,10 @@ pub async fn drain(
                 }
             }
         }
+        Ended::Broken(error) => return Err(format!("cannot read a command's output: {error}")),
         Ended::Lost => {}
     }
+    Ok(())
 }
 
 /// Why nothing more is sent.
@@ -122,6 +127,8 @@ enum Ended {
     Sources,
     /// The client closed the stream.
     Closed,
+    /// A source failed before its end.
+    Broken(io::Error),
     /// There is no client any more.
     Lost,
 }
@@ -136,7 +143,11 @@ async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output:
                 () = gate.closed() => return Ended::Closed,
                 data = buffer.read(source, credit) => data,
             };
-            let Some((data, is_emptied)) = data else { break };
+            let (data, is_emptied) = match data {
+                Ok(Some(data)) => data,
+                Ok(None) => break,
+                Err(error) => return Ended::Broken(error),
+            };
             let count = data.len();
             gate.spend(count);
             traffic.sent(stream, count);
@@ -157,27 +168,29 @@ struct Buffer {
 
 impl Buffer {
     /// What is there, once something is, and whether that was all; `None` at the end.
-    async fn read(&mut self, source: &pipe::Receiver, limit: usize) -> Option<(Bytes, bool)> {
+    async fn read(&mut self, source: &pipe::Receiver, limit: usize) -> io::Result<Option<(Bytes, bool)>> {
+        let mut is_hung_up = false;
         loop {
-            source.readable().await.ok()?;
+            source.readable().await?;
             let wanted = self.chunk_bytes.min(limit);
             if self.bytes.capacity() < wanted {
                 self.bytes.reserve(self.chunk_bytes);
             }
             let mut space = bytes::BufMut::limit(&mut self.bytes, wanted);
             match source.try_read_buf(&mut space) {
-                Ok(0) => return None,
+                Ok(0) => return Ok(None),
                 Ok(count) => {
                     self.adapt(count);
-                    return Some((self.bytes.split().freeze(), count < wanted));
+                    return Ok(Some((self.bytes.split().freeze(), count < wanted)));
                 }
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                // The other side of a pty is closed.
-                Err(error) if error.raw_os_error() == Some(libc::EIO) => return None,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read a command's output");
-                    return None;
-                }
+                // The other side of a pty is closed. The kernel looks for bytes first and for the
+                // other side then: what was written in between is there when it is asked again.
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => match is_hung_up {
+                    true => return Ok(None),
+                    false => is_hung_up = true,
+                },
+                Err(error) => return Err(error),
             }
         }
     }
@@ -185,5 +198,26 @@ impl Buffer {
     fn adapt(&mut self, count: usize) {
         let next = if count >= self.chunk_bytes { self.chunk_bytes * 2 } else { count.next_power_of_two() * 2 };
         self.chunk_bytes = next.clamp(FIRST_CHUNK_BYTES, LARGEST_CHUNK_BYTES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write as _, os::unix::net::UnixStream};
+
+    use super::*;
+    use crate::run::outbox::Outbox;
+
+    #[tokio::test]
+    async fn a_source_that_fails_is_not_taken_for_one_that_ended() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        // Closed with something unread in it: unix(7) calls that a reset.
+        ours.write_all(b"unread").unwrap();
+        drop(theirs);
+        let source = Arc::new(pipe::Receiver::from_owned_fd_unchecked(ours.into()).unwrap());
+        let gate = Arc::new(Gate::new(1 << 20));
+        let ended = drain(1, vec![source], gate, Outbox::new(true), Arc::new(Traffic::new(None))).await;
+        assert!(ended.unwrap_err().contains("cannot read a command's output"));
     }
 }

@@ -85,23 +85,29 @@ impl Plumbing {
     }
 
     /// The read end of a pipe or the master of a pty, for the runtime.
-    pub fn reader(&mut self, id: u32) -> Option<pipe::Receiver> {
+    ///
+    /// # Errors
+    /// The runtime can't wait for it, or there is none.
+    pub fn reader(&mut self, id: u32) -> Result<pipe::Receiver, String> {
         let end = self.take_own(EndKind::PipeRead, id)?;
-        pipe::Receiver::from_owned_fd_unchecked(end).ok()
+        pipe::Receiver::from_owned_fd_unchecked(end).map_err(|error| unready(id, &error))
     }
 
     /// The write end of a pipe, for the runtime.
-    pub fn writer(&mut self, id: u32) -> Option<pipe::Sender> {
+    ///
+    /// # Errors
+    /// As above.
+    pub fn writer(&mut self, id: u32) -> Result<pipe::Sender, String> {
         let end = self.take_own(EndKind::PipeWrite, id)?;
-        pipe::Sender::from_owned_fd_unchecked(end).ok()
+        pipe::Sender::from_owned_fd_unchecked(end).map_err(|error| unready(id, &error))
     }
 
-    fn take_own(&mut self, kind: EndKind, id: u32) -> Option<OwnedFd> {
-        let end = self.ends.remove(&End { kind: kind.into(), id })?;
+    fn take_own(&mut self, kind: EndKind, id: u32) -> Result<OwnedFd, String> {
+        let end = self.ends.remove(&End { kind: kind.into(), id }).ok_or_else(|| format!("no pipe or pty {id}"))?;
         // Our end's description is ours alone: the command's stays blocking.
-        fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).ok()?;
+        fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| unready(id, &errno.into()))?;
         self.enlarge(&end);
-        Some(end)
+        Ok(end)
     }
 
     fn insert(&mut self, kind: EndKind, id: u32, end: OwnedFd) {
@@ -116,6 +122,10 @@ impl Plumbing {
             let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES as i32));
         }
     }
+}
+
+fn unready(id: u32, error: &std::io::Error) -> String {
+    format!("cannot wait for pipe or pty {id}: {error}")
 }
 
 fn no_more(what: &str, errno: nix::Error) -> Refusal {

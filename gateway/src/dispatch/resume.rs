@@ -42,6 +42,9 @@ pub enum Gone {
     Unknown,
     /// The executor was not reached in time.
     OutOfReach,
+    /// It was there for the lost connection alone. That may have ended here before it ends there: until somebody
+    /// there notices, its commands go on.
+    WithConnection,
 }
 
 impl Gone {
@@ -57,6 +60,9 @@ impl Gone {
             Self::NeverCame => "the executor knows nothing of it",
             Self::Unknown => "the executor was restarted, and how far it came is not known; it is not run again",
             Self::OutOfReach => "whether it was done there is not known, and it is not run again",
+            Self::WithConnection => {
+                "what ssh has started ends with it, how far the command came is not known, and it is not run again"
+            }
         }
     }
 }
@@ -71,6 +77,9 @@ pub async fn resume(
     silence: Duration,
     order: Resume,
 ) -> Result<Resumed, Gone> {
+    if executor.ends_with_connection() {
+        return Err(Gone::WithConnection);
+    }
     let within = WITHIN.saturating_sub(silence).clamp(AT_LEAST, AT_MOST);
     tokio::time::timeout(within, ask(&executor, lost, order)).await.unwrap_or(Err(Gone::OutOfReach))
 }

@@ -13,6 +13,7 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, executor_client::ExecutorClient},
     gateway::Mount,
+    other_version,
     runtime::RuntimeDir,
 };
 use posh_reach::Route;
@@ -27,6 +28,9 @@ use crate::{
 
 /// An executor that can't be asked within this time is of no use to a shell either.
 const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a peer of another version is compared to.
+const OURS: &str = "this posh";
 
 /// What one check found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,8 +136,9 @@ fn service(target: &Target) -> Vec<Finding> {
     let mut findings = vec![if status.protocol == PROTOCOL_VERSION {
         Finding::new(Verdict::Good, "gateway", detail)
     } else {
-        let other = format!("{detail} speaks protocol {}, not {PROTOCOL_VERSION}", status.protocol);
-        Finding::new(Verdict::Bad, "gateway", format!("{other}; run: posh gateway stop"))
+        // One that was started before the programs were replaced; the next shell starts what is installed now.
+        let words = other_version("the running gateway", status.protocol, OURS);
+        Finding::new(Verdict::Bad, "gateway", format!("{detail}: {words}; to end the one that runs: posh gateway stop"))
     }];
     match client.mounts() {
         Ok(reply) => findings.extend(reply.mounts.iter().filter(|mount| !mount.executor.is_empty()).map(examine_mount)),
@@ -169,7 +174,8 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
     findings.extend(examine_confinement(executor.name.as_str(), &reply.confinement));
     if reply.protocol != PROTOCOL_VERSION {
-        let detail = format!("it speaks protocol {}, not {PROTOCOL_VERSION}; install the same version", reply.protocol);
+        let peer = format!("its posh-executor {}", reply.version);
+        let detail = format!("{}; until then everything runs here", other_version(&peer, reply.protocol, OURS));
         findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));
     }
     let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
@@ -208,10 +214,12 @@ fn describe(route: &Route) -> Result<DescribeReply, String> {
         let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
         let mut client = ExecutorClient::new(reached.channel);
         let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION });
-        match tokio::time::timeout(EXECUTOR_TIMEOUT, reply).await {
-            Ok(reply) => reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned()),
-            Err(_) => Err("it does not answer".to_owned()),
-        }
+        let why = match tokio::time::timeout(EXECUTOR_TIMEOUT, reply).await {
+            Ok(Ok(reply)) => return Ok(reply.into_inner()),
+            Ok(Err(status)) => status.message().to_owned(),
+            Err(_) => "it does not answer".to_owned(),
+        };
+        Err(posh_reach::why_mute(route, why).await)
     })
 }
 

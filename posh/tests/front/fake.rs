@@ -12,10 +12,13 @@ use std::{
     thread,
 };
 
-use posh_proto::gateway::{
-    Mount, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
-    ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
-    gateway_server::{Gateway, GatewayServer},
+use posh_proto::{
+    PROTOCOL_VERSION,
+    gateway::{
+        Mount, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
+        ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
+        gateway_server::{Gateway, GatewayServer},
+    },
 };
 use tokio::{net::UnixListener, sync::oneshot};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -140,8 +143,13 @@ pub struct Fake {
 impl Fake {
     /// Returns when the socket is bound.
     pub fn listen(socket: &Path, shims: &Path) -> Self {
+        Self::of_version(PROTOCOL_VERSION, socket, shims)
+    }
+
+    /// One that speaks another protocol, and says so as gateways do.
+    pub fn of_version(protocol: u32, socket: &Path, shims: &Path) -> Self {
         let asked = Arc::<Mutex<Asked>>::default();
-        let service = Service { asked: asked.clone(), shims: shims.to_owned() };
+        let service = Service { protocol, asked: asked.clone(), shims: shims.to_owned() };
         let (end, ended) = oneshot::channel();
         let listener = std::os::unix::net::UnixListener::bind(socket).expect("a socket");
         listener.set_nonblocking(true).expect("a socket");
@@ -170,6 +178,7 @@ fn serve(listener: std::os::unix::net::UnixListener, service: Service, ended: on
 }
 
 struct Service {
+    protocol: u32,
     asked: Arc<Mutex<Asked>>,
     shims: PathBuf,
 }
@@ -179,7 +188,11 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Gateway for Service {
     async fn open_session(&self, request: Request<OpenSessionRequest>) -> Answer<OpenSessionReply> {
-        self.asked.lock().expect("no panic").sessions.push(request.into_inner());
+        let request = request.into_inner();
+        if request.protocol != self.protocol {
+            return Err(Status::failed_precondition(format!("posh {}, gateway {}", request.protocol, self.protocol)));
+        }
+        self.asked.lock().expect("no panic").sessions.push(request);
         let shim_directory = OsString::from(&self.shims).into_vec().into();
         Ok(Response::new(OpenSessionReply { session: "s1".to_owned(), shim_directory }))
     }
@@ -213,7 +226,12 @@ impl Gateway for Service {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
-        Ok(Response::new(StatusReply { version: "9.9".to_owned(), protocol: 1, pid: 7, ..StatusReply::default() }))
+        Ok(Response::new(StatusReply {
+            version: "9.9".to_owned(),
+            protocol: self.protocol,
+            pid: 7,
+            ..StatusReply::default()
+        }))
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {

@@ -2,6 +2,7 @@
 //! gateway that only remembers ([`fake`]).
 
 mod fake;
+mod skew;
 
 use std::{
     fs,
@@ -11,6 +12,7 @@ use std::{
 };
 
 use fake::{Fake, Installed};
+use posh_proto::PROTOCOL_VERSION;
 
 fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -47,7 +49,7 @@ fn the_shell_is_posh_itself_with_only_path_changed() {
     let asked = fake.asked.lock().unwrap();
     let [session] = asked.sessions.as_slice() else { panic!("{asked:?}") };
     assert_eq!(session.pid.to_string(), pid);
-    assert_eq!((session.protocol, session.split, session.explain), (posh_proto::PROTOCOL_VERSION, 3, false));
+    assert_eq!((session.protocol, session.split, session.explain), (PROTOCOL_VERSION, 3, false));
     assert_eq!(session.stage_program, installed.at("bin/posh-stage").as_os_str().as_bytes());
     assert!(theirs.contains(&format!("PATH={}|", String::from_utf8_lossy(&session.path))), "{session:?}");
 }
@@ -331,7 +333,10 @@ fn questions_are_answered_and_say_why_not() {
     assert!(stdout(&installed.posh(&["mounts", "--json"])).contains("\"path\": \"/mnt/logs\""));
     assert_eq!(stdout(&installed.posh(&["resolve", "x/y"])), "x/y is local: a test\n");
     assert_eq!(fake.asked.lock().unwrap().resolved[0].cwd, installed.at("home").as_os_str().as_bytes());
-    assert!(stdout(&installed.posh(&["status"])).starts_with("gateway 9.9 (protocol 1), pid 7\n"));
+    assert!(
+        stdout(&installed.posh(&["status"]))
+            .starts_with(&format!("gateway 9.9 (protocol {PROTOCOL_VERSION}), pid 7\n"))
+    );
     let stop = installed.posh(&["gateway", "stop"]);
     assert_eq!(stop.status.code(), Some(1));
     assert!(stderr(&stop).ends_with("could not be ended: this one stays\n"), "{}", stderr(&stop));

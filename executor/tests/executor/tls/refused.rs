@@ -250,6 +250,29 @@ async fn enrolments_are_limited_in_number() {
     assert!(refused > 40, "{refused}");
 }
 
+/// Together, whatever it is; one message of it is smaller still.
+#[tokio::test]
+async fn a_stranger_may_say_little() {
+    const MESSAGE_BYTES: usize = 60 << 10;
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let mut enrolment = EnrolmentClient::new(lab.stranger().await);
+    let request = |bytes: usize| EnrolRequest { signing_request: vec![0; bytes].into(), ..EnrolRequest::default() };
+    let large = enrolment.enrol(request(100 << 10)).await.unwrap_err();
+    assert_eq!(large.code(), Code::OutOfRange, "{large:?}");
+    // Its connection ends when 256 KiB have come.
+    let mut enrolment = EnrolmentClient::new(lab.stranger().await);
+    for answered in 0.. {
+        let refused = enrolment.enrol(request(MESSAGE_BYTES)).await.unwrap_err();
+        if refused.code() != Code::InvalidArgument {
+            break;
+        }
+        assert!((answered + 1) * MESSAGE_BYTES <= 256 << 10, "{answered} were answered before: {refused:?}");
+    }
+    // Others have what is theirs.
+    let client = lab.client("ada").await;
+    assert_eq!(run(&client, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+}
+
 #[tokio::test]
 async fn a_token_is_not_shown_to_an_impostor() {
     let (lab, impostor) = (TlsLab::start(&[identity("ada")]).await, TlsLab::start(&[identity("ada")]).await);
@@ -283,11 +306,10 @@ async fn plain_text_and_tls_do_not_mix() {
     let tls = TlsLab::start(&[identity("ada")]).await;
     let address = fs_mapper::config::Address::parse(&format!("http://{}", tls.host)).unwrap();
     let route = Route { address, exports: Vec::new(), ssh_command: Vec::new() };
-    let answer = match posh_reach::connect(&route).await {
-        Err(unreachable) => unreachable.sentence(),
-        Ok(reached) => refusal(&mut client(reached.channel)).await.message().to_owned(),
-    };
-    assert!(!answer.is_empty());
+    // As the gateway does it: a connection is made, and the first call shows what is there.
+    let mut reached = client(posh_reach::connect(&route).await.unwrap().channel);
+    let why = posh_reach::why_mute(&route, refusal(&mut reached).await.message().to_owned()).await;
+    assert!(why.contains(&format!("http://{0} speaks TLS: its address is tls://{0}; run", tls.host)), "{why}");
     let plain = Lab::start().await;
     let path = tls.enrol("ada").await.unwrap();
     let host = fs_mapper::config::TlsHost { host: "127.0.0.1".into(), port: plain.address.port() };

@@ -1,0 +1,224 @@
+//! `cargo xtask guards`: whether the tests of attacks would notice that a guard is gone. Each guard of `guards.toml` is
+//! taken out of a copy of the tree, alone, and its test must fail there.
+//!
+//! It takes minutes for every handful, so it is no part of `cargo xtask test`; that checks only that the table still fits the source.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::cargo;
+
+/// For one test, which may wait for what never comes when its guard is gone. Its own patience is 20 s at a time.
+const LIMIT_S: u32 = 180;
+
+/// What timeout(1) says when it had to end the test.
+const TIMED_OUT: i32 = 124;
+
+/// The whole table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    guard: Vec<Guard>,
+}
+
+/// One guard, and the test that would miss it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Guard {
+    what: String,
+    /// From the workspace's root.
+    file: PathBuf,
+    /// As it stands there, once.
+    text: String,
+    /// What stands there when the guard is gone.
+    without: String,
+    /// Package and test target: `posh-executor/executor`.
+    program: String,
+    /// The whole name.
+    test: String,
+}
+
+/// What a test did.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+    TimedOut,
+    /// It took its test program along.
+    Died,
+    /// The name is none, so that nothing was tested.
+    NotThere,
+}
+
+/// Takes out every guard whose description or test holds `filter`, one after the other.
+pub fn run(filter: Option<&str>) -> Result<ExitCode> {
+    let root = root()?;
+    let tree = Copy::of(&root)?;
+    let is_wanted = |guard: &Guard| filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part));
+    let guards: Vec<Guard> = table(&root)?.into_iter().filter(is_wanted).collect();
+    ensure!(!guards.is_empty(), "no guard is called so");
+    let mut kept = 0;
+    for guard in &guards {
+        // Only a test that passes with the guard says anything by failing without.
+        let with = tree.test(guard)?;
+        ensure!(with == Verdict::Passed, "{} with its guard: {with:?}", guard.test);
+    }
+    for guard in &guards {
+        let verdict = tree.without(guard)?;
+        let is_missed = matches!(verdict, Verdict::Failed | Verdict::TimedOut | Verdict::Died);
+        kept += usize::from(!is_missed);
+        println!("{}  {}: {} {verdict:?}", if is_missed { "ok  " } else { "KEPT" }, guard.what, guard.test);
+    }
+    println!("{} guards taken out, {kept} not missed by their tests", guards.len());
+    Ok(if kept == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn root() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    Ok(root.to_owned())
+}
+
+fn table(root: &Path) -> Result<Vec<Guard>> {
+    let text = fs::read_to_string(root.join("xtask/guards.toml")).context("cannot read the table of guards")?;
+    Ok(toml::from_str::<Table>(&text).context("the table of guards")?.guard)
+}
+
+impl Guard {
+    /// The source without it.
+    fn taken_out_of(&self, source: &str) -> Result<String> {
+        let count = source.matches(&self.text).count();
+        ensure!(count == 1, "{}: the text of `{}` stands there {count} times", self.file.display(), self.what);
+        ensure!(self.text != self.without, "`{}` is not taken out", self.what);
+        Ok(source.replace(&self.text, &self.without))
+    }
+
+    fn target(&self) -> Result<(&str, &str)> {
+        self.program.split_once('/').with_context(|| format!("{:?} is no PACKAGE/TARGET", self.program))
+    }
+}
+
+/// A copy of the tree with a target directory of its own: what is built from it must not be taken for the real programs.
+struct Copy {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    fn of(root: &Path) -> Result<Self> {
+        // This program lies in TARGET/TRIPLE/debug.
+        let own = std::env::current_exe().context("cannot tell where this program lies")?;
+        let base = own.ancestors().nth(3).context("this program lies in no target directory")?.join("guards");
+        let copy = Self { tree: base.join("tree"), target: base.join("target") };
+        let listed = must(Command::new("git").arg("-C").arg(root).args(["ls-files", "-z"]))?;
+        for name in String::from_utf8(listed.stdout).context("names of files")?.split_terminator('\0') {
+            let (from, to) = (root.join(name), copy.tree.join(name));
+            // A file that git still lists may be gone.
+            let Ok(content) = fs::read(&from) else { continue };
+            copy.write(&to, &content)?;
+        }
+        Ok(copy)
+    }
+
+    /// What is there already keeps its time, and cargo what it has built of it.
+    fn write(&self, to: &Path, content: &[u8]) -> Result<()> {
+        if fs::read(to).is_ok_and(|present| present == content) {
+            return Ok(());
+        }
+        let attempt = || format!("cannot write {}", to.display());
+        fs::create_dir_all(to.parent().unwrap_or(&self.tree)).with_context(attempt)?;
+        fs::write(to, content).with_context(attempt)
+    }
+
+    /// What the test says when the guard is gone; it is back afterwards.
+    fn without(&self, guard: &Guard) -> Result<Verdict> {
+        let file = self.tree.join(&guard.file);
+        let source = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        self.write(&file, guard.taken_out_of(&source)?.as_bytes())?;
+        let verdict = self.test(guard);
+        self.write(&file, source.as_bytes())?;
+        verdict
+    }
+
+    fn test(&self, guard: &Guard) -> Result<Verdict> {
+        let (package, target) = guard.target()?;
+        if package == "posh-integration" {
+            must(self.cargo(&["build", "--quiet", "--workspace", "--bins"], None))?;
+        }
+        let words = ["test", "--quiet", "--package", package, "--test", target];
+        must(self.cargo(&[&words[..], &["--no-run"]].concat(), None))?;
+        let words = [&words[..], &["--", "--exact", &guard.test]].concat();
+        let output = self.cargo(&words, Some(LIMIT_S)).output().context("cannot start cargo test")?;
+        if output.status.code() == Some(TIMED_OUT) {
+            return Ok(Verdict::TimedOut);
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        Ok(match said.lines().find_map(|line| line.strip_prefix("test result: ")) {
+            Some(sum) if sum.contains(" 1 passed") => Verdict::Passed,
+            Some(sum) if sum.contains(" 1 failed") => Verdict::Failed,
+            Some(_) => Verdict::NotThere,
+            None => Verdict::Died,
+        })
+    }
+
+    /// cargo for the copy, ended after a while if that is said.
+    fn cargo(&self, words: &[&str], limit_s: Option<u32>) -> Command {
+        let cargo = cargo::command(words);
+        let mut command = match limit_s {
+            Some(limit_s) => {
+                let mut command = Command::new("timeout");
+                command.args(["--kill-after=10", &limit_s.to_string()]).arg(cargo.get_program()).args(cargo.get_args());
+                command
+            }
+            None => cargo,
+        };
+        command.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).stdin(Stdio::null());
+        command
+    }
+}
+
+/// Runs a command to its end; a non-zero status is an error with what it said.
+fn must(command: impl std::borrow::BorrowMut<Command>) -> Result<Output> {
+    let mut command = command;
+    let command = command.borrow_mut();
+    let output = command.output().with_context(|| format!("cannot start {}", cargo::line(command)))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} failed: {said}", cargo::line(command));
+    Ok(output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(directory: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                found.extend(sources(&path));
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(fs::read_to_string(path).unwrap());
+            }
+        }
+        found
+    }
+
+    /// What `cargo xtask guards` needs before it can begin: a change of the source shows here.
+    #[test]
+    fn every_guard_and_its_test_are_where_the_table_says() {
+        let root = root().unwrap();
+        let guards = table(&root).unwrap();
+        for guard in &guards {
+            let source = fs::read_to_string(root.join(&guard.file)).unwrap();
+            guard.taken_out_of(&source).unwrap();
+            let (package, _) = guard.target().unwrap();
+            let function = format!("fn {}()", guard.test.rsplit("::").next().unwrap());
+            let tests = sources(&root.join(package.trim_start_matches("posh-")).join("tests"));
+            assert!(tests.iter().any(|source| source.contains(&function)), "{} is not there", guard.test);
+        }
+    }
+}
