@@ -110,7 +110,7 @@ pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> 
                 return Err(io::Error::other(format!("cannot observe a command: {}; {hint}", errno.desc())));
             }
             File::from(go).write_all(b"x")?;
-            let mut watch = Watch { root: child, threads: HashMap::new(), parents: HashMap::new() };
+            let mut watch = Watch { root: child, is_over: false, threads: HashMap::new(), parents: HashMap::new() };
             watch.follow(judge)
         }
     }
@@ -146,6 +146,8 @@ fn filter() -> Result<BpfProgram, String> {
 /// All that is observed.
 struct Watch {
     root: Pid,
+    /// The first process has ended.
+    is_over: bool,
     /// The process that a thread belongs to.
     threads: HashMap<Pid, Pid>,
     /// Of threads and processes that have not been seen yet.
@@ -161,12 +163,17 @@ impl Watch {
                 Err(errno) => return Err(errno.into()),
             };
             if libc::WIFSTOPPED(status) {
+                if self.is_over {
+                    // Made just before the first process ended, and seen only now.
+                    let _ = kill(thread, Signal::SIGKILL);
+                }
                 self.stopped(thread, status, judge);
                 continue;
             }
             self.threads.remove(&thread);
             judge.ended(thread);
             if thread == self.root {
+                self.is_over = true;
                 for left in self.threads.keys() {
                     let _ = kill(*left, Signal::SIGKILL);
                 }
