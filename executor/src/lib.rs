@@ -20,6 +20,7 @@
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
 //! * [`verify`]: a third program of it, which tells what files commands use that their annotations do not name
+//! * `volume`: files for mounts that gateways serve themselves
 //! * `sys`: the only file with `unsafe`
 
 mod admission;
@@ -41,6 +42,7 @@ mod sys;
 pub mod tls;
 mod tools;
 pub mod verify;
+mod volume;
 mod wiring;
 
 pub use config::{Config, Export};

@@ -26,6 +26,7 @@ use crate::{
     run,
     tls::{accept::Peer, serving::Proof},
     tools::Tools,
+    volume::Volumes,
 };
 
 /// Names in one `Tools` request; each may cost reading a file.
@@ -49,6 +50,8 @@ pub struct Shared {
     pub descriptors: Arc<Semaphore>,
     /// Who ran what.
     pub audit: run::AuditFile,
+    /// Mounts that gateways serve from here.
+    pub volumes: Volumes,
     /// No new runs from now on.
     pub draining: AtomicBool,
     /// Turns true when running commands are to be killed.

@@ -1,0 +1,146 @@
+//! Connections that break: nothing happens twice, nothing open is lost.
+
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use posh_volume::{
+    Errno, Store as _,
+    remote::{Patience, Remote},
+    store::*,
+};
+
+use super::harness::*;
+
+async fn behind(proxy: &Proxy, patience: Patience) -> Remote {
+    Remote::open(Arc::new(Direct(proxy.address)), EXPORT, patience).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_happen_once_while_the_connection_breaks() {
+    const LINES: u64 = 400;
+    let site = Site::new().await;
+    fs::write(site.path("log"), "").unwrap();
+    let proxy = Proxy::to(site.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let (place, _) = open(&store, "log", OpenFlags::WRITE).await.unwrap();
+    let mut expected = Vec::new();
+    for number in 0..LINES {
+        let line = format!("{number}\n");
+        expected.extend_from_slice(line.as_bytes());
+        let append = [Write::Append { place, data: Bytes::from(line.into_bytes()) }];
+        let make = Op::MakeDirectory { parent: store.root(), name: format!("d{number}").into(), mode: 0o700 };
+        let remove = Op::Remove {
+            parent: store.root(),
+            name: format!("d{}", number.wrapping_sub(1)).into(),
+            what: Removal::Directory,
+        };
+        // In the middle of all three, at another moment each time.
+        let caller = me();
+        let cut = async {
+            if number % 20 == 7 {
+                for _ in 0..number % 13 {
+                    tokio::task::yield_now().await;
+                }
+                proxy.cut();
+            }
+        };
+        let (written, made, ()) = tokio::join!(store.write(&caller, append.to_vec()), call(&store, make), cut);
+        assert!(written.unwrap()[0].is_ok(), "{number}");
+        assert!(matches!(made, Ok(Answer::Made { .. })), "{number}: {made:?}");
+        if number > 0 {
+            assert!(matches!(call(&store, remove).await, Ok(Answer::Removed { .. })), "{number}");
+        }
+    }
+    assert_eq!(fs::read(site.path("log")).unwrap(), expected);
+    assert!(store.state().reconnects > 3, "the connection was never broken");
+    assert_eq!(fs::read_dir(site.top.path()).unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn open_files_and_locks_survive_a_broken_connection() {
+    let site = Site::new().await;
+    fs::write(site.path("a"), "before").unwrap();
+    let proxy = Proxy::to(site.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let (place, _) = open(&store, "a", RW).await.unwrap();
+    let lock = Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait: Wait::No };
+    call(&store, lock).await.unwrap();
+    fs::remove_file(site.path("a")).unwrap();
+    proxy.cut();
+    // Reached by its handle alone.
+    write(&store, place, 0, b"after!".to_vec()).await.unwrap();
+    assert_eq!(content(&store, place).await.unwrap().0, b"after!");
+    let other = site.remote().await;
+    let refused = open(&other, "a", OpenFlags::READ).await;
+    assert_eq!(refused.unwrap_err(), Errno::ENOENT);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_session_that_says_goodbye_gives_its_locks_back_at_once() {
+    let site = Site::new().await;
+    fs::write(site.path("a"), "").unwrap();
+    let (one, two) = (site.remote().await, site.remote().await);
+    let lock = |place, wait| Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait };
+    let (mine, _) = open(&one, "a", RW).await.unwrap();
+    let (theirs, _) = open(&two, "a", RW).await.unwrap();
+    call(&one, lock(mine, Wait::No)).await.unwrap();
+    assert_eq!(call(&two, lock(theirs, Wait::No)).await, Err(Errno::EAGAIN));
+    let (waited, ()) = tokio::join!(call(&two, lock(theirs, Wait::Yes)), one.close());
+    waited.unwrap();
+}
+
+#[tokio::test]
+async fn without_the_executor_operations_end_after_the_deadline() {
+    let site = Site::new().await;
+    let proxy = Proxy::to(site.address).await;
+    let deadline = Duration::from_millis(1500);
+    let store = behind(&proxy, Patience { deadline: Some(deadline) }).await;
+    let place = Place::from(store.root());
+    assert!(call(&store, Op::Attributes(place)).await.is_ok());
+    proxy.let_through(false);
+    let began = Instant::now();
+    assert_eq!(call(&store, Op::Attributes(place)).await, Err(Errno::ETIMEDOUT));
+    let pieces = content(&store, place).await;
+    assert_eq!(pieces.unwrap_err(), Errno::ETIMEDOUT);
+    assert_eq!(write(&store, place, 0, b"x".to_vec()).await, Err(Errno::ETIMEDOUT));
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    proxy.let_through(true);
+    let patient = async {
+        while call(&store, Op::Attributes(place)).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, patient).await.expect("it is back");
+}
+
+#[tokio::test]
+async fn leases_end_by_time_when_the_connection_is_gone() {
+    let site = Site::new().await;
+    fs::write(site.path("a"), "one").unwrap();
+    let proxy = Proxy::to(site.address).await;
+    let (holder, writer) = (behind(&proxy, Patience::default()).await, site.remote().await);
+    let mut notices = holder.notices();
+    let (_, entry) = open(&holder, "a", OpenFlags::READ).await.unwrap();
+    assert!(entry.leases.contains(Leases::DATA), "{entry:?}");
+    proxy.let_through(false);
+    let (place, _) = open(&writer, "a", OpenFlags::WRITE).await.unwrap();
+    let written = write(&writer, place, 0, b"two".to_vec()).await;
+    // The writer has waited for as long as the holder may have believed its lease.
+    assert!(written.is_ok());
+    assert!(holder.valid_until() <= Instant::now());
+    proxy.let_through(true);
+    let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+    assert!(matches!(notice, Some(Notice::Lost { .. })), "{notice:?}");
+}
+
+#[tokio::test]
+async fn only_what_is_exported_is_served() {
+    let site = Site::new().await;
+    let refused = Remote::open(Arc::new(Direct(site.address)), "other", Patience::default()).await;
+    assert!(refused.unwrap_err().to_string().contains("no export `other`"));
+}

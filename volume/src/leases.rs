@@ -1,0 +1,469 @@
+//! Who may remember what of which file: leases, their recalls, and who waits for whom. Pure
+//! logic: the clock is passed in, nothing waits and nothing is sent here.
+//!
+//! All leases of a session end at one time, which each sign of life moves on ([`LeaseTable::renew`]). A change says first what
+//! it is about ([`LeaseTable::begin`]), which recalls what other sessions hold of it; it may happen when all recalls
+//! are answered, or their sessions' time is over ([`LeaseTable::is_clear`]), and others get no new leases of these
+//! files until it is done ([`LeaseTable::finish`]).
+
+use std::{
+    collections::{HashMap, HashSet, hash_map},
+    mem,
+    time::{Duration, Instant},
+};
+
+use crate::store::{FileId, Leases, Notice, Stamp};
+
+/// How long leases hold without a sign of life. A writer waits for so long when a holder is out of reach.
+pub const LEASE_TIME: Duration = Duration::from_secs(10);
+/// After a recall nobody waits longer than that for a session that is alive but does not answer; it then loses all its leases. Who has
+/// to write something first gets [`FLUSH_TIME`].
+pub const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// For 64 MiB at 10 Mbit/s, and the rest of what such a link carries.
+pub const FLUSH_TIME: Duration = Duration::from_secs(60);
+/// Files that one session has leases of: about 150 bytes each. Beyond, answers come without leases.
+pub const MAX_FILES_PER_SESSION: usize = 500_000;
+
+/// A file, among all file systems of the keeper's machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct File {
+    /// The file system.
+    pub system: u64,
+    /// The file's [`FileId::generation`], which no two files of a file system have alike.
+    pub generation: u64,
+}
+
+/// One holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// What somebody is about to do with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Looks at it: others must have written what they hold back.
+    Look,
+    /// Changes what these leases are about.
+    Change(Leases),
+}
+
+/// Something that was begun.
+#[derive(Debug)]
+#[must_use = "others get no leases of its files until it is finished"]
+pub struct Ticket {
+    session: Option<SessionId>,
+    changes: Vec<File>,
+    awaited: Vec<(File, SessionId, Stamp)>,
+}
+
+/// All leases.
+#[derive(Debug, Default)]
+pub struct LeaseTable {
+    files: HashMap<File, Held>,
+    sessions: HashMap<SessionId, Session>,
+    /// Files with recalls that have no answer yet.
+    recalling: HashSet<File>,
+    /// Files that somebody may write; perhaps some more.
+    writable: HashSet<File>,
+    last_session: u64,
+    last_stamp: u64,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    id: FileId,
+    grants: HashMap<SessionId, Grant>,
+    recalled: Vec<Recalled>,
+    /// Who is changing it now.
+    changing: Vec<Option<SessionId>>,
+}
+
+#[derive(Debug)]
+struct Grant {
+    leases: Leases,
+    stamp: Stamp,
+}
+
+/// A recall without an answer.
+#[derive(Debug)]
+struct Recalled {
+    session: SessionId,
+    leases: Leases,
+    stamp: Stamp,
+    until: Instant,
+}
+
+#[derive(Debug)]
+struct Session {
+    valid_until: Instant,
+    files: usize,
+    outbox: Vec<Notice>,
+    /// When it last lost everything.
+    lost: Stamp,
+}
+
+impl LeaseTable {
+    /// An empty one. Stamps count on from there: they must not begin anew with a process, since their readers live on.
+    #[must_use]
+    pub fn starting_at(last: Stamp) -> Self {
+        Self { last_stamp: last.0, ..Self::default() }
+    }
+
+    /// A new holder, without any lease.
+    pub fn open_session(&mut self, now: Instant) -> SessionId {
+        self.last_session += 1;
+        let id = SessionId(self.last_session);
+        self.sessions.insert(
+            id,
+            Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost: Stamp::default() },
+        );
+        id
+    }
+
+    /// A sign of life; all that the session holds is valid again for [`LEASE_TIME`]. What had ended already stays ended.
+    pub fn renew(&mut self, session: SessionId, now: Instant) {
+        self.expire(now);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.valid_until = session.valid_until.max(now + LEASE_TIME);
+        }
+    }
+
+    /// The holder goes for good.
+    pub fn end_session(&mut self, session: SessionId) {
+        self.drop_leases(session);
+        self.sessions.remove(&session);
+    }
+
+    /// Gives of `wanted` what goes together with what others have, and tells all that the session has now. To be called
+    /// before the file is looked at, so that a change in between is recalled with a later stamp.
+    pub fn grant(&mut self, session: SessionId, file: (File, FileId), wanted: Leases, now: Instant) -> (Leases, Stamp) {
+        let stamp = self.next_stamp();
+        let Some(own) = self.sessions.get_mut(&session).filter(|own| own.valid_until > now) else {
+            return (Leases::empty(), stamp);
+        };
+        let held = self.files.entry(file.0).or_insert_with(|| Held { id: file.1, ..Held::default() });
+        let can_be_had = held.compatible(session, wanted);
+        let is_new = !held.grants.contains_key(&session);
+        let leases = match held.grants.entry(session) {
+            hash_map::Entry::Occupied(mut grant) => {
+                let grant = grant.get_mut();
+                grant.leases |= can_be_had;
+                grant.stamp = stamp;
+                grant.leases
+            }
+            hash_map::Entry::Vacant(_) if can_be_had.is_empty() || own.files >= MAX_FILES_PER_SESSION => {
+                Leases::empty()
+            }
+            hash_map::Entry::Vacant(place) => place.insert(Grant { leases: can_be_had, stamp }).leases,
+        };
+        if is_new && !leases.is_empty() {
+            own.files += 1;
+        }
+        if leases.contains(Leases::WRITE) {
+            self.writable.insert(file.0);
+        }
+        self.drop_if_unused(file.0);
+        (leases, stamp)
+    }
+
+    /// Recalls what stands in the way of all these. `session`: whose own leases don't.
+    pub fn begin(&mut self, session: Option<SessionId>, intents: &[(File, FileId, Intent)], now: Instant) -> Ticket {
+        self.expire(now);
+        let mut ticket = Ticket { session, changes: Vec::new(), awaited: Vec::new() };
+        for (file, id, intent) in intents {
+            let masks = match intent {
+                Intent::Look => (Leases::WRITE, Leases::WRITE),
+                // Who holds the right to write must not write over a change that it has not seen.
+                Intent::Change(leases) => (*leases | Leases::WRITE, Leases::all()),
+            };
+            self.recall(*file, session, masks, now);
+            if let Some(held) = self.files.get(file) {
+                let of_others = held.recalled.iter().filter(|recalled| Some(recalled.session) != session);
+                let in_the_way = of_others.filter(|recalled| recalled.leases.intersects(masks.0));
+                ticket.awaited.extend(in_the_way.map(|recalled| (*file, recalled.session, recalled.stamp)));
+            }
+            if matches!(intent, Intent::Change(_)) {
+                let held = self.files.entry(*file).or_insert_with(|| Held { id: *id, ..Held::default() });
+                held.changing.push(session);
+                ticket.changes.push(*file);
+            }
+        }
+        ticket
+    }
+
+    /// Something has changed already, by somebody who holds no leases: recalls, and nobody waits.
+    pub fn changed(&mut self, file: File, leases: Leases, now: Instant) {
+        self.recall(file, None, (leases | Leases::WRITE, leases | Leases::WRITE), now);
+    }
+
+    /// Whether nothing stands in the way any more.
+    pub fn is_clear(&mut self, ticket: &Ticket, now: Instant) -> bool {
+        self.expire(now);
+        ticket.awaited.iter().all(|(file, session, stamp)| {
+            let held = self.files.get(file);
+            !held.is_some_and(|held| held.recalled.iter().any(|r| r.session == *session && r.stamp <= *stamp))
+        })
+    }
+
+    /// It has happened, or does not happen.
+    pub fn finish(&mut self, ticket: Ticket) {
+        for file in ticket.changes {
+            if let Some(held) = self.files.get_mut(&file)
+                && let Some(at) = held.changing.iter().position(|by| *by == ticket.session)
+            {
+                held.changing.swap_remove(at);
+            }
+            self.drop_if_unused(file);
+        }
+    }
+
+    /// Recalls all rights to write of other sessions.
+    pub fn begin_flush(&mut self, session: SessionId, now: Instant) -> Ticket {
+        let files = mem::take(&mut self.writable);
+        let is_still = |file: &File| self.files.get(file).is_some_and(Held::is_writable);
+        self.writable = files.into_iter().filter(is_still).collect();
+        let of = |file: &File| Some((*file, self.files.get(file)?.id, Intent::Look));
+        let intents: Vec<_> = self.writable.iter().filter_map(of).collect();
+        self.begin(Some(session), &intents, now)
+    }
+
+    /// The session gives leases back: by a recall with that stamp, or of its own accord.
+    pub fn returned(&mut self, session: SessionId, file: File, leases: Leases, stamp: Stamp) {
+        let Some(held) = self.files.get_mut(&file) else { return };
+        for recalled in held.recalled.iter_mut().filter(|r| r.session == session && r.stamp <= stamp) {
+            recalled.leases -= leases;
+        }
+        held.recalled.retain(|recalled| !recalled.leases.is_empty());
+        if let Some(grant) = held.grants.get_mut(&session)
+            && grant.stamp <= stamp
+        {
+            grant.leases -= leases;
+            self.drop_empty_grant(file, session);
+        }
+        self.drop_if_unused(file);
+    }
+
+    /// All leases of the session but those to write are recalled: what it remembers may be old.
+    pub fn recall_all(&mut self, session: SessionId, now: Instant) {
+        let stamp = self.next_stamp();
+        let until = now + ANSWER_TIME;
+        let Some(its) = self.sessions.get_mut(&session) else { return };
+        for (file, held) in &mut self.files {
+            let Some(grant) = held.grants.get_mut(&session) else { continue };
+            // What it holds back itself is newer than all that others have.
+            let leases = if grant.leases.contains(Leases::WRITE) { Leases::ENTRIES } else { Leases::all() };
+            let lost = grant.leases & leases;
+            if lost.is_empty() {
+                continue;
+            }
+            grant.leases -= lost;
+            held.recalled.push(Recalled { session, leases: lost, stamp, until });
+            its.outbox.push(Notice::Recall { file: held.id, leases: lost, stamp });
+            if grant.leases.is_empty() {
+                held.grants.remove(&session);
+                its.files = its.files.saturating_sub(1);
+            }
+            self.recalling.insert(*file);
+        }
+    }
+
+    /// Awaits the session's own answers to what has been recalled from it.
+    pub fn begin_answers(&mut self, session: SessionId, now: Instant) -> Ticket {
+        self.expire(now);
+        let files = self.recalling.iter().filter_map(|file| Some((*file, self.files.get(file)?)));
+        let recalls = files.flat_map(|(file, held)| held.recalled.iter().map(move |recalled| (file, recalled)));
+        let own = recalls.filter(|(_, recalled)| recalled.session == session);
+        let awaited = own.map(|(file, recalled)| (file, session, recalled.stamp)).collect();
+        Ticket { session: Some(session), changes: Vec::new(), awaited }
+    }
+
+    /// What is to be told to a session, in order.
+    pub fn take_notices(&mut self, session: SessionId) -> Vec<Notice> {
+        self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()
+    }
+
+    /// What a session that is back after a break may not have heard: when it last lost everything, and its recalls without an answer.
+    #[must_use]
+    pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
+        let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
+        let held = self.recalling.iter().filter_map(|file| self.files.get(file));
+        let recalls = held.flat_map(|held| held.recalled.iter().map(|recalled| (held.id, recalled)));
+        let recalls = recalls.filter(|(_, recalled)| recalled.session == session);
+        let notice = |(file, recalled): (FileId, &Recalled)| Notice::Recall {
+            file,
+            leases: recalled.leases,
+            stamp: recalled.stamp,
+        };
+        (lost, recalls.map(notice).collect())
+    }
+
+    /// All that everybody has ends: it is not known what has changed.
+    pub fn lose_all(&mut self) {
+        let sessions: Vec<SessionId> = self.sessions.keys().copied().collect();
+        sessions.into_iter().for_each(|session| self.lose(session));
+    }
+
+    /// Until when the session's leases hold.
+    #[must_use]
+    pub fn valid_until(&self, session: SessionId) -> Option<Instant> {
+        self.sessions.get(&session).map(|session| session.valid_until)
+    }
+
+    /// When [`Self::is_clear`] may change without anybody's doing.
+    #[must_use]
+    pub fn deadline(&self, ticket: &Ticket) -> Option<Instant> {
+        let of = |(file, session, _): &(File, SessionId, Stamp)| {
+            let recalled = self.files.get(file)?.recalled.iter().filter(|r| r.session == *session);
+            let until = recalled.map(|recalled| recalled.until).min()?;
+            Some(self.sessions.get(session).map_or(until, |session| until.min(session.valid_until)))
+        };
+        ticket.awaited.iter().filter_map(of).min()
+    }
+
+    /// Files with leases and sessions, for the state.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.files.len(), self.sessions.len())
+    }
+
+    /// What the session holds of a file.
+    #[must_use]
+    pub fn held(&self, session: SessionId, file: File) -> Leases {
+        let grant = self.files.get(&file).and_then(|held| held.grants.get(&session));
+        grant.map_or(Leases::empty(), |grant| grant.leases)
+    }
+
+    /// Whether the session has announced a change of the file that is not finished.
+    #[must_use]
+    pub fn is_changing(&self, file: File, session: SessionId) -> bool {
+        self.files.get(&file).is_some_and(|held| held.changing.contains(&Some(session)))
+    }
+
+    /// Whether anybody but the session may hold changes back.
+    pub fn may_be_held_back(&mut self, session: SessionId) -> bool {
+        let files = &self.files;
+        self.writable.retain(|file| files.get(file).is_some_and(Held::is_writable));
+        self.writable.iter().filter_map(|file| files.get(file)).any(|held| held.is_writable_by_others(session))
+    }
+
+    /// An order among answers and recalls.
+    pub fn next_stamp(&mut self) -> Stamp {
+        self.last_stamp += 1;
+        Stamp(self.last_stamp)
+    }
+
+    /// Recalls from all but `session`: who holds one of the first leases loses all of the second.
+    fn recall(&mut self, file: File, session: Option<SessionId>, masks: (Leases, Leases), now: Instant) {
+        let stamp = self.next_stamp();
+        let Some(held) = self.files.get_mut(&file) else { return };
+        let mut emptied = Vec::new();
+        for (holder, grant) in &mut held.grants {
+            let is_writer = grant.leases.contains(Leases::WRITE);
+            let lost = grant.leases & if is_writer { masks.1 } else { masks.0 };
+            if Some(*holder) == session || lost.is_empty() {
+                continue;
+            }
+            grant.leases -= lost;
+            let time = if lost.contains(Leases::WRITE) { FLUSH_TIME } else { ANSWER_TIME };
+            self.recalling.insert(file);
+            held.recalled.push(Recalled { session: *holder, leases: lost, stamp, until: now + time });
+            if let Some(holder) = self.sessions.get_mut(holder) {
+                holder.outbox.push(Notice::Recall { file: held.id, leases: lost, stamp });
+            }
+            if grant.leases.is_empty() {
+                emptied.push(*holder);
+            }
+        }
+        emptied.into_iter().for_each(|holder| self.drop_empty_grant(file, holder));
+    }
+
+    /// Ends what is over by time.
+    pub fn expire(&mut self, now: Instant) {
+        let is_over = |session: &Session| session.valid_until <= now && session.files > 0;
+        let mut over: Vec<SessionId> =
+            self.sessions.iter().filter(|(_, session)| is_over(session)).map(|(id, _)| *id).collect();
+        self.recalling.retain(|file| self.files.get(file).is_some_and(|held| !held.recalled.is_empty()));
+        let overdue = self.recalling.iter().filter_map(|file| self.files.get(file)).flat_map(|held| &held.recalled);
+        let is_overdue = |recalled: &&Recalled| {
+            let session = self.sessions.get(&recalled.session);
+            recalled.until <= now || session.is_none_or(|session| session.valid_until <= now)
+        };
+        over.extend(overdue.filter(is_overdue).map(|recalled| recalled.session));
+        over.sort_unstable();
+        over.dedup();
+        over.into_iter().for_each(|session| self.lose(session));
+    }
+
+    fn lose(&mut self, session: SessionId) {
+        self.drop_leases(session);
+        let stamp = self.next_stamp();
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.lost = stamp;
+            session.outbox.push(Notice::Lost { stamp });
+        }
+    }
+
+    fn drop_leases(&mut self, session: SessionId) {
+        for held in self.files.values_mut() {
+            held.grants.remove(&session);
+            held.recalled.retain(|recalled| recalled.session != session);
+        }
+        self.files.retain(|_, held| !held.is_unused());
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.files = 0;
+        }
+    }
+
+    fn drop_empty_grant(&mut self, file: File, session: SessionId) {
+        let Some(held) = self.files.get_mut(&file) else { return };
+        if held.grants.get(&session).is_some_and(|grant| grant.leases.is_empty()) {
+            held.grants.remove(&session);
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.files = session.files.saturating_sub(1);
+            }
+        }
+    }
+
+    fn drop_if_unused(&mut self, file: File) {
+        if self.files.get(&file).is_some_and(Held::is_unused) {
+            self.files.remove(&file);
+        }
+    }
+}
+
+impl Held {
+    fn is_unused(&self) -> bool {
+        self.grants.is_empty() && self.recalled.is_empty() && self.changing.is_empty()
+    }
+
+    fn is_writable(&self) -> bool {
+        let mut granted = self.grants.values().map(|grant| grant.leases);
+        let mut recalled = self.recalled.iter().map(|recalled| recalled.leases);
+        granted.any(|leases| leases.contains(Leases::WRITE)) || recalled.any(|leases| leases.contains(Leases::WRITE))
+    }
+
+    fn is_writable_by_others(&self, session: SessionId) -> bool {
+        let granted = self.grants.iter().map(|(holder, grant)| (*holder, grant.leases));
+        let mut all = granted.chain(self.recalled.iter().map(|recalled| (recalled.session, recalled.leases)));
+        all.any(|(holder, leases)| holder != session && leases.contains(Leases::WRITE))
+    }
+
+    /// What of `wanted` the session may have now.
+    fn compatible(&self, session: SessionId, wanted: Leases) -> Leases {
+        let mut others = self.grants.iter().filter(|(holder, _)| **holder != session).map(|(_, grant)| grant.leases);
+        let is_changing = self.changing.iter().any(|by| *by != Some(session));
+        // Before it has answered a recall, a session gets nothing that it would have to give back by the same answer.
+        let is_recalled =
+            self.recalled.iter().any(|recalled| recalled.session == session || recalled.leases.contains(Leases::WRITE));
+        if is_changing || is_recalled || others.clone().any(|leases| leases.contains(Leases::WRITE)) {
+            return Leases::empty();
+        }
+        if others.next().is_some() || !self.recalled.is_empty() {
+            return wanted - Leases::WRITE;
+        }
+        wanted
+    }
+}
+
+#[cfg(test)]
+#[path = "leases_tests.rs"]
+mod tests;

@@ -1,0 +1,273 @@
+//! Leases against what they promise: whoever remembers something never remembers what is no more.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const FILES: u64 = 3;
+const SESSIONS: usize = 3;
+
+fn file(number: u64) -> (File, FileId) {
+    (File { system: 1, generation: number }, FileId { inode: number, generation: number })
+}
+
+/// A holder as a client would be: it remembers a version under a lease, and answers recalls when it likes.
+#[derive(Default)]
+struct Client {
+    remembered: HashMap<u64, u64>,
+    dirty: HashMap<u64, u64>,
+    recalls: Vec<(u64, Leases, Stamp)>,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Look {
+        session: usize,
+        file: u64,
+        may_write: bool,
+    },
+    /// Begins a change, which happens as soon as it may.
+    Change {
+        session: usize,
+        file: u64,
+    },
+    ByOther {
+        file: u64,
+    },
+    WriteBack {
+        session: usize,
+        file: u64,
+    },
+    Answer {
+        session: usize,
+    },
+    Pass {
+        ms: u64,
+    },
+    Renew {
+        session: usize,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let session = 0..SESSIONS;
+    let file = 0..FILES;
+    let step = prop_oneof![
+        4 => (session.clone(), file.clone(), any::<bool>()).prop_map(|(session, file, may_write)| Step::Look { session, file, may_write }),
+        3 => (session.clone(), file.clone()).prop_map(|(session, file)| Step::Change { session, file }),
+        1 => file.clone().prop_map(|file| Step::ByOther { file }),
+        2 => (session.clone(), file).prop_map(|(session, file)| Step::WriteBack { session, file }),
+        3 => session.clone().prop_map(|session| Step::Answer { session }),
+        1 => (1_u64..6000).prop_map(|ms| Step::Pass { ms }),
+        1 => session.prop_map(|session| Step::Renew { session }),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+struct World {
+    table: LeaseTable,
+    now: Instant,
+    ids: Vec<SessionId>,
+    clients: Vec<Client>,
+    versions: HashMap<u64, u64>,
+    pending: Vec<(Ticket, usize, u64)>,
+    next_version: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut table = LeaseTable::default();
+        let now = Instant::now();
+        let ids = (0..SESSIONS).map(|_| table.open_session(now)).collect();
+        let clients = (0..SESSIONS).map(|_| Client::default()).collect();
+        Self { table, now, ids, clients, versions: HashMap::new(), pending: Vec::new(), next_version: 1 }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Look { session, file, may_write } => self.look(session, file, may_write),
+            Step::Change { session, file: number } => {
+                let (key, id) = file(number);
+                let intent = Intent::Change(Leases::ATTRIBUTES | Leases::DATA);
+                let ticket = self.table.begin(Some(self.ids[session]), &[(key, id, intent)], self.now);
+                self.pending.push((ticket, session, number));
+            }
+            Step::ByOther { file: number } => {
+                // What was held back by a writer is written over it: as with two programs on one machine.
+                self.set_version(number);
+                self.table.changed(file(number).0, Leases::ATTRIBUTES | Leases::DATA, self.now);
+            }
+            Step::WriteBack { session, file: number } => {
+                if self.table.held(self.ids[session], file(number).0).contains(Leases::WRITE) {
+                    self.next_version += 1;
+                    let version = self.next_version;
+                    self.clients[session].dirty.insert(number, version);
+                    self.clients[session].remembered.insert(number, version);
+                }
+            }
+            Step::Answer { session } => self.answer(session),
+            Step::Pass { ms } => self.now += Duration::from_millis(ms),
+            Step::Renew { session } => self.table.renew(self.ids[session], self.now),
+        }
+        self.settle();
+        self.check();
+    }
+
+    fn set_version(&mut self, number: u64) -> u64 {
+        self.next_version += 1;
+        self.versions.insert(number, self.next_version);
+        self.next_version
+    }
+
+    fn look(&mut self, session: usize, number: u64, may_write: bool) {
+        let (key, id) = file(number);
+        let ticket = self.table.begin(Some(self.ids[session]), &[(key, id, Intent::Look)], self.now);
+        // One that has to wait is given up here.
+        let is_clear = self.table.is_clear(&ticket, self.now);
+        self.table.finish(ticket);
+        self.listen();
+        if !is_clear || self.clients[session].recalls.iter().any(|(of, ..)| *of == number) {
+            return;
+        }
+        let wanted = Leases::ATTRIBUTES | Leases::DATA;
+        let wanted = if may_write { wanted | Leases::WRITE } else { wanted };
+        let (leases, _) = self.table.grant(self.ids[session], (key, id), wanted, self.now);
+        let client = &mut self.clients[session];
+        if leases.contains(Leases::DATA) && !client.dirty.contains_key(&number) {
+            client.remembered.insert(number, self.versions.get(&number).copied().unwrap_or_default());
+        }
+    }
+
+    /// Writes what is held back, forgets, answers.
+    fn answer(&mut self, session: usize) {
+        self.listen();
+        for (number, leases, stamp) in mem::take(&mut self.clients[session].recalls) {
+            if leases.contains(Leases::WRITE)
+                && let Some(version) = self.clients[session].dirty.remove(&number)
+            {
+                self.versions.insert(number, version);
+            }
+            if leases.contains(Leases::DATA) {
+                self.clients[session].remembered.remove(&number);
+            }
+            self.table.returned(self.ids[session], file(number).0, leases, stamp);
+        }
+    }
+
+    fn listen(&mut self) {
+        for (id, client) in self.ids.iter().zip(&mut self.clients) {
+            for notice in self.table.take_notices(*id) {
+                match notice {
+                    Notice::Recall { file, leases, stamp } => client.recalls.push((file.generation, leases, stamp)),
+                    Notice::Lost { .. } => *client = Client::default(),
+                }
+            }
+        }
+    }
+
+    /// Changes that may happen do; their own sessions know of them.
+    fn settle(&mut self) {
+        for (ticket, session, number) in mem::take(&mut self.pending) {
+            if !self.table.is_clear(&ticket, self.now) {
+                self.pending.push((ticket, session, number));
+                continue;
+            }
+            let version = self.set_version(number);
+            self.clients[session].dirty.remove(&number);
+            self.clients[session].remembered.entry(number).and_modify(|known| *known = version);
+            self.table.finish(ticket);
+        }
+        self.listen();
+    }
+
+    /// Who holds a lease of the contents, is not told otherwise, and is within its time, remembers the newest.
+    fn check(&self) {
+        for (id, client) in self.ids.iter().zip(&self.clients) {
+            let is_valid = self.table.valid_until(*id).is_some_and(|until| until > self.now);
+            for (number, version) in client.remembered.iter().filter(|_| is_valid) {
+                let is_told = client.recalls.iter().any(|(of, ..)| of == number);
+                let newest = self.versions.get(number).copied().unwrap_or_default();
+                let is_newest = *version == newest || client.dirty.get(number) == Some(version);
+                assert!(is_told || is_newest, "file {number}: {version} is remembered, {newest} is");
+            }
+            let writers = |number: &u64| self.ids.iter().filter(|id| self.holds_write(**id, *number)).count();
+            assert!((0..FILES).all(|number| writers(&number) <= 1), "two may write");
+        }
+    }
+
+    fn holds_write(&self, id: SessionId, number: u64) -> bool {
+        self.table.held(id, file(number).0).contains(Leases::WRITE)
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_old_is_remembered_under_a_lease(steps in steps()) {
+        let mut world = World::new();
+        steps.iter().for_each(|step| world.step(step));
+        // In the end everybody's time is over, and nothing waits any more.
+        world.now += FLUSH_TIME;
+        world.settle();
+        prop_assert!(world.pending.is_empty());
+    }
+}
+
+#[test]
+fn a_change_waits_for_the_answer_or_for_the_holders_time() {
+    let mut table = LeaseTable::default();
+    let now = Instant::now();
+    let (one, two) = (table.open_session(now), table.open_session(now));
+    let (key, id) = file(7);
+    let wanted = Leases::DATA | Leases::ATTRIBUTES;
+    assert_eq!(table.grant(one, (key, id), wanted, now).0, wanted);
+    let change = [(key, id, Intent::Change(wanted))];
+    let ticket = table.begin(Some(two), &change, now);
+    assert!(!table.is_clear(&ticket, now));
+    let [Notice::Recall { stamp, leases, .. }] = table.take_notices(one)[..] else { panic!("one recall") };
+    // Until it has happened nobody gets a lease; the one that asks for it least of all.
+    assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
+    table.returned(one, key, leases, stamp);
+    assert!(table.is_clear(&ticket, now));
+    assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
+    table.finish(ticket);
+    assert_eq!(table.grant(one, (key, id), wanted, now).0, wanted);
+
+    let ticket = table.begin(Some(two), &change, now);
+    assert_eq!(table.deadline(&ticket), Some(now + LEASE_TIME));
+    assert!(!table.is_clear(&ticket, now + LEASE_TIME - Duration::from_millis(1)));
+    assert!(table.is_clear(&ticket, now + LEASE_TIME));
+    table.finish(ticket);
+    assert!(matches!(table.take_notices(one)[..], [Notice::Recall { .. }, Notice::Lost { .. }]));
+    assert_eq!(table.size().0, 0, "nothing is left of it");
+}
+
+#[test]
+fn who_does_not_answer_loses_all() {
+    let mut table = LeaseTable::default();
+    let mut now = Instant::now();
+    let (one, two) = (table.open_session(now), table.open_session(now));
+    let (key, id) = file(7);
+    let _ = table.grant(one, (key, id), Leases::DATA | Leases::WRITE, now);
+    let ticket = table.begin(Some(two), &[(key, id, Intent::Look)], now);
+    let until = now + FLUSH_TIME;
+    while now < until {
+        assert!(!table.is_clear(&ticket, now), "it is alive, and may still be writing");
+        now += Duration::from_secs(5);
+        table.renew(one, now);
+    }
+    assert!(table.is_clear(&ticket, now));
+    table.finish(ticket);
+    assert_eq!(table.held(one, key), Leases::empty());
+}
+
+#[test]
+fn a_lease_on_its_way_is_not_given_back_by_mistake() {
+    let mut table = LeaseTable::default();
+    let now = Instant::now();
+    let one = table.open_session(now);
+    let (key, id) = file(7);
+    let (_, first) = table.grant(one, (key, id), Leases::DATA, now);
+    let _ = table.grant(one, (key, id), Leases::DATA, now);
+    table.returned(one, key, Leases::DATA, first);
+    assert_eq!(table.held(one, key), Leases::DATA);
+}

@@ -1,0 +1,16 @@
+//! Volumes: mounts that posh serves itself. Their files are kept by a [`Store`], of which this
+//! crate has the trait.
+//!
+//! * [`store`]: what a store can be asked, and what it promises of what it has answered
+//! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
+//! * [`directory`]: the store over a directory of this machine
+//! * [`remote`]: the store over a connection to an executor; [`wire`]: its words as messages
+
+pub mod directory;
+pub mod keeper;
+pub mod leases;
+pub mod remote;
+pub mod store;
+pub mod wire;
+
+pub use store::{Errno, Store};
