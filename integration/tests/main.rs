@@ -27,6 +27,7 @@ mod terminal;
 mod tls;
 mod trace;
 mod user;
+mod volumes;
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,171 @@
+//! Volumes that the gateway serves: mounted by word and by configuration, used by commands here and there, and taken
+//! out of the tree whatever became of the gateway.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use posh_integration::host::CONFIG;
+use posh_integration::oracle::Under;
+use posh_integration::{Host, Lab, LabSpec, Script};
+
+use crate::programs;
+
+const VOLUME: &str = "/mnt/volume";
+
+/// A gateway that has just been started still connects.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs `posh` with these words.
+fn posh(host: &Host, words: &[&str]) -> Output {
+    let mut command = host.command(host.programs().join("posh"));
+    command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
+    host.run(move || command.output()).unwrap()
+}
+
+fn must(host: &Host, words: &[&str]) -> String {
+    let output = posh(host, words);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs shell text on the workstation, without posh.
+fn shell(host: &Host, text: &str) -> String {
+    let mut command = host.command("bash");
+    command.args(["-c", text]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = host.run(move || command.output()).unwrap();
+    assert!(output.status.success(), "{text}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A laboratory with the first server's export also mounted as a volume.
+fn mounted() -> Lab {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    shell(&lab.workstation, &format!("mkdir -p {VOLUME}"));
+    must(&lab.workstation, &["mount", "store1:s1", VOLUME]);
+    lab
+}
+
+fn mounts(host: &Host) -> Vec<String> {
+    let info = shell(host, "cat /proc/self/mountinfo");
+    info.lines().filter(|line| line.contains(&format!(" {VOLUME} "))).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_volume_is_a_mount_with_an_owner_until_it_is_unmounted() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    let found = mounts(host);
+    assert!(found.len() == 1 && found[0].contains(" - fuse.posh store1:s1 "), "{found:?}");
+    assert!(
+        must(host, &["mounts"]).contains(&format!("{VOLUME}  fuse.posh   store1:s1")),
+        "{}",
+        must(host, &["mounts"])
+    );
+    assert!(must(host, &["volumes"]).contains("mounted"));
+    let again = posh(host, &["mount", "store1:s1", VOLUME]);
+    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("mounted"), "{again:?}");
+    // A gateway with a volume is needed, though there is no session.
+    fs::write(lab.data(1).join("f"), "text\n").unwrap();
+    assert_eq!(shell(host, &format!("cat {VOLUME}/f")), "text\n");
+    must(host, &["umount", VOLUME]);
+    assert_eq!(mounts(host), [""; 0]);
+    assert!(!must(host, &["volumes"]).contains(VOLUME));
+}
+
+#[test]
+fn what_cannot_be_mounted_is_said() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let host = &lab.workstation;
+    shell(host, "mkdir -p /mnt/volume; touch /mnt/file");
+    let check = |source: &str, place: &str, expect: &str| {
+        let output = posh(host, &["mount", source, place]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(expect), "{source} {place}: {said}");
+    };
+    check("store9:s1", VOLUME, "no executor is named store9; there are store1");
+    check("store1:none", VOLUME, "none");
+    check("store1:s1", "/mnt/file", "/mnt/file can't be a mount point");
+    check("store1:s1", "/mnt/none", "/mnt/none can't be a mount point");
+    check("store1:s1", "/mnt/s1", "[[mount]]");
+    let output = posh(host, &["umount", VOLUME]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no volume is mounted"), "{output:?}");
+}
+
+/// Commands here and there in turns, in one session; what they print is what bash prints on a local directory.
+#[test]
+fn commands_here_and_there_see_what_the_others_did() {
+    let lab = mounted();
+    let text = "for i in 1 2 3 4 5 6 7 8; do
+            echo line $i >> f; printf '%s\\n' b$i a$i > g
+            grep -c line f; sort g > h; read -r first < h; echo $first; rm g
+            [ -e g ] || echo gone; sort h | tail -n 1 > k; mapfile -t lines < k; echo ${lines[0]}
+            mkdir d$i; cp h d$i/copy; read -r copied < d$i/copy; echo $copied; gzip -k d$i/copy
+            for name in d$i/*; do echo $name; done; tac f > r; read -r last < r; echo $last; rm -r d$i; echo d*
+        done";
+    let on = |place: &str, under| {
+        let script = Script::new(format!("mkdir -p {place}; cd {place}; {text}"));
+        script.run(&lab.workstation, under).unwrap()
+    };
+    let (plain, ours) = (on("/tmp/plain", Under::Shell), on(&format!("{VOLUME}/w"), Under::PoshExplained));
+    assert_eq!(String::from_utf8_lossy(&ours.stdout), String::from_utf8_lossy(&plain.stdout));
+    let report = ours.report();
+    for command in ["grep", "sort", "tac", "gzip", "cp"] {
+        assert!(report.stages(command).count() > 0, "{report:?}");
+        assert!(report.stages(command).all(|stage| stage.is_offloaded()), "{command}: {report:?}");
+    }
+}
+
+#[test]
+fn git_keeps_a_repository_on_a_volume() {
+    let lab = mounted();
+    let text = format!(
+        "cd {VOLUME}; export GIT_CONFIG_GLOBAL=/dev/null; git init -q one; cd one; git config user.name n; git config user.email e
+         for i in $(seq 30); do echo $i > f$i; done; git add .; git commit -q -m first
+         cd ..; git clone -q one two; cd two; git rm -q f1; git -c user.name=n -c user.email=e commit -q -m second
+         git gc -q; git fsck --strict; git status --porcelain"
+    );
+    assert_eq!(shell(&lab.workstation, &text), "");
+    assert!(lab.data(1).join("two/f2").exists() && !lab.data(1).join("two/f1").exists());
+}
+
+#[test]
+fn the_configuration_names_volumes_and_an_end_of_the_gateway_unmounts_them() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let host = &lab.workstation;
+    fs::write(lab.data(1).join("f"), "text\n").unwrap();
+    let volume = format!("[[volume]]\npath = \"{VOLUME}\"\nexecutor = \"store1\"\nexport = \"s1\"\nread_only = true\n");
+    fs::write(host.path(CONFIG), lab.mount_table() + &volume).unwrap();
+    shell(host, &format!("mkdir -p {VOLUME}"));
+    must(host, &["gateway", "start"]);
+    let began = Instant::now();
+    while mounts(host).is_empty() {
+        assert!(began.elapsed() < PATIENCE, "{}", must(host, &["volumes"]));
+    }
+    assert_eq!(shell(host, &format!("cat {VOLUME}/f; touch {VOLUME}/g 2>&1 | grep -o Read-only")), "text\nRead-only\n");
+    must(host, &["gateway", "stop"]);
+    while !mounts(host).is_empty() {
+        assert!(began.elapsed() < PATIENCE * 2, "it is still mounted");
+    }
+}
+
+#[test]
+fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    shell(host, &format!("echo text > {VOLUME}/closed"));
+    let kill = |host: &Host| {
+        let status = must(host, &["status", "--json"]);
+        let pid = status.lines().find_map(|line| line.trim().strip_prefix("\"pid\": ")).unwrap();
+        shell(host, &format!("kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid.trim_end_matches(',')));
+    };
+    kill(host);
+    assert_eq!(mounts(host).len(), 1);
+    must(host, &["mount", "store1:s1", VOLUME]);
+    assert_eq!((mounts(host).len(), shell(host, &format!("cat {VOLUME}/closed"))), (1, "text\n".to_owned()));
+    kill(host);
+    must(host, &["umount", VOLUME]);
+    assert_eq!(mounts(host), [""; 0]);
+    assert!(Path::new(&lab.data(1)).join("closed").exists());
+}
