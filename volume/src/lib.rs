@@ -2,8 +2,10 @@
 //! crate has the trait.
 //!
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
+//! * [`chunks`]: contents on this machine's disk
 //! * [`leases`]: who may remember what, and who waits for whom
 
+pub mod chunks;
 pub mod leases;
 pub mod store;
 
