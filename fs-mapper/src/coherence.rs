@@ -10,6 +10,7 @@ mod look;
 mod nfs;
 mod rclone;
 mod sshfs;
+mod volume;
 
 use crate::kind;
 use std::io;
@@ -109,6 +110,8 @@ pub enum Adapter {
     Rclone,
     /// `nfs`, `nfs4`
     Nfs,
+    /// `fuse.posh`
+    Volume,
     /// The same files by the local kernel: a bind mount or a plain directory.
     Bind,
     /// Everything else.
@@ -117,7 +120,8 @@ pub enum Adapter {
 
 impl Adapter {
     /// Every adapter, in the order that messages list them.
-    pub const ALL: [Adapter; 5] = [Adapter::Sshfs, Adapter::Rclone, Adapter::Nfs, Adapter::Bind, Adapter::Generic];
+    pub const ALL: [Adapter; 6] =
+        [Adapter::Sshfs, Adapter::Rclone, Adapter::Nfs, Adapter::Volume, Adapter::Bind, Adapter::Generic];
 
     /// Its name in `mounts.toml`.
     pub fn name(self) -> &'static str {
@@ -125,6 +129,7 @@ impl Adapter {
             Adapter::Sshfs => "sshfs",
             Adapter::Rclone => "rclone",
             Adapter::Nfs => "nfs",
+            Adapter::Volume => "volume",
             Adapter::Bind => "bind",
             Adapter::Generic => "generic",
         }
@@ -136,6 +141,7 @@ impl Adapter {
             "fuse.sshfs" => Adapter::Sshfs,
             "fuse.rclone" => Adapter::Rclone,
             "nfs" | "nfs4" => Adapter::Nfs,
+            volume::FS_TYPE => Adapter::Volume,
             other if kind::is_remote(other) => Adapter::Generic,
             _ => Adapter::Bind,
         }
@@ -147,6 +153,7 @@ impl Adapter {
             Adapter::Sshfs => &sshfs::Sshfs,
             Adapter::Rclone => &rclone::Rclone,
             Adapter::Nfs => &nfs::Nfs,
+            Adapter::Volume => &volume::Volume,
             Adapter::Bind => &bind::Bind,
             Adapter::Generic => &generic::Generic,
         }
@@ -169,6 +176,7 @@ mod tests {
         check("fuse.sshfs", Adapter::Sshfs);
         check("fuse.rclone", Adapter::Rclone);
         check("nfs4", Adapter::Nfs);
+        check("fuse.posh", Adapter::Volume);
         check("fuse", Adapter::Generic);
         check("fuse.s3fs", Adapter::Generic);
         check("cifs", Adapter::Generic);

@@ -8,11 +8,13 @@ mod mistake;
 mod near;
 mod read;
 mod value;
+mod volume;
 
 pub use address::{Address, AddressFault, Login, TlsHost};
 pub(crate) use value::server_directory;
 
 pub use mistake::{ConfigErrors, Mistake, Position};
+pub use volume::{VolumeConfig, cache_size};
 
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
@@ -29,6 +31,8 @@ pub struct Config {
     pub executors: Vec<ExecutorConfig>,
     /// In the file's order.
     pub mounts: Vec<MountConfig>,
+    /// In the file's order. Each is among [`Config::mounts`] too: it is a mount with an owner.
+    pub volumes: Vec<VolumeConfig>,
     /// The `[gateway]` table.
     pub gateway: GatewayConfig,
 }

@@ -158,6 +158,8 @@ fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
         // What lies below is looked at by the executor.
         Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
+        // It passes on what the server says of a file; the device is this machine's, and times of access are noted here.
+        Adapter::Volume => !matches!(attribute, FileAttribute::Device | FileAttribute::AccessTime),
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
     }

@@ -24,6 +24,7 @@ pub mod stage_link;
 pub mod state;
 pub mod tools;
 pub mod trace;
+pub mod volumes;
 
 mod memory;
 mod peers;

@@ -26,7 +26,7 @@ use posh_proto::{
 use tokio::{
     io::{Interest, unix::AsyncFd},
     net::UnixListener,
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
 };
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tonic::transport::Server;
@@ -40,6 +40,7 @@ use crate::{
     session::Sessions,
     stage_link,
     state::{Gateway, View},
+    volumes::Volumes,
 };
 
 /// How long pipelines at work may go on after the gateway was told to end.
@@ -101,16 +102,18 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
         tokio::spawn(watch_mounts(Arc::clone(&gateway))),
         tokio::spawn(give_memory_back(Arc::clone(&gateway))),
     ];
+    Volumes::begin(&gateway);
     let service = Service::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));
     let end = async {
         tokio::select! {
             () = shutdown => tracing::info!("told to end"),
             () = asked_to_end.notified() => tracing::info!("asked to end"),
-            () = idle_for(&sessions, idle) => tracing::info!(?idle, "nobody needs this gateway"),
+            () = idle_for(sessions.count(), gateway.volumes.count(), idle) => tracing::info!(?idle, "nobody needs this gateway"),
         }
     };
     let served = serve_grpc(service, listeners.grpc, end).await;
     drain(&gateway).await;
+    gateway.volumes.end().await;
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     sessions.close_all();
     served
@@ -238,14 +241,19 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
     }
 }
 
-/// Completes when there has been no session for that long.
-async fn idle_for(sessions: &Arc<Sessions>, idle: Duration) {
-    let mut count = sessions.count();
+/// Completes when there has been no session and no volume for that long.
+async fn idle_for(mut sessions: watch::Receiver<usize>, mut volumes: watch::Receiver<usize>, idle: Duration) {
     loop {
-        if count.wait_for(|n| *n == 0).await.is_err() {
+        if sessions.wait_for(|n| *n == 0).await.is_err() || volumes.wait_for(|n| *n == 0).await.is_err() {
             return;
         }
-        if tokio::time::timeout(idle, count.wait_for(|n| *n > 0)).await.is_err() {
+        let needed = async {
+            tokio::select! {
+                _ = sessions.wait_for(|n| *n > 0) => {}
+                _ = volumes.wait_for(|n| *n > 0) => {}
+            }
+        };
+        if tokio::time::timeout(idle, needed).await.is_err() {
             return;
         }
     }

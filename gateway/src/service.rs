@@ -9,7 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use fs_mapper::{Mount, Resolution};
+use fs_mapper::{
+    ExecutorName, Mount, Resolution,
+    config::{Position, VolumeConfig},
+};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{StatusReply, StatusRequest},
@@ -25,6 +28,7 @@ use crate::{
     session::{self, SessionError},
     state::Gateway,
     trace::SessionTimes,
+    volumes::{About, Volumes},
 };
 
 /// How long a question about the executors may wait for one of them.
@@ -202,9 +206,69 @@ impl GatewayService for Service {
         }))
     }
 
+    async fn mount_volume(
+        &self,
+        request: Request<wire::MountVolumeRequest>,
+    ) -> Result<Response<wire::MountVolumeReply>, Status> {
+        let request = request.into_inner();
+        let config = VolumeConfig {
+            path: path(&request.path),
+            executor: ExecutorName::new(&request.executor),
+            export: request.export,
+            read_only: request.read_only,
+            cache_bytes: if request.cache_bytes > 0 { request.cache_bytes } else { VolumeConfig::DEFAULT_CACHE_BYTES },
+            sync: request.sync,
+            hard: request.hard,
+            position: Position::default(),
+        };
+        Volumes::mount(&self.gateway, config).await.map_err(Status::failed_precondition)?;
+        Ok(Response::new(wire::MountVolumeReply {}))
+    }
+
+    async fn unmount_volume(
+        &self,
+        request: Request<wire::UnmountVolumeRequest>,
+    ) -> Result<Response<wire::UnmountVolumeReply>, Status> {
+        let unmounted = self.gateway.volumes.unmount(&path(&request.into_inner().path)).await;
+        unmounted.map_err(Status::failed_precondition)?;
+        Ok(Response::new(wire::UnmountVolumeReply {}))
+    }
+
+    async fn volumes(&self, _: Request<wire::VolumesRequest>) -> Result<Response<wire::VolumesReply>, Status> {
+        let volumes = self.gateway.volumes.list().iter().map(volume).collect();
+        Ok(Response::new(wire::VolumesReply { volumes }))
+    }
+
     async fn shutdown(&self, _: Request<wire::ShutdownRequest>) -> Result<Response<wire::ShutdownReply>, Status> {
         self.shutdown.notify_one();
         Ok(Response::new(wire::ShutdownReply {}))
+    }
+}
+
+fn volume(about: &About) -> wire::Volume {
+    let known = wire::Volume {
+        path: bytes(about.config.path.as_os_str().as_bytes()),
+        executor: about.config.executor.to_string(),
+        export: about.config.export.clone(),
+        read_only: about.config.read_only,
+        cache_bytes: about.config.cache_bytes,
+        ..wire::Volume::default()
+    };
+    let state = match &about.state {
+        Ok(state) => state,
+        Err(why) => return wire::Volume { state: format!("not mounted: {why}"), ..known },
+    };
+    let in_reach = if state.store.in_reach { "mounted" } else { "out of reach" };
+    let fault = state.store.fault.as_ref().filter(|_| !state.store.in_reach);
+    wire::Volume {
+        state: fault.map_or_else(|| in_reach.to_owned(), |fault| format!("{in_reach}: {fault}")),
+        cached_bytes: state.cached_bytes,
+        dirty_bytes: state.dirty_bytes,
+        leases: state.leases,
+        files: state.files,
+        open: state.open,
+        watched: state.store.watched.to_string(),
+        ..known
     }
 }
 

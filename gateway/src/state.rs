@@ -21,6 +21,7 @@ use crate::{
     look_ahead::LookAhead,
     session::Sessions,
     tools::LocalTools,
+    volumes::Volumes,
 };
 
 /// The gateway's one shared value.
@@ -54,6 +55,8 @@ pub struct Gateway {
     pub look_ahead: Arc<LookAhead>,
     /// Trees that were removed behind the backs of mounts.
     pub remnants: Remnants,
+    /// Mounts that are served here.
+    pub volumes: Volumes,
     view: Mutex<Arc<View>>,
     pipelines: AtomicU64,
 }
@@ -94,6 +97,7 @@ impl Gateway {
             running: AtomicUsize::new(0),
             look_ahead: Arc::default(),
             remnants: Remnants::default(),
+            volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),
             pipelines: AtomicU64::new(0),
         }
@@ -108,7 +112,7 @@ impl Gateway {
     /// The mounts of this machine have changed: new pipelines see the new ones.
     pub fn mounts_changed(&self) {
         let Ok(info) = MountInfo::read() else { return };
-        let (config, _) = sshfs::adopted(&self.config, &info);
+        let (config, _) = sshfs::adopted(&self.volumes.added_to(&self.config), &info);
         self.executors.update(&config);
         let table = Arc::new(MountTable::new(&config, &info));
         let old = self.view();

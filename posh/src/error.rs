@@ -69,6 +69,22 @@ pub enum Error {
         /// What gRPC said.
         status: Box<tonic::Status>,
     },
+    /// A place for a volume that can't be one.
+    #[error("{} can't be a mount point", path.display())]
+    MountPoint {
+        /// As it was given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A volume that a gateway has left behind does not go.
+    #[error("can't unmount {}", path.display())]
+    Unmount {
+        /// Where it is.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The shell is not on PATH.
     #[error("{0} is not found on PATH")]
     NoShell(&'static str),

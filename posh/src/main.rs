@@ -15,7 +15,7 @@ use std::{
 use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
-    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, enroll, tables},
+    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, enroll, tables, volumes},
     descriptors, gateway,
     launch::{self, Ended},
     plan_only,
@@ -51,6 +51,12 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
             Question::Resolve { path, json } => print(tables::resolve(&target, &path, json)),
             Question::Status { json } => print(tables::status(&target, json)),
             Question::Explain { pipeline, json, split } => print(plan_only::explain(&target, &pipeline, json, split)),
+            Question::Mount { source, dir, read_only, cache_size, sync, hard } => {
+                let options = volumes::Options { read_only, cache_size, sync, hard };
+                print(volumes::mount(&target, &source, &dir, &options))
+            }
+            Question::Umount { dir } => print(volumes::unmount(&target, &dir)),
+            Question::Volumes { json } => print(volumes::list(&target, json)),
             Question::Attach { host, yes } => {
                 let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
                 print(attach::attach(&target, &host, consent))

@@ -272,6 +272,19 @@ impl LeaseTable {
         grant.map_or(Leases::empty(), |grant| grant.leases)
     }
 
+    /// Whether the session has announced a change of the file that is not finished.
+    #[must_use]
+    pub fn is_changing(&self, file: File, session: SessionId) -> bool {
+        self.files.get(&file).is_some_and(|held| held.changing.contains(&Some(session)))
+    }
+
+    /// Whether anybody but the session may hold changes back.
+    pub fn may_be_held_back(&mut self, session: SessionId) -> bool {
+        let files = &self.files;
+        self.writable.retain(|file| files.get(file).is_some_and(Held::is_writable));
+        self.writable.iter().filter_map(|file| files.get(file)).any(|held| held.is_writable_by_others(session))
+    }
+
     /// An order among answers and recalls.
     pub fn next_stamp(&mut self) -> Stamp {
         self.last_stamp += 1;
@@ -304,7 +317,7 @@ impl LeaseTable {
     }
 
     /// Ends what is over by time.
-    fn expire(&mut self, now: Instant) {
+    pub fn expire(&mut self, now: Instant) {
         let is_over = |session: &Session| session.valid_until <= now && session.files > 0;
         let mut over: Vec<SessionId> =
             self.sessions.iter().filter(|(_, session)| is_over(session)).map(|(id, _)| *id).collect();
@@ -365,6 +378,12 @@ impl Held {
         let mut granted = self.grants.values().map(|grant| grant.leases);
         let mut recalled = self.recalled.iter().map(|recalled| recalled.leases);
         granted.any(|leases| leases.contains(Leases::WRITE)) || recalled.any(|leases| leases.contains(Leases::WRITE))
+    }
+
+    fn is_writable_by_others(&self, session: SessionId) -> bool {
+        let granted = self.grants.iter().map(|(holder, grant)| (*holder, grant.leases));
+        let mut all = granted.chain(self.recalled.iter().map(|recalled| (recalled.session, recalled.leases)));
+        all.any(|(holder, leases)| holder != session && leases.contains(Leases::WRITE))
     }
 
     /// What of `wanted` the session may have now.

@@ -1,12 +1,21 @@
 //! Volumes: mounts that posh serves itself. Their files are kept by a [`Store`], of which this
 //! crate has the trait.
 //!
+//! * [`fs`]: the file system on top of it, without FUSE
+//! * [`fuse`]: the one file that knows the crate fuser
+//! * [`mount`]: into the file tree and out of it
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
-//! * [`chunks`]: contents on this machine's disk
-//! * [`leases`]: who may remember what, and who waits for whom
+//! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
+//! * [`disk`]: contents on this machine's disk
+//! * [`directory`]: the store over a directory of this machine
 
-pub mod chunks;
+pub mod directory;
+pub mod disk;
+pub mod fs;
+pub mod fuse;
+pub mod keeper;
 pub mod leases;
+pub mod mount;
 pub mod store;
 
 pub use store::{Errno, Store};

@@ -25,7 +25,14 @@
     reason = "a variant's fields are explained with the variant, names of system calls by their manual pages"
 )]
 
-use std::{ffi::OsString, fmt, ops::Range, pin::Pin, sync::Arc, time::Instant};
+use std::{
+    ffi::OsString,
+    fmt,
+    ops::Range,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -70,6 +77,12 @@ pub trait Store: Send + Sync + 'static {
     /// Until when the leases of the session hold, if nothing more is heard. An operation that began before and ended
     /// before needs no further question.
     fn valid_until(&self) -> Instant;
+
+    /// How long a single lease is good for, counted from its answer, where other programs' changes on the keeper's machine are not noticed
+    /// ([`Watched::LeaseEnd`]). `None`: no less than [`Self::valid_until`] says.
+    fn lease_limit(&self) -> Option<Duration> {
+        None
+    }
 
     /// In a few words and figures, for `posh volumes`.
     fn state(&self) -> StoreState;
@@ -214,7 +227,7 @@ pub enum Op {
     ReadLink(FileId),
     /// `mode` has the umask taken off already, here and in all that follow. → [`Answer::Made`].
     MakeDirectory { parent: FileId, name: OsString, mode: u32 },
-    /// A fifo or a socket; devices only for callers that may make them on the server. → [`Answer::Made`].
+    /// A fifo, a socket or an empty file. Devices are refused (`EPERM`). → [`Answer::Made`].
     MakeNode { parent: FileId, name: OsString, mode: u32, kind: Kind, rdev: u64 },
     /// → [`Answer::Made`].
     Symlink { parent: FileId, name: OsString, target: OsString },

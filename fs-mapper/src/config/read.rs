@@ -4,7 +4,7 @@
 use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
 use super::value::{export_name, normal_path, server_directory};
-use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler};
+use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler, VolumeConfig};
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
 use std::collections::HashMap;
@@ -13,7 +13,10 @@ use std::path::{Component, Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-const TOP_KEYS: [&str; 3] = ["executor", "mount", "gateway"];
+#[path = "read_volumes.rs"]
+mod volumes;
+
+const TOP_KEYS: [&str; 4] = ["executor", "mount", "volume", "gateway"];
 const EXECUTOR_KEYS: [&str; 2] = ["name", "address"];
 const MOUNT_KEYS: [&str; 5] = ["path", "executor", "export", "sub_path", "coherence"];
 const GATEWAY_KEYS: [&str; 6] = ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
@@ -73,9 +76,12 @@ impl Reader<'_> {
     fn document(&mut self, table: &DeTable<'_>) -> Config {
         self.unknown_keys(Section { what: "the file", table, start: 0 }, &TOP_KEYS);
         let executors = self.executors(table);
-        let mounts = self.mounts(table, &executors);
+        let mut seen = HashMap::new();
+        let mut mounts = self.mounts(table, &executors, &mut seen);
+        let volumes = self.volumes(table, &executors, &mut seen);
+        mounts.extend(volumes.iter().map(VolumeConfig::mount));
         let gateway = self.gateway(table);
-        Config { file: self.file.to_path_buf(), executors, mounts, gateway }
+        Config { file: self.file.to_path_buf(), executors, mounts, volumes, gateway }
     }
 
     fn executors(&mut self, document: &DeTable<'_>) -> Vec<ExecutorConfig> {
@@ -125,7 +131,7 @@ impl Reader<'_> {
         if self.broken {
             return;
         }
-        for table in tables(document, "mount") {
+        for table in tables(document, "mount").chain(tables(document, "volume")) {
             let Some(value) = table.get("executor") else { continue };
             let DeValue::String(name) = value.get_ref() else { continue };
             if !seen.contains_key(name.as_ref()) {
@@ -140,12 +146,17 @@ impl Reader<'_> {
         }
     }
 
-    fn mounts(&mut self, document: &DeTable<'_>, executors: &[ExecutorConfig]) -> Vec<MountConfig> {
-        let mut seen: HashMap<PathBuf, usize> = HashMap::new();
+    /// `seen` are the paths that are taken, with where they stand.
+    fn mounts(
+        &mut self,
+        document: &DeTable<'_>,
+        executors: &[ExecutorConfig],
+        seen: &mut HashMap<PathBuf, usize>,
+    ) -> Vec<MountConfig> {
         let mut mounts = Vec::new();
         for section in self.sections(document, "mount", "[[mount]]") {
             self.unknown_keys(section, &MOUNT_KEYS);
-            let path = self.required(section, "path").and_then(|path| self.mount_path(path, &mut seen));
+            let path = self.required(section, "path").and_then(|path| self.mount_path(path, seen));
             let executor = self.required(section, "executor");
             let address = executor.as_ref().and_then(|name| address_of(executors, name.value));
             let export = self.required(section, "export").and_then(|export| self.export(export, address));

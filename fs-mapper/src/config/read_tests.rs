@@ -153,7 +153,7 @@ idle_timeout_s = "soon"
 annotations = ["~/x", 3]
 "#;
     let expect = [
-        "2:1: error: unknown key `colour` in the file; known are executor, mount, gateway",
+        "2:1: error: unknown key `colour` in the file; known are executor, mount, volume, gateway",
         "5:11: error: the address has no scheme: \"127.0.0.1:7400\"; write it as http://host:7400 or ssh://host",
         "7:8: error: executor `store1` is already defined in line 4; every executor needs its own name",
         "9:1: error: [[executor]] has no `name`; add name = \"...\"",
@@ -165,7 +165,7 @@ annotations = ["~/x", 3]
         "17:12: error: no executor is named `stor1`; did you mean `store1`?",
         "18:10: error: \"a/b\" is not the name of an export; give the executor's name for it; directories below it go into sub_path",
         "19:12: error: sub_path \"../up\" leaves the export; give a path below the export, without a leading / and without ..",
-        "20:13: error: unknown coherence \"magic\"; it is one of sshfs, rclone, nfs, bind, generic",
+        "20:13: error: unknown coherence \"magic\"; it is one of sshfs, rclone, nfs, volume, bind, generic",
         "22:8: error: mount path `/mnt/data` is already given in line 16; a path has one owner: remove one of the two",
         "24:10: error: `export` in [[mount]] is 7; it must be a string",
         "26:9: error: `split` in [gateway] is 0; it must be a number from 1 to 1024",
@@ -232,4 +232,77 @@ fn a_missing_file_is_one_mistake() {
     let text = errors.to_string();
     assert!(text.starts_with("/nonexistent/mounts.toml: error: cannot read the configuration: No such file"), "{text}");
     assert_eq!(errors.mistakes()[0].position, None);
+}
+
+const VOLUMES: &str = r#"
+[[executor]]
+name = "store1"
+address = "http://127.0.0.1:7400"
+
+[[volume]]
+path = "/mnt/logs/"
+executor = "store1"
+export = "logs"
+
+[[volume]]
+path = "/mnt/photos"
+executor = "store1"
+export = "photos"
+read_only = true
+cache_size = "10G"
+sync = true
+hard = true
+"#;
+
+#[test]
+fn a_volume_is_a_mount_with_an_owner() {
+    let config = parse(VOLUMES).expect("no mistake");
+    let [logs, photos] = &config.volumes[..] else { panic!("two volumes: {:?}", config.volumes) };
+    assert_eq!((logs.read_only, logs.sync, logs.hard), (false, false, false));
+    assert_eq!(logs.cache_bytes, VolumeConfig::DEFAULT_CACHE_BYTES);
+    assert_eq!((photos.read_only, photos.sync, photos.hard), (true, true, true));
+    assert_eq!((photos.cache_bytes, photos.source()), (10 << 30, "store1:photos".to_owned()));
+    let mounts: Vec<_> = config.mounts.iter().map(|mount| (mount.path.as_path(), mount.export.as_str())).collect();
+    assert_eq!(mounts, [(Path::new("/mnt/logs"), "logs"), (Path::new("/mnt/photos"), "photos")]);
+}
+
+#[test]
+fn mistakes_in_volumes() {
+    let text = r#"
+[[mount]]
+path = "/mnt/logs"
+executor = "s"
+export = "logs"
+[[volume]]
+path = "/mnt/logs"
+executor = "store2"
+export = "a/b"
+read_only = "yes"
+cache_size = "10 G"
+colour = 1
+[[executor]]
+name = "s"
+address = "http://s:1"
+"#;
+    let expect = [
+        "7:8: error: mount path `/mnt/logs` is already given in line 3; a path has one owner: remove one of the two",
+        "8:12: error: no executor is named `store2`; add an [[executor]] of that name",
+        "9:10: error: \"a/b\" is not the name of an export; give the executor's name for it; directories below it go into sub_path",
+        "10:13: error: `read_only` in [[volume]] is a string; it must be true or false",
+        "11:14: error: cache_size \"10 G\" is not a size; write it as a number of bytes, or as 512M or 10G",
+        "12:1: error: unknown key `colour` in [[volume]]; known are path, executor, export, read_only, cache_size, sync, hard",
+    ];
+    assert_eq!(mistakes(text), expect);
+}
+
+#[test]
+fn sizes() {
+    let check = |text: &str, expect: Option<u64>| assert_eq!(crate::config::cache_size(text).ok(), expect, "{text}");
+    check("1", Some(1));
+    check("64k", Some(64 << 10));
+    check("10G", Some(10 << 30));
+    check("2T", Some(2 << 40));
+    for wrong in ["", "G", "0", "-1", "1.5G", "+1", "18446744073709551615G", "1GB"] {
+        check(wrong, None);
+    }
 }

@@ -54,3 +54,18 @@ pub(super) fn normal_path(text: &str) -> Result<PathBuf, Wrong> {
     }
     Ok(normal)
 }
+
+/// A number of bytes, with a suffix or without.
+pub(super) fn size(text: &str) -> Result<u64, Wrong> {
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((end, 'k' | 'K')) => (&text[..end], 10),
+        Some((end, 'm' | 'M')) => (&text[..end], 20),
+        Some((end, 'g' | 'G')) => (&text[..end], 30),
+        Some((end, 't' | 'T')) => (&text[..end], 40),
+        _ => (text, 0),
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number: Option<u64> = digits.parse().ok().filter(|_| is_number);
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift)).filter(|bytes| *bytes > 0);
+    bytes.ok_or(("is not a size", "write it as a number of bytes, or as 512M or 10G"))
+}

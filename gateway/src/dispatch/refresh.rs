@@ -184,6 +184,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     if (changes.is_empty() && doubtful.is_empty()) || !rule::holds(Rule::Coherence) {
         return;
     }
+    let changes = catch_up(&gateway, &table, changes).await;
     let made_again = gateway.remnants.touched(&changes);
     gateway.remnants.add(large_trees);
     let all = async {
@@ -202,6 +203,19 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     if tokio::time::timeout(DEADLINE, all).await.is_err() {
         tracing::warn!("a mount does not answer; what it shows of changed files may be old");
     }
+}
+
+/// Volumes hear of changes from their servers, and are up to date when those have told all. Gives what concerns other mounts.
+async fn catch_up(gateway: &Gateway, table: &MountTable, changes: BTreeSet<Change>) -> BTreeSet<Change> {
+    let volume = |change: &Change| match table.resolve(change.path(), Path::new("/")) {
+        Resolution::Owned(owned) => Some(owned.mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume),
+        Resolution::Local { .. } => None,
+    };
+    let changed: BTreeSet<_> = changes.iter().filter_map(volume).collect();
+    for id in &changed {
+        gateway.volumes.catch_up(table.mount(*id)).await;
+    }
+    if changed.is_empty() { changes } else { changes.into_iter().filter(|change| volume(change).is_none()).collect() }
 }
 
 /// Makes the mounts forget; gives the directories that they still show.

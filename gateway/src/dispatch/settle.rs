@@ -3,6 +3,7 @@
 //! changes one, this machine must be able to see that.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -52,6 +53,10 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
     let written = being_written(gateway, commands, &uses);
     tracing::debug!(?uses, ?written, roots = ?gateway.sessions.roots(), "settling");
     for (reading, uses) in readings.iter_mut().zip(uses).filter(|(_, uses)| !uses.is_empty()) {
+        if let Err(reason) = settle_volumes(gateway, &table, &uses).await {
+            *reading = Err(reason);
+            continue;
+        }
         let calls: Result<Vec<_>, _> = uses.iter().map(|used| calls_for(used, &written)).collect();
         let done = match calls.map(|calls| calls.concat()) {
             Ok(calls) if calls.is_empty() => continue,
@@ -62,6 +67,18 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
             *reading = Err(reason);
         }
     }
+}
+
+/// Volumes are asked directly: they are served by this very process.
+async fn settle_volumes(gateway: &Gateway, table: &MountTable, uses: &[Use]) -> Result<(), String> {
+    let mut settled = BTreeSet::new();
+    for used in uses.iter().filter(|used| used.adapter == Adapter::Volume) {
+        let Resolution::Owned(owned) = table.resolve(&used.path, Path::new("/")) else { continue };
+        if settled.insert(owned.mount) {
+            gateway.volumes.settle(table.mount(owned.mount)).await?;
+        }
+    }
+    Ok(())
 }
 
 fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, String>) -> Vec<Use> {
@@ -111,13 +128,13 @@ enum Call {
 }
 
 /// sshfs hands every write to its server at once and has closed files there: only
-/// what is still open is worth the round trip. Where a file goes up as a whole when
+/// what is still open is worth the round trip. A volume is settled as a whole. Where a file goes up as a whole when
 /// it is closed, one that is open makes the command run here.
 fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
     let adapter = used.adapter;
     let mut open = written.iter().filter(|path| path.starts_with(&used.path));
     match (adapter, used.kind) {
-        (Adapter::Sshfs, UseKind::Changed) => Ok(Vec::new()),
+        (Adapter::Sshfs, UseKind::Changed) | (Adapter::Volume, _) => Ok(Vec::new()),
         (Adapter::Sshfs, _) => Ok(open.map(|path| Call::Settle(adapter, path.clone())).collect()),
         (_, UseKind::Output) => Ok(Vec::new()),
         (Adapter::Rclone | Adapter::Generic, UseKind::Read) if open.next().is_some() => {

@@ -6,6 +6,7 @@ pub mod attach;
 pub mod doctor;
 pub mod enroll;
 pub mod tables;
+pub mod volumes;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -61,6 +62,37 @@ pub enum Question {
     },
     /// Say how the gateway and its executors are
     Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Mount an executor's export as a volume, which the gateway serves
+    Mount {
+        /// An [[executor]] and one of its exports
+        #[arg(value_name = "EXECUTOR:EXPORT", value_parser = volumes::parse_source)]
+        source: volumes::Source,
+        /// Where; a directory
+        dir: PathBuf,
+        /// Refuse changes
+        #[arg(long)]
+        read_only: bool,
+        /// Keep so much of what was read, such as 512M or 10G
+        #[arg(long, value_name = "SIZE", value_parser = volumes::parse_size)]
+        cache_size: Option<u64>,
+        /// Answer writes when they are on the server
+        #[arg(long)]
+        sync: bool,
+        /// Wait for a server that is out of reach, instead of failing
+        #[arg(long)]
+        hard: bool,
+    },
+    /// Write what is left, and take a volume out of the file tree
+    Umount {
+        /// Where it is mounted
+        dir: PathBuf,
+    },
+    /// Say how the volumes are: state, cache, what is not on the server yet, leases
+    Volumes {
         /// Print JSON
         #[arg(long)]
         json: bool,

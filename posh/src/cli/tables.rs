@@ -192,16 +192,16 @@ fn optional(value: &str) -> Option<&str> {
 }
 
 /// Paths for the eye and for JSON, which has no other text than Unicode.
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn pretty(value: &Value) -> String {
+pub(super) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
 /// Rows with their columns aligned; the last one is as long as it likes.
-fn aligned<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
+pub(super) fn aligned<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = rows.collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0) + GAP;
     let widths: [usize; N] = std::array::from_fn(width);

@@ -16,8 +16,9 @@ use nix::sys::signal::Signal;
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
-        MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
+        MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
         ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest,
+        UnmountVolumeRequest, VolumesReply, VolumesRequest,
         gateway_client::GatewayClient,
     },
 };
@@ -108,6 +109,33 @@ impl Client {
     pub fn status(&mut self) -> Result<StatusReply, Error> {
         let mut service = self.service.clone();
         self.call("could not tell its status", async move { service.status(StatusRequest {}).await })
+    }
+
+    /// Mounts a volume. Waits for its executor as long as the gateway does.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn mount_volume(&mut self, request: MountVolumeRequest) -> Result<(), Error> {
+        let mut service = self.service.clone();
+        self.wait("could not mount the volume", async move { service.mount_volume(request).await }).map(|_| ())
+    }
+
+    /// Unmounts a volume. Waits, without limit, until what was written is on the server.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn unmount_volume(&mut self, request: UnmountVolumeRequest) -> Result<(), Error> {
+        let mut service = self.service.clone();
+        self.wait("could not unmount the volume", async move { service.unmount_volume(request).await }).map(|_| ())
+    }
+
+    /// How the volumes are.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn volumes(&mut self) -> Result<VolumesReply, Error> {
+        let mut service = self.service.clone();
+        self.call("could not list the volumes", async move { service.volumes(VolumesRequest {}).await })
     }
 
     /// Asks the gateway to end when its pipelines have ended.

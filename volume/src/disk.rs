@@ -70,7 +70,7 @@ pub struct Usage {
 
 /// Chunks on a disk.
 #[derive(Debug)]
-pub struct ChunkCache {
+pub struct DiskCache {
     directory: PathBuf,
     quota_bytes: u64,
     state: Mutex<State>,
@@ -99,7 +99,7 @@ struct Kept {
     noted: SystemTime,
 }
 
-impl ChunkCache {
+impl DiskCache {
     /// Opens a cache, or makes an empty one. What is there stays, as far as the quota allows. Other files in the directory are
     /// left alone.
     ///
@@ -384,5 +384,5 @@ fn read_chunk(path: &Path, key: ChunkKey) -> io::Result<Bytes> {
 }
 
 #[cfg(test)]
-#[path = "chunks_tests.rs"]
+#[path = "disk_tests.rs"]
 mod tests;

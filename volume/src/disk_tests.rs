@@ -53,7 +53,7 @@ proptest! {
     #[test]
     fn it_gives_what_was_put_or_nothing_and_never_exceeds_its_quota(steps in prop::collection::vec(step(), 1..60)) {
         let directory = tempfile::tempdir().unwrap();
-        let mut cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+        let mut cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
         let mut model: HashMap<ChunkKey, Vec<u8>> = HashMap::new();
         for (number, step) in steps.into_iter().enumerate() {
             match step {
@@ -79,7 +79,7 @@ proptest! {
                 Step::Restart => {
                     let before = cache.usage();
                     drop(cache);
-                    cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+                    cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
                     prop_assert_eq!(cache.usage().chunks, before.chunks);
                 }
             }
@@ -93,7 +93,7 @@ proptest! {
 #[test]
 fn what_was_not_used_for_longest_goes_first() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = ChunkCache::open(directory.path(), 3 * BLOCK_BYTES).unwrap();
+    let cache = DiskCache::open(directory.path(), 3 * BLOCK_BYTES).unwrap();
     (0..3).for_each(|index| cache.put(key(1, 0, index), b"contents"));
     assert!(cache.get(key(1, 0, 0)).is_some());
     cache.put(key(2, 0, 0), b"more");
@@ -104,7 +104,7 @@ fn what_was_not_used_for_longest_goes_first() {
 #[test]
 fn a_chunk_larger_than_the_quota_is_not_kept_and_costs_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = ChunkCache::open(directory.path(), BLOCK_BYTES / 2).unwrap();
+    let cache = DiskCache::open(directory.path(), BLOCK_BYTES / 2).unwrap();
     cache.put(key(1, 0, 0), b"contents");
     assert_eq!(cache.get(key(1, 0, 0)), None);
     assert_eq!(cache.usage().bytes, 0);
@@ -113,10 +113,10 @@ fn a_chunk_larger_than_the_quota_is_not_kept_and_costs_nothing_else() {
 #[test]
 fn a_smaller_quota_after_a_restart_is_kept_at_once() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = ChunkCache::open(directory.path(), 8 * BLOCK_BYTES).unwrap();
+    let cache = DiskCache::open(directory.path(), 8 * BLOCK_BYTES).unwrap();
     (0..8).for_each(|index| cache.put(key(1, 0, index), b"contents"));
     drop(cache);
-    let cache = ChunkCache::open(directory.path(), 2 * BLOCK_BYTES).unwrap();
+    let cache = DiskCache::open(directory.path(), 2 * BLOCK_BYTES).unwrap();
     assert_eq!((cache.usage().chunks, on_disk(directory.path())), (2, 2 * BLOCK_BYTES));
 }
 
@@ -133,7 +133,7 @@ fn damage_anywhere_is_a_miss_and_gone_afterwards() {
         Box::new(|bytes| bytes.push(0)),
     ];
     for damage in flips.into_iter().chain(cuts) {
-        let cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+        let cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
         cache.put(key(1, 0, 0), &contents);
         assert_eq!(cache.get(key(1, 0, 0)).as_deref(), Some(&contents[..]));
         let path = only_file(directory.path());
@@ -150,41 +150,41 @@ fn damage_anywhere_is_a_miss_and_gone_afterwards() {
 #[test]
 fn a_chunk_under_another_name_is_not_taken_for_that() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+    let cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
     cache.put(key(256, 0, 0), b"of version 0");
     drop(cache);
     let path = only_file(directory.path());
     fs::rename(&path, path.with_file_name(name_of(key(256, 1, 0)))).unwrap();
-    let cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+    let cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
     assert_eq!(cache.get(key(256, 1, 0)), None);
 }
 
 #[test]
 fn what_a_crash_left_goes_and_files_of_others_stay() {
     let directory = tempfile::tempdir().unwrap();
-    drop(ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap());
+    drop(DiskCache::open(directory.path(), SMALL_QUOTA).unwrap());
     let [unfinished, others] = ["00/new-3", "00/notes.txt"].map(|name| directory.path().join(name));
     fs::create_dir(directory.path().join("00")).unwrap();
     fs::write(&unfinished, "half").unwrap();
     fs::write(&others, "mine").unwrap();
-    let cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+    let cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
     assert_eq!((unfinished.exists(), others.exists(), cache.usage().chunks), (false, true, 0));
 }
 
 #[test]
 fn a_directory_has_one_user_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
-    let first = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
-    let second = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap_err();
+    let first = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
+    let second = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap_err();
     assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
     drop(first);
-    ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+    DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
 }
 
 #[test]
 fn many_threads_share_it() {
     let directory = tempfile::tempdir().unwrap();
-    let cache = ChunkCache::open(directory.path(), SMALL_QUOTA).unwrap();
+    let cache = DiskCache::open(directory.path(), SMALL_QUOTA).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let cache = &cache;

@@ -1,0 +1,312 @@
+//! The volumes that this gateway serves: mounted when the configuration or `posh mount` says so, each with a connection
+//! of its own, and told before and after commands run on their servers. How a volume works is `posh_volume`'s matter.
+//!
+//! They live on a runtime of their own: a thread of the gateway that looks at a path of a volume waits for the
+//! volume, which so must never wait for that thread.
+
+mod serving;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use fs_mapper::{
+    Mount,
+    config::{Config, VolumeConfig},
+    mountinfo::MountInfo,
+};
+use posh_volume::{fs::State, mount};
+use tokio::{runtime::Runtime, sync::watch};
+
+use crate::state::Gateway;
+use serving::Serving;
+
+/// Threads of the volumes: requests wait for the network, and are otherwise copies of memory.
+const THREADS: usize = 2;
+
+/// Between attempts to mount what the configuration names.
+const RETRY: Duration = Duration::from_secs(20);
+
+/// How long what was written may take to the server before a command there goes without it, and runs here.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long an ending gateway goes on writing what was not closed.
+const LAST_WRITES: Duration = Duration::from_secs(10);
+
+/// All volumes of a gateway.
+#[derive(Debug)]
+pub struct Volumes {
+    known: Mutex<Vec<Arc<Known>>>,
+    mounted: watch::Sender<usize>,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Known {
+    config: VolumeConfig,
+    phase: Mutex<Phase>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Not yet, or not any more.
+    Not(String),
+    Mounted(Serving),
+}
+
+/// How one of them is.
+#[derive(Debug)]
+pub struct About {
+    /// As it was asked for.
+    pub config: VolumeConfig,
+    /// Why it is not mounted, or how it does.
+    pub state: Result<State, String>,
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        Self { known: Mutex::default(), mounted: watch::Sender::new(0), runtime: Mutex::new(None) }
+    }
+}
+
+impl Volumes {
+    /// How many are mounted.
+    #[must_use]
+    pub fn count(&self) -> watch::Receiver<usize> {
+        self.mounted.subscribe()
+    }
+
+    /// The configuration with the volumes that `posh mount` has added.
+    #[must_use]
+    pub fn added_to(&self, config: &Config) -> Config {
+        let mut with = config.clone();
+        for known in self.known().iter() {
+            if !with.mounts.iter().any(|mount| mount.path == known.config.path) {
+                with.mounts.push(known.config.mount());
+            }
+        }
+        with
+    }
+
+    /// How they are.
+    #[must_use]
+    pub fn list(&self) -> Vec<About> {
+        let about = |known: &Arc<Known>| About { config: known.config.clone(), state: known.state() };
+        self.known().iter().map(about).collect()
+    }
+
+    /// Mounts what the configuration names, each as soon as its executor is in reach.
+    pub fn begin(gateway: &Arc<Gateway>) {
+        for volume in gateway.config.volumes.clone() {
+            let gateway = Arc::downgrade(gateway);
+            tokio::spawn(async move {
+                while let Some(Err(error)) = mounted(&gateway, volume.clone()).await {
+                    tracing::warn!(path = %volume.path.display(), error, "volume not mounted");
+                    tokio::time::sleep(RETRY).await;
+                }
+            });
+        }
+    }
+
+    /// Mounts a volume.
+    ///
+    /// # Errors
+    /// The sentence for the user.
+    pub async fn mount(gateway: &Arc<Gateway>, config: VolumeConfig) -> Result<(), String> {
+        let volumes = &gateway.volumes;
+        let known = volumes.enter(gateway, config)?;
+        gateway.mounts_changed();
+        let outcome = Serving::begin(gateway, &known.config, volumes.handle()).await;
+        match outcome {
+            Ok((serving, ended)) => {
+                known.become_(Phase::Mounted(serving));
+                let (weak, known) = (Arc::downgrade(gateway), Arc::clone(&known));
+                tokio::spawn(async move {
+                    let _ = ended.await;
+                    if let Some(gateway) = weak.upgrade() {
+                        gateway.volumes.has_ended(&gateway, &known);
+                    }
+                });
+                volumes.note_count();
+                gateway.mounts_changed();
+                Ok(())
+            }
+            Err(error) => {
+                known.become_(Phase::Not(error.clone()));
+                if !volumes.is_configured(gateway, &known) {
+                    volumes.known().retain(|other| !Arc::ptr_eq(other, &known));
+                    gateway.mounts_changed();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Notes a volume that is about to be mounted.
+    fn enter(&self, gateway: &Gateway, config: VolumeConfig) -> Result<Arc<Known>, String> {
+        let path = config.path.display().to_string();
+        if gateway.executors.named(&config.executor).is_none() {
+            let all = gateway.executors.all();
+            let names: Vec<&str> = all.iter().map(|executor| executor.name.as_str()).collect();
+            return Err(format!("no executor is named {}; there are {}", config.executor, names.join(", ")));
+        }
+        let is_volume = gateway.config.volumes.iter().any(|volume| volume.path == config.path);
+        if !is_volume && gateway.config.mounts.iter().any(|mount| mount.path == config.path) {
+            return Err(format!("{path} is a [[mount]] of {}", gateway.config.file.display()));
+        }
+        let mut known = self.known();
+        if let Some(old) = known.iter().position(|known| known.config.path == config.path) {
+            if known[old].is_mounted() {
+                return Err(format!("a volume is mounted on {path} already"));
+            }
+            known.remove(old);
+        }
+        let new = Arc::new(Known { config, phase: Mutex::new(Phase::Not("connecting".to_owned())) });
+        known.push(Arc::clone(&new));
+        Ok(new)
+    }
+
+    /// Unmounts a volume; also one that a gateway has left behind.
+    ///
+    /// # Errors
+    /// The sentence for the user.
+    pub async fn unmount(&self, path: &Path) -> Result<(), String> {
+        let known = self.known().iter().find(|known| known.config.path == path).cloned();
+        let serving = known.as_ref().and_then(|known| known.serving());
+        if let Some(serving) = &serving {
+            serving.volume.drain_all().await;
+        } else if !is_left_behind(path) {
+            return Err(format!("no volume is mounted on {}", path.display()));
+        }
+        let place = path.to_owned();
+        let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&place)).await;
+        unmounted.map_err(|error| error.to_string())?.map_err(|e| format!("cannot unmount {}: {e}", path.display()))
+    }
+
+    /// Before commands run on the server of a mount.
+    ///
+    /// # Errors
+    /// Why the server may not have what was written here.
+    pub async fn settle(&self, mount: &Mount) -> Result<(), String> {
+        for serving in self.of(mount) {
+            let settled = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.settle()).await;
+            let settled = settled.map_err(|_| "the server does not take what was written".to_owned())?;
+            settled.map_err(|errno| format!("what was written may not be on the server: {errno}"))?;
+        }
+        Ok(())
+    }
+
+    /// After commands have changed something there.
+    pub async fn catch_up(&self, mount: &Mount) {
+        for serving in self.of(mount) {
+            serving.volume.catch_up().await;
+        }
+    }
+
+    /// Those that show what a mount shows: the mount itself, or others of the same export.
+    fn of(&self, mount: &Mount) -> Vec<Serving> {
+        let Some(owner) = &mount.owner else { return Vec::new() };
+        let same = |known: &&Arc<Known>| known.config.executor == owner.executor && known.config.export == owner.export;
+        self.known().iter().filter(same).filter_map(|known| known.serving()).collect()
+    }
+
+    /// Writes what is left and unmounts all.
+    pub async fn end(&self) {
+        let all: Vec<_> = self.known().drain(..).collect();
+        for known in all {
+            let Some(serving) = known.serving() else { continue };
+            let path: PathBuf = known.config.path.clone();
+            if tokio::time::timeout(LAST_WRITES, serving.volume.drain_all()).await.is_err() {
+                tracing::warn!(path = %path.display(), "what was written last is not on the server");
+            }
+            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&path)).await;
+            tracing::info!(path = %known.config.path.display(), ?unmounted, "volume unmounted");
+        }
+        if let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    fn has_ended(&self, gateway: &Gateway, known: &Arc<Known>) {
+        tracing::info!(path = %known.config.path.display(), "volume has ended");
+        known.become_(Phase::Not("unmounted".to_owned()));
+        if !self.is_configured(gateway, known) {
+            self.known().retain(|other| !Arc::ptr_eq(other, known));
+        }
+        self.note_count();
+        gateway.mounts_changed();
+    }
+
+    fn is_configured(&self, gateway: &Gateway, known: &Known) -> bool {
+        gateway.config.volumes.iter().any(|volume| volume.path == known.config.path)
+    }
+
+    fn note_count(&self) {
+        let count = self.known().iter().filter(|known| known.is_mounted()).count();
+        self.mounted.send_replace(count);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<Arc<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runtime of the volumes, made for the first of them.
+    fn handle(&self) -> Result<tokio::runtime::Handle, String> {
+        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*runtime {
+            return Ok(runtime.handle().clone());
+        }
+        let built = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("volumes")
+            .enable_all()
+            .build()
+            .map_err(|error| format!("cannot start threads: {error}"))?;
+        Ok(runtime.insert(built).handle().clone())
+    }
+}
+
+/// `None`: the gateway has gone.
+async fn mounted(gateway: &Weak<Gateway>, volume: VolumeConfig) -> Option<Result<(), String>> {
+    Some(Volumes::mount(&gateway.upgrade()?, volume).await)
+}
+
+/// Whether a volume that nobody serves any more, or somebody else does, is mounted there.
+fn is_left_behind(path: &Path) -> bool {
+    let info = MountInfo::read();
+    let is_volume = |info: MountInfo| {
+        info.visible().iter().any(|entry| entry.mount_point == path && entry.fs_type == mount::FS_TYPE)
+    };
+    info.is_ok_and(is_volume)
+}
+
+impl Known {
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn become_(&self, phase: Phase) {
+        *self.phase() = phase;
+    }
+
+    fn is_mounted(&self) -> bool {
+        matches!(&*self.phase(), Phase::Mounted(_))
+    }
+
+    fn serving(&self) -> Option<Serving> {
+        match &*self.phase() {
+            Phase::Mounted(serving) => Some(serving.clone()),
+            Phase::Not(_) => None,
+        }
+    }
+
+    fn state(&self) -> Result<State, String> {
+        match &*self.phase() {
+            Phase::Mounted(serving) => Ok(serving.volume.state()),
+            Phase::Not(why) => Err(why.clone()),
+        }
+    }
+}

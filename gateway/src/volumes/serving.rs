@@ -1,0 +1,81 @@
+//! One volume from its connection to its mount.
+
+use std::{
+    path::Path,
+    sync::Arc,
+};
+
+use fs_mapper::{config::VolumeConfig, mountinfo::MountInfo};
+use nix::unistd::geteuid;
+use posh_reach::{Carrier, Route};
+use posh_volume::{
+    Store,
+    fs::{Settings, Volume},
+    fuse::{self, Users},
+    mount::{self, Wanted},
+};
+use tokio::{runtime::Handle, sync::oneshot};
+
+use crate::state::Gateway;
+
+/// What the kernel reads ahead, in KiB: one request.
+const READ_AHEAD_KIB: u32 = 1024;
+
+/// A volume that is mounted.
+#[derive(Debug, Clone)]
+pub(super) struct Serving {
+    pub volume: Arc<Volume>,
+}
+
+impl Serving {
+    /// Connects and mounts. The receiver hears when the mount has ended.
+    pub async fn begin(
+        gateway: &Gateway,
+        config: &VolumeConfig,
+        runtime: Result<Handle, String>,
+    ) -> Result<(Self, oneshot::Receiver<()>), String> {
+        let executors = gateway.volumes.added_to(&gateway.config);
+        let executor = executors.executor(&config.executor).ok_or("the executor is not in the configuration")?;
+        let route = Route::to(executor, &executors);
+        let config = config.clone();
+        // What belongs to the volume belongs to its runtime.
+        let begun = runtime?.spawn(async move {
+            let store = connect(&route, &config).await?;
+            let settings = Settings { sync: config.sync, cache_bytes: config.cache_bytes };
+            let (volume, invalidations) = Volume::new(store, settings);
+            let path = config.path.clone();
+            let source = config.source();
+            let for_everybody = geteuid().is_root();
+            let device = tokio::task::spawn_blocking(move || {
+                let wanted = Wanted { source: &source, read_only: config.read_only, for_everybody };
+                mount::mount(&wanted, &config.path)
+            });
+            let device = device.await.map_err(|error| error.to_string())?;
+            let device = device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
+            let users = if for_everybody { Users::All } else { Users::Own };
+            let served = tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, device, users));
+            let thread = served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
+            let (end, ended) = oneshot::channel();
+            tokio::task::spawn_blocking(move || {
+                let _ = thread.join();
+                let _ = end.send(());
+            });
+            read_ahead(&path);
+            Ok((Self { volume }, ended))
+        });
+        begun.await.map_err(|error| error.to_string())?
+    }
+}
+
+fn read_ahead(path: &Path) {
+    let Ok(info) = MountInfo::read() else { return };
+    if let Some(entry) = info.visible().into_iter().find(|entry| entry.mount_point == path) {
+        mount::read_ahead(entry.device, READ_AHEAD_KIB);
+    }
+}
+
+async fn connect(route: &Route, config: &VolumeConfig) -> Result<Arc<dyn Store>, String> {
+    let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+    let _: Carrier = reached.carrier;
+    Err(format!("{} can't be reached yet", config.source()))
+}

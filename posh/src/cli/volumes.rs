@@ -1,0 +1,217 @@
+//! `posh mount`, `posh umount` and `posh volumes`: the words of the command line in those of the gateway. A volume
+//! whose gateway is gone is taken out of the file tree from here.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use fs_mapper::mountinfo::MountInfo;
+use posh_proto::gateway::{MountVolumeRequest, UnmountVolumeRequest, Volume};
+use posh_volume::mount as volume;
+use serde_json::{Value, json};
+
+use super::tables::{aligned, pretty, text};
+use crate::{
+    Error,
+    gateway::{self, Client, Target},
+};
+
+/// What is mounted: `EXECUTOR:EXPORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Of the configuration.
+    pub executor: String,
+    /// As the executor names it.
+    pub export: String,
+}
+
+/// What `posh mount` may be told besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own on the command line")]
+pub struct Options {
+    /// Refuse changes.
+    pub read_only: bool,
+    /// In bytes.
+    pub cache_size: Option<u64>,
+    /// Writes are answered when they are on the server.
+    pub sync: bool,
+    /// Wait for ever.
+    pub hard: bool,
+}
+
+/// Reads `EXECUTOR:EXPORT`.
+///
+/// # Errors
+/// What it should look like.
+pub fn parse_source(words: &str) -> Result<Source, String> {
+    match words.split_once(':') {
+        Some((executor, export)) if !executor.is_empty() && !export.is_empty() => {
+            Ok(Source { executor: executor.to_owned(), export: export.to_owned() })
+        }
+        _ => Err("write it as EXECUTOR:EXPORT, such as store1:logs".to_owned()),
+    }
+}
+
+/// Reads a size.
+///
+/// # Errors
+/// What it should look like.
+pub fn parse_size(words: &str) -> Result<u64, String> {
+    fs_mapper::config::cache_size(words).map_err(|(what, hint)| format!("{what}; {hint}"))
+}
+
+/// Mounts.
+///
+/// # Errors
+/// [`Error::MountPoint`], and what the gateway says.
+pub fn mount(target: &Target, source: &Source, dir: &Path, options: &Options) -> Result<String, Error> {
+    let path = mount_point(dir)?;
+    if volume::is_dead(&path) {
+        take_out(&path)?;
+    }
+    let is_directory = path.metadata().map_err(|source| Error::MountPoint { path: dir.to_owned(), source })?.is_dir();
+    if !is_directory {
+        let source = io::Error::from(io::ErrorKind::NotADirectory);
+        return Err(Error::MountPoint { path: dir.to_owned(), source });
+    }
+    let request = MountVolumeRequest {
+        executor: source.executor.clone(),
+        export: source.export.clone(),
+        path: path.as_os_str().as_bytes().to_vec().into(),
+        read_only: options.read_only,
+        cache_bytes: options.cache_size.unwrap_or(0),
+        sync: options.sync,
+        hard: options.hard,
+    };
+    gateway::reach(&gateway::require(target)?)?.mount_volume(request)?;
+    Ok(String::new())
+}
+
+/// Unmounts, whether or not a gateway serves it.
+///
+/// # Errors
+/// [`Error::Unmount`], and what the gateway says.
+pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
+    let path = mount_point(dir)?;
+    let running = gateway::find(target)?.map(|place| Client::connect(place.socket()));
+    if let Some(Ok(mut gateway)) = running {
+        let request = UnmountVolumeRequest { path: path.as_os_str().as_bytes().to_vec().into() };
+        return gateway.unmount_volume(request).map(|()| String::new());
+    }
+    let info = MountInfo::read().map_err(|error| not_unmounted(&path, io::Error::other(error.to_string())))?;
+    if !info.visible().iter().any(|entry| entry.mount_point == path && entry.fs_type == volume::FS_TYPE) {
+        return Err(not_unmounted(&path, io::Error::other("it is no volume of posh")));
+    }
+    take_out(&path).map(|()| String::new())
+}
+
+/// The volumes, with what the gateway knows of each.
+///
+/// # Errors
+/// What kept the gateway from answering; one that does not run is not started.
+pub fn list(target: &Target, as_json: bool) -> Result<String, Error> {
+    let volumes = Client::connect(gateway::require(target)?.socket())?.volumes()?.volumes;
+    Ok(if as_json { pretty(&volumes.iter().map(volume_json).collect()) } else { table(&volumes) })
+}
+
+/// Absolute, without symlinks; of a mount that nobody serves any more nothing but its name can be known.
+fn mount_point(dir: &Path) -> Result<PathBuf, Error> {
+    let wrong = |source| Error::MountPoint { path: dir.to_owned(), source };
+    let absolute = std::path::absolute(dir).map_err(wrong)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) if !absolute.is_symlink() => {
+            let parent = parent.canonicalize().map_err(wrong)?;
+            let name: OsString = name.to_owned();
+            Ok(parent.join(name))
+        }
+        _ => absolute.canonicalize().map_err(wrong),
+    }
+}
+
+fn take_out(path: &Path) -> Result<(), Error> {
+    volume::unmount(path).map_err(|source| not_unmounted(path, source))
+}
+
+fn not_unmounted(path: &Path, source: io::Error) -> Error {
+    Error::Unmount { path: path.to_owned(), source }
+}
+
+fn table(volumes: &[Volume]) -> String {
+    let heading = ["PATH", "SOURCE", "CACHE", "DIRTY", "LEASES", "OPEN", "STATE"].map(str::to_owned);
+    let rows = volumes.iter().map(|volume| {
+        [
+            text(&volume.path),
+            format!("{}:{}", volume.executor, volume.export),
+            format!("{} of {}", mebibytes(volume.cached_bytes), mebibytes(volume.cache_bytes)),
+            mebibytes(volume.dirty_bytes),
+            volume.leases.to_string(),
+            volume.open.to_string(),
+            volume.state.clone(),
+        ]
+    });
+    aligned(std::iter::once(heading).chain(rows))
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+fn volume_json(volume: &Volume) -> Value {
+    json!({
+        "path": text(&volume.path),
+        "executor": volume.executor,
+        "export": volume.export,
+        "state": volume.state,
+        "read_only": volume.read_only,
+        "cached_bytes": volume.cached_bytes,
+        "cache_bytes": volume.cache_bytes,
+        "dirty_bytes": volume.dirty_bytes,
+        "leases": volume.leases,
+        "files": volume.files,
+        "open": volume.open,
+        "watched": volume.watched,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted() {
+        let source = |executor: &str, export: &str| Ok((executor.to_owned(), export.to_owned()));
+        let check = |words: &str, expect: Result<(String, String), ()>| {
+            let found = parse_source(words).map(|source| (source.executor, source.export)).map_err(drop);
+            assert_eq!(found, expect, "{words}");
+        };
+        check("store1:logs", source("store1", "logs"));
+        check("store1:/srv/a:b", source("store1", "/srv/a:b"));
+        check("store1", Err(()));
+        check(":logs", Err(()));
+        check("store1:", Err(()));
+    }
+
+    #[test]
+    fn the_table_tells_how_each_is() {
+        let volume = Volume {
+            path: "/mnt/logs".into(),
+            executor: "store1".to_owned(),
+            export: "logs".to_owned(),
+            state: "mounted".to_owned(),
+            cached_bytes: 3 << 20,
+            cache_bytes: 64 << 20,
+            dirty_bytes: 1,
+            leases: 12,
+            open: 2,
+            ..Volume::default()
+        };
+        let expected = "\
+PATH       SOURCE       CACHE            DIRTY  LEASES  OPEN  STATE
+/mnt/logs  store1:logs  3 MiB of 64 MiB  1 MiB  12      2     mounted
+";
+        assert_eq!(table(&[volume]), expected);
+    }
+}

@@ -1,0 +1,314 @@
+//! Open files, and what is done to their bytes.
+
+use std::{
+    ffi::OsStr,
+    ops::Range,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{Arc, atomic::Ordering},
+};
+
+use nix::errno::Errno;
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
+
+use super::{
+    Fault, attributes,
+    nodes::{BENEATH, Keep, Node, check_name},
+    session::{BYTES, Session, leases_of},
+};
+use crate::store::{
+    Allocation, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, OpenFlags, Place, Sought, Synced,
+};
+
+/// Open files of one session.
+const MAX_OPENED: usize = 32_768;
+/// Bytes of one step: a thread is not to be had for as long as a terabyte takes.
+const COPY_STEP_BYTES: u64 = 256 << 20;
+/// Attempts at a name that others make and remove at the same time.
+const ATTEMPTS: u32 = 16;
+
+/// A file that a session has open.
+#[derive(Debug)]
+pub struct Opened {
+    /// Which.
+    pub file: FileId,
+    /// How.
+    pub flags: OpenFlags,
+    /// As the kernel has it.
+    pub fd: OwnedFd,
+}
+
+/// What a place means.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Opened(Arc<Opened>),
+    Node(Node),
+}
+
+impl Target {
+    /// For calls that take any descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Opened(opened) => opened.fd.as_fd(),
+            Self::Node(node) => node.fd.as_fd(),
+        }
+    }
+
+    pub fn is_directory(&self) -> bool {
+        matches!(self, Self::Node(node) if node.kind == Kind::Directory)
+    }
+}
+
+/// A file open for what is to be done.
+#[derive(Debug, Clone)]
+pub enum Usable {
+    Opened(Arc<Opened>),
+    Own(Arc<OwnedFd>),
+}
+
+impl std::os::fd::AsFd for Usable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Opened(opened) => opened.fd.as_fd(),
+            Self::Own(fd) => fd.as_fd(),
+        }
+    }
+}
+
+impl Session {
+    /// The handle's file, or the id's.
+    pub fn target(&self, place: Place) -> Result<Target, Fault> {
+        match place.handle {
+            None => Ok(Target::Node(self.directory.nodes.node(place.file)?)),
+            Some(handle) => {
+                let opened = self.opened.lock().expect("not poisoned").get(&handle).cloned();
+                let opened = opened.filter(|opened| opened.file == place.file).ok_or(Errno::ESTALE)?;
+                Ok(Target::Opened(opened))
+            }
+        }
+    }
+
+    /// Opens a place for this one use, where its handle does not allow it already.
+    pub fn usable(&self, caller: &Caller, place: Place, flags: OpenFlags) -> Result<Usable, Fault> {
+        match self.target(place)? {
+            Target::Opened(opened) if opened.flags.contains(flags) => Ok(Usable::Opened(opened)),
+            Target::Opened(_) => Err(Errno::EBADF.into()),
+            Target::Node(node) => {
+                let _acting = self.directory.act(caller)?;
+                Ok(Usable::Own(Arc::new(self.reopen(&node, flags)?)))
+            }
+        }
+    }
+
+    fn reopen(&self, node: &Node, flags: OpenFlags) -> Result<OwnedFd, Fault> {
+        match node.kind {
+            Kind::Regular => {}
+            Kind::Directory if flags == OpenFlags::READ => {}
+            Kind::Directory => return Err(Errno::EISDIR.into()),
+            Kind::Symlink => return Err(Errno::ELOOP.into()),
+            // The workstation's kernel has pipes, sockets and devices of its own.
+            _ => return Err(Errno::ENXIO.into()),
+        }
+        if flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE) {
+            self.directory.require_writable()?;
+        }
+        Ok(rustix::fs::open(attributes::link_to(node.fd.as_fd()), kernel_flags(flags), Mode::empty())?)
+    }
+
+    /// open(2) of what exists.
+    pub fn open(&self, caller: &Caller, file: FileId, flags: OpenFlags) -> Result<Answer, Fault> {
+        let node = self.directory.nodes.node(file)?;
+        self.open_node(caller, &node, flags)
+    }
+
+    fn open_node(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Answer, Fault> {
+        let acting = self.directory.act(caller)?;
+        let fd = self.reopen(node, flags)?;
+        drop(acting);
+        self.keep(node.id, flags, fd, None)
+    }
+
+    /// open(2) with `O_CREAT`.
+    pub fn create(
+        &self,
+        caller: &Caller,
+        (parent, name): (FileId, &OsStr),
+        (mode, flags): (u32, OpenFlags),
+    ) -> Result<Answer, Fault> {
+        check_name(name)?;
+        let parent = self.directory.nodes.node(parent)?;
+        for _ in 0..ATTEMPTS {
+            match self.create_new(caller, (&parent, name), (mode, flags)) {
+                Err(fault) if fault == Fault::from(Errno::EEXIST) && !flags.contains(OpenFlags::EXCLUSIVE) => {}
+                made => return made,
+            }
+            match self.directory.nodes.child(&parent, name, Keep::Open) {
+                Err(fault) if fault == Fault::from(Errno::ENOENT) => {}
+                found => return self.open_node(caller, &found?, flags),
+            }
+        }
+        Err(Errno::EAGAIN.into())
+    }
+
+    fn create_new(
+        &self,
+        caller: &Caller,
+        (parent, name): (&Node, &OsStr),
+        (mode, flags): (u32, OpenFlags),
+    ) -> Result<Answer, Fault> {
+        // On a read-only export opening what exists is all right, as long as it is not changed.
+        if self.directory.require_writable().is_err() {
+            let exists = self.directory.nodes.child(parent, name, Keep::Open).is_ok();
+            return Err(if exists { Errno::EEXIST.into() } else { Errno::EROFS.into() });
+        }
+        let acting = self.directory.act(caller)?;
+        let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat2(&parent.fd, name, how, Mode::from_raw_mode(mode & 0o7777), BENEATH)?;
+        drop(acting);
+        let path =
+            self.directory.nodes.remember(fd.try_clone().map_err(errno_of)?, Some((parent.id, name)), Keep::Way)?;
+        let begun = self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
+        if !begun {
+            // It was there when this was announced, and has gone since.
+            self.directory.touched(parent.id, super::session::NAMES);
+        }
+        self.keep(path.id, flags, fd, Some(parent))
+    }
+
+    fn keep(&self, file: FileId, flags: OpenFlags, fd: OwnedFd, parent: Option<&Node>) -> Result<Answer, Fault> {
+        let wanted = if flags.contains(OpenFlags::NO_LEASE) {
+            Leases::ATTRIBUTES
+        } else if flags.contains(OpenFlags::WRITE) {
+            BYTES | Leases::WRITE
+        } else {
+            BYTES
+        };
+        let entry = self.entry((fd.as_fd(), file), wanted)?;
+        let handle = Handle(self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
+        let mut opened = self.opened.lock().expect("not poisoned");
+        if opened.len() >= MAX_OPENED {
+            return Err(Errno::EMFILE.into());
+        }
+        opened.insert(handle, Arc::new(Opened { file, flags, fd }));
+        drop(opened);
+        let parent = parent.map(|parent| self.entry_of_node(parent)).transpose()?;
+        Ok(Answer::Opened { handle, entry, parent })
+    }
+
+    /// The last close.
+    pub fn close(&self, handle: Handle) -> Result<Answer, Fault> {
+        let opened = self.opened.lock().expect("not poisoned").remove(&handle);
+        drop(opened.ok_or(Errno::EBADF)?);
+        self.keeper().unlocked.notify_waiters();
+        Ok(Answer::Done)
+    }
+
+    /// chown, chmod, truncate, utimensat.
+    pub fn set(&self, caller: &Caller, place: Place, changes: &Changes) -> Result<Entry, Fault> {
+        self.directory.require_writable()?;
+        let target = self.target(place)?;
+        let resized = match (&target, changes.size) {
+            (_, None) => None,
+            (Target::Opened(opened), Some(_)) if opened.flags.contains(OpenFlags::WRITE) => {
+                Some(Usable::Opened(opened.clone()))
+            }
+            // ftruncate(2) of a file that is open for reading.
+            (Target::Opened(_), Some(_)) => return Err(Errno::EINVAL.into()),
+            (Target::Node(_), Some(_)) => Some(self.usable(caller, place, OpenFlags::WRITE)?),
+        };
+        let acting = self.directory.act(caller)?;
+        attributes::change(target.fd(), changes)?;
+        if let (Some(file), Some(size)) = (&resized, changes.size) {
+            rustix::fs::ftruncate(file, size)?;
+        }
+        attributes::change_times(target.fd(), changes)?;
+        drop(acting);
+        let leases = if target.is_directory() { super::session::NAMES } else { Leases::ATTRIBUTES };
+        debug_assert!(!leases_of(changes).is_empty());
+        self.entry((target.fd(), place.file), leases)
+    }
+
+    /// fsync(2).
+    pub fn sync(&self, place: Place, what: Synced) -> Result<Answer, Fault> {
+        let target = self.target(place)?;
+        let own = match &target {
+            Target::Opened(_) => None,
+            // With our own rights: what somebody may write but not read is his to sync, too.
+            Target::Node(node) => Some(self.reopen(node, OpenFlags::READ)?),
+        };
+        let fd = own.as_ref().map_or_else(|| target.fd(), |own| own.as_fd());
+        match what {
+            Synced::Data => rustix::fs::fdatasync(fd)?,
+            Synced::Everything => rustix::fs::fsync(fd)?,
+        }
+        Ok(Answer::Done)
+    }
+
+    /// fallocate(2).
+    pub fn allocate(
+        &self,
+        caller: &Caller,
+        place: Place,
+        (range, how): (&Range<u64>, Allocation),
+    ) -> Result<Entry, Fault> {
+        let file = self.usable(caller, place, OpenFlags::WRITE)?;
+        let mode = match how {
+            Allocation::Extend => FallocateFlags::empty(),
+            Allocation::KeepSize => FallocateFlags::KEEP_SIZE,
+            Allocation::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            Allocation::ZeroRange => FallocateFlags::ZERO_RANGE,
+            Allocation::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+            Allocation::CollapseRange => FallocateFlags::COLLAPSE_RANGE,
+            Allocation::InsertRange => FallocateFlags::INSERT_RANGE,
+        };
+        rustix::fs::fallocate(&file, mode, range.start, range.end.saturating_sub(range.start))?;
+        self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
+    }
+
+    /// lseek(2).
+    pub fn seek(&self, caller: &Caller, place: Place, (offset, what): (u64, Sought)) -> Result<Answer, Fault> {
+        // A description of its own is not needed: nobody uses its offset.
+        let file = match self.target(place)? {
+            Target::Opened(opened) => Usable::Opened(opened),
+            Target::Node(_) => self.usable(caller, place, OpenFlags::READ)?,
+        };
+        let from = match what {
+            Sought::Data => SeekFrom::Data(offset),
+            Sought::Hole => SeekFrom::Hole(offset),
+        };
+        Ok(Answer::Offset(rustix::fs::seek(&file, from)?))
+    }
+
+    /// copy_file_range(2).
+    pub fn copy(
+        &self,
+        caller: &Caller,
+        ((from, from_offset), (to, to_offset)): ((Place, u64), (Place, u64)),
+        length: u64,
+    ) -> Result<Answer, Fault> {
+        let source = self.usable(caller, from, OpenFlags::READ)?;
+        let target = self.usable(caller, to, OpenFlags::WRITE)?;
+        let (mut from_offset, mut to_offset) = (from_offset, to_offset);
+        let length = usize::try_from(length.min(COPY_STEP_BYTES)).unwrap_or(usize::MAX);
+        let copied =
+            rustix::fs::copy_file_range(&source, Some(&mut from_offset), &target, Some(&mut to_offset), length)?;
+        let entry = self.entry((target.as_fd(), to.file), Leases::ATTRIBUTES)?;
+        Ok(Answer::Copied { bytes: copied as u64, entry })
+    }
+}
+
+/// As the kernel has them. Appending is done by each write ([`super::transfer`]); nothing waits for pipes.
+fn kernel_flags(flags: OpenFlags) -> OFlags {
+    let (reads, writes) = (flags.contains(OpenFlags::READ), flags.contains(OpenFlags::WRITE));
+    let access = match (reads, writes) {
+        (true, true) => OFlags::RDWR,
+        (false, true) => OFlags::WRONLY,
+        _ => OFlags::RDONLY,
+    };
+    let truncate = if flags.contains(OpenFlags::TRUNCATE) { OFlags::TRUNC } else { OFlags::empty() };
+    access | truncate | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
+}
+
+/// Of an error of the standard library.
+pub fn errno_of(error: std::io::Error) -> Fault {
+    Fault::from(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+}

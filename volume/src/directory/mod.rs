@@ -1,0 +1,167 @@
+//! The store over a directory of this machine: what an executor serves. Every path is walked by the kernel
+//! below the directory; nothing leads out of it, nor into what else is mounted there.
+//!
+//! * [`Directory`]: one export, with the rights of those who use it; [`DirectorySession`]: one of them
+//! * `session`: one op, from what it is going to touch to its answer
+//! * `nodes`: which file an id means; `attributes`: how it is
+//! * `names`: names made, changed and removed; `listing`: walked and listed
+//! * `files`: open files, their bytes; `transfer`: many at a time; `locks`
+//! * [`watch`]: what other programs change
+//! * `workers`: the threads; `sys`: the file with `unsafe`
+
+mod attributes;
+mod files;
+mod listing;
+mod locks;
+mod names;
+mod nodes;
+mod session;
+mod sys;
+mod transfer;
+pub mod watch;
+mod workers;
+
+use std::{
+    io,
+    os::fd::AsFd as _,
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use nix::{errno::Errno, unistd::geteuid};
+use rustix::fs::{Mode, OFlags};
+
+use self::{nodes::Nodes, sys::Acting, watch::Watch};
+pub use self::{
+    session::{DirectorySession, Liveness},
+    workers::Workers,
+};
+use crate::{
+    keeper::Keeper,
+    store::{Caller, FileId, Leases, Watched},
+};
+
+/// Names of so many directories are changed at the same time.
+const NAME_LOCKS: usize = 64;
+
+/// With whose rights files are touched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rights {
+    /// This process's.
+    Own,
+    /// One account's, whoever calls. Needs root.
+    User(Caller),
+    /// Each caller's own. Needs root.
+    Callers,
+}
+
+/// Whether anything may be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutability {
+    /// As the rights allow.
+    ReadWrite,
+    /// Nothing (`EROFS`).
+    ReadOnly,
+}
+
+/// What all directories of one machine share.
+#[derive(Debug)]
+pub struct Machine {
+    /// The leases.
+    pub keeper: Arc<Keeper>,
+    workers: Workers,
+    watch: Watch,
+}
+
+/// An export.
+#[derive(Debug)]
+pub struct Directory {
+    machine: Arc<Machine>,
+    nodes: Nodes,
+    rights: Rights,
+    mutability: Mutability,
+    watched: Watched,
+    /// Looking a name up and changing it are one step, among our own.
+    name_locks: [Mutex<()>; NAME_LOCKS],
+}
+
+/// An error number, whichever crate it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fault(Errno);
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Self {
+        Self(errno)
+    }
+}
+
+impl From<rustix::io::Errno> for Fault {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(Errno::from_raw(errno.raw_os_error()))
+    }
+}
+
+impl From<Fault> for Errno {
+    fn from(fault: Fault) -> Self {
+        fault.0
+    }
+}
+
+impl Machine {
+    /// Starts the threads, and the watch over what other programs change.
+    ///
+    /// # Errors
+    /// When the system has no threads left.
+    pub fn start() -> io::Result<Arc<Self>> {
+        let keeper = Arc::<Keeper>::default();
+        Ok(Arc::new(Self { watch: Watch::start(keeper.clone()), workers: Workers::start()?, keeper }))
+    }
+}
+
+impl Directory {
+    /// The directory at `path`, which may lead through symbolic links.
+    ///
+    /// # Errors
+    /// The system's, when it can't be opened or is none.
+    pub fn open(machine: Arc<Machine>, path: &Path, rights: Rights, mutability: Mutability) -> io::Result<Arc<Self>> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())?;
+        let watched = machine.watch.cover(root.as_fd());
+        let nodes = Nodes::new(root, geteuid().is_root()).map_err(|fault| io::Error::from(Errno::from(fault)))?;
+        let name_locks = std::array::from_fn(|_| Mutex::default());
+        Ok(Arc::new(Self { machine, nodes, rights, mutability, watched, name_locks }))
+    }
+
+    /// How other programs' changes are noticed.
+    #[must_use]
+    pub fn watched(&self) -> Watched {
+        self.watched
+    }
+
+    /// While what it gives lives, this thread has the rights that the caller's files are touched with.
+    fn act(&self, caller: &Caller) -> Result<Option<Acting>, Fault> {
+        match &self.rights {
+            Rights::Own => Ok(None),
+            Rights::User(user) => Ok(Some(Acting::begin(user)?)),
+            // root itself needs nothing to be taken away.
+            Rights::Callers if caller.uid == 0 && geteuid().is_root() => Ok(None),
+            Rights::Callers => Ok(Some(Acting::begin(caller)?)),
+        }
+    }
+
+    fn require_writable(&self) -> Result<(), Fault> {
+        match self.mutability {
+            Mutability::ReadWrite => Ok(()),
+            Mutability::ReadOnly => Err(Errno::EROFS.into()),
+        }
+    }
+
+    fn name_lock(&self, directory: FileId) -> usize {
+        (directory.generation % NAME_LOCKS as u64) as usize
+    }
+
+    /// Somebody's leases are of a file that was touched without announcement.
+    fn touched(&self, file: FileId, leases: Leases) {
+        self.machine.keeper.changed(self.nodes.file(file), leases);
+    }
+}

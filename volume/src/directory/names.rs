@@ -1,0 +1,168 @@
+//! Names made, changed and removed.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::fd::AsFd as _,
+    sync::MutexGuard,
+};
+
+use nix::errno::Errno;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags};
+
+use super::{
+    Fault, attributes,
+    nodes::{Keep, Node, check_name},
+    session::{NAMES, Session},
+};
+use crate::store::{Answer, Caller, Entry, FileId, Kind, Leases, Op, Removal, Renaming};
+
+/// Permissions with the bits above.
+const PERMISSIONS: u32 = 0o7777;
+
+impl Session {
+    /// A new name: of a directory, a node, a symbolic link, or for a file that is.
+    pub fn make(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+        let (Op::MakeDirectory { parent, name, .. }
+        | Op::MakeNode { parent, name, .. }
+        | Op::Symlink { parent, name, .. }
+        | Op::Link { parent, name, .. }) = op
+        else {
+            return Err(Errno::EOPNOTSUPP.into());
+        };
+        let (parent, child) = self.make_in(*parent, name, |parent| {
+            let source = match op {
+                Op::Link { file, .. } => Some(self.target(*file)?),
+                _ => None,
+            };
+            let _acting = self.directory.act(caller)?;
+            match op {
+                Op::MakeDirectory { mode, .. } => rustix::fs::mkdirat(&parent.fd, name, permissions(*mode))?,
+                Op::MakeNode { mode, kind, .. } => {
+                    rustix::fs::mknodat(&parent.fd, name, node_type(*kind)?, permissions(*mode), 0)?;
+                }
+                Op::Symlink { target, .. } => rustix::fs::symlinkat(target, &parent.fd, name)?,
+                _ => {
+                    let source = source.ok_or(Errno::EINVAL)?;
+                    let link = attributes::link_to(source.fd());
+                    rustix::fs::linkat(CWD, &*link, &parent.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(Answer::Made { entry: self.entry_of_node(&child)?, parent: self.entry_of_node(&parent)? })
+    }
+
+    /// Makes a name, and looks at what it means then.
+    pub fn make_in(
+        &self,
+        parent: FileId,
+        name: &OsStr,
+        make: impl FnOnce(&Node) -> Result<(), Fault>,
+    ) -> Result<(Node, Node), Fault> {
+        self.directory.require_writable()?;
+        check_name(name)?;
+        let parent = self.directory.nodes.node(parent)?;
+        let _locked = self.lock_names(&[parent.id]);
+        make(&parent)?;
+        let child = self.directory.nodes.child(&parent, name, Keep::Open)?;
+        Ok((parent, child))
+    }
+
+    /// unlink(2) or rmdir(2).
+    pub fn remove(&self, caller: &Caller, (parent, name): (FileId, &OsStr), what: Removal) -> Result<Answer, Fault> {
+        self.directory.require_writable()?;
+        let parent = self.directory.nodes.node(parent)?;
+        let locked = self.lock_names(&[parent.id]);
+        let child = self.directory.nodes.child(&parent, name, Keep::Open)?;
+        let flags = match what {
+            Removal::File => AtFlags::empty(),
+            Removal::Directory => AtFlags::REMOVEDIR,
+        };
+        let acting = self.directory.act(caller)?;
+        rustix::fs::unlinkat(&parent.fd, name, flags)?;
+        drop((acting, locked));
+        self.directory.touched_unless_begun(&child, self);
+        let file = self.rest_of(&child)?;
+        Ok(Answer::Removed { parent: self.entry_of_node(&parent)?, file })
+    }
+
+    /// renameat2(2).
+    pub fn rename(
+        &self,
+        caller: &Caller,
+        (from, to): (&(FileId, OsString), &(FileId, OsString)),
+        how: Renaming,
+    ) -> Result<Answer, Fault> {
+        self.directory.require_writable()?;
+        let nodes = &self.directory.nodes;
+        let (old, new) = (nodes.node(from.0)?, nodes.node(to.0)?);
+        let locked = self.lock_names(&[old.id, new.id]);
+        let file = nodes.child(&old, &from.1, Keep::Open)?;
+        let other = match nodes.child(&new, &to.1, Keep::Open) {
+            Ok(other) => Some(other),
+            Err(fault) if fault == Fault::from(Errno::ENOENT) => None,
+            Err(fault) => return Err(fault),
+        };
+        let flags = match how {
+            Renaming::Replace => RenameFlags::empty(),
+            Renaming::NoReplace => RenameFlags::NOREPLACE,
+            Renaming::Exchange => RenameFlags::EXCHANGE,
+        };
+        let acting = self.directory.act(caller)?;
+        rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags)?;
+        drop((acting, locked));
+        nodes.moved(file.id, new.id, &to.1);
+        if let (Some(other), Renaming::Exchange) = (&other, how) {
+            nodes.moved(other.id, old.id, &from.1);
+        }
+        std::iter::once(&file).chain(&other).for_each(|node| self.directory.touched_unless_begun(node, self));
+        Ok(Answer::Renamed {
+            from: self.entry_of_node(&old)?,
+            to: self.entry_of_node(&new)?,
+            file: self.entry_of_node(&file)?,
+            other: other.map(|other| self.rest_of(&other)).transpose()?.flatten(),
+        })
+    }
+
+    /// A file that has lost a name: it may have others, or be open.
+    fn rest_of(&self, node: &Node) -> Result<Option<Entry>, Fault> {
+        let entry = self.entry((node.fd.as_fd(), node.id), Leases::ATTRIBUTES)?;
+        let is_open = || self.opened.lock().expect("not poisoned").values().any(|opened| opened.file == node.id);
+        Ok(Some(entry).filter(|entry| entry.attributes.links > 0 || is_open()))
+    }
+
+    /// Until it is dropped, names of these directories mean what they mean, as far as this process is concerned.
+    fn lock_names(&self, directories: &[FileId]) -> Vec<MutexGuard<'_, ()>> {
+        let mut numbers: Vec<usize> = directories.iter().map(|id| self.directory.name_lock(*id)).collect();
+        // In one order everywhere, so that nobody waits in a circle.
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.into_iter().map(|n| self.directory.name_locks[n].lock().expect("not poisoned")).collect()
+    }
+}
+
+impl super::Directory {
+    /// Between announcement and deed the name may have come to mean another file.
+    fn touched_unless_begun(&self, node: &Node, session: &Session) {
+        let file = self.nodes.file(node.id);
+        let is_begun = session.keeper().table().is_changing(file, session.id);
+        if !is_begun {
+            self.touched(node.id, NAMES);
+        }
+    }
+}
+
+fn permissions(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & PERMISSIONS)
+}
+
+/// Devices of the server are nothing to be reached from elsewhere.
+fn node_type(kind: Kind) -> Result<FileType, Fault> {
+    match kind {
+        Kind::Regular => Ok(FileType::RegularFile),
+        Kind::Fifo => Ok(FileType::Fifo),
+        Kind::Socket => Ok(FileType::Socket),
+        Kind::BlockDevice | Kind::CharacterDevice => Err(Errno::EPERM.into()),
+        Kind::Directory | Kind::Symlink => Err(Errno::EINVAL.into()),
+    }
+}

@@ -1,0 +1,405 @@
+//! One session with a directory, and the way of one op: what it is going to touch, whom that has to wait for, what
+//! happens, and how things are then.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use nix::errno::Errno;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{
+    Directory, Fault, attributes,
+    files::Opened,
+    locks::Locks,
+    nodes::{Keep, Node},
+};
+use crate::{
+    keeper::{Begun, Keeper},
+    leases::{File, Intent, LEASE_TIME, SessionId},
+    store::{
+        Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op, OpenFlags, Pieces, Place,
+        ReadPart, Settling, Store, StoreState, Watched, Write,
+    },
+};
+
+/// What a change of names is about.
+pub const NAMES: Leases = Leases::ENTRIES.union(Leases::ATTRIBUTES);
+/// What a change of bytes is about.
+pub const BYTES: Leases = Leases::DATA.union(Leases::ATTRIBUTES);
+/// Notices that wait for their listener.
+const NOTICES: usize = 1024;
+
+/// What one op is going to touch.
+pub type Intents = Vec<(File, FileId, Intent)>;
+
+/// A session with a [`Directory`]. The last clone's end closes its files and gives back its locks and leases.
+#[derive(Debug, Clone)]
+pub struct DirectorySession(Arc<Session>);
+
+#[derive(Debug)]
+pub struct Session {
+    pub directory: Arc<Directory>,
+    pub id: SessionId,
+    pub opened: Mutex<HashMap<Handle, Arc<Opened>>>,
+    pub last_handle: AtomicU64,
+    pub locks: Locks,
+    liveness: Liveness,
+    has_listener: AtomicBool,
+}
+
+/// Who says that the session is alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// It lives as long as this process: its listener renews its leases.
+    Own,
+    /// Whoever serves it, by [`DirectorySession::renew`].
+    Served,
+}
+
+/// What became of an op at first.
+enum Attempt {
+    Done(Answer),
+    Wait(Begun),
+}
+
+impl DirectorySession {
+    /// A new one, without anything.
+    #[must_use]
+    pub fn open(directory: Arc<Directory>, liveness: Liveness) -> Self {
+        let id = directory.machine.keeper.table().open_session(Instant::now());
+        Self(Arc::new(Session {
+            directory,
+            id,
+            opened: Mutex::default(),
+            last_handle: AtomicU64::default(),
+            locks: Locks::default(),
+            liveness,
+            has_listener: false.into(),
+        }))
+    }
+
+    /// A sign of life from whoever is served.
+    pub fn renew(&self) {
+        self.0.renew();
+    }
+
+    /// Open files, for the state.
+    #[must_use]
+    pub fn open_files(&self) -> usize {
+        self.0.opened.lock().expect("not poisoned").len()
+    }
+}
+
+#[async_trait]
+impl Store for DirectorySession {
+    fn root(&self) -> FileId {
+        self.0.directory.nodes.root().id
+    }
+
+    async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        let session = &self.0;
+        match op {
+            Op::Lock { place, owner, lock, wait } => {
+                super::locks::lock(session, caller, (place, owner), (lock, wait)).await.map_err(Errno::from)
+            }
+            Op::Settle(how) => session.settle(how).await,
+            Op::Return(returned) => {
+                for each in returned {
+                    let file = session.directory.nodes.file(each.file);
+                    session.keeper().returned(session.id, file, each.leases, each.stamp);
+                }
+                Ok(Answer::Done)
+            }
+            op => session.perform(caller.clone(), op).await,
+        }
+    }
+
+    async fn read(&self, caller: &Caller, parts: Vec<ReadPart>) -> Pieces {
+        super::transfer::read(&self.0, caller, parts)
+    }
+
+    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+        super::transfer::write(&self.0, caller, writes).await
+    }
+
+    fn notices(&self) -> Notices {
+        let (sender, receiver) = mpsc::channel(NOTICES);
+        if !self.0.has_listener.swap(true, Ordering::Relaxed) {
+            tokio::spawn(tell(Arc::downgrade(&self.0), sender));
+        }
+        Box::pin(ReceiverStream::new(receiver))
+    }
+
+    fn valid_until(&self) -> Instant {
+        if self.0.liveness == Liveness::Own {
+            self.0.renew();
+        }
+        self.0.keeper().table().valid_until(self.0.id).unwrap_or_else(Instant::now)
+    }
+
+    fn lease_limit(&self) -> Option<Duration> {
+        (self.0.directory.watched == Watched::LeaseEnd).then_some(LEASE_TIME)
+    }
+
+    fn state(&self) -> StoreState {
+        StoreState { in_reach: true, watched: self.0.directory.watched, ..StoreState::default() }
+    }
+}
+
+/// Passes notices on for as long as there is a session and a listener.
+async fn tell(session: std::sync::Weak<Session>, sender: mpsc::Sender<Notice>) {
+    loop {
+        let Some((keeper, id)) = session.upgrade().map(|session| {
+            if session.liveness == Liveness::Own {
+                session.renew();
+            }
+            (session.keeper().clone(), session.id)
+        }) else {
+            return;
+        };
+        let notices = tokio::select! {
+            notices = keeper.notices(id) => notices,
+            () = sender.closed() => return,
+            // A session of our own is renewed in time.
+            () = tokio::time::sleep(LEASE_TIME / 4) => continue,
+        };
+        for notice in notices.unwrap_or_default() {
+            if sender.send(notice).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.keeper().end_session(self.id);
+        self.locks.clear();
+        self.opened.get_mut().expect("not poisoned").clear();
+        self.keeper().unlocked.notify_waiters();
+    }
+}
+
+impl Session {
+    pub fn keeper(&self) -> &Arc<Keeper> {
+        &self.directory.machine.keeper
+    }
+
+    fn renew(&self) {
+        self.keeper().table().renew(self.id, Instant::now());
+    }
+
+    async fn perform(self: &Arc<Self>, caller: Caller, op: Op) -> Result<Answer, Errno> {
+        let workers = &self.directory.machine.workers;
+        let op = Arc::new(op);
+        let first = {
+            let (session, caller, op) = (self.clone(), caller.clone(), op.clone());
+            workers.run(move || session.attempt(&caller, &op).map_err(Errno::from)).await?
+        };
+        match first {
+            Attempt::Done(answer) => Ok(answer),
+            Attempt::Wait(begun) => {
+                begun.clear().await;
+                let session = self.clone();
+                workers
+                    .run(move || {
+                        let answer = session.execute(&caller, &op).map_err(Errno::from);
+                        begun.finish();
+                        answer
+                    })
+                    .await
+            }
+        }
+    }
+
+    /// Does it at once, if nobody is in the way.
+    fn attempt(&self, caller: &Caller, op: &Op) -> Result<Attempt, Fault> {
+        let intents = self.intents(op)?;
+        let begun = self.keeper().begin(self.id, &intents);
+        if !begun.is_clear() {
+            return Ok(Attempt::Wait(begun));
+        }
+        let answer = self.execute(caller, op)?;
+        begun.finish();
+        Ok(Attempt::Done(answer))
+    }
+
+    async fn settle(self: &Arc<Self>, how: Settling) -> Result<Answer, Errno> {
+        let directory = self.directory.clone();
+        if how == Settling::Flush {
+            self.keeper().begin_flush(self.id).clear().await;
+        }
+        let catch_up = move || {
+            directory.machine.watch.catch_up();
+            Ok(())
+        };
+        self.directory.machine.workers.run(catch_up).await?;
+        Ok(Answer::Settled(self.keeper().table().next_stamp()))
+    }
+
+    /// What the op looks at or changes, as far as names tell now.
+    fn intents(&self, op: &Op) -> Result<Intents, Fault> {
+        let change = |id: FileId, leases| self.intent(id, Intent::Change(leases));
+        Ok(match op {
+            Op::Walk { from, names } => self.looks(|| self.walked_ids(*from, names)),
+            Op::List { directory, cookie, limit } => self.looks(|| self.listed_ids(*directory, *cookie, *limit)),
+            Op::Attributes(place) | Op::Seek { place, .. } => vec![self.intent(place.file, Intent::Look)],
+            Op::Set { place, changes } => vec![change(place.file, leases_of(changes))],
+            Op::MakeDirectory { parent, .. } | Op::MakeNode { parent, .. } | Op::Symlink { parent, .. } => {
+                vec![change(*parent, NAMES)]
+            }
+            Op::Link { file, parent, .. } => vec![change(*parent, NAMES), change(file.file, Leases::ATTRIBUTES)],
+            Op::Remove { parent, name, .. } => {
+                let child = self.child_id(*parent, name)?;
+                vec![change(*parent, NAMES), change(child.ok_or(Errno::ENOENT)?, NAMES)]
+            }
+            Op::Rename { from, to, .. } => {
+                let file = self.child_id(from.0, &from.1)?.ok_or(Errno::ENOENT)?;
+                let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES), change(file, Leases::ATTRIBUTES)];
+                intents.extend(self.child_id(to.0, &to.1)?.map(|other| change(other, NAMES)));
+                intents
+            }
+            Op::Create { parent, name, flags, .. } => match self.child_id(*parent, name)? {
+                Some(file) if !flags.contains(OpenFlags::EXCLUSIVE) => vec![self.intent(file, opening(*flags))],
+                Some(_) => return Err(Errno::EEXIST.into()),
+                None => vec![change(*parent, NAMES)],
+            },
+            Op::Open { file, flags } => vec![self.intent(*file, opening(*flags))],
+            Op::Allocate { place, .. } => vec![change(place.file, BYTES)],
+            Op::CopyRange { from, to, .. } => {
+                vec![self.intent(from.0.file, Intent::Look), change(to.0.file, BYTES)]
+            }
+            Op::SetAttribute { place, .. } | Op::RemoveAttribute { place, .. } => {
+                vec![change(place.file, Leases::ATTRIBUTES)]
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    fn execute(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+        match op {
+            Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
+            Op::List { directory, cookie, limit } => {
+                self.list(caller, *directory, (*cookie, *limit)).map(Answer::Listing)
+            }
+            Op::Attributes(place) => self.entry_of(*place).map(Answer::Entry),
+            Op::Set { place, changes } => self.set(caller, *place, changes).map(Answer::Entry),
+            Op::ReadLink(file) => self.read_link(*file),
+            Op::MakeDirectory { .. } | Op::MakeNode { .. } | Op::Symlink { .. } | Op::Link { .. } => {
+                self.make(caller, op)
+            }
+            Op::Remove { parent, name, what } => self.remove(caller, (*parent, name), *what),
+            Op::Rename { from, to, how } => self.rename(caller, (from, to), *how),
+            Op::Create { parent, name, mode, flags } => self.create(caller, (*parent, name), (*mode, *flags)),
+            Op::Open { file, flags } => self.open(caller, *file, *flags),
+            Op::Close(handle) => self.close(*handle),
+            Op::Sync { place, what } => self.sync(*place, *what),
+            Op::Allocate { place, range, how } => self.allocate(caller, *place, (range, *how)).map(Answer::Entry),
+            Op::Seek { place, offset, what } => self.seek(caller, *place, (*offset, *what)),
+            Op::CopyRange { from, to, length } => self.copy(caller, (*from, *to), *length),
+            Op::FileSystem => attributes::file_system(self.directory.nodes.root().fd.as_fd()).map(Answer::FileSystem),
+            Op::GetAttribute { .. } | Op::SetAttribute { .. } | Op::ListAttributes(_) | Op::RemoveAttribute { .. } => {
+                self.extended(caller, op)
+            }
+            Op::TestLock { place, owner, lock } => super::locks::test(self, caller, (*place, *owner), lock),
+            Op::Unlock { file, owner } => {
+                super::locks::unlock(self, *file, *owner);
+                Ok(Answer::Done)
+            }
+            // Answered before anything is touched.
+            Op::Lock { .. } | Op::Return(_) | Op::Settle(_) => Err(Errno::EOPNOTSUPP.into()),
+        }
+    }
+
+    fn extended(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+        let (Op::GetAttribute { place, .. }
+        | Op::SetAttribute { place, .. }
+        | Op::RemoveAttribute { place, .. }
+        | Op::ListAttributes(place)) = op
+        else {
+            return Err(Errno::EOPNOTSUPP.into());
+        };
+        let target = self.target(*place)?;
+        let stamp = self.keeper().table().next_stamp();
+        let acting = self.directory.act(caller)?;
+        let answer = match op {
+            Op::GetAttribute { name, .. } => {
+                Some(Answer::Value { value: attributes::value(target.fd(), name)?, stamp })
+            }
+            Op::ListAttributes(_) => Some(Answer::Names { names: attributes::names(target.fd())?, stamp }),
+            Op::SetAttribute { name, value, how, .. } => {
+                self.directory.require_writable()?;
+                attributes::set_value(target.fd(), name, value, *how)?;
+                None
+            }
+            Op::RemoveAttribute { name, .. } => {
+                self.directory.require_writable()?;
+                attributes::remove_value(target.fd(), name)?;
+                None
+            }
+            _ => None,
+        };
+        drop(acting);
+        answer.map_or_else(|| self.entry_of(*place).map(Answer::Entry), Ok)
+    }
+
+    /// What is held under [`Leases::WRITE`] by others, of files that are about to be told of. Most often nobody holds any.
+    fn looks(&self, ids: impl FnOnce() -> Vec<FileId>) -> Intents {
+        if !self.keeper().table().may_be_held_back(self.id) {
+            return Vec::new();
+        }
+        ids().into_iter().map(|id| self.intent(id, Intent::Look)).collect()
+    }
+
+    fn intent(&self, id: FileId, intent: Intent) -> (File, FileId, Intent) {
+        (self.directory.nodes.file(id), id, intent)
+    }
+
+    /// The file that a name means now.
+    pub fn child_id(&self, parent: FileId, name: &std::ffi::OsStr) -> Result<Option<FileId>, Fault> {
+        let parent = self.directory.nodes.node(parent)?;
+        match self.directory.nodes.child(&parent, name, Keep::Open) {
+            Ok(child) => Ok(Some(child.id)),
+            Err(fault) if fault == Fault::from(Errno::ENOENT) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// How a place is now, with the leases that go with it.
+    pub fn entry_of(&self, place: Place) -> Result<Entry, Fault> {
+        let target = self.target(place)?;
+        let leases = if target.is_directory() { NAMES } else { Leases::ATTRIBUTES };
+        self.entry((target.fd(), place.file), leases)
+    }
+
+    /// How a node is now.
+    pub fn entry_of_node(&self, node: &Node) -> Result<Entry, Fault> {
+        let leases = if node.kind == Kind::Directory { NAMES } else { Leases::ATTRIBUTES };
+        self.entry((node.fd.as_fd(), node.id), leases)
+    }
+
+    /// First the lease, then the look: a change in between is recalled with a later stamp.
+    pub fn entry(&self, (fd, id): (BorrowedFd<'_>, FileId), wanted: Leases) -> Result<Entry, Fault> {
+        let file = (self.directory.nodes.file(id), id);
+        let (leases, stamp) = self.keeper().table().grant(self.id, file, wanted, Instant::now());
+        Ok(Entry { attributes: attributes::of(fd, id)?, leases, stamp })
+    }
+}
+
+/// What a change of attributes is about.
+pub fn leases_of(changes: &Changes) -> Leases {
+    if changes.size.is_some() { BYTES } else { Leases::ATTRIBUTES }
+}
+
+fn opening(flags: OpenFlags) -> Intent {
+    if flags.contains(OpenFlags::TRUNCATE) { Intent::Change(BYTES) } else { Intent::Look }
+}

@@ -1,0 +1,285 @@
+//! Bytes of many files at a time, out and in.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::AsFd as _,
+    sync::Arc,
+};
+
+use bytes::{Bytes, BytesMut};
+use nix::errno::Errno;
+use rustix::{
+    fs::{Mode, OFlags},
+    io::ReadWriteFlags,
+};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{
+    Fault, attributes,
+    files::Usable,
+    nodes::{BENEATH, Keep, Node, check_name},
+    session::{BYTES, NAMES, Session, leases_of},
+};
+use crate::{
+    keeper::Begun,
+    leases::Intent,
+    store::{Caller, Entry, FileId, Leases, NewFile, OpenFlags, Piece, Pieces, Place, Put, ReadPart, Write},
+};
+
+/// What is read at a time.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Parts that are read at the same time: the disk's queue, not one file after the other.
+const PARALLEL_PARTS: usize = 4;
+/// Pieces that wait for whoever reads them: 4 MiB.
+const PIECES: usize = 16;
+
+/// A part under way.
+struct Reading {
+    file: Usable,
+    part: u32,
+    place: Place,
+    offset: u64,
+    end: u64,
+    first: Option<Entry>,
+}
+
+/// See [`crate::Store::read`].
+pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pieces {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let (session, caller) = (session.clone(), caller.clone());
+    // It ends by itself when nobody listens any more.
+    tokio::spawn(async move {
+        let room = Arc::new(Semaphore::new(PARALLEL_PARTS));
+        for (number, part) in parts.into_iter().enumerate() {
+            let Ok(permit) = room.clone().acquire_owned().await else { return };
+            if sender.is_closed() {
+                return;
+            }
+            let (session, caller, sender) = (session.clone(), caller.clone(), sender.clone());
+            let number = u32::try_from(number).unwrap_or(u32::MAX);
+            tokio::spawn(async move {
+                read_part(&session, caller, (number, part), &sender).await;
+                drop(permit);
+            });
+        }
+    });
+    Box::pin(ReceiverStream::new(receiver))
+}
+
+async fn read_part(
+    session: &Arc<Session>,
+    caller: Caller,
+    (number, part): (u32, ReadPart),
+    sender: &mpsc::Sender<Result<Piece, Errno>>,
+) {
+    let offset = part.range.start;
+    if let Err(errno) = read_pieces(session, caller, (number, part), sender).await {
+        let piece = Piece { part: number, offset, data: Err(errno), is_last: true, entry: None };
+        let _ = sender.send(Ok(piece)).await;
+    }
+}
+
+async fn read_pieces(
+    session: &Arc<Session>,
+    caller: Caller,
+    (number, part): (u32, ReadPart),
+    sender: &mpsc::Sender<Result<Piece, Errno>>,
+) -> Result<(), Errno> {
+    let workers = &session.directory.machine.workers;
+    // Who holds something back has written it when this is clear.
+    session.begin_of(&[(part.place.file, Intent::Look)]).clear().await;
+    let its = session.clone();
+    let mut next = workers.run(move || Ok(its.first_piece(&caller, number, &part)?)).await?;
+    loop {
+        let (piece, reading) = next;
+        if sender.send(Ok(piece)).await.is_err() {
+            return Ok(());
+        }
+        let Some(reading) = reading else { return Ok(()) };
+        let its = session.clone();
+        next = workers.run(move || Ok(its.next_piece(reading)?)).await?;
+    }
+}
+
+/// See [`crate::Store::write`].
+pub async fn write(
+    session: &Arc<Session>,
+    caller: &Caller,
+    writes: Vec<Write>,
+) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    let writes = Arc::new(writes);
+    let mut results = Vec::with_capacity(writes.len());
+    let mut begun = None;
+    while results.len() < writes.len() {
+        let (session_, caller, writes, first) = (session.clone(), caller.clone(), writes.clone(), results.len());
+        let job = move || Ok(session_.write_some(&caller, &writes[first..], begun));
+        let (more, waits) = session.directory.machine.workers.run(job).await?;
+        results.extend(more);
+        if let Some(waits) = &waits {
+            waits.clear().await;
+        }
+        begun = waits;
+    }
+    Ok(results)
+}
+
+impl Session {
+    fn begin_of(&self, files: &[(FileId, Intent)]) -> Begun {
+        let intents: Vec<_> = files.iter().map(|(id, what)| (self.directory.nodes.file(*id), *id, *what)).collect();
+        self.keeper().begin(self.id, &intents)
+    }
+
+    fn first_piece(&self, caller: &Caller, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
+        let file = self.usable(caller, of.place, OpenFlags::READ)?;
+        let first = Some(self.entry((file.as_fd(), of.place.file), BYTES)?);
+        self.next_piece(Reading { file, part, place: of.place, offset: of.range.start, end: of.range.end, first })
+    }
+
+    fn next_piece(&self, mut reading: Reading) -> Result<(Piece, Option<Reading>), Fault> {
+        let wanted = reading.end.saturating_sub(reading.offset).min(PIECE_BYTES);
+        let data = read_fully(&reading.file, reading.offset, wanted as usize)?;
+        let (part, offset) = (reading.part, reading.offset);
+        reading.offset += data.len() as u64;
+        let is_last = (data.len() as u64) < wanted || reading.offset >= reading.end;
+        let entry = match reading.first.take() {
+            Some(first) => Some(first),
+            None if is_last => Some(self.entry((reading.file.as_fd(), reading.place.file), Leases::empty())?),
+            None => None,
+        };
+        let piece = Piece { part, offset, data: Ok(data), is_last, entry };
+        Ok((piece, Some(reading).filter(|_| !is_last)))
+    }
+
+    /// As many as can be written without waiting. `begun`: what the first of them has waited for.
+    fn write_some(
+        &self,
+        caller: &Caller,
+        writes: &[Write],
+        mut begun: Option<Begun>,
+    ) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
+        let mut results = Vec::new();
+        for write in writes {
+            let now = match begun.take() {
+                Some(begun) => begun,
+                None => match self.write_intent(write) {
+                    Ok(intent) => self.begin_of(&[intent]),
+                    Err(fault) => {
+                        results.push(Err(fault.into()));
+                        continue;
+                    }
+                },
+            };
+            if !now.is_clear() {
+                return (results, Some(now));
+            }
+            results.push(self.write_one(caller, write).map_err(Errno::from));
+            now.finish();
+        }
+        (results, None)
+    }
+
+    fn write_intent(&self, write: &Write) -> Result<(FileId, Intent), Fault> {
+        Ok(match write {
+            Write::At { place, .. } | Write::Append { place, .. } => (place.file, Intent::Change(BYTES)),
+            Write::Set { place, changes } => (place.file, Intent::Change(leases_of(changes))),
+            Write::Put(put) => (self.parent_of(put)?.id, Intent::Change(NAMES)),
+        })
+    }
+
+    fn write_one(&self, caller: &Caller, write: &Write) -> Result<Entry, Fault> {
+        match write {
+            Write::At { place, offset, data } => self.write_bytes(caller, *place, (data, Some(*offset))),
+            Write::Append { place, data } => self.write_bytes(caller, *place, (data, None)),
+            Write::Set { place, changes } => self.set(caller, *place, changes),
+            Write::Put(put) => self.put(caller, put),
+        }
+    }
+
+    /// At an offset, or at the end, which the kernel finds in the same step.
+    fn write_bytes(
+        &self,
+        caller: &Caller,
+        place: Place,
+        (data, offset): (&Bytes, Option<u64>),
+    ) -> Result<Entry, Fault> {
+        let file = self.usable(caller, place, OpenFlags::WRITE)?;
+        // The kernel takes suid and sgid bits from a file that its caller writes to: that is not us.
+        let acting = self.directory.act(caller)?;
+        write_all(&file, data, offset)?;
+        drop(acting);
+        self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
+    }
+
+    fn parent_of(&self, put: &Put) -> Result<Node, Fault> {
+        let directory = self.directory.nodes.node(put.directory)?;
+        let (_, above) = put.path.split_last().ok_or(Errno::EINVAL)?;
+        self.directory.nodes.descend(&directory, above)
+    }
+
+    /// A new file, complete or not at all, as far as nobody else touches it.
+    fn put(&self, caller: &Caller, put: &Put) -> Result<Entry, Fault> {
+        self.directory.require_writable()?;
+        let parent = self.parent_of(put)?;
+        let name = put.path.last().ok_or(Errno::EINVAL)?;
+        check_name(name)?;
+        let acting = self.directory.act(caller)?;
+        let mode = Mode::from_raw_mode(put.mode & 0o7777);
+        match &put.what {
+            NewFile::Directory => rustix::fs::mkdirat(&parent.fd, name, mode)?,
+            NewFile::Symlink { target } => rustix::fs::symlinkat(target, &parent.fd, name)?,
+            NewFile::Regular { data } => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
+                let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
+                if let Err(fault) = written {
+                    let _ = rustix::fs::unlinkat(&parent.fd, name, rustix::fs::AtFlags::empty());
+                    return Err(fault);
+                }
+                drop(acting);
+                let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
+                return self.entry_of_node(&node);
+            }
+        }
+        drop(acting);
+        let node = self.directory.nodes.child(&parent, name, Keep::Open)?;
+        let acting = self.directory.act(caller)?;
+        change(node.fd.as_fd(), put)?;
+        drop(acting);
+        self.entry_of_node(&node)
+    }
+}
+
+fn change(fd: std::os::fd::BorrowedFd<'_>, put: &Put) -> Result<(), Fault> {
+    attributes::change(fd, &put.changes)?;
+    if let Some(size) = put.changes.size {
+        rustix::fs::ftruncate(fd, size)?;
+    }
+    attributes::change_times(fd, &put.changes)
+}
+
+fn read_fully(file: &Usable, offset: u64, wanted: usize) -> Result<Bytes, Fault> {
+    let mut data = BytesMut::zeroed(wanted);
+    let mut filled = 0;
+    while filled < wanted {
+        let mut slice = [IoSliceMut::new(&mut data[filled..])];
+        match rustix::io::preadv2(file, &mut slice, offset + filled as u64, ReadWriteFlags::empty())? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    data.truncate(filled);
+    Ok(data.freeze())
+}
+
+fn write_all(file: impl std::os::fd::AsFd, mut data: &[u8], mut offset: Option<u64>) -> Result<(), Fault> {
+    while !data.is_empty() {
+        let flags = if offset.is_none() { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
+        let written = rustix::io::pwritev2(&file, &[IoSlice::new(data)], offset.unwrap_or_default(), flags)?;
+        data = &data[written..];
+        if let Some(offset) = &mut offset {
+            *offset += written as u64;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! What other programs of this machine change, as fanotify(7) tells it: each change becomes a recall. What this process
+//! does itself is announced beforehand ([`crate::keeper`]) and passed over here.
+//!
+//! With root's rights a whole file system is watched. Stores through a shared mapping are told of by nothing in
+//! the kernel before they are written back.
+
+use std::{
+    collections::HashSet,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, Weak},
+    thread,
+};
+
+use nix::{
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
+
+use super::sys::{self, Event, EventFile};
+use crate::{
+    keeper::Keeper,
+    leases::File,
+    store::{Leases, Watched},
+};
+
+/// Names and identities of files with each event. Events are queued without bound: a lost one would make all leases worthless at once.
+const QUEUE: u32 = libc::FAN_CLASS_NOTIF
+    | libc::FAN_CLOEXEC
+    | libc::FAN_NONBLOCK
+    | libc::FAN_REPORT_DFID_NAME_TARGET
+    | libc::FAN_UNLIMITED_QUEUE;
+const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
+const EVENTS: u64 = NAMES | libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_DELETE_SELF | libc::FAN_ONDIR;
+/// A read's worth of events.
+const READ_BYTES: usize = 64 << 10;
+/// The kernel's name for a directory's own record.
+const ITSELF: &[u8] = b".";
+
+/// The queue, and the thread that empties it.
+#[derive(Debug)]
+pub struct Watch {
+    shared: Option<Arc<Shared>>,
+    /// Wakes the thread for its end.
+    end: Option<Arc<EventFd>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: OwnedFd,
+    keeper: Arc<Keeper>,
+    systems: Mutex<HashSet<u64>>,
+    /// Whoever has it takes the events in their order.
+    reading: Mutex<()>,
+}
+
+impl Watch {
+    /// Where the kernel or our rights do not allow it, nothing is watched.
+    pub fn start(keeper: Arc<Keeper>) -> Self {
+        let none = Self { shared: None, end: None };
+        let Ok(queue) = sys::fanotify(QUEUE) else { return none };
+        let Ok(end) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) else { return none };
+        let end = Arc::new(end);
+        let shared = Arc::new(Shared { queue, keeper, systems: Mutex::default(), reading: Mutex::default() });
+        let (watched, its_end) = (Arc::downgrade(&shared), end.clone());
+        let thread = thread::Builder::new().name("watch".to_owned()).spawn(move || attend(&watched, &its_end));
+        match thread {
+            Ok(_) => Self { shared: Some(shared), end: Some(end) },
+            Err(_) => none,
+        }
+    }
+
+    /// Watches the file system of that directory from now on.
+    pub fn cover(&self, root: BorrowedFd<'_>) -> Watched {
+        let Some(shared) = &self.shared else { return Watched::LeaseEnd };
+        let Ok(found) = rustix::fs::fstatvfs(root) else { return Watched::LeaseEnd };
+        let mut systems = shared.systems.lock().expect("not poisoned");
+        if !systems.contains(&found.f_fsid) {
+            // A mark is made by a descriptor that is not O_PATH.
+            let link = super::attributes::link_to(root);
+            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+            let marked = rustix::fs::open(link, flags, rustix::fs::Mode::empty()).is_ok_and(|directory| {
+                let how = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+                sys::fanotify_mark(shared.queue.as_fd(), how, EVENTS, directory.as_fd()).is_ok()
+            });
+            if !marked {
+                return Watched::LeaseEnd;
+            }
+            systems.insert(found.f_fsid);
+        }
+        Watched::Fanotify
+    }
+
+    /// What happened before this was called has become recalls when it returns.
+    pub fn catch_up(&self) {
+        if let Some(shared) = &self.shared {
+            shared.read_all();
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(end) = &self.end {
+            let _ = end.write(1);
+        }
+    }
+}
+
+/// Reads events until the end.
+fn attend(shared: &Weak<Shared>, end: &EventFd) {
+    loop {
+        // Held while waiting, so that the queue stays open; the end is told by `end`.
+        let Some(shared) = shared.upgrade() else { return };
+        let mut both =
+            [PollFd::new(shared.queue.as_fd(), PollFlags::POLLIN), PollFd::new(end.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut both, PollTimeout::NONE).is_ok() {
+            if both[1].any().unwrap_or(true) {
+                return;
+            }
+            shared.read_all();
+        }
+    }
+}
+
+impl Shared {
+    fn read_all(&self) {
+        let _reading = self.reading.lock().expect("not poisoned");
+        let own = std::process::id().cast_signed();
+        let mut buffer = vec![0; READ_BYTES];
+        while let Ok(length) = nix::unistd::read(&self.queue, &mut buffer) {
+            if length == 0 {
+                return;
+            }
+            let events = sys::events(&buffer[..length]);
+            events.iter().filter(|event| event.pid != own).for_each(|event| self.take(event));
+        }
+    }
+
+    fn take(&self, event: &Event) {
+        if event.mask & libc::FAN_Q_OVERFLOW != 0 {
+            self.keeper.lose_all();
+            return;
+        }
+        for file in &event.files {
+            let leases = affected(event.mask, file);
+            if !leases.is_empty() {
+                self.keeper.changed(File { system: file.system, generation: file.handle.number() }, leases);
+            }
+        }
+    }
+}
+
+/// What an event ends of one of its files.
+fn affected(mask: u64, file: &EventFile) -> Leases {
+    let is_parent = file.kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME && file.name != ITSELF;
+    let mut leases = Leases::empty();
+    if mask & NAMES != 0 {
+        // The file itself has another change time, or one link more or less.
+        leases |= if is_parent { Leases::ENTRIES | Leases::ATTRIBUTES } else { Leases::ATTRIBUTES };
+    }
+    if !is_parent && mask & libc::FAN_MODIFY != 0 {
+        leases |= Leases::DATA | Leases::ATTRIBUTES;
+    }
+    if !is_parent && mask & (libc::FAN_ATTRIB | libc::FAN_DELETE_SELF) != 0 {
+        leases |= Leases::ATTRIBUTES;
+    }
+    leases
+}

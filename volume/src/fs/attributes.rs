@@ -1,0 +1,133 @@
+//! What a file is, apart from its names and contents.
+
+use std::ffi::{OsStr, OsString};
+
+use bytes::Bytes;
+
+use super::Volume;
+use crate::store::{
+    Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Op, Place,
+};
+
+impl Volume {
+    /// stat(2). What is being written is on the server first, so that size and times are those of the server.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn attributes(&self, caller: &Caller, number: u64) -> Result<Attributes, Errno> {
+        let file = self.file(number)?;
+        self.drain(file).await;
+        if let Some(attributes) = self.table().node(number).and_then(|node| node.attributes).filter(|_| self.is_valid()) {
+            return Ok(attributes);
+        }
+        match self.ask_of(caller, file, Op::Attributes).await? {
+            Answer::Entry(entry) => Ok(entry.attributes),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to, where there is one.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn change(
+        &self,
+        caller: &Caller,
+        number: u64,
+        open: Option<u64>,
+        changes: Changes,
+    ) -> Result<Attributes, Errno> {
+        let file = self.file(number)?;
+        self.drain(file).await;
+        let open = open.and_then(|open| self.open_file(open).ok());
+        let answer = match open {
+            Some(open) => {
+                let place = Place { file, handle: Some(open.handle) };
+                self.ask(caller, Op::Set { place, changes }).await?
+            }
+            None => self.ask_of(caller, file, |place| Op::Set { place, changes }).await?,
+        };
+        match answer {
+            Answer::Entry(entry) => Ok(entry.attributes),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// readlink(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn target(&self, caller: &Caller, number: u64) -> Result<OsString, Errno> {
+        let file = self.file(number)?;
+        if let Some(target) = self.table().node(number).and_then(|node| node.target.clone()).filter(|_| self.is_valid()) {
+            return Ok(target);
+        }
+        let Answer::Target { target, stamp } = self.ask(caller, Op::ReadLink(file)).await? else {
+            return Err(Errno::EPROTO);
+        };
+        if let Some(node) = self.table().node_mut(number).filter(|node| node.attributes.is_some() && stamp >= node.stamp) {
+            node.target = Some(target.clone());
+        }
+        Ok(target)
+    }
+
+    /// statfs(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn file_system(&self, caller: &Caller) -> Result<FileSystem, Errno> {
+        match self.ask(caller, Op::FileSystem).await? {
+            Answer::FileSystem(about) => Ok(about),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// getxattr(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn extended(&self, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
+        let file = self.file(number)?;
+        match self.ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() }).await? {
+            Answer::Value { value, .. } => Ok(value),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// setxattr(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn set_extended(
+        &self,
+        caller: &Caller,
+        number: u64,
+        (name, value): (&OsStr, Bytes),
+        how: AttributeChange,
+    ) -> Result<(), Errno> {
+        let file = self.file(number)?;
+        let op = |place| Op::SetAttribute { place, name: name.to_owned(), value: value.clone(), how };
+        self.ask_of(caller, file, op).await.map(drop)
+    }
+
+    /// listxattr(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn extended_names(&self, caller: &Caller, number: u64) -> Result<Vec<OsString>, Errno> {
+        let file = self.file(number)?;
+        match self.ask_of(caller, file, Op::ListAttributes).await? {
+            Answer::Names { names, .. } => Ok(names),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// removexattr(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn remove_extended(&self, caller: &Caller, number: u64, name: &OsStr) -> Result<(), Errno> {
+        let file = self.file(number)?;
+        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await.map(drop)
+    }
+}

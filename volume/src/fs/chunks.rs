@@ -1,0 +1,116 @@
+//! Contents that are kept in memory: chunks of files, each with the version of the file that it is of, the least recently used
+//! given up first.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+
+use crate::store::FileId;
+
+/// Where chunks begin and end: a multiple of what the kernel asks for at once.
+pub(super) const CHUNK: u64 = 1 << 20;
+
+/// Which chunk of which file.
+pub(super) type Key = (FileId, u64);
+
+pub(super) struct Chunks {
+    kept: Mutex<Kept>,
+    limit: u64,
+}
+
+#[derive(Default)]
+struct Kept {
+    chunks: HashMap<Key, Chunk>,
+    /// By last use.
+    used: BTreeMap<u64, Key>,
+    clock: u64,
+    bytes: u64,
+}
+
+struct Chunk {
+    version: u64,
+    data: Bytes,
+    used: u64,
+}
+
+impl Chunks {
+    /// At most so many bytes.
+    pub fn new(limit: u64) -> Self {
+        Self { kept: Mutex::default(), limit }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.kept().bytes
+    }
+
+    /// How far ahead it makes sense to read.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// A chunk of that version.
+    pub fn get(&self, key: Key, version: u64) -> Option<Bytes> {
+        let mut kept = self.kept();
+        kept.clock += 1;
+        let now = kept.clock;
+        let chunk = kept.chunks.get_mut(&key).filter(|chunk| chunk.version == version)?;
+        let before = std::mem::replace(&mut chunk.used, now);
+        let data = chunk.data.clone();
+        kept.used.remove(&before);
+        kept.used.insert(now, key);
+        Some(data)
+    }
+
+    /// Keeps a chunk.
+    pub fn put(&self, key: Key, version: u64, data: Bytes) {
+        let mut kept = self.kept();
+        kept.remove(key);
+        kept.clock += 1;
+        let used = kept.clock;
+        kept.bytes += data.len() as u64;
+        kept.used.insert(used, key);
+        kept.chunks.insert(key, Chunk { version, data, used });
+        while kept.bytes > self.limit {
+            let Some((_, oldest)) = kept.used.first_key_value() else { return };
+            let oldest = *oldest;
+            kept.remove(oldest);
+        }
+    }
+}
+
+impl Kept {
+    fn remove(&mut self, key: Key) {
+        if let Some(chunk) = self.chunks.remove(&key) {
+            self.bytes -= chunk.data.len() as u64;
+            self.used.remove(&chunk.used);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_versions_are_told_apart() {
+        let chunks = Chunks::new(10);
+        let key = |number| (FileId { inode: 7, generation: 0 }, number);
+        for number in 0..3 {
+            chunks.put(key(number), 1, Bytes::from_static(b"abc"));
+        }
+        assert!(chunks.get(key(0), 1).is_some());
+        assert_eq!(chunks.get(key(1), 2), None);
+        chunks.put(key(3), 1, Bytes::from_static(b"defg"));
+        assert_eq!((chunks.get(key(1), 1), chunks.bytes()), (None, 10));
+        assert!(chunks.get(key(0), 1).is_some());
+        chunks.put(key(0), 2, Bytes::from_static(b"x"));
+        assert_eq!((chunks.get(key(0), 1), chunks.bytes()), (None, 8));
+    }
+}

@@ -1,0 +1,240 @@
+//! Open files: opened, closed, synced, locked; and what is done to their contents on the server.
+
+use std::{
+    ffi::OsStr,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{Volume, reading::Pattern};
+use crate::store::{
+    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, Op, OpenFlags, Place, RangeLock,
+    Sought, Synced, Wait,
+};
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub file: FileId,
+    pub handle: Handle,
+    pub flags: OpenFlags,
+    pub caller: Caller,
+    /// A write that was answered and then failed: the next call that can say so does.
+    pub fault: Mutex<Option<Errno>>,
+    /// How it is read.
+    pub pattern: Mutex<Pattern>,
+}
+
+/// What an open is answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    /// The number of the open file.
+    pub number: u64,
+    /// What the kernel has of the contents is still true.
+    pub keeps_pages: bool,
+    /// The kernel must keep nothing of the contents: changes would not be heard of.
+    pub is_direct: bool,
+}
+
+impl Volume {
+    /// open(2) of what is there.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn open(&self, caller: &Caller, number: u64, flags: OpenFlags) -> Result<Opened, Errno> {
+        let file = self.file(number)?;
+        self.drain(file).await;
+        let answer = self.ask(caller, Op::Open { file, flags }).await?;
+        let Answer::Opened { handle, entry, .. } = answer else { return Err(Errno::EPROTO) };
+        Ok(self.opened(caller, flags, handle, &entry))
+    }
+
+    /// open(2) with `O_CREAT` of a name that is not known to be there.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn create(
+        &self,
+        caller: &Caller,
+        (parent, name): (u64, &OsStr),
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Opened, Entry), Errno> {
+        let op = Op::Create { parent: self.file(parent)?, name: name.to_owned(), mode, flags };
+        let Answer::Opened { handle, entry, parent } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+        if let Some(parent) = parent {
+            self.note_name(&parent, name, Some(entry.attributes.id));
+        }
+        self.drain(entry.attributes.id).await;
+        Ok((self.opened(caller, flags, handle, &entry), entry))
+    }
+
+    fn opened(&self, caller: &Caller, flags: OpenFlags, handle: Handle, entry: &Entry) -> Opened {
+        let file = entry.attributes.id;
+        let number = self.fresh_number();
+        let mut table = self.table();
+        table.number(file);
+        let mut opened = Opened { number, keeps_pages: false, is_direct: true };
+        if let Some(node) = table.of_mut(file) {
+            node.handles.push(handle);
+            let is_leased = node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
+            opened.is_direct = !is_leased;
+            opened.keeps_pages = is_leased && !node.pages_doubtful;
+            // Without the word to keep them the kernel drops its pages now.
+            node.pages_doubtful = !is_leased;
+        }
+        drop(table);
+        let open = Open {
+            file,
+            handle,
+            flags,
+            caller: caller.clone(),
+            fault: Mutex::new(None),
+            pattern: Mutex::default(),
+        };
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(open));
+        opened
+    }
+
+    pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Notes a failed write with every open file that it may concern.
+    pub(super) fn note_fault(&self, file: FileId, errno: Errno) {
+        let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
+        for open in opens.values().filter(|open| open.file == file && open.flags.contains(OpenFlags::WRITE)) {
+            *open.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(errno);
+        }
+    }
+
+    /// close(2) of one descriptor: what was written is on the server, or it is said that it is not. Locks of `owner` go.
+    ///
+    /// # Errors
+    /// Of a write.
+    pub async fn flush(&self, open: u64, owner: Option<u64>) -> Result<(), Errno> {
+        let open = self.open_file(open)?;
+        self.drain(open.file).await;
+        if let Some(owner) = owner {
+            self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await?;
+        }
+        open.take_fault()
+    }
+
+    /// The last descriptor is closed. Locks of `owner` go.
+    ///
+    /// # Errors
+    /// `EBADF`
+    pub async fn release(&self, open: u64, owner: Option<u64>) -> Result<(), Errno> {
+        let removed = self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&open);
+        let open = removed.ok_or(Errno::EBADF)?;
+        self.drain(open.file).await;
+        if let Some(node) = self.table().of_mut(open.file) {
+            node.handles.retain(|handle| *handle != open.handle);
+        }
+        if let Some(owner) = owner {
+            let _ = self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await;
+        }
+        // A store that has lost it has closed it.
+        let _ = self.ask(&open.caller, Op::Close(open.handle)).await;
+        Ok(())
+    }
+
+    /// fsync(2)
+    ///
+    /// # Errors
+    /// Of a write, or of the call.
+    pub async fn sync(&self, open: u64, what: Synced) -> Result<(), Errno> {
+        let open = self.open_file(open)?;
+        self.drain(open.file).await;
+        open.take_fault()?;
+        self.ask(&open.caller, Op::Sync { place: open.place(), what }).await.map(drop)
+    }
+
+    /// fsync(2) of a directory.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn sync_directory(&self, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
+        let place = self.file(number)?.into();
+        self.ask(caller, Op::Sync { place, what }).await.map(drop)
+    }
+
+    /// fallocate(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn allocate(&self, open: u64, range: Range<u64>, how: Allocation) -> Result<(), Errno> {
+        let open = self.open_file(open)?;
+        self.drain(open.file).await;
+        self.ask(&open.caller, Op::Allocate { place: open.place(), range, how }).await.map(drop)
+    }
+
+    /// lseek(2) for data and holes.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn seek(&self, open: u64, offset: u64, what: Sought) -> Result<u64, Errno> {
+        let open = self.open_file(open)?;
+        self.drain(open.file).await;
+        match self.ask(&open.caller, Op::Seek { place: open.place(), offset, what }).await? {
+            Answer::Offset(offset) => Ok(offset),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// copy_file_range(2), on the server.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn copy(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u64, Errno> {
+        let (source, target) = (self.open_file(from.0)?, self.open_file(to.0)?);
+        self.drain(source.file).await;
+        self.drain(target.file).await;
+        let op = Op::CopyRange { from: (source.place(), from.1), to: (target.place(), to.1), length };
+        match self.ask(&target.caller, op).await? {
+            Answer::Copied { bytes, .. } => Ok(bytes),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// flock(2), and fcntl(2)'s locks. What was written under a lock is on the server before the lock goes.
+    ///
+    /// # Errors
+    /// `EAGAIN`; others.
+    pub async fn lock(&self, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
+        let open = self.open_file(open)?;
+        self.drain(open.file).await;
+        self.ask(&open.caller, Op::Lock { place: open.place(), owner, lock, wait }).await.map(drop)
+    }
+
+    /// What is in the way of a lock.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn test_lock(
+        &self,
+        open: u64,
+        owner: u64,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Option<RangeLock>, Errno> {
+        let open = self.open_file(open)?;
+        let op = Op::TestLock { place: open.place(), owner, lock: RangeLock { range, access: Some(access) } };
+        match self.ask(&open.caller, op).await? {
+            Answer::Locked(lock) => Ok(lock),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+}
+
+impl Open {
+    pub fn place(&self) -> Place {
+        Place { file: self.file, handle: Some(self.handle) }
+    }
+
+    fn take_fault(&self) -> Result<(), Errno> {
+        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        fault.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,298 @@
+//! The file system of a volume, without FUSE in it: what the kernel asks, answered from memory as far as
+//! leases allow, else by the [`Store`].
+//!
+//! * `table`: files and what is remembered of them; no waiting in it
+//! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
+//! * `reading` and `chunks`: contents, read ahead and kept
+//! * `writing`: contents on their way out
+//! * `recalls`: what the store says on its own account, and what the kernel must forget
+//!
+//! # What holds
+//!
+//! *Between a recall and its answer nothing old gets to the kernel.* An answer to the kernel that may be remembered is given while
+//! the table is locked ([`Volume::tell`]), and a recall takes its leases out of the table before it has the kernel forget: so the kernel
+//! got the answer before it is told to forget it, or gets it with the remark that it is not to be kept.
+//!
+//! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.*
+
+mod attributes;
+mod chunks;
+mod files;
+mod listing;
+mod names;
+mod reading;
+mod recalls;
+mod table;
+mod writing;
+
+use std::{
+    ffi::OsStr,
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{Notify, mpsc},
+    task::AbortHandle,
+};
+
+use crate::store::{Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState};
+use chunks::Chunks;
+use files::Open;
+use reading::Loading;
+use recalls::UnderWay;
+use table::Table;
+use writing::Writes;
+
+pub use files::Opened;
+pub use listing::{Directory, Name};
+pub use recalls::Invalidate;
+pub use table::ROOT;
+pub use writing::Source;
+
+/// How a volume behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Every write is on the server before it is answered.
+    pub sync: bool,
+    /// Contents that are kept, in bytes.
+    pub cache_bytes: u64,
+}
+
+/// What the kernel may keep of one answer, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    /// The kernel's number of the file.
+    pub number: u64,
+    /// How it is.
+    pub attributes: Attributes,
+    /// How long the attributes may be remembered.
+    pub attributes_life: Duration,
+    /// How long the name may be.
+    pub name_life: Duration,
+}
+
+/// How a volume does, for `posh volumes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// Of its store.
+    pub store: StoreState,
+    /// Contents that are kept, in bytes.
+    pub cached_bytes: u64,
+    /// Written and not yet on the server, in bytes.
+    pub dirty_bytes: u64,
+    /// Leases that are held.
+    pub leases: u64,
+    /// Files that are remembered.
+    pub files: u64,
+    /// Files that are open.
+    pub open: u64,
+}
+
+/// A mounted volume. Its methods are what the kernel asks; the errors of all of them are the
+/// store's, for the process that asked.
+pub struct Volume {
+    store: Arc<dyn Store>,
+    settings: Settings,
+    table: Mutex<Table>,
+    opens: Mutex<HashMap<u64, Arc<Open>>>,
+    directories: Mutex<HashMap<u64, Arc<Directory>>>,
+    next_open: AtomicU64,
+    writes: Writes,
+    chunks: Chunks,
+    invalidate: mpsc::UnboundedSender<Invalidate>,
+    loading: Loading,
+    /// Whenever a chunk has come.
+    loaded: Notify,
+    under_way: Arc<UnderWay>,
+    listener: Mutex<Option<AbortHandle>>,
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Volume {
+    /// A volume on a store. What the receiver gets must be carried out in order: recalls wait for it. Needs to be called within the
+    /// runtime that is to work for it.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, settings: Settings) -> (Arc<Self>, mpsc::UnboundedReceiver<Invalidate>) {
+        let (invalidate, invalidations) = mpsc::unbounded_channel();
+        let volume = Arc::new(Self {
+            table: Mutex::new(Table::new(store.root())),
+            store,
+            settings,
+            opens: Mutex::default(),
+            directories: Mutex::default(),
+            next_open: AtomicU64::new(1),
+            writes: Writes::default(),
+            chunks: Chunks::new(settings.cache_bytes),
+            invalidate,
+            loading: Loading::default(),
+            loaded: Notify::new(),
+            under_way: Arc::default(),
+            listener: Mutex::new(None),
+        });
+        let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
+        *volume.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(listener.abort_handle());
+        (volume, invalidations)
+    }
+
+    /// How it does.
+    #[must_use]
+    pub fn state(&self) -> State {
+        let (files, leases) = self.table().counts();
+        State {
+            store: self.store.state(),
+            cached_bytes: self.chunks.bytes(),
+            dirty_bytes: self.writes.bytes(),
+            leases,
+            files,
+            open: self.opens.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+        }
+    }
+
+    /// Before a command runs on the server: what was written here is there, and so is what others hold back.
+    ///
+    /// # Errors
+    /// Of the store.
+    pub async fn settle(&self) -> Result<(), Errno> {
+        self.drain_all().await;
+        self.store.call(&Caller::default(), Op::Settle(Settling::Flush)).await.map(drop)
+    }
+
+    /// After a command ran on the server: what it has changed is seen from now on.
+    pub async fn catch_up(&self) {
+        match self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await {
+            Ok(Answer::Settled(stamp)) => self.caught_up(stamp).await,
+            // Nobody says what has changed: anything may have.
+            _ => self.forget_everything().await,
+        }
+    }
+
+    /// Gives a reply to the kernel about a file that has been looked up by name, with the time that it may be kept. `parent` is the
+    /// directory's number.
+    pub fn tell<R>(&self, parent: u64, entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
+        let mut table = self.table();
+        let number = table.looked_up(entry.attributes.id);
+        let name_life = self.life(table.node(parent).is_some_and(|node| node.leases.contains(Leases::ENTRIES)));
+        let attributes_life = self.attributes_life(&table, number, &entry.attributes);
+        reply(Told { number, attributes: entry.attributes, attributes_life, name_life })
+    }
+
+    /// The same for a file that the kernel has asked about by number.
+    pub fn tell_attributes<R>(&self, number: u64, attributes: Attributes, reply: impl FnOnce(Told) -> R) -> R {
+        let table = self.table();
+        let attributes_life = self.attributes_life(&table, number, &attributes);
+        reply(Told { number, attributes, attributes_life, name_life: Duration::ZERO })
+    }
+
+    /// The same for a name that is not there.
+    pub fn tell_absent<R>(&self, parent: u64, name: &OsStr, reply: impl FnOnce(Duration) -> R) -> R {
+        let table = self.table();
+        reply(self.life(table.known(parent, name) == table::Known::Absent))
+    }
+
+    /// The same for names of a directory, until `take` says that there is no more room.
+    pub fn tell_all<R>(
+        &self,
+        parent: u64,
+        names: Vec<Name>,
+        mut into: R,
+        mut take: impl FnMut(&mut R, &Name, Option<Told>) -> bool,
+    ) -> R {
+        let mut table = self.table();
+        let is_leased = table.node(parent).is_some_and(|node| node.leases.contains(Leases::ENTRIES));
+        let name_life = self.life(is_leased);
+        for name in &names {
+            // Heard of since: then the kernel has to ask.
+            let entry = name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
+            let told = entry.map(|entry| {
+                let number = table.number(entry.attributes.id);
+                let attributes_life = self.attributes_life(&table, number, &entry.attributes);
+                Told { number, attributes: entry.attributes, attributes_life, name_life }
+            });
+            if !take(&mut into, name, told) {
+                break;
+            }
+            if let Some(told) = told {
+                table.looked_up(told.attributes.id);
+            }
+        }
+        into
+    }
+
+    /// The kernel has forgotten a file so many times.
+    pub fn forgotten(&self, number: u64, times: u64) {
+        self.table().forget(number, times);
+    }
+
+    /// A write may have taken bits of the mode away: the kernel has to ask.
+    pub async fn mode_may_change(&self, number: u64) {
+        let Ok(file) = self.file(number) else { return };
+        self.drain(file).await;
+        self.forget_attributes(number);
+    }
+
+    fn attributes_life(&self, table: &Table, number: u64, attributes: &Attributes) -> Duration {
+        self.life(table.node(number).is_some_and(|node| node.attributes.as_ref() == Some(attributes)))
+    }
+
+    fn life(&self, is_leased: bool) -> Duration {
+        if is_leased { self.store.valid_until().saturating_duration_since(Instant::now()) } else { Duration::ZERO }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what is remembered may be used now.
+    fn is_valid(&self) -> bool {
+        self.store.valid_until() > Instant::now()
+    }
+
+    fn file(&self, number: u64) -> Result<FileId, Errno> {
+        self.table().node(number).map(|node| node.file).ok_or(Errno::ESTALE)
+    }
+
+    fn fresh_number(&self) -> u64 {
+        self.next_open.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Asks the store, and remembers what it says.
+    async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        let answer = self.store.call(caller, op).await?;
+        let mut table = self.table();
+        for entry in answer.entries() {
+            table.learn(&entry);
+        }
+        Ok(answer)
+    }
+
+    /// As [`Self::ask`], about a file that may be reached only by an open handle of it.
+    async fn ask_of(&self, caller: &Caller, file: FileId, op: impl Fn(Place) -> Op) -> Result<Answer, Errno> {
+        match self.ask(caller, op(file.into())).await {
+            Err(Errno::ESTALE) => {
+                let handle = self.table().of(file).and_then(|node| node.handles.last().copied());
+                let handle = handle.ok_or(Errno::ESTALE)?;
+                self.ask(caller, op(Place { file, handle: Some(handle) })).await
+            }
+            answer => answer,
+        }
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if let Some(listener) = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            listener.abort();
+        }
+    }
+}
+

@@ -1,0 +1,211 @@
+//! Names: looked up, made, removed, renamed. A change goes to the server before it is answered.
+
+use std::ffi::OsStr;
+
+use super::{Volume, table::Known};
+use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Op, OpenFlags, Removal, Renaming};
+
+/// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
+const SINGLE_QUESTIONS: u32 = 3;
+
+impl Volume {
+    /// The file of a name.
+    ///
+    /// # Errors
+    /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
+    pub async fn lookup(&self, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        let known = self.table().known(parent, name);
+        if let Known::File(file) = known {
+            self.drain(file).await;
+        }
+        if let Some(known) = self.remembered(parent, name) {
+            return known;
+        }
+        let directory = self.file(parent)?;
+        if self.is_asked_often(parent) {
+            // Whatever comes of it: the answer is found below, or asked for.
+            let _ = self.list_all(caller, directory).await;
+            if let Some(known) = self.remembered(parent, name) {
+                return known;
+            }
+        }
+        let entry = self.walk_to(caller, directory, name).await?;
+        if !self.writes.is_dirty(entry.attributes.id) {
+            return Ok(entry);
+        }
+        // Another name of a file that is being written: the answer has its old size.
+        self.drain(entry.attributes.id).await;
+        self.walk_to(caller, directory, name).await
+    }
+
+    fn is_asked_often(&self, parent: u64) -> bool {
+        let mut table = self.table();
+        let Some(node) = table.node_mut(parent) else { return false };
+        node.asked += 1;
+        node.asked == SINGLE_QUESTIONS && node.listing.is_none()
+    }
+
+    async fn walk_to(&self, caller: &Caller, directory: FileId, name: &OsStr) -> Result<Entry, Errno> {
+        let op = Op::Walk { from: directory, names: vec![name.to_owned()] };
+        let Answer::Walked(walked) = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+        let found = walked.entries.first().copied();
+        match (found, walked.error) {
+            (Some(entry), _) => {
+                self.remember_name(&walked.from, name, Some(entry.attributes.id));
+                Ok(entry)
+            }
+            (None, Some(Errno::ENOENT)) => {
+                self.remember_name(&walked.from, name, None);
+                Err(Errno::ENOENT)
+            }
+            (None, error) => Err(error.unwrap_or(Errno::EPROTO)),
+        }
+    }
+
+    /// A name as its directory's answer had it, unless something was heard of the directory since.
+    fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
+        let mut table = self.table();
+        let id = directory.attributes.id;
+        if table.of(id).is_some_and(|node| node.stamp == directory.stamp) {
+            table.name(id, name, file);
+        }
+    }
+
+    fn remembered(&self, parent: u64, name: &OsStr) -> Option<Result<Entry, Errno>> {
+        if !self.is_valid() {
+            return None;
+        }
+        let table = self.table();
+        match table.known(parent, name) {
+            Known::Absent => Some(Err(Errno::ENOENT)),
+            Known::Unknown => None,
+            Known::File(file) => {
+                let node = table.of(file)?;
+                let attributes = node.attributes?;
+                Some(Ok(Entry { attributes, leases: node.leases, stamp: node.stamp }))
+            }
+        }
+    }
+
+    /// mkdir(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn make_directory(&self, caller: &Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry, Errno> {
+        let op = Op::MakeDirectory { parent: self.file(parent)?, name: name.to_owned(), mode };
+        self.made(caller, name, op).await
+    }
+
+    /// mknod(2). An ordinary file is made by an open.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn make_node(
+        &self,
+        caller: &Caller,
+        (parent, name): (u64, &OsStr),
+        mode: u32,
+        (kind, rdev): (Kind, u64),
+    ) -> Result<Entry, Errno> {
+        if kind == Kind::Regular {
+            let (opened, entry) = self.create(caller, (parent, name), mode, OpenFlags::WRITE | OpenFlags::EXCLUSIVE).await?;
+            self.release(opened.number, None).await?;
+            return Ok(entry);
+        }
+        let op = Op::MakeNode { parent: self.file(parent)?, name: name.to_owned(), mode, kind, rdev };
+        self.made(caller, name, op).await
+    }
+
+    /// symlink(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn symlink(&self, caller: &Caller, parent: u64, name: &OsStr, target: &OsStr) -> Result<Entry, Errno> {
+        let (name, target) = (name.to_owned(), target.to_owned());
+        let op = Op::Symlink { parent: self.file(parent)?, name: name.clone(), target };
+        self.made(caller, &name, op).await
+    }
+
+    /// link(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn link(&self, caller: &Caller, file: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        let file = self.file(file)?;
+        self.drain(file).await;
+        let (parent, name) = (self.file(parent)?, name.to_owned());
+        let answer = self.ask_of(caller, file, |file| Op::Link { file, parent, name: name.clone() }).await?;
+        self.note_made(answer, &name)
+    }
+
+    async fn made(&self, caller: &Caller, name: &OsStr, op: Op) -> Result<Entry, Errno> {
+        let answer = self.ask(caller, op).await?;
+        self.note_made(answer, name)
+    }
+
+    fn note_made(&self, answer: Answer, name: &OsStr) -> Result<Entry, Errno> {
+        let Answer::Made { entry, parent } = answer else { return Err(Errno::EPROTO) };
+        self.note_name(&parent, name, Some(entry.attributes.id));
+        Ok(entry)
+    }
+
+    /// A name that we have changed ourselves.
+    pub(super) fn note_name(&self, parent: &Entry, name: &OsStr, file: Option<FileId>) {
+        let mut table = self.table();
+        let id = parent.attributes.id;
+        match table.of_mut(id) {
+            Some(node) if node.stamp == parent.stamp => {}
+            // Heard of since: what is remembered may have another order than the changes.
+            Some(node) => return node.lose(Leases::ENTRIES),
+            None => return,
+        }
+        table.renamed(id, name, file);
+    }
+
+    /// unlink(2) or rmdir(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn remove(&self, caller: &Caller, parent: u64, name: &OsStr, what: Removal) -> Result<(), Errno> {
+        let op = Op::Remove { parent: self.file(parent)?, name: name.to_owned(), what };
+        let Answer::Removed { parent, .. } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+        self.note_name(&parent, name, None);
+        Ok(())
+    }
+
+    /// renameat2(2). What was written to the file comes before its new name.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn rename(
+        &self,
+        caller: &Caller,
+        (from, name): (u64, &OsStr),
+        (to, new_name): (u64, &OsStr),
+        how: Renaming,
+    ) -> Result<(), Errno> {
+        self.drain_renamed(from, name).await;
+        let (from, to) = ((self.file(from)?, name.to_owned()), (self.file(to)?, new_name.to_owned()));
+        let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
+        let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
+        let exchanged = other.filter(|_| how == Renaming::Exchange).map(|entry| entry.attributes.id);
+        if from.attributes.id == to.attributes.id {
+            self.note_name(&to, name, exchanged);
+            // Both are names of one directory, of which the later answer counts.
+            self.note_name(&to, new_name, Some(file.attributes.id));
+        } else {
+            self.note_name(&from, name, exchanged);
+            self.note_name(&to, new_name, Some(file.attributes.id));
+        }
+        Ok(())
+    }
+
+    async fn drain_renamed(&self, parent: u64, name: &OsStr) {
+        let known = self.table().known(parent, name);
+        match known {
+            Known::File(file) => self.drain(file).await,
+            _ => self.drain_all().await,
+        }
+    }
+}
+

@@ -1,0 +1,244 @@
+//! Contents read: from the chunks that are kept, or from the store. What is read in order is read ahead, by
+//! a window that grows as long as it goes on in order; what is read here and there is fetched as it is asked for.
+
+use std::{
+    collections::HashSet,
+    ops::Range,
+    sync::{Arc, PoisonError},
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio_stream::StreamExt as _;
+
+use super::{
+    Volume,
+    chunks::{CHUNK, Key},
+    files::Open,
+};
+use crate::store::{Entry, Errno, Leases, OpenFlags, Piece, ReadPart};
+
+/// Chunks of one request at most: large enough to fill a link, small enough that several are under way.
+const REQUEST_CHUNKS: u64 = 4;
+
+/// How far it is read ahead at most, as far as the cache has room: a link of 1 Gbit/s at 250 ms.
+const AHEAD_CHUNKS: u64 = 32;
+
+/// A chunk that another reader fetched and that is not there then was given up again: with so small a cache nothing is kept.
+const ATTEMPTS: usize = 3;
+
+/// How an open file has been read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Pattern {
+    /// Where the last read ended.
+    end: u64,
+    /// Chunks to be read ahead; 0: it is not read in order.
+    ahead: u64,
+}
+
+impl Pattern {
+    /// Notes a read; how many chunks beyond it are wanted, or that it is one of those that are read here and there.
+    fn next(&mut self, range: &Range<u64>, limit: u64) -> Option<u64> {
+        // The kernel's own reading ahead has requests overtake each other a little.
+        let in_order = range.start <= self.end.saturating_add(CHUNK) && range.end.saturating_add(CHUNK) >= self.end;
+        let is_next = range.start >= self.end;
+        self.end = if in_order { self.end.max(range.end) } else { range.end };
+        if !in_order {
+            self.ahead = 0;
+            return None;
+        }
+        if is_next && range.start > 0 {
+            self.ahead = (self.ahead * 2).clamp(1, limit.max(1));
+        }
+        Some(self.ahead)
+    }
+}
+
+/// Chunks that are being fetched.
+#[derive(Default)]
+pub(super) struct Loading(std::sync::Mutex<HashSet<(Key, u64)>>);
+
+impl Loading {
+    fn claim(&self, key: Key, version: u64) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((key, version))
+    }
+
+    fn is_claimed(&self, key: Key, version: u64) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&(key, version))
+    }
+
+    fn give_up(&self, key: Key, version: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(key, version));
+    }
+}
+
+impl Volume {
+    /// read(2)
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn read(self: &Arc<Self>, open: u64, offset: u64, size: u32) -> Result<Bytes, Errno> {
+        let open = self.open_file(open)?;
+        self.drain(open.file).await;
+        let range = offset..offset.saturating_add(u64::from(size));
+        let limit = AHEAD_CHUNKS.min(self.chunks.limit() / CHUNK / 2);
+        let ahead = open.pattern.lock().unwrap_or_else(PoisonError::into_inner).next(&range, limit);
+        let is_kept = !open.flags.contains(OpenFlags::DIRECT) && limit > 0;
+        if let (Some(ahead), true) = (ahead, is_kept)
+            && let Some(data) = self.read_chunks(&open, &range, ahead).await?
+        {
+            return Ok(data);
+        }
+        self.read_through(&open, range).await
+    }
+
+    async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
+        let part = ReadPart { place: open.place(), range };
+        let mut pieces = self.store.read(&open.caller, vec![part]).await;
+        let mut data = Vec::new();
+        let mut last = None;
+        while let Some(piece) = pieces.next().await {
+            let piece = piece?;
+            last = self.learn_from(&piece).or(last);
+            data.push(piece.data?);
+        }
+        let is_leased = last.is_some_and(|entry| entry.leases.contains(Leases::DATA));
+        if !is_leased {
+            // The kernel must not keep what it gets now.
+            self.forget_pages(open.file);
+        }
+        Ok(joined(data))
+    }
+
+    fn learn_from(&self, piece: &Piece) -> Option<Entry> {
+        let entry = piece.entry?;
+        self.table().learn(&entry);
+        Some(entry)
+    }
+
+    /// Version and size of a file whose contents may be remembered.
+    fn steady(&self, open: &Open) -> Option<(u64, u64)> {
+        let table = self.table();
+        let node = table.of(open.file).filter(|node| node.leases.contains(Leases::DATA | Leases::ATTRIBUTES))?;
+        let attributes = node.attributes.filter(|_| self.is_valid())?;
+        Some((attributes.version, attributes.size))
+    }
+
+    /// `None`: it can't be done with chunks.
+    async fn read_chunks(self: &Arc<Self>, open: &Arc<Open>, range: &Range<u64>, ahead: u64) -> Result<Option<Bytes>, Errno> {
+        for _ in 0..ATTEMPTS {
+            let Some((version, size)) = self.steady(open) else { return Ok(None) };
+            let range = range.start..range.end.min(size);
+            if range.is_empty() {
+                return Ok(Some(Bytes::new()));
+            }
+            let wanted = range.start / CHUNK..range.end.div_ceil(CHUNK);
+            let fetched = self.loaded.notified();
+            tokio::pin!(fetched);
+            fetched.as_mut().enable();
+            self.fetch_ahead(open, version, wanted.start..(wanted.end + ahead).min(size.div_ceil(CHUNK)));
+            let mut waits = true;
+            while waits {
+                if let Some(data) = self.from_chunks(open, version, &range) {
+                    return Ok(Some(data));
+                }
+                waits = wanted.clone().any(|chunk| self.loading.is_claimed((open.file, chunk), version));
+                if waits {
+                    fetched.as_mut().await;
+                    fetched.set(self.loaded.notified());
+                    fetched.as_mut().enable();
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn from_chunks(&self, open: &Open, version: u64, range: &Range<u64>) -> Option<Bytes> {
+        let mut parts = Vec::new();
+        for number in range.start / CHUNK..range.end.div_ceil(CHUNK) {
+            let chunk = self.chunks.get((open.file, number), version)?;
+            let base = number * CHUNK;
+            let within = |offset: u64| usize::try_from(offset.saturating_sub(base)).unwrap_or(usize::MAX).min(chunk.len());
+            parts.push(chunk.slice(within(range.start)..within(range.end)));
+        }
+        Some(joined(parts))
+    }
+
+    /// Fetches what is neither there nor under way.
+    fn fetch_ahead(self: &Arc<Self>, open: &Arc<Open>, version: u64, chunks: Range<u64>) {
+        let mut claimed: Option<Range<u64>> = None;
+        for number in chunks {
+            let key = (open.file, number);
+            let is_wanted = self.chunks.get(key, version).is_none() && self.loading.claim(key, version);
+            let is_full = claimed.as_ref().is_some_and(|range| range.end - range.start >= REQUEST_CHUNKS);
+            if !is_wanted || is_full {
+                claimed.take().into_iter().for_each(|range| self.fetch(open, version, range));
+            }
+            if is_wanted {
+                claimed = Some(claimed.map_or(number..number + 1, |range| range.start..number + 1));
+            }
+        }
+        claimed.into_iter().for_each(|range| self.fetch(open, version, range));
+    }
+
+    fn fetch(self: &Arc<Self>, open: &Arc<Open>, version: u64, chunks: Range<u64>) {
+        let (volume, open) = (Arc::clone(self), Arc::clone(open));
+        tokio::spawn(async move {
+            let mut next = chunks.start;
+            if let Err(errno) = volume.fetch_chunks(&open, version, chunks.clone(), &mut next).await {
+                tracing::debug!(%errno, file = open.file.inode, "not read ahead");
+            }
+            chunks.for_each(|number| volume.loading.give_up((open.file, number), version));
+            volume.loaded.notify_waiters();
+        });
+    }
+
+    /// `next` is the first chunk that is not there yet.
+    async fn fetch_chunks(&self, open: &Open, version: u64, chunks: Range<u64>, next: &mut u64) -> Result<(), Errno> {
+        let part = ReadPart { place: open.place(), range: chunks.start * CHUNK..chunks.end * CHUNK };
+        let mut pieces = self.store.read(&open.caller, vec![part]).await;
+        let mut data = BytesMut::new();
+        while let Some(piece) = pieces.next().await {
+            let piece = piece?;
+            if self.learn_from(&piece).is_some_and(|entry| entry.attributes.version != version) {
+                return Ok(());
+            }
+            let is_last = piece.is_last;
+            data.extend_from_slice(&piece.data?);
+            while data.len() as u64 >= CHUNK || is_last && !data.is_empty() {
+                let chunk = data.split_to(data.len().min(usize::try_from(CHUNK).unwrap_or(usize::MAX)));
+                let key = (open.file, *next);
+                self.chunks.put(key, version, chunk.freeze());
+                self.loading.give_up(key, version);
+                self.loaded.notify_waiters();
+                *next += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn joined(mut parts: Vec<Bytes>) -> Bytes {
+    match parts.len() {
+        0 => Bytes::new(),
+        1 => parts.pop().unwrap_or_default(),
+        _ => parts.concat().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_grows_while_it_is_read_in_order() {
+        let mut pattern = Pattern::default();
+        let mut offset = 0;
+        let mut read = |length: u64| {
+            offset += length;
+            pattern.next(&(offset - length..offset), 8)
+        };
+        assert_eq!((0..6).map(|_| read(CHUNK)).collect::<Vec<_>>(), [0, 1, 2, 4, 8, 8].map(Some));
+        assert_eq!(pattern.next(&(100 * CHUNK..101 * CHUNK), 8), None);
+        assert_eq!(pattern.next(&(101 * CHUNK..102 * CHUNK), 8), Some(1));
+    }
+}

@@ -1,0 +1,176 @@
+//! What the store says on its own account, and what the kernel must forget for it.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::sync::{Notify, oneshot};
+use tokio_stream::StreamExt as _;
+
+use super::{Volume, table::ROOT};
+use crate::store::{Caller, FileId, Leases, Notice, Notices, Op, Returned, Stamp, Watched};
+
+/// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall is answered by the
+/// end of the lease.
+const KERNEL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the kernel must forget. Dropping it says that it has.
+#[derive(Debug)]
+pub struct Invalidate {
+    /// The file's number; its attributes are forgotten.
+    pub number: u64,
+    /// And its contents.
+    pub pages: bool,
+    /// And all names of all directories; these alone, where the kernel can't do that.
+    pub names: Option<Vec<OsString>>,
+    /// Told when it is done.
+    done: Option<oneshot::Sender<()>>,
+}
+
+impl Drop for Invalidate {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            let _ = done.send(());
+        }
+    }
+}
+
+/// Recalls that are being carried out.
+#[derive(Default)]
+pub(super) struct UnderWay {
+    stamps: Mutex<BTreeSet<(Stamp, FileId)>>,
+    finished: Notify,
+    /// Asks the listener to say when it has nothing left to take in.
+    asked: Mutex<Vec<oneshot::Sender<()>>>,
+    asks: Notify,
+}
+
+/// Takes notices in until the volume or the store has gone.
+pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
+    loop {
+        let Some(asks) = volume.upgrade().map(|volume| Arc::clone(&volume.under_way)) else { return };
+        let notice = tokio::select! {
+            biased;
+            notice = notices.next() => notice,
+            () = asks.asks.notified() => {
+                let asked = std::mem::take(&mut *asks.asked.lock().unwrap_or_else(PoisonError::into_inner));
+                for asked in asked {
+                    let _ = asked.send(());
+                }
+                continue;
+            }
+        };
+        let Some(volume) = volume.upgrade() else { return };
+        match notice {
+            None => return,
+            Some(Notice::Lost { stamp }) => volume.lost(stamp),
+            Some(Notice::Recall { file, leases, stamp }) => {
+                volume.under_way.begin((stamp, file));
+                tokio::spawn(async move {
+                    volume.recalled(file, leases, stamp).await;
+                    volume.under_way.end((stamp, file));
+                });
+            }
+        }
+    }
+}
+
+impl UnderWay {
+    fn begin(&self, recall: (Stamp, FileId)) {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).insert(recall);
+    }
+
+    fn end(&self, recall: (Stamp, FileId)) {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).remove(&recall);
+        self.finished.notify_waiters();
+    }
+
+    fn has_before(&self, stamp: Stamp) -> bool {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).first().is_some_and(|(first, _)| *first < stamp)
+    }
+}
+
+impl Volume {
+    async fn recalled(&self, file: FileId, leases: Leases, stamp: Stamp) {
+        let (number, names) = self.take_leases(file, leases, stamp);
+        if leases.contains(Leases::WRITE) {
+            self.drain(file).await;
+        }
+        if let Some(number) = number {
+            let pages = leases.contains(Leases::DATA);
+            self.forget(number, pages, names).await;
+        }
+        let returned = Returned { file, leases, stamp };
+        if let Err(errno) = self.store.call(&Caller::default(), Op::Return(vec![returned])).await {
+            tracing::debug!(%errno, inode = file.inode, "a lease could not be given back");
+        }
+    }
+
+    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Vec<OsString>>) {
+        let mut table = self.table();
+        let names = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
+        (table.recall(file, leases, stamp), names)
+    }
+
+    async fn forget(&self, number: u64, pages: bool, names: Option<Vec<OsString>>) {
+        let (done, is_done) = oneshot::channel();
+        let _ = self.invalidate.send(Invalidate { number, pages, names, done: Some(done) });
+        if tokio::time::timeout(KERNEL_PATIENCE, is_done).await.is_err() {
+            tracing::warn!(number, "the kernel does not forget a file");
+        }
+    }
+
+    /// The kernel's pages of a file are wrong, or will be without anybody hearing of it.
+    pub(super) fn forget_pages(&self, file: FileId) {
+        if let Some(number) = self.table().number_of(file) {
+            let _ = self.invalidate.send(Invalidate { number, pages: true, names: None, done: None });
+        }
+    }
+
+    /// The kernel's attributes of a file may be wrong.
+    pub(super) fn forget_attributes(&self, number: u64) {
+        let _ = self.invalidate.send(Invalidate { number, pages: false, names: None, done: None });
+    }
+
+    fn lost(&self, stamp: Stamp) {
+        tracing::warn!("all leases of a volume have ended");
+        let mut table = self.table();
+        table.lose_all(stamp);
+        let numbers: Vec<u64> = table.iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
+        drop(table);
+        let _ = self.invalidate.send(Invalidate { number: ROOT, pages: false, names: Some(Vec::new()), done: None });
+        for number in numbers {
+            let _ = self.invalidate.send(Invalidate { number, pages: true, names: None, done: None });
+        }
+    }
+
+    /// Returns when nothing is remembered any more.
+    pub(super) async fn forget_everything(&self) {
+        self.lost(Stamp(0));
+        self.forget(ROOT, false, Some(Vec::new())).await;
+    }
+
+    /// Returns when every recall below a stamp has been carried out.
+    pub(super) async fn caught_up(&self, stamp: Stamp) {
+        if self.store.state().watched == Watched::LeaseEnd {
+            // Nobody says what has changed.
+            return self.forget_everything().await;
+        }
+        let (ask, is_taken_in) = oneshot::channel();
+        self.under_way.asked.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
+        self.under_way.asks.notify_one();
+        let _ = is_taken_in.await;
+        loop {
+            let finished = self.under_way.finished.notified();
+            tokio::pin!(finished);
+            finished.as_mut().enable();
+            if !self.under_way.has_before(stamp) {
+                return;
+            }
+            finished.await;
+        }
+    }
+}

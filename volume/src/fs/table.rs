@@ -1,0 +1,280 @@
+//! What is known of files: which the kernel knows by which number, and what may be remembered of them under
+//! leases. No waiting here, and no store.
+
+use std::{
+    collections::HashMap,
+    ffi::{OsStr, OsString},
+    sync::Arc,
+};
+
+use crate::store::{Attributes, Entry, FileId, Handle, Leases, Listed, Stamp};
+
+/// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
+pub const ROOT: u64 = 1;
+
+/// Numbers from here on stand for files whose own number is taken.
+const FIRST_ALIAS: u64 = 1 << 62;
+
+/// Files that are remembered at most, at about 400 bytes each: a large source tree.
+const MAX_NODES: usize = 100_000;
+
+/// Recalled files whose stamps are remembered one by one.
+const MAX_RECALLED: usize = 10_000;
+
+/// A file.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Its name on the wire.
+    pub file: FileId,
+    /// How often the kernel was told of it, less what it has forgotten.
+    pub lookups: u64,
+    /// Open handles of it.
+    pub handles: Vec<Handle>,
+    /// Under [`Leases::ATTRIBUTES`].
+    pub attributes: Option<Attributes>,
+    /// What we hold.
+    pub leases: Leases,
+    /// Of the latest answer about it.
+    pub stamp: Stamp,
+    /// Names that were looked up, under [`Leases::ENTRIES`]; `None`: there is no such name.
+    pub names: HashMap<OsString, Option<FileId>>,
+    /// All names in order, under [`Leases::ENTRIES`].
+    pub listing: Option<Arc<Vec<Listed>>>,
+    /// Where a symbolic link leads, under [`Leases::ATTRIBUTES`].
+    pub target: Option<OsString>,
+    /// The kernel may have pages of it from before that are no longer true: dropped with the next open.
+    pub pages_doubtful: bool,
+    /// Names that were asked for one by one since the leases of the directory were lost.
+    pub asked: u32,
+}
+
+/// A name as it is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// There is such a file.
+    File(FileId),
+    /// There is none.
+    Absent,
+    /// Somebody has to be asked.
+    Unknown,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Table {
+    nodes: HashMap<u64, Node>,
+    numbers: HashMap<FileId, u64>,
+    next_alias: u64,
+    recalled: HashMap<FileId, Stamp>,
+    /// No answer with a lower stamp is remembered.
+    floor: Stamp,
+}
+
+impl Table {
+    pub fn new(root: FileId) -> Self {
+        let mut table = Self {
+            nodes: HashMap::new(),
+            numbers: HashMap::new(),
+            next_alias: FIRST_ALIAS,
+            recalled: HashMap::new(),
+            floor: Stamp(0),
+        };
+        table.insert(ROOT, root);
+        table
+    }
+
+    fn insert(&mut self, number: u64, file: FileId) {
+        let node = Node {
+            file,
+            lookups: 0,
+            handles: Vec::new(),
+            attributes: None,
+            leases: Leases::empty(),
+            stamp: Stamp(0),
+            names: HashMap::new(),
+            listing: None,
+            target: None,
+            pages_doubtful: true,
+            asked: 0,
+        };
+        self.nodes.insert(number, node);
+        self.numbers.insert(file, number);
+    }
+
+    /// The kernel's number of a file, given now if it has none.
+    pub fn number(&mut self, file: FileId) -> u64 {
+        if let Some(number) = self.numbers.get(&file) {
+            return *number;
+        }
+        if self.nodes.len() >= MAX_NODES {
+            self.make_room();
+        }
+        let is_free = file.inode > ROOT && file.inode < FIRST_ALIAS && !self.nodes.contains_key(&file.inode);
+        let number = if is_free { file.inode } else { self.next_alias };
+        self.next_alias += u64::from(!is_free);
+        self.insert(number, file);
+        number
+    }
+
+    /// Forgets the files that neither the kernel nor a handle names: a half of the room, so that this is rare.
+    fn make_room(&mut self) {
+        let mut surplus = self.nodes.len().saturating_sub(MAX_NODES / 2);
+        let numbers = &mut self.numbers;
+        self.nodes.retain(|number, node| {
+            let goes = surplus > 0 && node.lookups == 0 && node.handles.is_empty() && *number != ROOT;
+            if goes {
+                surplus -= 1;
+                numbers.remove(&node.file);
+            }
+            !goes
+        });
+    }
+
+    pub fn node(&self, number: u64) -> Option<&Node> {
+        self.nodes.get(&number)
+    }
+
+    pub fn node_mut(&mut self, number: u64) -> Option<&mut Node> {
+        self.nodes.get_mut(&number)
+    }
+
+    pub fn of(&self, file: FileId) -> Option<&Node> {
+        self.nodes.get(self.numbers.get(&file)?)
+    }
+
+    pub fn of_mut(&mut self, file: FileId) -> Option<&mut Node> {
+        self.nodes.get_mut(self.numbers.get(&file)?)
+    }
+
+    /// The number of a file that has one.
+    pub fn number_of(&self, file: FileId) -> Option<u64> {
+        self.numbers.get(&file).copied()
+    }
+
+    /// Every file with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Node)> {
+        self.nodes.iter().map(|(number, node)| (*number, node))
+    }
+
+    /// The kernel was told of a file once more.
+    pub fn looked_up(&mut self, file: FileId) -> u64 {
+        let number = self.number(file);
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.lookups += 1;
+        }
+        number
+    }
+
+    /// The kernel has forgotten a file so many times.
+    pub fn forget(&mut self, number: u64, times: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.lookups = node.lookups.saturating_sub(times);
+        }
+    }
+
+    /// Remembers what an answer says of a file, as far as that is allowed. Whether it is.
+    pub fn learn(&mut self, entry: &Entry) -> bool {
+        let file = entry.attributes.id;
+        let recalled = self.recalled.get(&file).copied().unwrap_or_default().max(self.floor);
+        let number = self.number(file);
+        let Some(node) = self.nodes.get_mut(&number) else { return false };
+        if entry.stamp < recalled || entry.stamp < node.stamp {
+            return false;
+        }
+        node.stamp = entry.stamp;
+        node.leases = entry.leases;
+        if !entry.leases.contains(Leases::ENTRIES) {
+            node.forget_names();
+        }
+        let may = entry.leases.contains(Leases::ATTRIBUTES);
+        node.attributes = may.then_some(entry.attributes);
+        if !may {
+            node.target = None;
+        }
+        may
+    }
+
+    /// What is remembered of a name.
+    pub fn known(&self, directory: u64, name: &OsStr) -> Known {
+        let Some(node) = self.nodes.get(&directory) else { return Known::Unknown };
+        if !node.leases.contains(Leases::ENTRIES) {
+            return Known::Unknown;
+        }
+        match node.names.get(name) {
+            Some(Some(file)) => Known::File(*file),
+            Some(None) => Known::Absent,
+            None if node.listing.is_some() => Known::Absent,
+            None => Known::Unknown,
+        }
+    }
+
+    /// Remembers a name, if its directory's answer allowed it.
+    pub fn name(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
+        let Some(node) = self.of_mut(directory) else { return };
+        if node.leases.contains(Leases::ENTRIES) {
+            node.names.insert(name.to_owned(), file);
+        }
+    }
+
+    /// A change of our own: the names are still true but for this one; the order of the listing is another.
+    pub fn renamed(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
+        if let Some(node) = self.of_mut(directory) {
+            node.listing = None;
+        }
+        self.name(directory, name, file);
+    }
+
+    /// Leases are no more. The number, if the kernel may know the file.
+    pub fn recall(&mut self, file: FileId, leases: Leases, stamp: Stamp) -> Option<u64> {
+        if self.recalled.len() >= MAX_RECALLED {
+            self.floor = self.recalled.values().copied().max().unwrap_or_default().max(self.floor);
+            self.recalled.clear();
+        }
+        let known = self.recalled.entry(file).or_default();
+        *known = stamp.max(*known);
+        let number = self.number_of(file)?;
+        let node = self.nodes.get_mut(&number)?;
+        node.lose(leases);
+        Some(number)
+    }
+
+    /// All leases are no more. `stamp`: answers up to it are not remembered either.
+    pub fn lose_all(&mut self, stamp: Stamp) {
+        self.floor = self.floor.max(stamp);
+        self.nodes.values_mut().for_each(|node| node.lose(Leases::all()));
+    }
+
+    /// Names of a directory that the kernel may have been told of.
+    pub fn told_names(&self, directory: FileId) -> Vec<OsString> {
+        self.of(directory).map(|node| node.names.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// How many files, and how many leases.
+    pub fn counts(&self) -> (u64, u64) {
+        let leases = self.nodes.values().map(|node| u64::from(node.leases.bits().count_ones())).sum();
+        (self.nodes.len() as u64, leases)
+    }
+}
+
+impl Node {
+    fn forget_names(&mut self) {
+        self.names.clear();
+        self.listing = None;
+        self.asked = 0;
+    }
+
+    /// Forgets what the leases were for.
+    pub fn lose(&mut self, leases: Leases) {
+        self.leases -= leases;
+        if leases.contains(Leases::ATTRIBUTES) {
+            self.attributes = None;
+            self.target = None;
+        }
+        if leases.contains(Leases::ENTRIES) {
+            self.forget_names();
+        }
+        if leases.contains(Leases::DATA) {
+            self.pages_doubtful = true;
+        }
+    }
+}

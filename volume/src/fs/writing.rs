@@ -1,0 +1,274 @@
+//! Contents on their way out. A write is answered when it is noted here, and sent at once, so that several are under way; what is on its way
+//! is bounded, and writers wait for room. Whoever wants to know anything else of the file waits until nothing of
+//! it is on its way ([`Volume::drain`]).
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::{Volume, files::Open};
+use crate::store::{Caller, Errno, FileId, Leases, OpenFlags, Write};
+
+/// All that may be on its way: a link of 1 Gbit/s at 250 ms.
+const DIRTY_BYTES: usize = 32 << 20;
+
+/// One request's worth: large enough to fill a link, small enough that several are under way.
+const BATCH_BYTES: usize = 2 << 20;
+
+/// Requests for one file that are under way.
+const BATCHES: usize = 4;
+
+/// What a write comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// write(2): at the end of a file that was opened for that.
+    Call,
+    /// A page of a mapping, which has its place however the file was opened.
+    Mapping,
+}
+
+/// Writes of all files.
+pub(super) struct Writes {
+    files: Mutex<HashMap<FileId, Pending>>,
+    room: Arc<Semaphore>,
+    dirty: AtomicU64,
+    /// Whenever something has arrived.
+    arrived: Notify,
+}
+
+/// Writes of one file.
+#[derive(Default)]
+struct Pending {
+    queue: VecDeque<Waiting>,
+    /// What is under way.
+    flying: Vec<(u64, Range<u64>)>,
+    next: u64,
+}
+
+struct Waiting {
+    write: Write,
+    caller: Caller,
+    range: Range<u64>,
+    /// Its number among the file's.
+    number: u64,
+    room: OwnedSemaphorePermit,
+}
+
+/// What goes out in one request.
+struct Batch {
+    number: u64,
+    caller: Caller,
+    writes: Vec<Write>,
+    room: Vec<OwnedSemaphorePermit>,
+    bytes: u64,
+}
+
+impl Default for Writes {
+    fn default() -> Self {
+        Self {
+            files: Mutex::default(),
+            room: Arc::new(Semaphore::new(DIRTY_BYTES)),
+            dirty: AtomicU64::new(0),
+            arrived: Notify::new(),
+        }
+    }
+}
+
+impl Writes {
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Pending>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    pub fn is_dirty(&self, file: FileId) -> bool {
+        self.files().contains_key(&file)
+    }
+
+    /// The number that the file's next write gets, if any is on its way.
+    fn next(&self, file: FileId) -> Option<u64> {
+        self.files().get(&file).map(|pending| pending.next)
+    }
+
+    /// Whether all writes below a number have arrived.
+    fn arrived_below(&self, file: FileId, number: u64) -> bool {
+        self.files().get(&file).is_none_or(|pending| pending.oldest().is_none_or(|oldest| oldest >= number))
+    }
+
+    /// The next request of a file, if there is one that may go now.
+    fn next_batch(&self, file: FileId) -> Option<Batch> {
+        let mut files = self.files();
+        let pending = files.get_mut(&file)?;
+        if pending.queue.is_empty() && pending.flying.is_empty() {
+            files.remove(&file);
+            return None;
+        }
+        pending.next_batch()
+    }
+
+    fn has_arrived(&self, file: FileId, batch: u64, bytes: u64) {
+        if let Some(pending) = self.files().get_mut(&file) {
+            pending.flying.retain(|(number, _)| *number != batch);
+        }
+        self.dirty.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Pending {
+    fn oldest(&self) -> Option<u64> {
+        let flying = self.flying.iter().map(|(number, _)| *number);
+        flying.chain(self.queue.front().map(|waiting| waiting.number)).min()
+    }
+
+    /// Writes go in their order; those that touch what is under way wait for it.
+    fn next_batch(&mut self) -> Option<Batch> {
+        if self.flying.len() >= BATCHES {
+            return None;
+        }
+        let first = self.queue.front()?;
+        let mut batch =
+            Batch { number: first.number, caller: first.caller.clone(), writes: Vec::new(), room: Vec::new(), bytes: 0 };
+        let mut span = first.range.clone();
+        while let Some(next) = self.queue.front() {
+            let fits = batch.writes.is_empty() || batch.bytes as usize + next.room.num_permits() <= BATCH_BYTES;
+            let is_free = self.flying.iter().all(|(_, range)| range.end <= next.range.start || next.range.end <= range.start);
+            if !fits || !is_free || next.caller != batch.caller {
+                break;
+            }
+            let Some(next) = self.queue.pop_front() else { break };
+            span = span.start.min(next.range.start)..span.end.max(next.range.end);
+            batch.bytes += next.room.num_permits() as u64;
+            batch.writes.push(next.write);
+            batch.room.push(next.room);
+        }
+        if batch.writes.is_empty() {
+            return None;
+        }
+        self.flying.push((batch.number, span));
+        Some(batch)
+    }
+}
+
+impl Volume {
+    /// write(2).
+    ///
+    /// # Errors
+    /// Of this write, where it is waited for.
+    pub async fn write(self: &Arc<Self>, open: u64, offset: u64, data: Bytes, from: Source) -> Result<(), Errno> {
+        let open = self.open_file(open)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let is_alone = self.table().of(open.file).is_some_and(|node| node.leases.contains(Leases::WRITE));
+        let at_the_end = open.flags.contains(OpenFlags::APPEND) && from == Source::Call;
+        let appends = at_the_end && !(is_alone && self.is_valid());
+        if appends || self.settings.sync || open.flags.contains(OpenFlags::DIRECT) {
+            return self.write_through(&open, offset, data, appends).await;
+        }
+        self.note(&open, offset, data).await
+    }
+
+    async fn note(self: &Arc<Self>, open: &Open, offset: u64, data: Bytes) -> Result<(), Errno> {
+        let bytes = u32::try_from(data.len()).map_err(|_| Errno::EFBIG)?;
+        let room = Arc::clone(&self.writes.room).acquire_many_owned(bytes).await.map_err(|_| Errno::EIO)?;
+        self.writes.dirty.fetch_add(u64::from(bytes), Ordering::Relaxed);
+        let mut files = self.writes.files();
+        let is_new = !files.contains_key(&open.file);
+        let pending = files.entry(open.file).or_default();
+        let number = pending.next;
+        pending.next += 1;
+        let range = offset..offset + u64::from(bytes);
+        let write = Write::At { place: open.place(), offset, data };
+        pending.queue.push_back(Waiting { write, caller: open.caller.clone(), range, number, room });
+        drop(files);
+        if is_new {
+            tokio::spawn(Arc::clone(self).send_all(open.file));
+        } else {
+            self.writes.arrived.notify_waiters();
+        }
+        Ok(())
+    }
+
+    /// Sends what a file has, until there is no more of it.
+    async fn send_all(self: Arc<Self>, file: FileId) {
+        loop {
+            // Before the look, so that nothing that happens after it is missed.
+            let arrived = self.writes.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            while let Some(batch) = self.writes.next_batch(file) {
+                tokio::spawn(Arc::clone(&self).send(file, batch));
+            }
+            if !self.writes.is_dirty(file) {
+                self.writes.arrived.notify_waiters();
+                return;
+            }
+            arrived.await;
+        }
+    }
+
+    async fn send(self: Arc<Self>, file: FileId, batch: Batch) {
+        let Batch { number, caller, writes, room, bytes } = batch;
+        match self.store.write(&caller, writes).await {
+            Err(errno) => self.note_fault(file, errno),
+            Ok(results) => {
+                for result in results {
+                    match result {
+                        Ok(entry) => drop(self.table().learn(&entry)),
+                        Err(errno) => self.note_fault(file, errno),
+                    }
+                }
+            }
+        }
+        drop(room);
+        self.writes.has_arrived(file, number, bytes);
+        self.writes.arrived.notify_waiters();
+    }
+
+    async fn write_through(&self, open: &Open, offset: u64, data: Bytes, appends: bool) -> Result<(), Errno> {
+        self.drain(open.file).await;
+        let bytes = data.len() as u64;
+        let place = open.place();
+        let write = if appends { Write::Append { place, data } } else { Write::At { place, offset, data } };
+        let mut results = self.store.write(&open.caller, vec![write]).await?;
+        let entry = results.pop().ok_or(Errno::EPROTO)??;
+        self.table().learn(&entry);
+        if appends && entry.attributes.size != offset + bytes {
+            // The kernel has put it where it thought that the end was.
+            self.forget_pages(open.file);
+        }
+        Ok(())
+    }
+
+    /// Returns when what was written to a file until now is on the server, or has failed there.
+    pub(super) async fn drain(&self, file: FileId) {
+        let Some(number) = self.writes.next(file) else { return };
+        loop {
+            let arrived = self.writes.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            if self.writes.arrived_below(file, number) {
+                return;
+            }
+            arrived.await;
+        }
+    }
+
+    /// The same for all files.
+    pub async fn drain_all(&self) {
+        let files: Vec<FileId> = self.writes.files().keys().copied().collect();
+        for file in files {
+            self.drain(file).await;
+        }
+    }
+}

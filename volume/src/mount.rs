@@ -1,0 +1,141 @@
+//! Putting a FUSE device into the file tree and taking it out again: as root by mount(2),
+//! so that mountinfo shows `fuse.posh`, as anybody else by fusermount3(1). What answers on the device is
+//! [`crate::fuse`].
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use nix::{
+    errno::Errno,
+    mount::{MntFlags, MsFlags, mount as mount_2, umount2},
+    unistd::{getegid, geteuid},
+};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+/// As mountinfo has it.
+pub const FS_TYPE: &str = "fuse.posh";
+
+/// The part of the type behind `fuse.`.
+const SUBTYPE: &str = "posh";
+
+/// Which device is mounted how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// What mountinfo shows as the source.
+    pub source: &'a str,
+    /// The kernel refuses every change.
+    pub read_only: bool,
+    /// Permissions are checked here, by mode, owner and group, and other users are let in: root's mounts, whose
+    /// server knows the same users.
+    pub for_everybody: bool,
+}
+
+/// Mounts a new FUSE device on a directory. Nothing may look at the directory until the device is served.
+///
+/// # Errors
+/// What the kernel or fusermount3 says.
+pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+    if geteuid().is_root() {
+        match by_the_kernel(wanted, directory) {
+            // Root of a user namespace, say.
+            Err(error) if error.raw_os_error() == Some(Errno::EPERM as i32) => {}
+            outcome => return outcome,
+        }
+    }
+    by_fusermount(wanted, directory)
+}
+
+/// Takes whatever is mounted there out of the tree, also if nobody serves it any more. Files that are open stay so.
+///
+/// # Errors
+/// What the kernel or fusermount3 says; `EINVAL` where nothing is mounted.
+pub fn unmount(directory: &Path) -> io::Result<()> {
+    match umount2(directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+        Err(Errno::EPERM) => {}
+        outcome => return outcome.map_err(io::Error::from),
+    }
+    let ended = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(directory).stdin(Stdio::null()).output();
+    let ended = ended.map_err(no_fusermount)?;
+    if ended.status.success() { Ok(()) } else { Err(said(&ended.stderr)) }
+}
+
+/// Has the kernel read ahead by so much. Only root may say so; without it reads are smaller.
+pub fn read_ahead(device: (u32, u32), kib: u32) {
+    let file = format!("/sys/class/bdi/{}:{}/read_ahead_kb", device.0, device.1);
+    let _ = fs::write(file, kib.to_string());
+}
+
+fn by_the_kernel(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+    let mut options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.as_raw_fd(),
+        geteuid().as_raw(),
+        getegid().as_raw()
+    );
+    if wanted.for_everybody {
+        options.push_str(",allow_other,default_permissions");
+    }
+    let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    if wanted.read_only {
+        flags |= MsFlags::MS_RDONLY;
+    }
+    mount_2(Some(wanted.source), directory, Some(FS_TYPE), flags, Some(options.as_str()))?;
+    Ok(device.into())
+}
+
+/// fusermount3 mounts for users, and sends the device through the socket that `_FUSE_COMMFD` names: here its standard input.
+fn by_fusermount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let source = wanted.source.replace('\\', "\\\\").replace(',', "\\,");
+    let access = if wanted.read_only { "ro" } else { "rw" };
+    let mut fusermount = Command::new("fusermount3");
+    fusermount.arg("-o").arg(format!("{access},nosuid,nodev,fsname={source},subtype={SUBTYPE}"));
+    fusermount.arg("--").arg(directory).env("_FUSE_COMMFD", "0");
+    let child = fusermount.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    drop(fusermount);
+    let child = child.map_err(no_fusermount)?;
+    let received = receive(&ours);
+    let ended = child.wait_with_output()?;
+    match received? {
+        Some(device) if ended.status.success() => Ok(device),
+        _ => Err(said(&ended.stderr)),
+    }
+}
+
+fn no_fusermount(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot run fusermount3, install fuse3: {error}"))
+}
+
+fn said(stderr: &[u8]) -> io::Error {
+    let text = String::from_utf8_lossy(stderr);
+    io::Error::other(text.trim().to_owned())
+}
+
+/// `None` when the other end has closed without sending anything.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0; 1];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [io::IoSliceMut::new(&mut byte)];
+    recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok(descriptors.flatten().next())
+}
+
+/// Whether a directory answers, without waiting for whoever serves it: a mount whose daemon has gone says `ENOTCONN`.
+#[must_use]
+pub fn is_dead(directory: &Path) -> bool {
+    matches!(nix::sys::statfs::statfs(directory), Err(Errno::ENOTCONN))
+}
