@@ -2,6 +2,7 @@
 //! Mounts are made anew, caches are dropped, gateways and shared connections begin
 //! anew and then stand, programs are read into memory again.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
@@ -16,7 +17,7 @@ use posh_integration::{Lab, LabSpec, network};
 
 use super::catalogue::Workload;
 use super::data;
-use super::system::{COLD, ELSEWHERE, MASTER, OUT, SCRIPT_FILE, System};
+use super::system::{COLD, ELSEWHERE, MASTER, OUT, SCRIPT_FILE, System, VOLUMES};
 
 /// Where the second server sees the first one's data, and its executor for that.
 const FAR: &str = "/srv/far";
@@ -92,7 +93,7 @@ impl Place {
             System::PoshElsewhere => self.start_far_executor()?,
             _ => {}
         }
-        if system.is_posh() && system != System::PoshCold {
+        if system.has_gateway() {
             self.start_gateway(system, workload.servers)?;
         }
         Ok(())
@@ -100,7 +101,7 @@ impl Place {
 
     /// Nothing of a run stands any more.
     pub fn clear(&mut self) -> Result<()> {
-        for system in [System::Posh, System::PoshElsewhere] {
+        for system in [System::Posh, System::PoshElsewhere, System::PoshVolume] {
             if !self.gateways()?.is_empty() {
                 self.lab.workstation.must(system.posh(&self.lab, &["gateway", "stop"]))?;
             }
@@ -135,6 +136,10 @@ impl Place {
         let lab = &self.lab;
         lab.workstation.must(system.posh(lab, &["gateway", "start"]))?;
         for number in 1..=servers {
+            if system.has_volumes() {
+                let (source, path) = (format!("store{number}:s{number}"), format!("/mnt/s{number}"));
+                lab.workstation.must(system.posh(lab, &["mount", &source, &path]))?;
+            }
             let text = format!("cat /mnt/s{number}/{WARM} > /dev/null");
             lab.workstation.must(system.posh(lab, &["-c", &text]))?;
         }
@@ -240,5 +245,10 @@ fn write_configurations(lab: &Lab) -> Result<()> {
          [[mount]]\npath = \"/mnt/s1\"\nexecutor = \"far\"\nexport = \"far\"\n",
         network::addresses(2).1
     );
-    Ok(services::write_file(&lab.workstation, ELSEWHERE, elsewhere.as_bytes())?)
+    services::write_file(&lab.workstation, ELSEWHERE, elsewhere.as_bytes())?;
+    let mut volumes = String::new();
+    for server in &lab.servers {
+        let _ = write!(volumes, "[[executor]]\nname = \"{}\"\naddress = \"{}\"\n\n", server.spec.name, server.address);
+    }
+    Ok(services::write_file(&lab.workstation, VOLUMES, volumes.as_bytes())?)
 }
