@@ -22,6 +22,8 @@ use super::system::{COLD, ELSEWHERE, MASTER, OUT, SCRIPT_FILE, System, VOLUMES};
 /// Where the second server sees the first one's data, and its executor for that.
 const FAR: &str = "/srv/far";
 const FAR_PORT: u16 = 7401;
+/// Where rclone keeps what it has read, on the workstation.
+const RCLONE_CACHE: &str = "/home/user/rclone";
 /// What a knowing user sets for large files: the kernel's read-ahead of a mount, KiB (the default is 128).
 const READ_AHEAD_KIB: u32 = 4096;
 /// A file beside the data by which a connection is made before the clock starts.
@@ -40,6 +42,7 @@ pub struct Place {
     // Dropped before the machines on which they run.
     server_mounts: Vec<(String, Service)>,
     far: Option<(Service, Service)>,
+    cached_mount: Option<Service>,
     /// The machines.
     pub lab: Lab,
 }
@@ -54,7 +57,7 @@ impl Place {
             fs::write(lab.data(number).join(WARM), "warm\n").context("cannot write to a server")?;
         }
         write_configurations(&lab)?;
-        Ok(Place { server_mounts: Vec::new(), far: None, lab })
+        Ok(Place { server_mounts: Vec::new(), far: None, cached_mount: None, lab })
     }
 
     /// The workload's directory on each of its servers.
@@ -91,6 +94,7 @@ impl Place {
             System::Server => self.mount_others(workload.servers)?,
             System::SshMaster | System::Parallel => self.connect_masters(workload.servers)?,
             System::PoshElsewhere => self.start_far_executor()?,
+            System::Rclone => self.mount_by_rclone()?,
             _ => {}
         }
         if system.has_gateway() {
@@ -109,6 +113,10 @@ impl Place {
         self.end_masters()?;
         let first = &self.lab.servers[0].host;
         self.server_mounts.drain(..).try_for_each(|(path, mount)| services::unmount(first, &path, mount))?;
+        if let Some(mount) = self.cached_mount.take() {
+            services::unmount(&self.lab.workstation, "/mnt/s1", mount)?;
+            fs::remove_dir_all(self.lab.workstation.path(RCLONE_CACHE)).context("cannot remove rclone's cache")?;
+        }
         if let Some((executor, mount)) = self.far.take() {
             drop(executor);
             services::unmount(&self.lab.servers[1].host, FAR, mount)?;
@@ -175,6 +183,20 @@ impl Place {
         let mut command = second.command(format!("{PROGRAMS}/posh-executor"));
         command.args(["--config", CONFIGURATION]);
         self.far = Some((services::start_listening(second, command)?, mount));
+        Ok(())
+    }
+
+    /// With the options that its manual gives for programs that want a real file system.
+    fn mount_by_rclone(&mut self) -> Result<()> {
+        let workstation = &self.lab.workstation;
+        let cache = workstation.path(RCLONE_CACHE);
+        fs::create_dir_all(&cache).with_context(|| format!("cannot make {RCLONE_CACHE}"))?;
+        let mut command = workstation.command("rclone");
+        command.env("RCLONE_CONFIG", "/dev/null");
+        command.args(["mount", ":sftp:/srv/s1", "/mnt/s1", "--vfs-cache-mode", "full", "--cache-dir", RCLONE_CACHE]);
+        command.args(["--sftp-host", &network::addresses(1).1, "--sftp-user", "root"]);
+        command.args(["--sftp-key-file", WORKSTATION_KEY]);
+        self.cached_mount = Some(services::mount(workstation, command, "/mnt/s1")?);
         Ok(())
     }
 

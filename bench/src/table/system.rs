@@ -31,6 +31,8 @@ pub enum System {
     Sshfs,
     /// The same with what somebody gives who knows sshfs.
     SshfsTuned,
+    /// bash on the workstation over rclone mount, by sftp, contents cached on disk.
+    Rclone,
     /// By hand, a connection for each ssh.
     Ssh,
     /// By hand over one connection that stands already.
@@ -58,6 +60,7 @@ impl System {
             System::Server => "server",
             System::Sshfs => "sshfs",
             System::SshfsTuned => "sshfs-tuned",
+            System::Rclone => "rclone",
             System::Ssh => "ssh",
             System::SshMaster => "ssh-master",
             System::Parallel => "parallel",
@@ -75,6 +78,12 @@ impl System {
         use System::*;
         if workload.servers == 0 {
             return vec![Sshfs, Posh, PoshPath];
+        }
+        if workload.here {
+            let mut systems = vec![Server, Sshfs, SshfsTuned, Volume];
+            // It writes some seconds after the program has ended, when nobody waits for it any more.
+            systems.extend(workload.results.is_empty().then_some(Rclone));
+            return systems;
         }
         let mut systems = vec![Server, Sshfs, SshfsTuned, Posh, PoshVolume, Volume];
         if workload.by_hand.is_some() {
