@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf};
 use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["executor.proto", "gateway.proto", "stage.proto"];
+    let files = ["executor.proto", "gateway.proto", "stage.proto", "volume.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;

@@ -19,6 +19,7 @@
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
+//! * `volume`: files for mounts that gateways serve themselves
 //! * `sys`: the only file with `unsafe`
 
 mod admission;
@@ -39,6 +40,7 @@ mod stdio;
 mod sys;
 pub mod tls;
 mod tools;
+mod volume;
 mod wiring;
 
 pub use config::{Config, Export};

@@ -12,6 +12,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{
     DESCRIPTORS, MAX_MESSAGE_BYTES,
     executor::{enrolment_server::EnrolmentServer, executor_server::ExecutorServer},
+    volume::volume_server::VolumeServer,
 };
 use socket2::SockRef;
 use tokio::{
@@ -40,6 +41,7 @@ use crate::{
     service::{Service, Shared},
     tls::{accept::Incoming, serving::Serving},
     tools::Tools,
+    volume::{VolumeService, Volumes},
 };
 
 /// What one stream may have in flight: 20 ms at 3 Gbit/s.
@@ -150,12 +152,16 @@ where
     let executor = ExecutorServer::new(Service(shared.clone()))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let volume = VolumeServer::new(VolumeService(shared.clone()))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone()))
         .max_decoding_message_size(MAX_ENROLMENT_BYTES);
     let router = builder
         .add_service(InterceptedService::new(health_service, admission.clone()))
         .add_service(InterceptedService::new(reflection()?, admission.clone()))
-        .add_service(InterceptedService::new(executor, admission))
+        .add_service(InterceptedService::new(executor, admission.clone()))
+        .add_service(InterceptedService::new(volume, admission))
         .add_service(enrolment);
     let serving = router.serve_with_incoming_shutdown(incoming, async {
         let _ = draining.await;
@@ -228,6 +234,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         machine: Machine::default(),
         tools: Tools::default(),
         kept: KeptRuns::default(),
+        volumes: Volumes::default(),
         audit: AuditFile::open(config.audit.as_deref())?,
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),

@@ -25,6 +25,7 @@ use crate::{
     pool::Pool,
     run,
     tools::Tools,
+    volume::Volumes,
 };
 
 /// Names in one `Tools` request; each may cost reading a file.
@@ -45,6 +46,8 @@ pub struct Shared {
     pub descriptors: Arc<Semaphore>,
     /// Who ran what.
     pub audit: run::AuditFile,
+    /// Mounts that gateways serve from here.
+    pub volumes: Volumes,
     /// No new runs from now on.
     pub draining: AtomicBool,
     /// Turns true when running commands are to be killed.

@@ -6,6 +6,7 @@
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
+//! * [`volume`]: gateway ↔ executor, the files of mounts that posh serves itself.
 //! * [`stage`]: one intercepted command ↔ gateway, length-delimited protobuf
 //!   messages over a second UNIX socket (see [`frame`]).
 #![forbid(unsafe_code)]
@@ -35,7 +36,13 @@ pub mod stage {
     include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));
 }
 
-/// The version of the three protocols; a peer of another version is named and
+#[allow(clippy::large_enum_variant, reason = "generated; lives for one message")]
+pub mod volume {
+    //! `posh.volume.v1`, see `proto/volume.proto`.
+    tonic::include_proto!("posh.volume.v1");
+}
+
+/// The version of the protocols; a peer of another version is named and
 /// refused, never half understood.
 pub const PROTOCOL_VERSION: u32 = 2;
 

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use tokio::sync::Notify;
@@ -17,7 +17,7 @@ use crate::{
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Shared by all that hand out or break leases.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Keeper {
     table: Mutex<LeaseTable>,
     /// Something was answered, or is over.
@@ -33,6 +33,20 @@ pub struct Keeper {
 pub struct Begun {
     keeper: Arc<Keeper>,
     ticket: Option<Ticket>,
+}
+
+impl Default for Keeper {
+    fn default() -> Self {
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        // More than there are answers in the meantime.
+        let stamp = Stamp(u64::try_from(since.as_micros()).unwrap_or_default());
+        Self {
+            table: Mutex::new(LeaseTable::starting_at(stamp)),
+            answered: Notify::default(),
+            noticed: Notify::default(),
+            unlocked: Notify::default(),
+        }
+    }
 }
 
 impl Keeper {
@@ -79,6 +93,19 @@ impl Keeper {
         self.table().end_session(session);
         self.answered.notify_waiters();
         self.noticed.notify_waiters();
+    }
+
+    /// Completes when a session has answered all recalls up to a stamp, or its time is over.
+    pub async fn answered(&self, session: SessionId, stamp: Stamp) {
+        loop {
+            let answered = self.answered.notified();
+            tokio::pin!(answered);
+            answered.as_mut().enable();
+            if self.table().has_answered(session, stamp, Instant::now()) {
+                return;
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN, answered).await;
+        }
     }
 
     /// The next notices of a session, in order; none when it has ended.

@@ -97,14 +97,25 @@ struct Session {
     valid_until: Instant,
     files: usize,
     outbox: Vec<Notice>,
+    /// When it last lost everything.
+    lost: Stamp,
 }
 
 impl LeaseTable {
+    /// An empty one. Stamps count on from there: they must not begin anew with a process, since their readers live on.
+    #[must_use]
+    pub fn starting_at(last: Stamp) -> Self {
+        Self { last_stamp: last.0, ..Self::default() }
+    }
+
     /// A new holder, without any lease.
     pub fn open_session(&mut self, now: Instant) -> SessionId {
         self.last_session += 1;
         let id = SessionId(self.last_session);
-        self.sessions.insert(id, Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new() });
+        self.sessions.insert(
+            id,
+            Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost: Stamp::default() },
+        );
         id
     }
 
@@ -193,6 +204,13 @@ impl LeaseTable {
         })
     }
 
+    /// Whether a session has answered all recalls up to a stamp.
+    pub fn has_answered(&mut self, session: SessionId, stamp: Stamp, now: Instant) -> bool {
+        self.expire(now);
+        let recalled = self.recalling.iter().filter_map(|file| self.files.get(file)).flat_map(|held| &held.recalled);
+        recalled.into_iter().all(|recalled| recalled.session != session || recalled.stamp > stamp)
+    }
+
     /// It has happened, or does not happen.
     pub fn finish(&mut self, ticket: Ticket) {
         for file in ticket.changes {
@@ -234,6 +252,21 @@ impl LeaseTable {
     /// What is to be told to a session, in order.
     pub fn take_notices(&mut self, session: SessionId) -> Vec<Notice> {
         self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()
+    }
+
+    /// What a session that is back after a break may not have heard: when it last lost everything, and its recalls without an answer.
+    #[must_use]
+    pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
+        let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
+        let held = self.recalling.iter().filter_map(|file| self.files.get(file));
+        let recalls = held.flat_map(|held| held.recalled.iter().map(|recalled| (held.id, recalled)));
+        let recalls = recalls.filter(|(_, recalled)| recalled.session == session);
+        let notice = |(file, recalled): (FileId, &Recalled)| Notice::Recall {
+            file,
+            leases: recalled.leases,
+            stamp: recalled.stamp,
+        };
+        (lost, recalls.map(notice).collect())
     }
 
     /// All that everybody has ends: it is not known what has changed.
@@ -337,6 +370,7 @@ impl LeaseTable {
         self.drop_leases(session);
         let stamp = self.next_stamp();
         if let Some(session) = self.sessions.get_mut(&session) {
+            session.lost = stamp;
             session.outbox.push(Notice::Lost { stamp });
         }
     }

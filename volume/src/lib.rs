@@ -8,6 +8,7 @@
 //! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
 //! * [`disk`]: contents on this machine's disk
 //! * [`directory`]: the store over a directory of this machine
+//! * [`remote`]: the store over a connection to an executor; [`wire`]: its words as messages
 
 pub mod directory;
 pub mod disk;
@@ -16,6 +17,8 @@ pub mod fuse;
 pub mod keeper;
 pub mod leases;
 pub mod mount;
+pub mod remote;
 pub mod store;
+pub mod wire;
 
 pub use store::{Errno, Store};

@@ -71,7 +71,8 @@ pub trait Store: Send + Sync + 'static {
     /// When the whole request is lost. It may have happened, or a part of it.
     async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno>;
 
-    /// Recalls, in order. There is one listener: a second call gets an empty stream.
+    /// Recalls, in order. There is one listener: a second call gets an empty stream. A session that does not
+    /// listen yet gets no leases.
     fn notices(&self) -> Notices;
 
     /// Until when the leases of the session hold, if nothing more is heard. An operation that began before and ended
@@ -272,7 +273,7 @@ pub enum Op {
     /// anything later of this session. → [`Answer::Done`].
     Return(Vec<Returned>),
     /// What other programs of the server changed before this was asked has led to recalls with lower
-    /// stamps than the answer's. With [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded
+    /// stamps than the answer's, and the session has answered these. With [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded
     /// command is going to read. → [`Answer::Settled`].
     Settle(Settling),
 }
@@ -617,6 +618,28 @@ impl fmt::Display for Watched {
             Self::Inotify => "inotify",
             Self::LeaseEnd => "lease end",
         })
+    }
+}
+
+impl Op {
+    /// Whether doing it twice is another thing than doing it once.
+    #[must_use]
+    pub fn is_change(&self) -> bool {
+        !matches!(
+            self,
+            Self::Walk { .. }
+                | Self::Attributes(_)
+                | Self::List { .. }
+                | Self::ReadLink(_)
+                | Self::Sync { .. }
+                | Self::Seek { .. }
+                | Self::FileSystem
+                | Self::GetAttribute { .. }
+                | Self::ListAttributes(_)
+                | Self::TestLock { .. }
+                | Self::Return(_)
+                | Self::Settle(_)
+        )
     }
 }
 

@@ -109,11 +109,7 @@ impl Record {
             ms = self.ms,
             "run ended"
         );
-        let Some(path) = file.0.clone() else { return };
-        let written = tokio::task::spawn_blocking(move || append(&path, &self)).await;
-        if let Ok(Err(error)) = written {
-            tracing::error!(%error, "cannot write the audit record");
-        }
+        file.write(self).await;
     }
 }
 
@@ -125,10 +121,19 @@ impl AuditFile {
         }
         Ok(Self(path.map(Path::to_owned)))
     }
+
+    /// Adds a line.
+    pub async fn write(&self, record: impl Serialize + Send + 'static) {
+        let Some(path) = self.0.clone() else { return };
+        let written = tokio::task::spawn_blocking(move || append(&path, &record)).await;
+        if let Ok(Err(error)) = written {
+            tracing::error!(%error, "cannot write the audit record");
+        }
+    }
 }
 
 /// By its name each time, so that who rotates logs need not tell us.
-fn append(path: &Path, record: &Record) -> io::Result<()> {
+fn append(path: &Path, record: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(record)?;
     line.push(b'\n');
     // One write, which the kernel appends whole.

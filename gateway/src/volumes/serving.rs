@@ -2,19 +2,20 @@
 
 use std::{
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use fs_mapper::{config::VolumeConfig, mountinfo::MountInfo};
 use nix::unistd::geteuid;
-use posh_reach::{Carrier, Route};
+use posh_reach::{Carrier, Reached, Route};
 use posh_volume::{
-    Store,
     fs::{Settings, Volume},
     fuse::{self, Users},
     mount::{self, Wanted},
+    remote::{Connector, Patience, Remote},
 };
 use tokio::{runtime::Handle, sync::oneshot};
+use tonic::transport::Channel;
 
 use crate::state::Gateway;
 
@@ -40,14 +41,17 @@ impl Serving {
         let config = config.clone();
         // What belongs to the volume belongs to its runtime.
         let begun = runtime?.spawn(async move {
-            let store = connect(&route, &config).await?;
+            let way = Way { route, carrier: Mutex::new(None) };
+            let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
+            let remote = Remote::open(Arc::new(way), &config.export, patience).await.map_err(|error| error.to_string())?;
+            let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, cache_bytes: config.cache_bytes };
-            let (volume, invalidations) = Volume::new(store, settings);
+            let (volume, invalidations) = Volume::new(Arc::new(remote), settings);
             let path = config.path.clone();
             let source = config.source();
             let for_everybody = geteuid().is_root();
             let device = tokio::task::spawn_blocking(move || {
-                let wanted = Wanted { source: &source, read_only: config.read_only, for_everybody };
+                let wanted = Wanted { source: &source, read_only, for_everybody };
                 mount::mount(&wanted, &config.path)
             });
             let device = device.await.map_err(|error| error.to_string())?;
@@ -74,8 +78,18 @@ fn read_ahead(path: &Path) {
     }
 }
 
-async fn connect(route: &Route, config: &VolumeConfig) -> Result<Arc<dyn Store>, String> {
-    let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
-    let _: Carrier = reached.carrier;
-    Err(format!("{} can't be reached yet", config.source()))
+/// Makes connections for one volume: bulk data is not to stand in the way of runs, nor they in its.
+struct Way {
+    route: Route,
+    /// Keeps up what belongs to the latest connection: the renewal of its certificate, its ssh.
+    carrier: Mutex<Option<Carrier>>,
+}
+
+#[tonic::async_trait]
+impl Connector for Way {
+    async fn connect(&self) -> Result<Channel, String> {
+        let Reached { channel, carrier } = posh_reach::connect(&self.route).await.map_err(|error| error.sentence())?;
+        *self.carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(carrier);
+        Ok(channel)
+    }
 }

@@ -31,11 +31,8 @@ use std::{
 use nix::{errno::Errno, unistd::geteuid};
 use rustix::fs::{Mode, OFlags};
 
-use self::{nodes::Nodes, sys::Acting, watch::Watch};
-pub use self::{
-    session::{DirectorySession, Liveness},
-    workers::Workers,
-};
+pub use self::session::{DirectorySession, Liveness};
+use self::{nodes::Nodes, sys::Acting, watch::Watch, workers::Workers};
 use crate::{
     keeper::Keeper,
     store::{Caller, FileId, Leases, Watched},

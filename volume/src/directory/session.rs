@@ -27,7 +27,7 @@ use crate::{
     leases::{File, Intent, LEASE_TIME, SessionId},
     store::{
         Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op, OpenFlags, Pieces, Place,
-        ReadPart, Settling, Store, StoreState, Watched, Write,
+        ReadPart, Settling, Stamp, Store, StoreState, Watched, Write,
     },
 };
 
@@ -90,6 +90,12 @@ impl DirectorySession {
     /// A sign of life from whoever is served.
     pub fn renew(&self) {
         self.0.renew();
+    }
+
+    /// What may not have been heard because of a break; see [`crate::leases::LeaseTable::missed`].
+    #[must_use]
+    pub fn missed(&self) -> (Stamp, Vec<Notice>) {
+        self.0.keeper().table().missed(self.0.id)
     }
 
     /// Open files, for the state.
@@ -243,7 +249,9 @@ impl Session {
             Ok(())
         };
         self.directory.machine.workers.run(catch_up).await?;
-        Ok(Answer::Settled(self.keeper().table().next_stamp()))
+        let stamp = self.keeper().table().next_stamp();
+        self.keeper().answered(self.id, stamp).await;
+        Ok(Answer::Settled(stamp))
     }
 
     /// What the op looks at or changes, as far as names tell now.
@@ -390,6 +398,9 @@ impl Session {
     /// First the lease, then the look: a change in between is recalled with a later stamp.
     pub fn entry(&self, (fd, id): (BorrowedFd<'_>, FileId), wanted: Leases) -> Result<Entry, Fault> {
         let file = (self.directory.nodes.file(id), id);
+        // Nobody would answer recalls.
+        let has_listener = self.has_listener.load(Ordering::Relaxed);
+        let wanted = if has_listener { wanted } else { Leases::empty() };
         let (leases, stamp) = self.keeper().table().grant(self.id, file, wanted, Instant::now());
         Ok(Entry { attributes: attributes::of(fd, id)?, leases, stamp })
     }

@@ -17,7 +17,7 @@ impl Volume {
     pub async fn attributes(&self, caller: &Caller, number: u64) -> Result<Attributes, Errno> {
         let file = self.file(number)?;
         self.drain(file).await;
-        if let Some(attributes) = self.table().node(number).and_then(|node| node.attributes).filter(|_| self.is_valid()) {
+        if let Some(attributes) = self.table().node(number).filter(|node| self.is_good(node)).and_then(|n| n.attributes) {
             return Ok(attributes);
         }
         match self.ask_of(caller, file, Op::Attributes).await? {
@@ -59,7 +59,7 @@ impl Volume {
     /// Of the call.
     pub async fn target(&self, caller: &Caller, number: u64) -> Result<OsString, Errno> {
         let file = self.file(number)?;
-        if let Some(target) = self.table().node(number).and_then(|node| node.target.clone()).filter(|_| self.is_valid()) {
+        if let Some(target) = self.table().node(number).filter(|n| self.is_good(n)).and_then(|n| n.target.clone()) {
             return Ok(target);
         }
         let Answer::Target { target, stamp } = self.ask(caller, Op::ReadLink(file)).await? else {

@@ -77,7 +77,9 @@ impl Volume {
         let mut opened = Opened { number, keeps_pages: false, is_direct: true };
         if let Some(node) = table.of_mut(file) {
             node.handles.push(handle);
-            let is_leased = node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
+            // Where nobody would tell of a change, the kernel is not to remember.
+            let is_told = self.store.lease_limit().is_none();
+            let is_leased = is_told && node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
             opened.is_direct = !is_leased;
             opened.keeps_pages = is_leased && !node.pages_doubtful;
             // Without the word to keep them the kernel drops its pages now.

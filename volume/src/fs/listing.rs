@@ -77,10 +77,9 @@ impl Volume {
             kind: Kind::Directory,
         });
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        let is_valid = self.is_valid();
         let table = self.table();
         let files = listed.iter().zip(3..).skip(from.saturating_sub(2)).take(NAMES_FOR_THE_KERNEL).map(|(listed, next)| {
-            let known = listed.entry.filter(|_| is_valid).and_then(|entry| table.of(entry.attributes.id));
+            let known = listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
             let known = known.filter(|node| !self.writes.is_dirty(node.file));
             let entry = known.and_then(|node| {
                 node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
@@ -116,7 +115,7 @@ impl Volume {
     fn remembered_listing(&self, file: FileId) -> Option<Arc<Vec<Listed>>> {
         let table = self.table();
         let node = table.of(file).filter(|node| node.leases.contains(Leases::ENTRIES))?;
-        node.listing.clone().filter(|_| self.is_valid())
+        node.listing.clone().filter(|_| self.is_good(node))
     }
 
     /// It holds if the directory was the same from the first part to the last, and nothing was heard of it since.

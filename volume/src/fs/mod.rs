@@ -40,12 +40,11 @@ use tokio::{
     task::AbortHandle,
 };
 
-use crate::store::{Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState};
+use crate::store::{Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched};
 use chunks::Chunks;
 use files::Open;
 use reading::Loading;
-use recalls::UnderWay;
-use table::Table;
+use table::{Node, Table};
 use writing::Writes;
 
 pub use files::Opened;
@@ -108,7 +107,6 @@ pub struct Volume {
     loading: Loading,
     /// Whenever a chunk has come.
     loaded: Notify,
-    under_way: Arc<UnderWay>,
     listener: Mutex<Option<AbortHandle>>,
 }
 
@@ -136,7 +134,6 @@ impl Volume {
             invalidate,
             loading: Loading::default(),
             loaded: Notify::new(),
-            under_way: Arc::default(),
             listener: Mutex::new(None),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
@@ -169,10 +166,10 @@ impl Volume {
 
     /// After a command ran on the server: what it has changed is seen from now on.
     pub async fn catch_up(&self) {
-        match self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await {
-            Ok(Answer::Settled(stamp)) => self.caught_up(stamp).await,
+        let settled = self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await;
+        if settled.is_err() || self.store.state().watched == Watched::LeaseEnd {
             // Nobody says what has changed: anything may have.
-            _ => self.forget_everything().await,
+            self.forget_everything().await;
         }
     }
 
@@ -181,7 +178,7 @@ impl Volume {
     pub fn tell<R>(&self, parent: u64, entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
         let mut table = self.table();
         let number = table.looked_up(entry.attributes.id);
-        let name_life = self.life(table.node(parent).is_some_and(|node| node.leases.contains(Leases::ENTRIES)));
+        let name_life = self.names_life(&table, parent);
         let attributes_life = self.attributes_life(&table, number, &entry.attributes);
         reply(Told { number, attributes: entry.attributes, attributes_life, name_life })
     }
@@ -196,7 +193,8 @@ impl Volume {
     /// The same for a name that is not there.
     pub fn tell_absent<R>(&self, parent: u64, name: &OsStr, reply: impl FnOnce(Duration) -> R) -> R {
         let table = self.table();
-        reply(self.life(table.known(parent, name) == table::Known::Absent))
+        let is_known = table.known(parent, name) == table::Known::Absent;
+        reply(if is_known { self.names_life(&table, parent) } else { Duration::ZERO })
     }
 
     /// The same for names of a directory, until `take` says that there is no more room.
@@ -208,8 +206,7 @@ impl Volume {
         mut take: impl FnMut(&mut R, &Name, Option<Told>) -> bool,
     ) -> R {
         let mut table = self.table();
-        let is_leased = table.node(parent).is_some_and(|node| node.leases.contains(Leases::ENTRIES));
-        let name_life = self.life(is_leased);
+        let name_life = self.names_life(&table, parent);
         for name in &names {
             // Heard of since: then the kernel has to ask.
             let entry = name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
@@ -241,20 +238,31 @@ impl Volume {
     }
 
     fn attributes_life(&self, table: &Table, number: u64, attributes: &Attributes) -> Duration {
-        self.life(table.node(number).is_some_and(|node| node.attributes.as_ref() == Some(attributes)))
+        self.life(table.node(number).filter(|node| node.attributes.as_ref() == Some(attributes)))
     }
 
-    fn life(&self, is_leased: bool) -> Duration {
-        if is_leased { self.store.valid_until().saturating_duration_since(Instant::now()) } else { Duration::ZERO }
+    fn names_life(&self, table: &Table, directory: u64) -> Duration {
+        self.life(table.node(directory).filter(|node| node.leases.contains(Leases::ENTRIES)))
+    }
+
+    /// How long the kernel may remember what a lease of the file allows, if there is one.
+    fn life(&self, leased: Option<&Node>) -> Duration {
+        leased.map(|node| self.good_until(node).saturating_duration_since(Instant::now())).unwrap_or_default()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether what is remembered may be used now.
-    fn is_valid(&self) -> bool {
-        self.store.valid_until() > Instant::now()
+    /// Until when what is remembered of a file may be used.
+    fn good_until(&self, node: &Node) -> Instant {
+        let valid_until = self.store.valid_until();
+        self.store.lease_limit().map_or(valid_until, |limit| valid_until.min(node.heard + limit))
+    }
+
+    /// Whether that is now.
+    fn is_good(&self, node: &Node) -> bool {
+        self.good_until(node) > Instant::now()
     }
 
     fn file(&self, number: u64) -> Result<FileId, Errno> {
@@ -267,10 +275,11 @@ impl Volume {
 
     /// Asks the store, and remembers what it says.
     async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        let asked = Instant::now();
         let answer = self.store.call(caller, op).await?;
         let mut table = self.table();
         for entry in answer.entries() {
-            table.learn(&entry);
+            table.learn(&entry, asked);
         }
         Ok(answer)
     }

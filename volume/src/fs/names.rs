@@ -72,15 +72,15 @@ impl Volume {
     }
 
     fn remembered(&self, parent: u64, name: &OsStr) -> Option<Result<Entry, Errno>> {
-        if !self.is_valid() {
+        let table = self.table();
+        if !table.node(parent).is_some_and(|directory| self.is_good(directory)) {
             return None;
         }
-        let table = self.table();
         match table.known(parent, name) {
             Known::Absent => Some(Err(Errno::ENOENT)),
             Known::Unknown => None,
             Known::File(file) => {
-                let node = table.of(file)?;
+                let node = table.of(file).filter(|node| self.is_good(node))?;
                 let attributes = node.attributes?;
                 Some(Ok(Entry { attributes, leases: node.leases, stamp: node.stamp }))
             }

@@ -5,6 +5,7 @@ use std::{
     collections::HashSet,
     ops::Range,
     sync::{Arc, PoisonError},
+    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -93,12 +94,13 @@ impl Volume {
 
     async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
         let part = ReadPart { place: open.place(), range };
+        let asked = Instant::now();
         let mut pieces = self.store.read(&open.caller, vec![part]).await;
         let mut data = Vec::new();
         let mut last = None;
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
-            last = self.learn_from(&piece).or(last);
+            last = self.learn_from(&piece, asked).or(last);
             data.push(piece.data?);
         }
         let is_leased = last.is_some_and(|entry| entry.leases.contains(Leases::DATA));
@@ -109,9 +111,9 @@ impl Volume {
         Ok(joined(data))
     }
 
-    fn learn_from(&self, piece: &Piece) -> Option<Entry> {
+    fn learn_from(&self, piece: &Piece, asked: Instant) -> Option<Entry> {
         let entry = piece.entry?;
-        self.table().learn(&entry);
+        self.table().learn(&entry, asked);
         Some(entry)
     }
 
@@ -119,7 +121,7 @@ impl Volume {
     fn steady(&self, open: &Open) -> Option<(u64, u64)> {
         let table = self.table();
         let node = table.of(open.file).filter(|node| node.leases.contains(Leases::DATA | Leases::ATTRIBUTES))?;
-        let attributes = node.attributes.filter(|_| self.is_valid())?;
+        let attributes = node.attributes.filter(|_| self.is_good(node))?;
         Some((attributes.version, attributes.size))
     }
 
@@ -195,11 +197,12 @@ impl Volume {
     /// `next` is the first chunk that is not there yet.
     async fn fetch_chunks(&self, open: &Open, version: u64, chunks: Range<u64>, next: &mut u64) -> Result<(), Errno> {
         let part = ReadPart { place: open.place(), range: chunks.start * CHUNK..chunks.end * CHUNK };
+        let asked = Instant::now();
         let mut pieces = self.store.read(&open.caller, vec![part]).await;
         let mut data = BytesMut::new();
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
-            if self.learn_from(&piece).is_some_and(|entry| entry.attributes.version != version) {
+            if self.learn_from(&piece, asked).is_some_and(|entry| entry.attributes.version != version) {
                 return Ok(());
             }
             let is_last = piece.is_last;

@@ -1,17 +1,12 @@
 //! What the store says on its own account, and what the kernel must forget for it.
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
-};
+use std::{ffi::OsString, sync::Weak, time::Duration};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
 
 use super::{Volume, table::ROOT};
-use crate::store::{Caller, FileId, Leases, Notice, Notices, Op, Returned, Stamp, Watched};
+use crate::store::{Caller, FileId, Leases, Notice, Notices, Op, Returned, Stamp};
 
 /// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall is answered by the
 /// end of the lease.
@@ -38,58 +33,17 @@ impl Drop for Invalidate {
     }
 }
 
-/// Recalls that are being carried out.
-#[derive(Default)]
-pub(super) struct UnderWay {
-    stamps: Mutex<BTreeSet<(Stamp, FileId)>>,
-    finished: Notify,
-    /// Asks the listener to say when it has nothing left to take in.
-    asked: Mutex<Vec<oneshot::Sender<()>>>,
-    asks: Notify,
-}
-
 /// Takes notices in until the volume or the store has gone.
 pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
-    loop {
-        let Some(asks) = volume.upgrade().map(|volume| Arc::clone(&volume.under_way)) else { return };
-        let notice = tokio::select! {
-            biased;
-            notice = notices.next() => notice,
-            () = asks.asks.notified() => {
-                let asked = std::mem::take(&mut *asks.asked.lock().unwrap_or_else(PoisonError::into_inner));
-                for asked in asked {
-                    let _ = asked.send(());
-                }
-                continue;
-            }
-        };
+    while let Some(notice) = notices.next().await {
         let Some(volume) = volume.upgrade() else { return };
         match notice {
-            None => return,
-            Some(Notice::Lost { stamp }) => volume.lost(stamp),
-            Some(Notice::Recall { file, leases, stamp }) => {
-                volume.under_way.begin((stamp, file));
-                tokio::spawn(async move {
-                    volume.recalled(file, leases, stamp).await;
-                    volume.under_way.end((stamp, file));
-                });
+            Notice::Lost { stamp } => volume.lost(stamp),
+            // Each by itself: what one waits for may need another.
+            Notice::Recall { file, leases, stamp } => {
+                tokio::spawn(async move { volume.recalled(file, leases, stamp).await });
             }
         }
-    }
-}
-
-impl UnderWay {
-    fn begin(&self, recall: (Stamp, FileId)) {
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).insert(recall);
-    }
-
-    fn end(&self, recall: (Stamp, FileId)) {
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).remove(&recall);
-        self.finished.notify_waiters();
-    }
-
-    fn has_before(&self, stamp: Stamp) -> bool {
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).first().is_some_and(|(first, _)| *first < stamp)
     }
 }
 
@@ -151,26 +105,5 @@ impl Volume {
     pub(super) async fn forget_everything(&self) {
         self.lost(Stamp(0));
         self.forget(ROOT, false, Some(Vec::new())).await;
-    }
-
-    /// Returns when every recall below a stamp has been carried out.
-    pub(super) async fn caught_up(&self, stamp: Stamp) {
-        if self.store.state().watched == Watched::LeaseEnd {
-            // Nobody says what has changed.
-            return self.forget_everything().await;
-        }
-        let (ask, is_taken_in) = oneshot::channel();
-        self.under_way.asked.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
-        self.under_way.asks.notify_one();
-        let _ = is_taken_in.await;
-        loop {
-            let finished = self.under_way.finished.notified();
-            tokio::pin!(finished);
-            finished.as_mut().enable();
-            if !self.under_way.has_before(stamp) {
-                return;
-            }
-            finished.await;
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
     sync::Arc,
+    time::Instant,
 };
 
 use crate::store::{Attributes, Entry, FileId, Handle, Leases, Listed, Stamp};
@@ -36,6 +37,8 @@ pub(super) struct Node {
     pub leases: Leases,
     /// Of the latest answer about it.
     pub stamp: Stamp,
+    /// When that answer came, or before.
+    pub heard: Instant,
     /// Names that were looked up, under [`Leases::ENTRIES`]; `None`: there is no such name.
     pub names: HashMap<OsString, Option<FileId>>,
     /// All names in order, under [`Leases::ENTRIES`].
@@ -91,6 +94,7 @@ impl Table {
             attributes: None,
             leases: Leases::empty(),
             stamp: Stamp(0),
+            heard: Instant::now(),
             names: HashMap::new(),
             listing: None,
             target: None,
@@ -173,7 +177,7 @@ impl Table {
     }
 
     /// Remembers what an answer says of a file, as far as that is allowed. Whether it is.
-    pub fn learn(&mut self, entry: &Entry) -> bool {
+    pub fn learn(&mut self, entry: &Entry, asked: Instant) -> bool {
         let file = entry.attributes.id;
         let recalled = self.recalled.get(&file).copied().unwrap_or_default().max(self.floor);
         let number = self.number(file);
@@ -182,6 +186,7 @@ impl Table {
             return false;
         }
         node.stamp = entry.stamp;
+        node.heard = asked;
         node.leases = entry.leases;
         if !entry.leases.contains(Leases::ENTRIES) {
             node.forget_names();

@@ -9,12 +9,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::{Volume, files::Open};
+use super::{Volume, files::Open, table::Node};
 use crate::store::{Caller, Errno, FileId, Leases, OpenFlags, Write};
 
 /// All that may be on its way: a link of 1 Gbit/s at 250 ms.
@@ -169,9 +170,10 @@ impl Volume {
         if data.is_empty() {
             return Ok(());
         }
-        let is_alone = self.table().of(open.file).is_some_and(|node| node.leases.contains(Leases::WRITE));
+        let is_alone = |node: &Node| node.leases.contains(Leases::WRITE) && self.is_good(node);
+        let is_alone = self.table().of(open.file).is_some_and(is_alone);
         let at_the_end = open.flags.contains(OpenFlags::APPEND) && from == Source::Call;
-        let appends = at_the_end && !(is_alone && self.is_valid());
+        let appends = at_the_end && !is_alone;
         if appends || self.settings.sync || open.flags.contains(OpenFlags::DIRECT) {
             return self.write_through(&open, offset, data, appends).await;
         }
@@ -219,12 +221,13 @@ impl Volume {
 
     async fn send(self: Arc<Self>, file: FileId, batch: Batch) {
         let Batch { number, caller, writes, room, bytes } = batch;
+        let asked = Instant::now();
         match self.store.write(&caller, writes).await {
             Err(errno) => self.note_fault(file, errno),
             Ok(results) => {
                 for result in results {
                     match result {
-                        Ok(entry) => drop(self.table().learn(&entry)),
+                        Ok(entry) => drop(self.table().learn(&entry, asked)),
                         Err(errno) => self.note_fault(file, errno),
                     }
                 }
@@ -240,9 +243,10 @@ impl Volume {
         let bytes = data.len() as u64;
         let place = open.place();
         let write = if appends { Write::Append { place, data } } else { Write::At { place, offset, data } };
+        let asked = Instant::now();
         let mut results = self.store.write(&open.caller, vec![write]).await?;
         let entry = results.pop().ok_or(Errno::EPROTO)??;
-        self.table().learn(&entry);
+        self.table().learn(&entry, asked);
         if appends && entry.attributes.size != offset + bytes {
             // The kernel has put it where it thought that the end was.
             self.forget_pages(open.file);

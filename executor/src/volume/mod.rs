@@ -1,0 +1,278 @@
+//! Serves files to mounts of workstations (`volume.proto`): who may have a session, and the three calls. What a
+//! session does is `session`'s; what becomes of files, and who may remember them, is the crate `posh-volume`'s.
+
+mod session;
+
+use std::{
+    collections::HashMap,
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use nix::unistd::geteuid;
+use posh_proto::{
+    PROTOCOL_VERSION, other_version,
+    volume::{
+        Hello, Piece, ReadReply, ReadRequest, ToVolume, Welcome, WriteReply, WriteRequest, from_volume, to_volume,
+        volume_server::Volume,
+    },
+};
+use posh_volume::{
+    Store as _,
+    directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+    store::{Caller as FileCaller, Pieces},
+    wire,
+};
+use tokio::sync::mpsc;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+use self::session::{Outgoing, Served};
+use crate::{
+    Export,
+    admission::peer_name,
+    callers::{Caller, caller_of},
+    service::Shared,
+};
+
+/// Sessions in all, and of one identity: a workstation has one for each of its mounts.
+const MAX_SESSIONS: usize = 512;
+const MAX_SESSIONS_OF_ONE: usize = 128;
+/// Who names a session is to be hard to guess.
+const MIN_NAME_BYTES: usize = 16;
+const MAX_NAME_BYTES: usize = 64;
+/// A session says at once who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Messages on their way out; a listing may be a megabyte.
+const OUTGOING: usize = 256;
+/// Pieces of small files are sent together up to this size.
+const REPLY_BYTES: usize = 256 << 10;
+/// Replies that wait to be sent.
+const REPLIES: usize = 8;
+
+/// All sessions, and what they share.
+#[derive(Debug, Default)]
+pub struct Volumes {
+    /// Started for the first session: most executors have none.
+    machine: Mutex<Option<Arc<Machine>>>,
+    directories: Mutex<Vec<OpenDirectory>>,
+    sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
+}
+
+#[derive(Debug)]
+struct OpenDirectory {
+    path: PathBuf,
+    rights: Rights,
+    mutability: Mutability,
+    directory: Arc<Directory>,
+}
+
+/// The gRPC service.
+pub struct VolumeService(pub Arc<Shared>);
+
+#[tonic::async_trait]
+impl Volume for VolumeService {
+    type SessionStream = ReceiverStream<Outgoing>;
+    type ReadStream = ReceiverStream<Result<ReadReply, Status>>;
+
+    async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
+        let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
+        self.0.load.admit_call(&caller).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
+        let mut incoming = request.into_inner();
+        let hello = tokio::time::timeout(HELLO_TIMEOUT, incoming.message()).await;
+        let hello = hello.map_err(|_| Status::deadline_exceeded("no hello"))??.and_then(|message| message.kind);
+        let Some(to_volume::Kind::Hello(hello)) = hello else {
+            return Err(Status::invalid_argument("a session begins with a hello"));
+        };
+        let (served, resumed) = self.session_of(&caller, &peer, &hello).await?;
+        let (sender, receiver) = mpsc::channel(OUTGOING);
+        served.store.renew();
+        let (lost, missed) = served.store.missed();
+        let welcome = Welcome {
+            root: Some(served.store.root().into()),
+            resumed,
+            watched: wire::watched_number(served.store.state().watched),
+            lost: lost.0,
+            read_only: served.read_only,
+        };
+        session::send(&sender, from_volume::Kind::Welcome(welcome)).await;
+        for notice in missed {
+            session::send(&sender, from_volume::Kind::Notice(notice.into())).await;
+        }
+        served.attach(sender.clone());
+        tokio::spawn(session::attend(self.0.clone(), served, incoming, sender));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
+        let caller = caller_of(&request)?;
+        let ReadRequest { session, caller: file_caller, parts } = request.into_inner();
+        let served = self.0.volumes.session(&caller, &session)?;
+        let parts = parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let pieces = served.store.read(&file_caller.unwrap_or_default().into(), parts).await;
+        let (sender, receiver) = mpsc::channel(REPLIES);
+        tokio::spawn(pack(pieces, sender));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
+        let caller = caller_of(&request)?;
+        let request = request.into_inner();
+        let served = self.0.volumes.session(&caller, &request.session)?;
+        let writes = request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let file_caller = request.caller.unwrap_or_default().into();
+        served.write(request.number, file_caller, writes).await.map(Response::new)
+    }
+}
+
+impl VolumeService {
+    /// The session of that name, or a new one.
+    async fn session_of(&self, caller: &Arc<Caller>, peer: &str, hello: &Hello) -> Result<(Arc<Served>, bool), Status> {
+        if hello.protocol != PROTOCOL_VERSION {
+            return Err(Status::failed_precondition(other_version("the gateway", hello.protocol, "this executor")));
+        }
+        if !(MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&hello.session.len()) {
+            return Err(Status::invalid_argument("a session's name has 16 to 64 bytes"));
+        }
+        let volumes = &self.0.volumes;
+        if let Ok(served) = volumes.session(caller, &hello.session) {
+            if served.export == hello.export {
+                return Ok((served, true));
+            }
+            return Err(Status::invalid_argument("that session is of another export"));
+        }
+        if self.0.is_draining() {
+            return Err(Status::unavailable("this executor is ending"));
+        }
+        let export = caller.exports.iter().find(|export| export.name == hello.export).cloned();
+        let export = export.ok_or_else(|| Status::permission_denied(no_export(caller, &hello.export)))?;
+        let rights = rights_of(caller);
+        let shared = self.0.clone();
+        let opened = tokio::task::spawn_blocking({
+            let export = export.clone();
+            move || shared.volumes.directory(&export, rights)
+        });
+        let directory = opened.await.map_err(|error| Status::internal(error.to_string()))?;
+        let directory = directory.map_err(|error| {
+            Status::failed_precondition(format!("cannot serve the export {}: {error}", export.name))
+        })?;
+        let store = DirectorySession::open(directory, Liveness::Served);
+        let served = Served::new((caller.clone(), peer.to_owned()), export.name.clone(), (store, export.read_only));
+        volumes.add(hello.session.clone(), served.clone())?;
+        served.clone().start_notices();
+        tracing::info!(identity = caller.name(), peer, export = export.name, "volume opened");
+        Ok((served, false))
+    }
+}
+
+impl Volumes {
+    /// A session, for whom it belongs to.
+    fn session(&self, caller: &Arc<Caller>, name: &Bytes) -> Result<Arc<Served>, Status> {
+        let sessions = self.sessions.lock().expect("not poisoned");
+        let found = sessions.get(name).filter(|served| served.caller.identity == caller.identity);
+        // What has been taken from the configuration ends at the executor's restart, as for runs.
+        found.cloned().ok_or_else(|| Status::not_found("no such session of a volume"))
+    }
+
+    fn add(&self, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
+        let mut sessions = self.sessions.lock().expect("not poisoned");
+        let own = sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
+        if sessions.len() >= MAX_SESSIONS || own >= MAX_SESSIONS_OF_ONE {
+            return Err(Status::resource_exhausted("too many sessions of volumes on this executor"));
+        }
+        sessions.entry(name).or_insert(served);
+        Ok(())
+    }
+
+    /// Takes a session out of the list, if it is still that one.
+    fn remove(&self, served: &Arc<Served>) -> bool {
+        let mut sessions = self.sessions.lock().expect("not poisoned");
+        let before = sessions.len();
+        sessions.retain(|_, other| !Arc::ptr_eq(other, served));
+        sessions.len() < before
+    }
+
+    /// The export's directory, opened once for each kind of rights. May block.
+    fn directory(&self, export: &Export, rights: Rights) -> io::Result<Arc<Directory>> {
+        let machine = {
+            let mut machine = self.machine.lock().expect("not poisoned");
+            match &*machine {
+                Some(machine) => machine.clone(),
+                None => machine.insert(Machine::start()?).clone(),
+            }
+        };
+        let mutability = if export.read_only { Mutability::ReadOnly } else { Mutability::ReadWrite };
+        let mut directories = self.directories.lock().expect("not poisoned");
+        // One that nobody uses any more may have been replaced by another of the same name.
+        directories.retain(|known| Arc::strong_count(&known.directory) > 1);
+        let is_it = |known: &&OpenDirectory| {
+            (&known.path, &known.rights, known.mutability) == (&export.path, &rights, mutability)
+        };
+        if let Some(known) = directories.iter().find(is_it) {
+            return Ok(known.directory.clone());
+        }
+        let directory = Directory::open(machine, &export.path, rights.clone(), mutability)?;
+        directories.push(OpenDirectory { path: export.path.clone(), rights, mutability, directory: directory.clone() });
+        Ok(directory)
+    }
+}
+
+/// With whose rights a caller's files are touched. Only root can have others' than its own.
+fn rights_of(caller: &Caller) -> Rights {
+    if !geteuid().is_root() {
+        return Rights::Own;
+    }
+    match &caller.user {
+        Some(user) => Rights::User(FileCaller { uid: user.uid, gid: user.gid, groups: user.groups.clone().into() }),
+        None => Rights::Callers,
+    }
+}
+
+fn no_export(caller: &Caller, export: &str) -> String {
+    format!(
+        "{} has no export `{export}` on this executor (`[[export]]`, and `exports` of its [[identity]])",
+        caller.name()
+    )
+}
+
+fn malformed(malformed: wire::Malformed) -> Status {
+    Status::invalid_argument(malformed.to_string())
+}
+
+/// Sends pieces together as long as they are there at once.
+async fn pack(mut pieces: Pieces, sender: mpsc::Sender<Result<ReadReply, Status>>) {
+    while let Some(first) = pieces.next().await {
+        let mut reply = ReadReply { pieces: Vec::new() };
+        let mut next = Some(first);
+        let mut bytes = 0;
+        while let Some(piece) = next.take() {
+            match piece {
+                Ok(piece) => {
+                    let piece = Piece::from(piece);
+                    bytes += piece.data.len();
+                    reply.pieces.push(piece);
+                }
+                Err(errno) => {
+                    let _ = sender.send(Err(Status::internal(errno.desc()))).await;
+                    return;
+                }
+            }
+            if bytes < REPLY_BYTES {
+                next = std::future::poll_fn(|context| {
+                    Poll::Ready(match pieces.as_mut().poll_next(context) {
+                        Poll::Ready(piece) => piece,
+                        Poll::Pending => None,
+                    })
+                })
+                .await;
+            }
+        }
+        if sender.send(Ok(reply)).await.is_err() {
+            return;
+        }
+    }
+}

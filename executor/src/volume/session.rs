@@ -1,0 +1,354 @@
+//! One session of a volume: it outlives its connection for a while, does each numbered call once, and remembers
+//! answers until they are known to have arrived.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use posh_proto::volume::{Alive, Call, FromVolume, Reply, ToVolume, WriteReply, Written, from_volume, to_volume};
+use posh_volume::{
+    Errno, Store as _,
+    directory::DirectorySession,
+    store::{Caller as FileCaller, Op, Write},
+};
+use serde::Serialize;
+use tokio::{
+    sync::{mpsc, watch},
+    task::AbortHandle,
+};
+use tokio_stream::StreamExt as _;
+use tonic::{Status, Streaming};
+
+use crate::{callers::Caller, service::Shared};
+
+/// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
+/// end before that.
+const KEEP_TIME: Duration = Duration::from_secs(30);
+/// Calls under way or not known to have been answered; a gateway of ours has fewer.
+const MAX_CALLS: usize = 8192;
+
+/// What a session's stream carries.
+pub type Outgoing = Result<FromVolume, Status>;
+
+/// A session.
+#[derive(Debug)]
+pub struct Served {
+    pub caller: Arc<Caller>,
+    pub export: String,
+    pub store: DirectorySession,
+    pub read_only: bool,
+    peer: String,
+    began: Instant,
+    calls: Mutex<Calls>,
+    /// Where notices go.
+    outgoing: watch::Sender<Option<mpsc::Sender<Outgoing>>>,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    calls: AtomicU64,
+    bytes_written: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    acknowledged: u64,
+    by_number: BTreeMap<u64, Numbered>,
+}
+
+/// A call that was begun.
+#[derive(Debug)]
+struct Numbered {
+    outcome: watch::Receiver<Option<Outcome>>,
+    task: AbortHandle,
+}
+
+#[derive(Debug, Clone)]
+enum Outcome {
+    Answered(Reply),
+    Written(Result<WriteReply, Errno>),
+}
+
+/// The audit record of a session.
+#[derive(Debug, Serialize)]
+struct Record {
+    at_s: u64,
+    volume: String,
+    identity: String,
+    user: String,
+    peer: String,
+    calls: u64,
+    bytes_written: u64,
+    ms: u64,
+}
+
+impl Served {
+    /// Without a connection yet.
+    pub fn new(
+        (caller, peer): (Arc<Caller>, String),
+        export: String,
+        (store, read_only): (DirectorySession, bool),
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            caller,
+            export,
+            store,
+            read_only,
+            peer,
+            began: Instant::now(),
+            calls: Mutex::default(),
+            outgoing: watch::Sender::new(None),
+            counts: Counts::default(),
+        })
+    }
+
+    /// From now on this is the connection.
+    pub fn attach(&self, sender: mpsc::Sender<Outgoing>) {
+        self.outgoing.send_replace(Some(sender));
+    }
+
+    /// Passes recalls on, over whichever connection there is.
+    pub fn start_notices(self: Arc<Self>) {
+        let mut notices = self.store.notices();
+        let session = Arc::downgrade(&self);
+        let mut connection = self.outgoing.subscribe();
+        drop(self);
+        tokio::spawn(async move {
+            while let Some(notice) = notices.next().await {
+                loop {
+                    if session.strong_count() == 0 {
+                        return;
+                    }
+                    let sender = connection.borrow_and_update().clone();
+                    let message = from_volume::Kind::Notice(notice.into());
+                    // One that is lost on its way is told again when the session is taken up.
+                    match sender {
+                        Some(sender) if send(&sender, message).await => break,
+                        _ if connection.changed().await.is_err() => return,
+                        _ => {}
+                    }
+                }
+            }
+        });
+    }
+
+    /// Writes once for each number.
+    pub async fn write(
+        self: &Arc<Self>,
+        number: u64,
+        caller: FileCaller,
+        writes: Vec<Write>,
+    ) -> Result<WriteReply, Status> {
+        self.store.renew();
+        let session = self.clone();
+        let work = async move {
+            session.counts.bytes_written.fetch_add(writes.iter().map(size_of).sum(), Ordering::Relaxed);
+            let results = session.store.write(&caller, writes).await;
+            Outcome::Written(results.map(|results| WriteReply { results: results.into_iter().map(written).collect() }))
+        };
+        match outcome_of(self.once(number, true, work)?).await {
+            Some(Outcome::Written(written)) => written.map_err(|errno| Status::internal(errno.desc())),
+            _ => Err(Status::invalid_argument("that number is another call's")),
+        }
+    }
+
+    /// Begins the work of that number, or finds it begun.
+    fn once(
+        self: &Arc<Self>,
+        number: u64,
+        is_remembered: bool,
+        work: impl Future<Output = Outcome> + Send + 'static,
+    ) -> Result<watch::Receiver<Option<Outcome>>, Status> {
+        let mut calls = self.calls.lock().expect("not poisoned");
+        if number <= calls.acknowledged {
+            return Err(Status::already_exists("that call has been answered"));
+        }
+        if let Some(known) = calls.by_number.get(&number) {
+            return Ok(known.outcome.clone());
+        }
+        if calls.by_number.len() >= MAX_CALLS {
+            return Err(Status::resource_exhausted("too many calls of one volume at a time"));
+        }
+        self.counts.calls.fetch_add(1, Ordering::Relaxed);
+        let (sender, outcome) = watch::channel(None);
+        let session = Arc::downgrade(self);
+        let task = tokio::spawn(async move {
+            let outcome = work.await;
+            if !is_remembered && let Some(session) = session.upgrade() {
+                session.calls.lock().expect("not poisoned").by_number.remove(&number);
+            }
+            sender.send_replace(Some(outcome));
+        });
+        calls.by_number.insert(number, Numbered { outcome: outcome.clone(), task: task.abort_handle() });
+        Ok(outcome)
+    }
+
+    fn acknowledge(&self, number: u64) {
+        let mut calls = self.calls.lock().expect("not poisoned");
+        calls.acknowledged = calls.acknowledged.max(number);
+        let first = calls.acknowledged + 1;
+        let later = calls.by_number.split_off(&first);
+        let answered = std::mem::replace(&mut calls.by_number, later);
+        // Nobody waits for what is acknowledged: a lock that is not wanted any more.
+        answered.values().for_each(|call| call.task.abort());
+    }
+
+    fn cancel(&self, number: u64) {
+        let calls = self.calls.lock().expect("not poisoned");
+        if let Some(call) = calls.by_number.get(&number) {
+            call.task.abort();
+        }
+    }
+
+    /// Whether that is still its connection.
+    fn is_attached_to(&self, sender: &mpsc::Sender<Outgoing>) -> bool {
+        self.outgoing.borrow().as_ref().is_some_and(|its| its.same_channel(sender))
+    }
+
+    fn record(&self) -> Record {
+        Record {
+            at_s: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+            volume: self.export.clone(),
+            identity: self.caller.name().to_owned(),
+            user: self.caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
+            peer: self.peer.clone(),
+            calls: self.counts.calls.load(Ordering::Relaxed),
+            bytes_written: self.counts.bytes_written.load(Ordering::Relaxed),
+            ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Does what comes on one connection, until that ends.
+pub async fn attend(
+    shared: Arc<Shared>,
+    served: Arc<Served>,
+    mut incoming: Streaming<ToVolume>,
+    sender: mpsc::Sender<Outgoing>,
+) {
+    loop {
+        let message = tokio::select! {
+            message = incoming.message() => message,
+            () = sender.closed() => break,
+        };
+        let Ok(Some(ToVolume { kind: Some(kind) })) = message else { break };
+        match kind {
+            to_volume::Kind::Call(call) => begin_call(&served, call, &sender).await,
+            to_volume::Kind::Alive(alive) => {
+                served.store.renew();
+                served.acknowledge(alive.acknowledged);
+                let answer = Alive { id: alive.id, acknowledged: alive.acknowledged };
+                send(&sender, from_volume::Kind::Alive(answer)).await;
+            }
+            to_volume::Kind::Cancel(number) => served.cancel(number),
+            to_volume::Kind::Bye(_) => {
+                end(&shared, &served).await;
+                return;
+            }
+            to_volume::Kind::Hello(_) => break,
+        }
+    }
+    // Another connection may have taken the session up meanwhile.
+    if served.is_attached_to(&sender) {
+        served.outgoing.send_replace(None);
+        tokio::time::sleep(KEEP_TIME).await;
+        if served.outgoing.borrow().is_none() {
+            end(&shared, &served).await;
+        }
+    }
+}
+
+async fn end(shared: &Shared, served: &Arc<Served>) {
+    if shared.volumes.remove(served) {
+        served.acknowledge(u64::MAX - 1);
+        let record = served.record();
+        tracing::info!(
+            volume = record.volume,
+            identity = record.identity,
+            peer = record.peer,
+            calls = record.calls,
+            bytes_written = record.bytes_written,
+            ms = record.ms,
+            "volume closed"
+        );
+        shared.audit.write(record).await;
+    }
+}
+
+/// Must not wait: behind it come the answers to recalls that others wait for.
+async fn begin_call(served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
+    let number = call.number;
+    let caller = call.caller.unwrap_or_default().into();
+    let op = match call.op.ok_or(Errno::EPROTO).and_then(|op| Op::try_from(op).map_err(|_| Errno::EPROTO)) {
+        Ok(op) => op,
+        Err(errno) => return answer(sender, Reply { number, error: errno as i32, answer: None }).await,
+    };
+    if let Op::Return(_) = op {
+        let reply = reply(number, served.store.call(&caller, op).await);
+        return answer(sender, reply).await;
+    }
+    served.store.renew();
+    let session = served.clone();
+    let is_remembered = op.is_change();
+    let work = async move { Outcome::Answered(reply(number, session.store.call(&caller, op).await)) };
+    match served.once(number, is_remembered, work) {
+        Ok(outcome) => {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                if let Some(Outcome::Answered(reply)) = outcome_of(outcome).await {
+                    answer(&sender, reply).await;
+                }
+            });
+        }
+        Err(status) if status.code() == tonic::Code::AlreadyExists => {}
+        Err(_) => answer(sender, Reply { number, error: Errno::EBUSY as i32, answer: None }).await,
+    }
+}
+
+fn reply(number: u64, answer: Result<posh_volume::store::Answer, Errno>) -> Reply {
+    match answer {
+        Ok(answer) => Reply { number, error: 0, answer: Some(answer.into()) },
+        Err(errno) => Reply { number, error: errno as i32, answer: None },
+    }
+}
+
+async fn answer(sender: &mpsc::Sender<Outgoing>, reply: Reply) {
+    send(sender, from_volume::Kind::Reply(reply)).await;
+}
+
+/// Whether it could be sent.
+pub async fn send(sender: &mpsc::Sender<Outgoing>, kind: from_volume::Kind) -> bool {
+    sender.send(Ok(FromVolume { kind: Some(kind) })).await.is_ok()
+}
+
+/// `None`: it was given up.
+async fn outcome_of(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
+    let done = outcome.wait_for(Option::is_some).await.ok()?;
+    done.clone()
+}
+
+fn written(result: Result<posh_volume::store::Entry, Errno>) -> Written {
+    match result {
+        Ok(entry) => Written { entry: Some(entry.into()), error: 0 },
+        Err(errno) => Written { entry: None, error: errno as i32 },
+    }
+}
+
+fn size_of(write: &Write) -> u64 {
+    use posh_volume::store::NewFile;
+    match write {
+        Write::At { data, .. } | Write::Append { data, .. } => data.len() as u64,
+        Write::Put(put) => match &put.what {
+            NewFile::Regular { data } => data.len() as u64,
+            _ => 0,
+        },
+        Write::Set { .. } => 0,
+    }
+}

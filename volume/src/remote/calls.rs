@@ -1,0 +1,263 @@
+//! Calls that have no answer yet, by their numbers, and the open files of the session as its user knows them: their
+//! handles stay the same when the executor has to open them again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use posh_proto::volume::{Call, ToVolume, to_volume};
+use tokio::sync::oneshot;
+
+use super::{Connection, Shared};
+use crate::store::{Answer, Caller, Errno, FileId, Handle, Op, OpenFlags, Place, Write};
+
+/// A call that hangs although the executor lives is looked at so often.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Calls {
+    last_number: u64,
+    waiting: BTreeMap<u64, Waiting>,
+    /// Numbers of writes, which go beside the stream.
+    writes: BTreeSet<u64>,
+    last_handle: u64,
+    opened: HashMap<u64, Opened>,
+}
+
+/// A call on its way.
+#[derive(Debug)]
+struct Waiting {
+    call: Call,
+    is_change: bool,
+    /// It may have happened in the executor's session of that number.
+    sent_in: Option<u64>,
+    answer: oneshot::Sender<Given>,
+}
+
+/// An open file.
+#[derive(Debug, Clone, Copy)]
+struct Opened {
+    file: FileId,
+    flags: OpenFlags,
+    /// In the executor's session of that number.
+    handle: (u64, Handle),
+}
+
+/// What a call is given.
+#[derive(Debug)]
+pub enum Given {
+    Answer(Result<Answer, Errno>),
+    /// The executor knows nothing of it any more; it can be begun again.
+    Again,
+}
+
+impl Calls {
+    /// Requests without an answer.
+    pub fn under_way(&self) -> u64 {
+        (self.waiting.len() + self.writes.len()) as u64
+    }
+
+    /// Up to which number all have been answered.
+    pub fn acknowledged(&self) -> u64 {
+        let first = self.waiting.keys().next().into_iter().chain(self.writes.first()).min();
+        first.map_or(self.last_number, |first| first - 1)
+    }
+
+    /// A number for a write.
+    pub fn begin_write(&mut self) -> u64 {
+        self.last_number += 1;
+        self.writes.insert(self.last_number);
+        self.last_number
+    }
+
+    /// The write has its answer.
+    pub fn end_write(&mut self, number: u64) {
+        self.writes.remove(&number);
+    }
+
+    /// What was answered.
+    pub fn answered(&mut self, number: u64, answer: Result<Answer, Errno>) {
+        if let Some(waiting) = self.waiting.remove(&number) {
+            let _ = waiting.answer.send(Given::Answer(answer));
+        }
+    }
+
+    /// All calls, to be sent on a new connection to the executor's session `epoch`. What may have happened in an earlier one
+    /// and must not happen twice fails.
+    pub fn to_be_sent(&mut self, epoch: u64) -> Vec<Call> {
+        let is_lost = |waiting: &Waiting| waiting.sent_in.is_some_and(|sent_in| sent_in != epoch);
+        let lost: Vec<u64> =
+            self.waiting.iter().filter(|(_, waiting)| is_lost(waiting)).map(|(number, _)| *number).collect();
+        for number in lost {
+            let Some(waiting) = self.waiting.remove(&number) else { continue };
+            // What only looks may name handles that are no more, and is begun again.
+            let given = if waiting.is_change { Given::Answer(Err(Errno::EIO)) } else { Given::Again };
+            let _ = waiting.answer.send(given);
+        }
+        self.waiting.values_mut().for_each(|waiting| waiting.sent_in = Some(epoch));
+        self.waiting.values().map(|waiting| waiting.call.clone()).collect()
+    }
+
+    fn begin(&mut self, mut call: Call, is_change: bool, epoch: Option<u64>) -> (Call, oneshot::Receiver<Given>) {
+        self.last_number += 1;
+        call.number = self.last_number;
+        let (answer, given) = oneshot::channel();
+        self.waiting.insert(call.number, Waiting { call: call.clone(), is_change, sent_in: epoch, answer });
+        (call, given)
+    }
+
+    fn opened(&mut self, file: FileId, flags: OpenFlags, handle: (u64, Handle)) -> Handle {
+        self.last_handle += 1;
+        self.opened.insert(self.last_handle, Opened { file, flags, handle });
+        Handle(self.last_handle)
+    }
+}
+
+/// Gives the call up when nobody waits for it any more.
+struct Waited<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        let was_waiting = self.shared.calls.lock().expect("not poisoned").waiting.remove(&self.number).is_some();
+        let outgoing = self.shared.connection.borrow().outgoing.clone();
+        if let (true, Some(outgoing)) = (was_waiting, outgoing) {
+            let _ = outgoing.try_send(ToVolume { kind: Some(to_volume::Kind::Cancel(self.number)) });
+        }
+    }
+}
+
+impl Shared {
+    /// See [`crate::Store::call`].
+    pub async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        loop {
+            let mut sent = op.clone();
+            let epoch = self.with_its_handles(caller, &mut sent).await?;
+            let close = if let Op::Close(handle) = &op { Some(*handle) } else { None };
+            let answer = match self.send(caller, sent, epoch).await {
+                Given::Again => continue,
+                Given::Answer(answer) => answer,
+            };
+            if let Some(handle) = close {
+                self.calls.lock().expect("not poisoned").opened.remove(&handle.0);
+            }
+            let (Op::Open { flags, .. } | Op::Create { flags, .. }) = op else { return answer };
+            let Answer::Opened { handle, entry, parent } = answer? else { return Err(Errno::EPROTO) };
+            let epoch = self.connection.borrow().epoch;
+            let mut calls = self.calls.lock().expect("not poisoned");
+            let handle = calls.opened(entry.attributes.id, flags, (epoch, handle));
+            return Ok(Answer::Opened { handle, entry, parent });
+        }
+    }
+
+    /// Sends it and waits. `epoch`: the executor's session whose handles it names.
+    async fn send(&self, caller: &Caller, op: Op, epoch: Option<u64>) -> Given {
+        let is_change = op.is_change();
+        let message = Call { number: 0, caller: Some(caller.into()), op: Some(op.into()) };
+        let (call, mut given, outgoing) = {
+            // In one step, so that a new connection either finds it or is the one it is sent on.
+            let mut calls = self.calls.lock().expect("not poisoned");
+            let Connection { outgoing, epoch: now, .. } = self.connection.borrow().clone();
+            if epoch.is_some_and(|epoch| epoch != now) {
+                return Given::Again;
+            }
+            let sent_in = outgoing.is_some().then_some(now).or(epoch);
+            let (call, given) = calls.begin(message, is_change, sent_in);
+            (call, given, outgoing)
+        };
+        let _waited = Waited { shared: self, number: call.number };
+        if let Some(outgoing) = outgoing {
+            // Where it fails, the next connection takes it along.
+            let sent = outgoing.send(ToVolume { kind: Some(to_volume::Kind::Call(call)) });
+            tokio::select! {
+                _ = sent => {}
+                () = self.out_of_patience() => return Given::Answer(Err(Errno::ETIMEDOUT)),
+            }
+        }
+        loop {
+            tokio::select! {
+                given = &mut given => return given.unwrap_or(Given::Answer(Err(Errno::EIO))),
+                () = self.out_of_patience() => return Given::Answer(Err(Errno::ETIMEDOUT)),
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+        }
+    }
+
+    /// Puts the executor's handles in place of ours; gives the session that they are of, if there are any.
+    async fn with_its_handles(&self, caller: &Caller, op: &mut Op) -> Result<Option<u64>, Errno> {
+        let mut epoch = None;
+        if let Op::Close(handle) = op {
+            let opened = self.opened(*handle)?;
+            *handle = opened.handle.1;
+            return Ok(Some(opened.handle.0).filter(|of| *of == self.connection.borrow().epoch).or(Some(0)))
+                .and_then(|of| if of == Some(0) { Err(Errno::EBADF) } else { Ok(of) });
+        }
+        for place in places(op) {
+            if let Some(of) = self.its_handle(caller, place).await? {
+                epoch = Some(of);
+            }
+        }
+        Ok(epoch)
+    }
+
+    /// The same for writes.
+    pub async fn with_handles_of(&self, caller: &Caller, writes: &mut [Write]) -> Result<Option<u64>, Errno> {
+        let mut epoch = None;
+        for write in writes {
+            let (Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. }) = write else {
+                continue;
+            };
+            epoch = self.its_handle(caller, place).await?.or(epoch);
+        }
+        Ok(epoch)
+    }
+
+    /// The executor's handle, opened again where it has forgotten it.
+    pub async fn its_handle(&self, caller: &Caller, place: &mut Place) -> Result<Option<u64>, Errno> {
+        let Some(handle) = place.handle else { return Ok(None) };
+        let opened = self.opened(handle)?;
+        let now = self.connection.borrow().epoch;
+        if opened.handle.0 == now {
+            place.handle = Some(opened.handle.1);
+            return Ok(Some(now));
+        }
+        let flags = opened.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
+        let again = Op::Open { file: opened.file, flags };
+        let Given::Answer(answer) = self.send(caller, again, None).await else { return Err(Errno::EIO) };
+        let Answer::Opened { handle: new, .. } = answer? else { return Err(Errno::EPROTO) };
+        let epoch = self.connection.borrow().epoch;
+        if let Some(opened) = self.calls.lock().expect("not poisoned").opened.get_mut(&handle.0) {
+            opened.handle = (epoch, new);
+        }
+        place.handle = Some(new);
+        Ok(Some(epoch))
+    }
+
+    fn opened(&self, handle: Handle) -> Result<Opened, Errno> {
+        self.calls.lock().expect("not poisoned").opened.get(&handle.0).copied().ok_or(Errno::EBADF)
+    }
+}
+
+/// All places that an op names.
+fn places(op: &mut Op) -> Vec<&mut Place> {
+    match op {
+        Op::Attributes(place)
+        | Op::Set { place, .. }
+        | Op::Link { file: place, .. }
+        | Op::Sync { place, .. }
+        | Op::Allocate { place, .. }
+        | Op::Seek { place, .. }
+        | Op::GetAttribute { place, .. }
+        | Op::SetAttribute { place, .. }
+        | Op::ListAttributes(place)
+        | Op::RemoveAttribute { place, .. }
+        | Op::Lock { place, .. }
+        | Op::TestLock { place, .. } => vec![place],
+        Op::CopyRange { from, to, .. } => vec![&mut from.0, &mut to.0],
+        _ => Vec::new(),
+    }
+}

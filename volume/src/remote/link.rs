@@ -1,0 +1,233 @@
+//! The connection: made, kept alive, and made anew with the same session until there is nobody left to want it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use posh_proto::{
+    MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
+    volume::{Alive, Hello, Reply, ToVolume, Welcome, from_volume, to_volume, volume_client::VolumeClient},
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
+
+use super::{Connection, HEARTBEAT, Incoming, Shared};
+use crate::{
+    leases::LEASE_TIME,
+    store::{Answer, Errno, Notice, Stamp},
+    wire,
+};
+
+/// Between attempts; doubled up to the second.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// For the connection with all its handshakes, and for the welcome.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Nothing at all, not even answers to signs of life: the connection is dead, whatever TCP thinks.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Messages on their way out.
+const OUTGOING: usize = 1024;
+
+/// Why an attempt failed.
+struct Failed {
+    why: String,
+    /// It would fail again.
+    is_final: bool,
+}
+
+/// A connection that works.
+struct Link {
+    incoming: Incoming,
+    outgoing: mpsc::Sender<ToVolume>,
+    /// Signs of life without an answer, and when they were sent.
+    beats: VecDeque<(u64, Instant)>,
+    heard: Instant,
+}
+
+/// Keeps a connection; `first` is told how the first attempt ended.
+pub async fn keep(shared: Arc<Shared>, first: oneshot::Sender<Result<(), String>>) {
+    let mut first = Some(first);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match connect(&shared).await {
+            Ok(link) => {
+                pause = FIRST_PAUSE;
+                match first.take() {
+                    Some(first) => drop(first.send(Ok(()))),
+                    None => drop(shared.reconnects.fetch_add(1, Ordering::Relaxed)),
+                }
+                let why = attend(&shared, link).await;
+                disconnected(&shared, why, false);
+            }
+            Err(failed) => {
+                if let Some(first) = first.take() {
+                    let _ = first.send(Err(failed.why));
+                    return;
+                }
+                disconnected(&shared, failed.why, failed.is_final);
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn disconnected(shared: &Shared, why: String, is_refused: bool) {
+    tracing::debug!(export = shared.export, why, "volume out of reach");
+    // No call may take the old connection for the present one.
+    let _calls = shared.calls.lock().expect("not poisoned");
+    shared.connection.send_modify(|connection| {
+        connection.outgoing = None;
+        connection.client = None;
+        connection.fault = Some(why);
+        connection.is_refused = is_refused;
+    });
+}
+
+async fn connect(shared: &Shared) -> Result<Link, Failed> {
+    let passing = |why: String| Failed { why, is_final: false };
+    let channel = tokio::time::timeout(CONNECT_TIMEOUT, shared.connector.connect()).await;
+    let channel = channel.map_err(|_| passing("no connection in time".to_owned()))?.map_err(passing)?;
+    let mut client = VolumeClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let (outgoing, messages) = mpsc::channel(OUTGOING);
+    let hello = Hello { protocol: PROTOCOL_VERSION, session: shared.name.clone(), export: shared.export.clone() };
+    let said = Instant::now();
+    let hello = ToVolume { kind: Some(to_volume::Kind::Hello(hello)) };
+    outgoing.try_send(hello).map_err(|_| passing("it ended".to_owned()))?;
+    let welcome = async {
+        let mut incoming = client.session(ReceiverStream::new(messages)).await?.into_inner();
+        match incoming.message().await?.and_then(|message| message.kind) {
+            Some(from_volume::Kind::Welcome(welcome)) => Ok((incoming, welcome)),
+            _ => Err(Status::failed_precondition("the executor does not speak of volumes as expected")),
+        }
+    };
+    let welcome = tokio::time::timeout(CONNECT_TIMEOUT, welcome).await;
+    let (incoming, welcome) =
+        welcome.map_err(|_| passing("no answer in time".to_owned()))?.map_err(|status| failed(&status))?;
+    take_up(shared, (client, outgoing.clone()), welcome, said).await?;
+    Ok(Link { incoming, outgoing, beats: VecDeque::new(), heard: Instant::now() })
+}
+
+fn failed(status: &Status) -> Failed {
+    let is_final = matches!(
+        status.code(),
+        Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument | Code::Unimplemented
+    );
+    Failed { why: status.message().to_owned(), is_final }
+}
+
+/// The session goes on, or a new one begins; what waits is sent.
+async fn take_up(
+    shared: &Shared,
+    (client, outgoing): (VolumeClient<tonic::transport::Channel>, mpsc::Sender<ToVolume>),
+    welcome: Welcome,
+    said: Instant,
+) -> Result<(), Failed> {
+    let root = welcome.root.map(Into::into).ok_or_else(|| Failed { why: "no root".to_owned(), is_final: false })?;
+    let lost = Stamp(welcome.lost);
+    let before = shared.connection.borrow().clone();
+    let is_first = before.epoch == 0;
+    // Before anything of the new time is remembered.
+    if !is_first && (!welcome.resumed || lost > Stamp(0)) {
+        let _ = shared.notices.send(Notice::Lost { stamp: lost }).await;
+    }
+    let calls = {
+        let mut calls = shared.calls.lock().expect("not poisoned");
+        let epoch = if welcome.resumed { before.epoch } else { before.epoch + 1 };
+        let connection = Connection {
+            client: Some(client),
+            outgoing: Some(outgoing.clone()),
+            epoch,
+            root,
+            watched: wire::watched_of(welcome.watched),
+            read_only: welcome.read_only,
+            fault: None,
+            is_refused: false,
+            heard: Some(Instant::now()),
+            valid_until: Some(said + LEASE_TIME),
+        };
+        shared.connection.send_replace(connection);
+        calls.to_be_sent(epoch)
+    };
+    // The stream is read by nobody yet: more than its room must not be waited for here.
+    tokio::spawn(async move {
+        for call in calls {
+            if outgoing.send(ToVolume { kind: Some(to_volume::Kind::Call(call)) }).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Until it breaks; gives the reason.
+async fn attend(shared: &Shared, mut link: Link) -> String {
+    let mut beat = tokio::time::interval(HEARTBEAT);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last_beat = 0;
+    loop {
+        tokio::select! {
+            message = link.incoming.message() => match message {
+                Ok(Some(message)) => {
+                    let Some(kind) = message.kind else { continue };
+                    link.heard = Instant::now();
+                    take(shared, &mut link, kind).await;
+                }
+                Ok(None) => return "the executor has ended the session".to_owned(),
+                Err(status) => return status.message().to_owned(),
+            },
+            _ = beat.tick() => {
+                if link.heard.elapsed() > SILENCE {
+                    return "the executor is silent".to_owned();
+                }
+                last_beat += 1;
+                link.beats.push_back((last_beat, Instant::now()));
+                let acknowledged = shared.calls.lock().expect("not poisoned").acknowledged();
+                let alive = Alive { id: last_beat, acknowledged };
+                // With no room for it something is on its way, which tells as much.
+                let _ = link.outgoing.try_send(ToVolume { kind: Some(to_volume::Kind::Alive(alive)) });
+            }
+        }
+    }
+}
+
+async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
+    let heard = link.heard;
+    let mut valid_until = None;
+    match kind {
+        from_volume::Kind::Reply(reply) => {
+            let number = reply.number;
+            let answer = answer_of(reply);
+            shared.calls.lock().expect("not poisoned").answered(number, answer);
+        }
+        // Whoever listens must: a recall is never passed over.
+        from_volume::Kind::Notice(notice) => drop(shared.notices.send(notice.into()).await),
+        from_volume::Kind::Alive(alive) => {
+            while let Some((id, sent)) = link.beats.front().copied().filter(|(id, _)| *id <= alive.id) {
+                link.beats.pop_front();
+                if id == alive.id {
+                    valid_until = Some(sent + LEASE_TIME);
+                }
+            }
+        }
+        from_volume::Kind::Welcome(_) => {}
+    }
+    shared.connection.send_if_modified(|connection| {
+        connection.heard = Some(heard);
+        connection.valid_until = valid_until.or(connection.valid_until);
+        // Nobody waits for these two.
+        false
+    });
+}
+
+fn answer_of(reply: Reply) -> Result<Answer, Errno> {
+    match wire::errno(reply.error) {
+        Some(errno) => Err(errno),
+        None => reply.answer.ok_or(Errno::EPROTO)?.try_into().map_err(|_| Errno::EPROTO),
+    }
+}

@@ -1,0 +1,136 @@
+//! Bytes, beside the stream of calls. A read that breaks is asked for again from where it has come to; a write is
+//! asked for again with its number.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use posh_proto::volume as pb;
+use tokio::sync::mpsc;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tonic::{Code, Status};
+
+use super::{Connection, Shared};
+use crate::store::{Caller, Entry, Errno, Piece, Pieces, ReadPart, Write};
+
+/// Pieces that wait for whoever asked for them; each is up to 256 KiB.
+const PIECES: usize = 16;
+
+/// See [`crate::Store::read`].
+pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let parts = (0..).zip(parts).collect();
+    tokio::spawn(async move {
+        let mut left: BTreeMap<u32, ReadPart> = parts;
+        while !left.is_empty() {
+            let asked = tokio::select! {
+                asked = read_some(&shared, &caller, &mut left, &sender) => asked,
+                () = sender.closed() => return,
+                () = shared.out_of_patience() => Err(Errno::ETIMEDOUT),
+            };
+            if let Err(errno) = asked {
+                let _ = sender.send(Err(errno)).await;
+                return;
+            }
+        }
+    });
+    Box::pin(ReceiverStream::new(receiver))
+}
+
+/// As much as comes on one connection.
+async fn read_some(
+    shared: &Shared,
+    caller: &Caller,
+    left: &mut BTreeMap<u32, ReadPart>,
+    sender: &mpsc::Sender<Result<Piece, Errno>>,
+) -> Result<(), Errno> {
+    let connection = shared.connected().await?;
+    let numbers: Vec<u32> = left.keys().copied().collect();
+    let mut parts = Vec::with_capacity(numbers.len());
+    for part in left.values() {
+        let mut part = part.clone();
+        shared.its_handle(caller, &mut part.place).await?;
+        parts.push(part.into());
+    }
+    let request = pb::ReadRequest { session: shared.name.clone(), caller: Some(caller.into()), parts };
+    let Some(mut client) = connection.client.clone() else { return Ok(()) };
+    let mut replies = match client.read(request).await {
+        Ok(replies) => replies.into_inner(),
+        Err(status) => return after(shared, &connection, &status).await,
+    };
+    loop {
+        let reply = match replies.next().await {
+            None => return Ok(()),
+            Some(Err(status)) => return after(shared, &connection, &status).await,
+            Some(Ok(reply)) => reply,
+        };
+        for piece in reply.pieces {
+            let mut piece = Piece::try_from(piece).map_err(|_| Errno::EPROTO)?;
+            piece.part = *numbers.get(piece.part as usize).ok_or(Errno::EPROTO)?;
+            if piece.is_last {
+                left.remove(&piece.part);
+            } else if let (Some(part), Ok(data)) = (left.get_mut(&piece.part), &piece.data) {
+                part.range.start = piece.offset + data.len() as u64;
+            }
+            if sender.send(Ok(piece)).await.is_err() {
+                left.clear();
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// See [`crate::Store::write`].
+pub async fn write(shared: &Shared, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    let number = shared.calls.lock().expect("not poisoned").begin_write();
+    let answer = tokio::select! {
+        answer = write_until_answered(shared, caller, (number, writes)) => answer,
+        () = shared.out_of_patience() => Err(Errno::ETIMEDOUT),
+    };
+    shared.calls.lock().expect("not poisoned").end_write(number);
+    let results = answer?.results.into_iter();
+    let result = |result: pb::Written| match crate::wire::errno(result.error) {
+        Some(errno) => Ok(Err(errno)),
+        None => result.entry.ok_or(Errno::EPROTO)?.try_into().map(Ok).map_err(|_| Errno::EPROTO),
+    };
+    results.map(result).collect()
+}
+
+async fn write_until_answered(
+    shared: &Shared,
+    caller: &Caller,
+    (number, writes): (u64, Vec<Write>),
+) -> Result<pb::WriteReply, Errno> {
+    let mut sent_in = None;
+    loop {
+        let connection = shared.connected().await?;
+        if sent_in.is_some_and(|sent_in| sent_in != connection.epoch) {
+            // Whether it happened is known to nobody any more.
+            return Err(Errno::EIO);
+        }
+        let mut its = writes.clone();
+        shared.with_handles_of(caller, &mut its).await?;
+        let Some(mut client) = connection.client.clone() else { continue };
+        sent_in = Some(connection.epoch);
+        let writes = its.into_iter().map(Into::into).collect();
+        let request = pb::WriteRequest { session: shared.name.clone(), number, caller: Some(caller.into()), writes };
+        match client.write(request).await {
+            Ok(reply) => return Ok(reply.into_inner()),
+            Err(status) => after(shared, &connection, &status).await?,
+        }
+    }
+}
+
+/// An answer that is none. Where the connection has broken, waits until it is noticed, and all can be asked again.
+async fn after(shared: &Shared, connection: &Connection, status: &Status) -> Result<(), Errno> {
+    match status.code() {
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => return Err(Errno::EINVAL),
+        Code::Internal | Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
+            return Err(Errno::EIO);
+        }
+        _ => {}
+    }
+    let Some(its) = &connection.outgoing else { return Ok(()) };
+    let is_other = |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
+    let mut changes = shared.connection.subscribe();
+    let _ = changes.wait_for(is_other).await;
+    Ok(())
+}

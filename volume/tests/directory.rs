@@ -1,0 +1,443 @@
+//! The store over a directory: what it does to files, whom it tells, and that it stays inside.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::fs::{MetadataExt as _, symlink},
+    path::Path,
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use posh_volume::{
+    Errno, Store,
+    directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+    store::*,
+};
+use tokio_stream::StreamExt as _;
+
+/// For what comes at once or never.
+const SOON: Duration = Duration::from_secs(5);
+
+struct Site {
+    top: tempfile::TempDir,
+    machine: Arc<Machine>,
+    directory: Arc<Directory>,
+}
+
+impl Site {
+    fn new() -> Self {
+        let top = tempfile::tempdir().unwrap();
+        fs::create_dir(top.path().join("export")).unwrap();
+        let machine = Machine::start().unwrap();
+        let path = top.path().join("export");
+        let directory = Directory::open(machine.clone(), &path, Rights::Own, Mutability::ReadWrite).unwrap();
+        Self { top, machine, directory }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.top.path().join("export").join(name)
+    }
+
+    fn session(&self) -> DirectorySession {
+        DirectorySession::open(self.directory.clone(), Liveness::Own)
+    }
+}
+
+fn me() -> Caller {
+    Caller::default()
+}
+
+async fn call(store: &dyn Store, op: Op) -> Result<Answer, Errno> {
+    tokio::time::timeout(Duration::from_secs(30), store.call(&me(), op)).await.expect("an answer")
+}
+
+async fn walk(store: &dyn Store, path: &str) -> Walked {
+    let names = Path::new(path).iter().map(OsString::from).collect();
+    match call(store, Op::Walk { from: store.root(), names }).await.unwrap() {
+        Answer::Walked(walked) => walked,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn find(store: &dyn Store, path: &str) -> Entry {
+    let walked = walk(store, path).await;
+    assert_eq!(walked.error, None, "{path}");
+    walked.entries.last().copied().unwrap_or(walked.from)
+}
+
+async fn open(store: &dyn Store, path: &str, flags: OpenFlags) -> (Place, Entry) {
+    let file = find(store, path).await.attributes.id;
+    match call(store, Op::Open { file, flags }).await.unwrap() {
+        Answer::Opened { handle, entry, .. } => (Place { file, handle: Some(handle) }, entry),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn create(store: &dyn Store, name: &str, flags: OpenFlags) -> Place {
+    let op = Op::Create { parent: store.root(), name: name.into(), mode: 0o640, flags };
+    match call(store, op).await.unwrap() {
+        Answer::Opened { handle, entry, .. } => Place { file: entry.attributes.id, handle: Some(handle) },
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn content(store: &dyn Store, place: Place) -> Result<Vec<u8>, Errno> {
+    let mut pieces = store.read(&me(), vec![ReadPart { place, range: 0..u64::MAX }]).await;
+    let mut content = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        content.extend_from_slice(&piece?.data?);
+    }
+    Ok(content)
+}
+
+async fn put(store: &dyn Store, place: Place, offset: u64, data: &'static [u8]) -> Entry {
+    let write = Write::At { place, offset, data: Bytes::from_static(data) };
+    store.write(&me(), vec![write]).await.unwrap().remove(0).unwrap()
+}
+
+const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+
+#[tokio::test]
+async fn a_file_is_made_written_read_and_removed_while_open() {
+    let site = Site::new();
+    let store = site.session();
+    let place = create(&store, "a", RW).await;
+    let entry = put(&store, place, 3, b"hello").await;
+    assert_eq!(entry.attributes.size, 8);
+    assert_eq!(fs::read(site.path("a")).unwrap(), b"\0\0\0hello");
+    assert_eq!(fs::metadata(site.path("a")).unwrap().mode() & 0o7777, 0o640);
+    let op = Op::Remove { parent: store.root(), name: "a".into(), what: Removal::File };
+    let Answer::Removed { file: Some(file), .. } = call(&store, op).await.unwrap() else { panic!("it is open") };
+    assert_eq!(file.attributes.links, 0);
+    assert_eq!(content(&store, place).await.unwrap(), b"\0\0\0hello");
+    assert_eq!(walk(&store, "a").await.error, Some(Errno::ENOENT));
+    call(&store, Op::Close(place.handle.unwrap())).await.unwrap();
+    assert_eq!(call(&store, Op::Attributes(place)).await, Err(Errno::ESTALE));
+}
+
+#[tokio::test]
+async fn nothing_leads_out_of_the_export() {
+    let site = Site::new();
+    fs::write(site.top.path().join("secret"), "x").unwrap();
+    symlink("../secret", site.path("link")).unwrap();
+    symlink("..", site.path("up")).unwrap();
+    let store = site.session();
+    for names in [vec![".."], vec!["up", "secret"], vec!["link", "x"], vec!["a/../../secret"], vec![""], vec!["."]] {
+        let names: Vec<OsString> = names.into_iter().map(OsString::from).collect();
+        let Answer::Walked(walked) = call(&store, Op::Walk { from: store.root(), names }).await.unwrap() else {
+            panic!("walked")
+        };
+        assert!(walked.error.is_some(), "{walked:?}");
+        assert!(walked.entries.iter().all(|entry| entry.attributes.kind == Kind::Symlink), "{walked:?}");
+    }
+    let link = find(&store, "link").await.attributes.id;
+    assert_eq!(call(&store, Op::Open { file: link, flags: OpenFlags::READ }).await, Err(Errno::ELOOP));
+    assert_eq!(content(&store, link.into()).await, Err(Errno::ELOOP));
+    let op = Op::Create { parent: store.root(), name: "link".into(), mode: 0o600, flags: RW | OpenFlags::TRUNCATE };
+    assert_eq!(call(&store, op).await, Err(Errno::ELOOP));
+    for path in [vec!["up".into(), "new".into()], vec!["..".into(), "new".into()], vec!["link".into()], vec![]] {
+        let what = NewFile::Regular { data: Bytes::from_static(b"y") };
+        let put = Put { directory: store.root(), path, what, mode: 0o600, changes: Changes::default() };
+        assert!(store.write(&me(), vec![Write::Put(put)]).await.unwrap()[0].is_err());
+    }
+    assert_eq!(fs::read(site.top.path().join("secret")).unwrap(), b"x");
+    assert_eq!(fs::read_dir(site.top.path()).unwrap().count(), 2);
+    // An id that was never given out is no way in, also where its file exists.
+    let outside = fs::metadata(site.top.path().join("secret")).unwrap().ino();
+    let guessed = FileId { inode: outside, generation: 1 };
+    assert_eq!(call(&store, Op::Attributes(guessed.into())).await, Err(Errno::ESTALE));
+}
+
+#[tokio::test]
+async fn a_directory_that_was_moved_out_is_not_reached_any_more() {
+    let site = Site::new();
+    fs::create_dir_all(site.path("d/below")).unwrap();
+    let store = site.session();
+    let below = find(&store, "d/below").await.attributes.id;
+    fs::rename(site.path("d"), site.top.path().join("elsewhere")).unwrap();
+    let op = Op::MakeDirectory { parent: below, name: "new".into(), mode: 0o700 };
+    assert_eq!(call(&store, op).await, Err(Errno::ESTALE));
+    assert_eq!(fs::read_dir(site.top.path().join("elsewhere/below")).unwrap().count(), 0);
+}
+
+async fn next(notices: &mut Notices) -> Notice {
+    tokio::time::timeout(SOON, notices.next()).await.expect("a notice").unwrap()
+}
+
+#[tokio::test]
+async fn a_change_waits_until_the_other_session_has_forgotten() {
+    let site = Site::new();
+    fs::write(site.path("a"), "one").unwrap();
+    let (reader, writer) = (site.session(), site.session());
+    let mut notices = reader.notices();
+    let (read, entry) = open(&reader, "a", OpenFlags::READ).await;
+    assert!(entry.leases.contains(Leases::DATA | Leases::ATTRIBUTES));
+    let (written, entry) = open(&writer, "a", OpenFlags::WRITE).await;
+    assert!(!entry.leases.contains(Leases::WRITE), "another has a lease");
+    let write = put(&writer, written, 0, b"two");
+    tokio::pin!(write);
+    let notice = tokio::select! {
+        notice = next(&mut notices) => notice,
+        _ = &mut write => panic!("nobody has answered"),
+    };
+    let Notice::Recall { file, leases, stamp } = notice else { panic!("{notice:?}") };
+    assert_eq!(file, read.file);
+    assert_eq!(fs::read(site.path("a")).unwrap(), b"one");
+    call(&reader, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+    let entry = write.await;
+    assert!(entry.stamp > stamp);
+    assert_eq!(content(&reader, read).await.unwrap(), b"two");
+}
+
+#[tokio::test]
+async fn what_is_held_back_is_written_before_another_session_looks() {
+    let site = Site::new();
+    let (holder, other) = (site.session(), site.session());
+    let mut notices = holder.notices();
+    let place = create(&holder, "a", RW).await;
+    call(&holder, Op::Close(place.handle.unwrap())).await.unwrap();
+    let (place, entry) = open(&holder, "a", RW).await;
+    assert!(entry.leases.contains(Leases::WRITE));
+    let look = find(&other, "a");
+    tokio::pin!(look);
+    let notice = tokio::select! {
+        notice = next(&mut notices) => notice,
+        _ = &mut look => panic!("nobody has answered"),
+    };
+    let Notice::Recall { file, leases, stamp } = notice else { panic!("{notice:?}") };
+    assert_eq!((file, leases), (place.file, Leases::WRITE));
+    put(&holder, place, 0, b"late").await;
+    call(&holder, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+    assert_eq!(look.await.attributes.size, 4);
+}
+
+#[tokio::test]
+async fn what_other_programs_change_is_recalled() {
+    let site = Site::new();
+    fs::write(site.path("a"), "one").unwrap();
+    fs::create_dir(site.path("d")).unwrap();
+    let store = site.session();
+    assert_eq!(store.state().watched, Watched::Fanotify, "tests run as root");
+    let mut notices = store.notices();
+    let changes = [
+        ("echo two >> a", "a", Leases::DATA),
+        ("chmod 600 a", "a", Leases::ATTRIBUTES),
+        ("touch d/new", "d", Leases::ENTRIES),
+        ("rm d/new", "d", Leases::ENTRIES),
+        ("mv a d/a", ".", Leases::ENTRIES),
+        ("mv d/a a", "d", Leases::ENTRIES),
+        ("ln a b", "a", Leases::ATTRIBUTES),
+    ];
+    for (command, path, expected) in changes {
+        let id = match path {
+            "." => store.root(),
+            path => find(&store, path).await.attributes.id,
+        };
+        let _ = walk(&store, "nothing").await;
+        if path == "a" {
+            let (place, _) = open(&store, "a", OpenFlags::READ).await;
+            call(&store, Op::Close(place.handle.unwrap())).await.unwrap();
+        }
+        let status = Command::new("sh").args(["-c", command]).current_dir(site.path("")).status().unwrap();
+        assert!(status.success());
+        let Answer::Settled(settled) = call(&store, Op::Settle(Settling::Recalls)).await.unwrap() else {
+            panic!("settled")
+        };
+        loop {
+            let Notice::Recall { file, leases, stamp } = next(&mut notices).await else { panic!("{command}: lost") };
+            assert!(stamp < settled, "{command}");
+            call(&store, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+            if file == id && leases.intersects(expected) {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn own_changes_are_not_recalled_from_oneself() {
+    let site = Site::new();
+    let store = site.session();
+    let mut notices = store.notices();
+    let place = create(&store, "a", RW).await;
+    put(&store, place, 0, b"x").await;
+    let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700 };
+    call(&store, op).await.unwrap();
+    call(&store, Op::Settle(Settling::Flush)).await.unwrap();
+    // Whatever was to come has come: a change by another program is the first thing that is heard.
+    assert!(Command::new("touch").arg(site.path("other")).status().unwrap().success());
+    let notice = next(&mut notices).await;
+    assert!(matches!(notice, Notice::Recall { file, .. } if file == store.root()), "{notice:?}");
+}
+
+#[tokio::test]
+async fn locks_exclude_sessions_and_programs_of_the_server() {
+    let site = Site::new();
+    fs::write(site.path("a"), "0123456789").unwrap();
+    let (one, two) = (site.session(), site.session());
+    let (mine, _) = open(&one, "a", RW | OpenFlags::NO_LEASE).await;
+    let (theirs, _) = open(&two, "a", RW | OpenFlags::NO_LEASE).await;
+    let range = |range, access| Lock::Range(RangeLock { range, access: Some(access) });
+    let lock = |place, owner, lock, wait| Op::Lock { place, owner, lock, wait };
+    call(&one, lock(mine, 1, range(0..5, Access::Exclusive), Wait::No)).await.unwrap();
+    call(&one, lock(mine, 1, range(3..8, Access::Exclusive), Wait::No)).await.unwrap();
+    let refused = call(&two, lock(theirs, 1, range(7..9, Access::Shared), Wait::No)).await;
+    assert_eq!(refused, Err(Errno::EAGAIN));
+    let test = Op::TestLock { place: theirs, owner: 1, lock: RangeLock { range: 0..u64::MAX, access: Some(Access::Shared) } };
+    let Answer::Locked(Some(found)) = call(&two, test).await.unwrap() else { panic!("a lock") };
+    assert_eq!(found, RangeLock { range: 0..8, access: Some(Access::Exclusive) });
+    // Another owner of the same session is another process of the workstation.
+    assert_eq!(call(&one, lock(mine, 2, range(0..1, Access::Shared), Wait::No)).await, Err(Errno::EAGAIN));
+    let waiting = two.clone();
+    let mut wait = Box::pin(call(&waiting, lock(theirs, 1, range(0..9, Access::Exclusive), Wait::Yes)));
+    assert!(futures_poll(&mut wait).await.is_none());
+    call(&one, Op::Unlock { file: mine.file, owner: 1 }).await.unwrap();
+    wait.await.unwrap();
+    drop(waiting);
+
+    let flock = |path: &Path| Command::new("flock").args(["-n", "-x"]).arg(path).arg("true").status().unwrap();
+    call(&one, lock(mine, 0, Lock::Whole(Some(Access::Shared)), Wait::No)).await.unwrap();
+    call(&two, lock(theirs, 0, Lock::Whole(Some(Access::Shared)), Wait::No)).await.unwrap();
+    assert!(!flock(&site.path("a")).success());
+    call(&one, Op::Close(mine.handle.unwrap())).await.unwrap();
+    drop(two);
+    // A session's locks end with it.
+    assert!(flock(&site.path("a")).success());
+}
+
+/// Whether it is ready when asked once and given some time to begin.
+async fn futures_poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+    tokio::time::timeout(Duration::from_millis(120), future).await.ok()
+}
+
+#[tokio::test]
+async fn a_tree_is_put_in_one_request() {
+    let site = Site::new();
+    let store = site.session();
+    let time = Time { seconds: 1_000_000_000, nanoseconds: 5 };
+    let changes = Changes { mtime: Some(NewTime::At(time)), ..Changes::default() };
+    let put = |path: &[&str], what, mode| {
+        let path = path.iter().map(OsString::from).collect();
+        Write::Put(Put { directory: store.root(), path, what, mode, changes })
+    };
+    let regular = |data: &'static str| NewFile::Regular { data: Bytes::from_static(data.as_bytes()) };
+    let writes = vec![
+        put(&["d"], NewFile::Directory, 0o755),
+        put(&["d", "e"], NewFile::Directory, 0o700),
+        put(&["d", "e", "f"], regular("f's"), 0o604),
+        put(&["d", "l"], NewFile::Symlink { target: "e/f".into() }, 0),
+        put(&["d"], NewFile::Directory, 0o755),
+        put(&["missing", "f"], regular(""), 0o600),
+    ];
+    let results = store.write(&me(), writes).await.unwrap();
+    let faults: Vec<_> = results.iter().map(|result| result.as_ref().err().copied()).collect();
+    assert_eq!(faults, [None, None, None, None, Some(Errno::EEXIST), Some(Errno::ENOENT)]);
+    assert_eq!(fs::read(site.path("d/l")).unwrap(), b"f's");
+    let found = fs::metadata(site.path("d/e/f")).unwrap();
+    assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o604, 1_000_000_000, 5));
+}
+
+#[tokio::test]
+async fn appends_of_all_sessions_are_whole() {
+    const EACH: usize = 50;
+    let site = Site::new();
+    fs::write(site.path("a"), "").unwrap();
+    let mut writers = tokio::task::JoinSet::new();
+    for number in 0..4_u8 {
+        let store = site.session();
+        writers.spawn(async move {
+            let (place, _) = open(&store, "a", OpenFlags::WRITE | OpenFlags::APPEND | OpenFlags::NO_LEASE).await;
+            for _ in 0..EACH {
+                let data = Bytes::from(vec![b'0' + number; 100]);
+                store.write(&me(), vec![Write::Append { place, data }]).await.unwrap().remove(0).unwrap();
+            }
+        });
+    }
+    writers.join_all().await;
+    let content = fs::read(site.path("a")).unwrap();
+    assert_eq!(content.len(), 4 * EACH * 100);
+    assert!(content.chunks(100).all(|chunk| chunk.iter().all(|byte| *byte == chunk[0])));
+}
+
+#[tokio::test]
+async fn a_read_only_export_is_not_changed() {
+    let site = Site::new();
+    fs::write(site.path("a"), "one").unwrap();
+    let path = site.path("");
+    let directory = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let store = DirectorySession::open(directory, Liveness::Own);
+    let file = find(&store, "a").await.attributes.id;
+    let root = store.root();
+    let size = Changes { size: Some(0), ..Changes::default() };
+    let ops = [
+        Op::Open { file, flags: RW },
+        Op::Create { parent: root, name: "b".into(), mode: 0o600, flags: RW },
+        Op::Set { place: file.into(), changes: size },
+        Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700 },
+        Op::Remove { parent: root, name: "a".into(), what: Removal::File },
+        Op::Rename { from: (root, "a".into()), to: (root, "b".into()), how: Renaming::Replace },
+        Op::SetAttribute { place: file.into(), name: "user.x".into(), value: Bytes::new(), how: AttributeChange::Any },
+    ];
+    for op in ops {
+        assert_eq!(call(&store, op.clone()).await, Err(Errno::EROFS), "{op:?}");
+    }
+    let write = Write::At { place: file.into(), offset: 0, data: Bytes::from_static(b"x") };
+    assert_eq!(store.write(&me(), vec![write]).await.unwrap()[0], Err(Errno::EROFS));
+    assert_eq!(fs::read(site.path("a")).unwrap(), b"one");
+    let op = Op::Create { parent: root, name: "a".into(), mode: 0o600, flags: OpenFlags::READ };
+    assert!(call(&store, op).await.is_ok(), "what exists may be opened with O_CREAT");
+}
+
+#[tokio::test]
+async fn files_belong_to_their_callers() {
+    let site = Site::new();
+    fs::set_permissions(site.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    fs::write(site.path("roots"), "r").unwrap();
+    fs::set_permissions(site.path("roots"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let path = site.path("");
+    let directory = Directory::open(site.machine.clone(), &path, Rights::Callers, Mutability::ReadWrite).unwrap();
+    let store = DirectorySession::open(directory, Liveness::Own);
+    let user = Caller { uid: 1234, gid: 2345, groups: Arc::new([3456]) };
+    let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700 };
+    store.call(&user, op).await.unwrap();
+    let found = fs::metadata(site.path("d")).unwrap();
+    assert_eq!((found.uid(), found.gid()), (1234, 2345));
+    let file = find(&store, "roots").await.attributes.id;
+    let refused = store.call(&user, Op::Open { file, flags: OpenFlags::READ }).await;
+    assert_eq!(refused, Err(Errno::EACCES));
+    let to_group = Changes { gid: Some(3456), ..Changes::default() };
+    let directory = find(&store, "d").await.attributes.id;
+    store.call(&user, Op::Set { place: directory.into(), changes: to_group }).await.unwrap();
+    let to_root = Changes { uid: Some(0), ..Changes::default() };
+    let refused = store.call(&user, Op::Set { place: directory.into(), changes: to_root }).await;
+    assert_eq!(refused, Err(Errno::EPERM));
+    // Root is itself again afterwards.
+    assert!(call(&store, Op::Open { file, flags: OpenFlags::READ }).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_large_directory_is_listed_in_parts() {
+    let site = Site::new();
+    for number in 0..2500 {
+        fs::write(site.path(&format!("f{number}")), "").unwrap();
+    }
+    let store = site.session();
+    let (mut cookie, mut names) = (0, std::collections::HashSet::new());
+    loop {
+        let op = Op::List { directory: store.root(), cookie, limit: 1000 };
+        let Answer::Listing(listing) = call(&store, op).await.unwrap() else { panic!("a listing") };
+        for listed in &listing.names {
+            assert_eq!(listed.entry.unwrap().attributes.id.inode, listed.inode);
+            assert!(names.insert(listed.name.clone()));
+            cookie = listed.cookie;
+        }
+        if listing.is_last {
+            break;
+        }
+    }
+    assert_eq!(names.len(), 2500);
+}

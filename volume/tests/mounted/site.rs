@@ -1,0 +1,98 @@
+//! A directory, and volumes mounted of it, each with a session of its own; taken out of the tree in the end.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use nix::unistd::geteuid;
+use posh_volume::{
+    directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+    fs::{Settings, Volume},
+    fuse::{self, Users},
+    mount::{self, Wanted},
+};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// What is kept in memory: little, so that it is given up as well.
+pub const CACHE: u64 = 4 << 20;
+
+pub struct Site {
+    root: TempDir,
+    mounts: Vec<PathBuf>,
+    volumes: Vec<Arc<Volume>>,
+    runtime: Option<Runtime>,
+}
+
+impl Site {
+    /// So many mounts of one directory.
+    pub fn new(mounts: usize) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let origin = root.path().join("origin");
+        fs::create_dir(&origin).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let rights = if geteuid().is_root() { Rights::Callers } else { Rights::Own };
+        let directory = {
+            let _entered = runtime.enter();
+            Directory::open(Machine::start().unwrap(), &origin, rights, Mutability::ReadWrite).unwrap()
+        };
+        let mut site = Self { root, mounts: Vec::new(), volumes: Vec::new(), runtime: Some(runtime) };
+        for number in 0..mounts {
+            site.add(&directory, number);
+        }
+        site
+    }
+
+    fn add(&mut self, directory: &Arc<Directory>, number: usize) {
+        let runtime = self.runtime.as_ref().unwrap();
+        let _entered = runtime.enter();
+        let path = self.root.path().join(format!("mount{number}"));
+        fs::create_dir(&path).unwrap();
+        let store = Arc::new(DirectorySession::open(Arc::clone(directory), Liveness::Own));
+        let (volume, invalidations) = Volume::new(store, Settings { sync: false, cache_bytes: CACHE });
+        let is_root = geteuid().is_root();
+        let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
+        let device = mount::mount(&wanted, &path).unwrap();
+        self.mounts.push(path);
+        let users = if is_root { Users::All } else { Users::Own };
+        fuse::serve(Arc::clone(&volume), invalidations, device, users).unwrap();
+        self.volumes.push(volume);
+    }
+
+    /// What is mounted.
+    pub fn origin(&self) -> PathBuf {
+        self.root.path().join("origin")
+    }
+
+    /// A directory that has nothing to do with it.
+    pub fn plain(&self) -> PathBuf {
+        let plain = self.root.path().join("plain");
+        fs::create_dir_all(&plain).unwrap();
+        plain
+    }
+
+    pub fn mount(&self, number: usize) -> &Path {
+        &self.mounts[number]
+    }
+
+    pub fn catch_up(&self, number: usize) {
+        self.runtime.as_ref().unwrap().block_on(self.volumes[number].catch_up());
+    }
+
+    pub fn settle(&self, number: usize) {
+        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle()).unwrap();
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for path in &self.mounts {
+            let _ = mount::unmount(path);
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
