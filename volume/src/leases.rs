@@ -112,10 +112,9 @@ impl LeaseTable {
     pub fn open_session(&mut self, now: Instant) -> SessionId {
         self.last_session += 1;
         let id = SessionId(self.last_session);
-        self.sessions.insert(
-            id,
-            Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost: Stamp::default() },
-        );
+        // What somebody remembers from before, of another session, is not covered.
+        let lost = self.next_stamp();
+        self.sessions.insert(id, Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost });
         id
     }
 

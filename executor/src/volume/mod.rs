@@ -113,9 +113,13 @@ impl Volume for VolumeService {
         let ReadRequest { session, caller: file_caller, parts } = request.into_inner();
         let served = self.0.volumes.session(&caller, &session)?;
         let parts = parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let permit = served.reads.clone().acquire_owned().await.map_err(|error| Status::internal(error.to_string()))?;
         let pieces = served.store.read(&file_caller.unwrap_or_default().into(), parts).await;
         let (sender, receiver) = mpsc::channel(REPLIES);
-        tokio::spawn(pack(pieces, sender));
+        tokio::spawn(async move {
+            pack(pieces, sender).await;
+            drop(permit);
+        });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 

@@ -19,7 +19,7 @@ use posh_volume::{
 };
 use serde::Serialize;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::AbortHandle,
 };
 use tokio_stream::StreamExt as _;
@@ -33,6 +33,9 @@ const KEEP_TIME: Duration = Duration::from_secs(30);
 /// Calls under way or not known to have been answered; a gateway of ours has fewer.
 const MAX_CALLS: usize = 8192;
 
+/// Reads of one session at a time; each may have 6 MiB here that its workstation has not taken yet.
+const MAX_READS: usize = 64;
+
 /// What a session's stream carries.
 pub type Outgoing = Result<FromVolume, Status>;
 
@@ -45,6 +48,9 @@ pub struct Served {
     pub read_only: bool,
     peer: String,
     began: Instant,
+    /// A permit for each read under way. Writes have none: one that waits for another session must not hold up the one that session
+    /// waits for.
+    pub reads: Arc<Semaphore>,
     calls: Mutex<Calls>,
     /// Where notices go.
     outgoing: watch::Sender<Option<mpsc::Sender<Outgoing>>>,
@@ -105,6 +111,7 @@ impl Served {
             read_only,
             peer,
             began: Instant::now(),
+            reads: Arc::new(Semaphore::new(MAX_READS)),
             calls: Mutex::default(),
             outgoing: watch::Sender::new(None),
             counts: Counts::default(),

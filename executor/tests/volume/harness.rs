@@ -85,6 +85,7 @@ pub struct Proxy {
     pub address: SocketAddr,
     /// Counts cuts; and whether new connections are let through.
     line: watch::Sender<(u64, bool)>,
+    target: watch::Sender<SocketAddr>,
     _task: JoinSet<()>,
 }
 
@@ -93,16 +94,23 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (line, state) = watch::channel((0, true));
+        let (target, leads_to) = watch::channel(target);
         let mut task = JoinSet::new();
         task.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 if state.borrow().1 {
-                    connections.spawn(carry(client, target, state.clone()));
+                    connections.spawn(carry(client, *leads_to.borrow(), state.clone()));
                 }
             }
         });
-        Self { address, line, _task: task }
+        Self { address, line, target, _task: task }
+    }
+
+    /// Breaks all connections; new ones lead elsewhere.
+    pub fn lead_to(&self, target: SocketAddr) {
+        self.target.send_replace(target);
+        self.cut();
     }
 
     /// Breaks all connections.

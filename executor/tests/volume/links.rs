@@ -144,3 +144,24 @@ async fn only_what_is_exported_is_served() {
     let refused = Remote::open(Arc::new(Direct(site.address)), "other", Patience::default()).await;
     assert!(refused.unwrap_err().to_string().contains("no export `other`"));
 }
+
+#[tokio::test]
+async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
+    let (first, second) = (Site::new().await, Site::new().await);
+    for site in [&first, &second] {
+        fs::write(site.path("a"), "x").unwrap();
+    }
+    let proxy = Proxy::to(first.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let mut notices = store.notices();
+    let (place, before) = open(&store, "a", RW).await.unwrap();
+    proxy.lead_to(second.address);
+    let change = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700 };
+    let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+    assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
+    // Nothing that the first has given out means anything to the second, until it is walked to.
+    assert_eq!(call(&store, Op::Attributes(place)).await, Err(Errno::ESTALE));
+    let _ = call(&store, change).await;
+    assert!(!first.path("d").exists());
+    assert!(find(&store, "a").await.unwrap().stamp > before.stamp);
+}

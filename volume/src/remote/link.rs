@@ -133,7 +133,7 @@ async fn take_up(
     let before = shared.connection.borrow().clone();
     let is_first = before.epoch == 0;
     // Before anything of the new time is remembered.
-    if !is_first && (!welcome.resumed || lost > Stamp(0)) {
+    if !is_first && lost > before.lost {
         let _ = shared.notices.send(Notice::Lost { stamp: lost }).await;
     }
     let calls = {
@@ -147,6 +147,7 @@ async fn take_up(
             watched: wire::watched_of(welcome.watched),
             read_only: welcome.read_only,
             fault: None,
+            lost,
             is_refused: false,
             heard: Some(Instant::now()),
             valid_until: Some(said + LEASE_TIME),

@@ -30,7 +30,8 @@ use self::calls::Calls;
 use crate::{
     leases::LEASE_TIME,
     store::{
-        Answer, Caller, Entry, Errno, FileId, Notice, Notices, Op, Pieces, ReadPart, Store, StoreState, Watched, Write,
+        Answer, Caller, Entry, Errno, FileId, Notice, Notices, Op, Pieces, ReadPart, Stamp, Store, StoreState, Watched,
+        Write,
     },
 };
 
@@ -110,6 +111,8 @@ pub(crate) struct Connection {
     /// It is of no use to try again.
     is_refused: bool,
     heard: Option<Instant>,
+    /// The last loss of all leases that the listener knows of.
+    lost: Stamp,
     valid_until: Option<Instant>,
 }
 
