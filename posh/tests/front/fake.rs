@@ -15,8 +15,10 @@ use std::{
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        Mount, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest, ReportReply,
-        ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
+        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest,
+        PlanReply, PlanRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest, ShutdownReply,
+        ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest, VolumesReply,
+        VolumesRequest,
         gateway_server::{Gateway, GatewayServer},
     },
 };
@@ -236,5 +238,17 @@ impl Gateway for Service {
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {
         Err(Status::failed_precondition("this one stays"))
+    }
+
+    async fn mount_volume(&self, _: Request<MountVolumeRequest>) -> Answer<MountVolumeReply> {
+        Err(Status::unimplemented("no volumes"))
+    }
+
+    async fn unmount_volume(&self, _: Request<UnmountVolumeRequest>) -> Answer<UnmountVolumeReply> {
+        Err(Status::unimplemented("no volumes"))
+    }
+
+    async fn volumes(&self, _: Request<VolumesRequest>) -> Answer<VolumesReply> {
+        Ok(Response::new(VolumesReply::default()))
     }
 }
