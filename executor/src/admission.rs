@@ -2,7 +2,10 @@
 //! so that what the register and the configuration say counts at once, also on
 //! connections that are open already.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, RwLock},
+    time::Duration,
+};
 
 use tonic::{Request, Status, service::Interceptor};
 
@@ -20,10 +23,14 @@ use crate::{
 const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no certificate for it; \
                               run `posh-executor enroll NAME` there and `posh enroll ADDRESS TOKEN` here";
 
-/// Decides about connections and calls.
+/// How often it is asked whether who has a run at work may still be here: one stat(2), unless the register has changed.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Decides about connections, calls and runs at work.
 #[derive(Clone)]
 pub struct Admission {
-    callers: Arc<Callers>,
+    /// Another one after the configuration was read anew.
+    callers: Arc<RwLock<Arc<Callers>>>,
     tls: Option<Arc<Serving>>,
     load: Arc<Load>,
 }
@@ -40,23 +47,43 @@ impl From<Invalid> for Denied {
 
 impl Admission {
     /// By these callers; without TLS all are anybody.
-    pub fn new(callers: Arc<Callers>, tls: Option<Arc<Serving>>, load: Arc<Load>) -> Self {
-        Self { callers, tls, load }
+    pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>) -> Self {
+        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load }
+    }
+
+    /// From now on these may come; it counts for calls, and for the runs of who may come no more.
+    pub fn change(&self, callers: Callers) {
+        *self.callers.write().expect("not poisoned") = Arc::new(callers);
+    }
+
+    fn callers(&self) -> Arc<Callers> {
+        self.callers.read().expect("not poisoned").clone()
+    }
+
+    /// Waits until who has proved this may no longer be here: revoked, or without a place in the configuration. A certificate
+    /// that has expired, or a register that can't be read just now, ends nothing that is at work.
+    pub async fn removed(&self, proof: &Proof) -> Denied {
+        let (Proof::Certificate(certificate), Some(tls)) = (proof, &self.tls) else {
+            return std::future::pending().await;
+        };
+        loop {
+            match tls.register.identity_of(certificate) {
+                Ok(name) if self.callers().identity(&name).is_none() => return unplaced(&name),
+                Err(revoked @ Invalid::Revoked(_)) => return revoked.into(),
+                Ok(_) | Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,
+            }
+        }
     }
 
     /// Who has proved this.
     pub fn caller(&self, proof: &Proof) -> Result<Arc<Caller>, Denied> {
         let certificate = match (proof, &self.tls) {
-            (Proof::NotAsked, None) => return Ok(self.callers.anybody.clone()),
+            (Proof::NotAsked, None) => return Ok(self.callers().anybody.clone()),
             (Proof::Useless(why), _) => return Err(Denied(why.clone())),
             (Proof::Certificate(certificate), Some(tls)) => tls.register.identity_of(certificate)?,
             _ => return Err(Denied(NO_CERTIFICATE.to_owned())),
         };
-        let configured = self.callers.identity(&certificate);
-        configured.ok_or_else(|| {
-            let hint = format!("its administrator adds [[identity]] name = {certificate:?} and restarts it");
-            Denied(format!("`{certificate}` has no place in the configuration of this executor; {hint}"))
-        })
+        self.callers().identity(&certificate).ok_or_else(|| unplaced(&certificate))
     }
 
     /// Room for a connection that has proved this.
@@ -64,6 +91,11 @@ impl Admission {
         let caller = self.caller(proof)?;
         self.load.admit_connection(&caller).map_err(Denied)
     }
+}
+
+fn unplaced(identity: &str) -> Denied {
+    let hint = format!("its administrator adds [[identity]] name = {identity:?} and sends it SIGHUP");
+    Denied(format!("`{identity}` has no place in the configuration of this executor; {hint}"))
 }
 
 impl Interceptor for Admission {

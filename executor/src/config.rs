@@ -172,6 +172,26 @@ impl Config {
         Err(Error::Config(all.trim_end().to_owned()))
     }
 
+    /// The keys whose values differ in `other` and are only read at a start.
+    #[must_use]
+    pub fn fixed_in(&self, other: &Self) -> Vec<&'static str> {
+        let ours = |config: &Self| Confinement {
+            commands: Commands::Any,
+            annotations: Vec::new(),
+            ..config.confinement.clone()
+        };
+        let fixed = [
+            ("listen", self.listen != other.listen),
+            ("allow_plaintext", self.allow_plaintext != other.allow_plaintext),
+            ("[tls]", self.tls != other.tls),
+            ("max_runs and [limits]", self.bounds != other.bounds),
+            ("audit", self.audit != other.audit),
+            ("drain_seconds", self.drain != other.drain),
+            ("[confinement] other than commands and annotations", ours(self) != ours(other)),
+        ];
+        fixed.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+    }
+
     /// Refuses plain text on `address` unless it is allowed there.
     ///
     /// # Errors

@@ -19,6 +19,7 @@
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
+//! * [`verify`]: a third program of it, which tells what files commands use that their annotations do not name
 //! * `volume`: files for mounts that gateways serve themselves
 //! * `sys`: the only file with `unsafe`
 
@@ -40,10 +41,11 @@ mod stdio;
 mod sys;
 pub mod tls;
 mod tools;
+pub mod verify;
 mod volume;
 mod wiring;
 
 pub use config::{Config, Export};
 pub use error::Error;
-pub use server::{run, run_stdio};
+pub use server::{run, run_stdio, run_with_changes};
 pub use stdio::Stdio;

@@ -6,7 +6,10 @@ mod pressure;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -42,7 +45,7 @@ pub struct Need {
 pub struct Load {
     bounds: Bounds,
     /// Others may come that must find room.
-    is_shared: bool,
+    is_shared: AtomicBool,
     state: Mutex<State>,
     running: watch::Sender<usize>,
     pressure: Pressure,
@@ -108,10 +111,15 @@ impl Load {
         Self {
             pressure: Pressure::new(&bounds),
             bounds,
-            is_shared,
+            is_shared: is_shared.into(),
             state: Mutex::default(),
             running: watch::Sender::new(0),
         }
+    }
+
+    /// Whether there are several identities to be fair to from now on.
+    pub(crate) fn share(&self, is_shared: bool) {
+        self.is_shared.store(is_shared, Ordering::Relaxed);
     }
 
     /// Room for a run, or why there is none.
@@ -145,7 +153,7 @@ impl Load {
                 whole_limit: self.bounds.buffered_bytes,
             },
         ];
-        let full = limits.iter().find_map(|limit| limit.refusal(caller.name(), self.is_shared));
+        let full = limits.iter().find_map(|limit| limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)));
         if let Some(message) = full.or(refused_by_machine) {
             state.whole.refused += 1;
             state.account(caller).usage.refused += 1;
@@ -171,7 +179,7 @@ impl Load {
             whole: state.whole.connections,
             whole_limit: self.bounds.connections,
         };
-        if let Some(message) = limit.refusal(caller.name(), self.is_shared) {
+        if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)) {
             return Err(message);
         }
         state.whole.connections += 1;

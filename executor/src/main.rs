@@ -2,15 +2,16 @@
 //! runner that another `posh-executor` started. Exit codes live here: 0 after
 //! an orderly end, 1 when serving failed, 2 when the configuration is wrong.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Config, Error, Stdio, config, run, run_stdio, runner,
+    Config, Error, Stdio, config, run, run_stdio, run_with_changes, runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer},
+    verify,
 };
-use tokio::{net::TcpListener, runtime, signal::unix};
+use tokio::{net::TcpListener, runtime, signal::unix, sync::mpsc};
 use tracing_subscriber::EnvFilter;
 
 /// Worker threads at most: streams are bounded by the network, and the cores
@@ -48,6 +49,22 @@ enum Role {
     /// Started by the executor itself: one private view of the file tree
     #[command(hide = true)]
     Runner,
+    /// Behind `posh annotations verify`
+    #[command(hide = true)]
+    Verify {
+        /// A directory of annotation files; may be repeated
+        #[arg(long, value_name = "DIR")]
+        annotations: Vec<PathBuf>,
+        /// Lines for the shell
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Run in a copy of DIR
+        #[arg(long = "in", value_name = "DIR")]
+        in_copy_of: Option<PathBuf>,
+        /// One command, or one line for the shell
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
     /// Make the certificates of this executor: an authority of its own, and what it shows to gateways
     Init {
         #[command(flatten)]
@@ -104,6 +121,9 @@ fn main() -> ExitCode {
     match arguments.role.take() {
         None => {}
         Some(Role::Runner) => return runner::main(),
+        Some(Role::Verify { annotations, file, in_copy_of, command }) => {
+            return tell_verdict(verify::verify(&verify::Task { annotations, command, file, in_copy_of }));
+        }
         Some(role) => return tell(administer(role)),
     }
     // What an executor behind ssh says is for the error message of a gateway, not for a log.
@@ -132,7 +152,7 @@ fn main() -> ExitCode {
 fn administer(role: Role) -> Result<(String, String), TlsError> {
     let absolute = |place: Place| std::path::absolute(&place.dir).unwrap_or(place.dir);
     let text = match role {
-        Role::Runner => String::new(),
+        Role::Runner | Role::Verify { .. } => String::new(),
         Role::Init { place, name } => administer::init(&absolute(place), name)?,
         Role::Renew { place, name } => administer::renew(&absolute(place), name)?,
         Role::Enroll { place, name } => return administer::enroll(&absolute(place), &name),
@@ -152,6 +172,32 @@ fn tell(outcome: Result<(String, String), TlsError>) -> ExitCode {
         Err(error) => {
             eprintln!("posh-executor: {:#}", anyhow::Error::from(error));
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell_verdict(outcome: std::io::Result<(String, bool)>) -> ExitCode {
+    match outcome {
+        Ok((text, is_sound)) => {
+            print!("{text}");
+            if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("posh-executor: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Reads the configuration again at each SIGHUP. One with mistakes changes nothing.
+async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sender<Config>) {
+    while hangup.recv().await.is_some() {
+        match Config::load(&file) {
+            Ok(config) => drop(changed.send(config).await),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                tracing::error!("the configuration stays as it was, since it can't be read anew: {error:#}");
+            }
         }
     }
 }
@@ -194,6 +240,10 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
-        Ok(run(config, listener, shutdown).await?)
+        let Some(file) = arguments.config else { return Ok(run(config, listener, shutdown).await?) };
+        let hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
+        let (changed, changes) = mpsc::channel(1);
+        tokio::spawn(read_anew(file, hangup, changed));
+        Ok(run_with_changes(config, changes, listener, shutdown).await?)
     })
 }

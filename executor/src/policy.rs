@@ -98,7 +98,7 @@ impl Policy {
         if !self.allows(name) {
             return Err(refuse(format!("this executor does not run {name}")));
         }
-        if let Some(variable) = stage.env.iter().find(|variable| is_one_of(&variable.name, &LOADING)) {
+        if let Some(variable) = stage.env.iter().find(|variable| is_loading(&variable.name)) {
             return Err(refuse_variable(name, &variable.name));
         }
         let everything = Fence { everything: true, grants: Vec::new() };
@@ -114,8 +114,26 @@ impl Policy {
         }
     }
 
-    fn knows(&self, name: &str) -> bool {
+    /// Whether an annotation has that name.
+    pub fn knows(&self, name: &str) -> bool {
         self.library.commands().any(|known| known == name)
+    }
+
+    /// Reads the words of a command, if that tells what files it reaches; else a sentence on why not.
+    pub fn understand(
+        &self,
+        name: &str,
+        argv: &[OsString],
+        environment: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<Invocation, String> {
+        let invocation = self.library.classify(name, argv, environment).map_err(|unknown| unknown.to_string())?;
+        if invocation.needs_network {
+            return Err(format!("{}: it needs the network", invocation.command));
+        }
+        if invocation.files.iter().any(|file| file.kind == FileKind::ListFile) {
+            return Err(format!("{}: its files are named in a file", invocation.command));
+        }
+        Ok(invocation)
     }
 
     /// Reads a command as this server's annotations do.
@@ -126,18 +144,10 @@ impl Policy {
             Some(OsStr::from_bytes(&found.value).to_owned())
         };
         let invocation = self
-            .library
-            .classify(&stage.program, &argv, &lookup)
-            .map_err(|unknown| refuse(format!("this executor does not run it: {unknown}")))?;
-        let refused = |why: &str| Err(refuse(format!("this executor does not run {}: {why}", invocation.command)));
-        if invocation.needs_network {
-            return refused("it needs the network");
-        }
+            .understand(&stage.program, &argv, &lookup)
+            .map_err(|why| refuse(format!("this executor does not run it: {why}")))?;
         if invocation.terminal == TerminalUse::Interactive && has_terminal(stage) {
-            return refused("it may ask on a terminal");
-        }
-        if invocation.files.iter().any(|file| file.kind == FileKind::ListFile) {
-            return refused("its files are named in a file");
+            return Err(refuse(format!("this executor does not run {}: it may ask on a terminal", invocation.command)));
         }
         let known = |name: &[u8]| is_one_of(name, &COMMON_ENVIRONMENT) || is_one_of(name, &invocation.environment);
         match stage.env.iter().find(|variable| !known(&variable.name)) {
@@ -173,7 +183,8 @@ fn check_client_file(file: &ClientFile, shown: &[String]) -> Result<(), Refusal>
     Err(refuse(format!("{} is not the workstation's to replace", path.display())))
 }
 
-fn grants(invocation: &Invocation) -> Vec<Grant> {
+/// What a command reaches by its words.
+pub fn grants(invocation: &Invocation) -> Vec<Grant> {
     let mut grants: Vec<Grant> = Vec::new();
     for file in &invocation.files {
         let access = match file.kind {
@@ -207,6 +218,11 @@ fn grant(path: &[u8], access: Access) -> Grant {
 
 fn has_terminal(stage: &Stage) -> bool {
     stage.descriptors.iter().any(|descriptor| matches!(descriptor.source, Some(Source::Pty(_))))
+}
+
+/// Whether a variable can have another program or library started than the one that is named.
+pub fn is_loading(name: &[u8]) -> bool {
+    is_one_of(name, &LOADING)
 }
 
 /// By names, or prefixes with `*` at their end.

@@ -2,9 +2,10 @@
 //! the only entry points.
 
 use std::{
+    convert::Infallible,
     future::Future,
     io,
-    sync::{Arc, OnceLock, atomic::Ordering},
+    sync::{Arc, OnceLock, RwLock, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,7 +19,7 @@ use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{Semaphore, oneshot, watch},
+    sync::{Semaphore, mpsc, oneshot, watch},
 };
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{
@@ -99,6 +100,21 @@ pub async fn run(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
+    let (_no, changes) = mpsc::channel(1);
+    run_with_changes(config, changes, listener, shutdown).await
+}
+
+/// The same, taking over what can be changed of each further configuration: who may come, with all that they may, and what
+/// runs. Of the rest the log says that it takes a restart.
+///
+/// # Errors
+/// As those of [`run`].
+pub async fn run_with_changes(
+    config: Config,
+    changes: mpsc::Receiver<Config>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
     let address = listener.local_addr().attempting(|| "read the listener's address".to_owned())?;
     config.check_address(address)?;
     // Its connections inherit it.
@@ -107,7 +123,11 @@ pub async fn run(
     let (shared, admission) = share(config, tls.clone()).await?;
     tracing::info!("listening on {address}");
     let incoming = Incoming::new(listener, tls.clone(), admission.clone());
-    serve((shared, admission, tls), builder(KEEPALIVE_TIMEOUT), incoming, shutdown).await
+    let taking = take_changes(shared.clone(), changes);
+    tokio::select! {
+        served = serve((shared, admission, tls), builder(KEEPALIVE_TIMEOUT), incoming, shutdown) => served,
+        never = taking => match never {},
+    }
 }
 
 /// Serves `config` on one connection until that is over or `shutdown` completes. What
@@ -213,6 +233,25 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
     Ok(())
 }
 
+/// Takes over configurations that come later, for ever.
+async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) -> Infallible {
+    while let Some(changed) = changes.recv().await {
+        let (policy, mistakes) = Policy::new(&changed.confinement);
+        mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
+        *shared.policy.write().expect("not poisoned") = Arc::new(policy);
+        let callers = Callers::new(&changed);
+        shared.load.share(callers.are_several());
+        shared.admission.change(callers);
+        let later = shared.config.fixed_in(&changed);
+        if later.is_empty() {
+            tracing::info!("took over the configuration");
+        } else {
+            tracing::warn!("took over the configuration, other than {}: that takes a restart", later.join(", "));
+        }
+    }
+    std::future::pending().await
+}
+
 /// Makes new certificates in time, where there are any; for ever.
 async fn keep_fresh(tls: Option<&Serving>) {
     match tls {
@@ -228,11 +267,12 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
     let load = Arc::new(Load::new(config.bounds, callers.are_several()));
-    let admission = Admission::new(Arc::new(callers), tls, load.clone());
+    let admission = Admission::new(callers, tls, load.clone());
     let shared = Shared {
         load,
         pool: Pool::new(&config, soft).await,
-        policy,
+        policy: RwLock::new(Arc::new(policy)),
+        admission: admission.clone(),
         machine: Machine::default(),
         tools: Tools::default(),
         kept: KeptRuns::default(),

@@ -1,7 +1,7 @@
 //! The gRPC service: the contract's calls.
 
 use std::sync::{
-    Arc,
+    Arc, RwLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -17,13 +17,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     Config,
-    admission::peer_name,
+    admission::{Admission, peer_name},
     callers::{Caller, caller_of},
     describe::Machine,
     load::Load,
     policy::Policy,
     pool::Pool,
     run,
+    tls::{accept::Peer, serving::Proof},
     tools::Tools,
     volume::Volumes,
 };
@@ -37,7 +38,10 @@ pub struct Shared {
     /// Who uses how much.
     pub load: Arc<Load>,
     pub pool: Pool,
-    pub policy: Policy,
+    /// Another one after the configuration was read anew.
+    pub policy: RwLock<Arc<Policy>>,
+    /// Who may be here.
+    pub admission: Admission,
     pub machine: Machine,
     pub tools: Tools,
     /// Runs that outlive their connections for a while, and what became of them.
@@ -79,10 +83,11 @@ impl Executor for Service {
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
+        let policy = self.0.policy();
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
             // To tell a version the command is started, which only those are that may run.
-            let versions = versions && self.0.policy.allows(&name);
+            let versions = versions && policy.allows(&name);
             tools.push(match caller.may_run(&name) {
                 true => self.0.tools.describe(name, versions).await,
                 false => Tool { name, ..Tool::default() },
@@ -99,8 +104,10 @@ impl Executor for Service {
     }
 
     async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
-        let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
-        Ok(Response::new(run::answer(self.0.clone(), (caller, peer), request.into_inner()).await))
+        let peer: Option<&Peer> = request.extensions().get();
+        let proof = peer.map_or(Proof::Nothing, |peer| peer.proof.clone());
+        let client = run::Origin { caller: caller_of(&request)?, peer: peer_name(peer), proof };
+        Ok(Response::new(run::answer(self.0.clone(), client, request.into_inner()).await))
     }
 }
 
@@ -112,6 +119,11 @@ impl Service {
 }
 
 impl Shared {
+    /// What may run just now.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.policy.read().expect("not poisoned").clone()
+    }
+
     /// Whether new runs are refused because the executor ends.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)

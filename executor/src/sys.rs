@@ -278,3 +278,42 @@ pub fn exec(program: &CString, argv: &[CString], env: &[CString]) -> Errno {
         Err(error) => error,
     }
 }
+
+/// Begins to observe a process that waits to be started: it goes on meanwhile, its children are observed too, and
+/// all of them end with this process.
+pub fn observe(pid: Pid) -> nix::Result<()> {
+    let options = libc::PTRACE_O_TRACESECCOMP
+        | libc::PTRACE_O_TRACEEXEC
+        | libc::PTRACE_O_TRACEFORK
+        | libc::PTRACE_O_TRACEVFORK
+        | libc::PTRACE_O_TRACECLONE
+        | libc::PTRACE_O_EXITKILL;
+    // SAFETY: this request takes numbers only.
+    Errno::result(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid.as_raw(), 0_usize, options as usize) }).map(drop)
+}
+
+/// Lets an observed thread that has stopped go on, with a signal unless that is 0.
+pub fn go_on(pid: Pid, signal: i32) -> nix::Result<()> {
+    // SAFETY: this request takes numbers only.
+    Errno::result(unsafe { libc::ptrace(libc::PTRACE_CONT, pid.as_raw(), 0_usize, signal as usize) }).map(drop)
+}
+
+/// Leaves an observed thread stopped by job control as it is, until it is continued as others are.
+pub fn stay_stopped(pid: Pid) -> nix::Result<()> {
+    // SAFETY: this request takes numbers only.
+    Errno::result(unsafe { libc::ptrace(libc::PTRACE_LISTEN, pid.as_raw(), 0_usize, 0_usize) }).map(drop)
+}
+
+/// Waits for the next thing that happens to any child or observed thread: its number, and the status as wait(2)
+/// gives it, which may name signals that have no names. ECHILD when there is nobody left.
+pub fn wait_for_any() -> nix::Result<(Pid, i32)> {
+    let mut status = 0;
+    loop {
+        // SAFETY: the number lives across the call.
+        match Errno::result(unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) }) {
+            Ok(pid) => return Ok((Pid::from_raw(pid), status)),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}

@@ -74,6 +74,17 @@ pub fn images(directory: &Path, count: usize, width: usize, height: usize) -> io
     Ok(())
 }
 
+/// A file of so many bytes (a multiple of four) that nothing compresses.
+pub fn noise(file: &Path, bytes: u64) -> io::Result<()> {
+    let mut numbers = Numbers::seeded(bytes);
+    let mut out = BufWriter::new(File::create(file)?);
+    for _ in 0..bytes / 4 {
+        let number = numbers.below(1 << 32) as u32;
+        out.write_all(&number.to_le_bytes())?;
+    }
+    out.flush()
+}
+
 /// A port scan with routing data, one JSON object a line, as zannotate would leave it.
 pub fn port_scan(file: &Path, hosts: usize) -> io::Result<()> {
     let mut numbers = Numbers::seeded(80);

@@ -70,6 +70,9 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
             Question::Annotations(Annotations::Coverage { commands }) => {
                 print(annotations::coverage(&target, &commands))
             }
+            Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => {
+                print_checked(annotations::verify(&target, file.as_deref(), in_copy_of.as_deref(), &command))
+            }
             Question::Gateway(Service::Start) => {
                 print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
             }

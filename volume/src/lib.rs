@@ -6,10 +6,12 @@
 //! * [`mount`]: into the file tree and out of it
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
 //! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait
+//! * [`disk`]: contents on this machine's disk
 //! * [`directory`]: the store over a directory of this machine
 //! * [`remote`]: the store over a connection to an executor; [`wire`]: its words as messages
 
 pub mod directory;
+pub mod disk;
 pub mod fs;
 pub mod fuse;
 pub mod keeper;

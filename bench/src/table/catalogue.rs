@@ -65,6 +65,8 @@ pub struct Workload {
     pub elsewhere: bool,
     /// Is also run with other split factors (paper §8.2.2).
     pub splits: bool,
+    /// Its programs run on the workstation, which shows what the mount itself is worth.
+    pub here: bool,
 }
 
 impl Workload {
@@ -109,6 +111,7 @@ const USUAL: Workload = Workload {
     limit_s: USUAL_LIMIT_S,
     elsewhere: false,
     splits: false,
+    here: false,
 };
 
 const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Amount; 3] {
@@ -118,8 +121,8 @@ const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Am
     [amount(s), amount(m), amount(l)]
 }
 
-/// All of them: first the paper's, then the further ones.
-pub const ALL: [Workload; 12] = [
+/// All of them: first the paper's, then the further ones, then those of the mounts themselves.
+pub const ALL: [Workload; 18] = [
     Workload {
         name: "raytrace",
         words: "ray-tracing logs are cleaned and joined, one ray is looked for (workers' logs, lines each)",
@@ -242,7 +245,61 @@ pub const ALL: [Workload; 12] = [
         servers: 0,
         ..USUAL
     },
+    Workload {
+        name: "read-small",
+        words: "small files are read here, one after the other (files of 2 kB)",
+        script: include_str!("../../workloads/read-small.sh"),
+        amounts: amounts((1_000, 0), (1_000, 0), (10_000, 0)),
+        make: data::tree,
+        ..HERE
+    },
+    Workload {
+        name: "walk",
+        words: "every file of a tree is looked at here for the first time (files)",
+        script: include_str!("../../workloads/walk.sh"),
+        amounts: amounts((20_000, 0), (20_000, 0), (70_000, 0)),
+        make: data::tree,
+        ..HERE
+    },
+    Workload {
+        name: "walk-again",
+        words: "the same, and four times again (files)",
+        script: include_str!("../../workloads/walk-again.sh"),
+        amounts: amounts((20_000, 0), (20_000, 0), (70_000, 0)),
+        make: data::tree,
+        ..HERE
+    },
+    Workload {
+        name: "read-large",
+        words: "a large file is read here (MiB)",
+        script: include_str!("../../workloads/read-large.sh"),
+        amounts: amounts((1, 1024), (1, 1024), (1, 10_240)),
+        make: data::large,
+        ..HERE
+    },
+    Workload {
+        name: "read-large-again",
+        words: "the same, and four times again (MiB)",
+        script: include_str!("../../workloads/read-large-again.sh"),
+        amounts: amounts((1, 1024), (1, 1024), (1, 10_240)),
+        make: data::large,
+        ..HERE
+    },
+    Workload {
+        name: "untar-here",
+        words: "an archive is unpacked onto the mount by a tar that runs here (files of 2 kB)",
+        script: include_str!("../../workloads/untar-here.sh"),
+        results: &["tree"],
+        amounts: amounts((5_000, 0), (5_000, 0), (70_000, 0)),
+        make: data::archive,
+        // Forty times what it may take.
+        limit_s: 120,
+        ..HERE
+    },
 ];
+
+/// What runs on the workstation whatever the system.
+const HERE: Workload = Workload { by_hand: None, here: true, ..USUAL };
 
 /// One small command: its latency is swept over round trips, and it shows what a first connection costs.
 pub const ONE_COMMAND: Workload = Workload {

@@ -67,6 +67,12 @@ pub fn project(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     Ok(fs::write(project.join("notes.txt"), notes)?)
 }
 
+/// A file of bytes that nothing compresses.
+pub fn large(stores: &[Store<'_>], amount: Amount) -> Result<()> {
+    let bytes = (amount.each as u64) << 20;
+    Ok(generate::noise(&stores[0].data().join("large"), bytes)?)
+}
+
 /// A file of a few lines.
 pub fn small(stores: &[Store<'_>], _: Amount) -> Result<()> {
     Ok(fs::write(stores[0].data().join("small"), "a line\nanother line\n")?)

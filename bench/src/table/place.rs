@@ -2,6 +2,7 @@
 //! Mounts are made anew, caches are dropped, gateways and shared connections begin
 //! anew and then stand, programs are read into memory again.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
@@ -16,11 +17,13 @@ use posh_integration::{Lab, LabSpec, network};
 
 use super::catalogue::Workload;
 use super::data;
-use super::system::{COLD, ELSEWHERE, MASTER, OUT, SCRIPT_FILE, System};
+use super::system::{COLD, ELSEWHERE, MASTER, OUT, SCRIPT_FILE, System, VOLUMES};
 
 /// Where the second server sees the first one's data, and its executor for that.
 const FAR: &str = "/srv/far";
 const FAR_PORT: u16 = 7401;
+/// Where rclone keeps what it has read, on the workstation.
+const RCLONE_CACHE: &str = "/home/user/rclone";
 /// What a knowing user sets for large files: the kernel's read-ahead of a mount, KiB (the default is 128).
 const READ_AHEAD_KIB: u32 = 4096;
 /// A file beside the data by which a connection is made before the clock starts.
@@ -39,6 +42,7 @@ pub struct Place {
     // Dropped before the machines on which they run.
     server_mounts: Vec<(String, Service)>,
     far: Option<(Service, Service)>,
+    cached_mount: Option<Service>,
     /// The machines.
     pub lab: Lab,
 }
@@ -53,7 +57,7 @@ impl Place {
             fs::write(lab.data(number).join(WARM), "warm\n").context("cannot write to a server")?;
         }
         write_configurations(&lab)?;
-        Ok(Place { server_mounts: Vec::new(), far: None, lab })
+        Ok(Place { server_mounts: Vec::new(), far: None, cached_mount: None, lab })
     }
 
     /// The workload's directory on each of its servers.
@@ -90,9 +94,10 @@ impl Place {
             System::Server => self.mount_others(workload.servers)?,
             System::SshMaster | System::Parallel => self.connect_masters(workload.servers)?,
             System::PoshElsewhere => self.start_far_executor()?,
+            System::Rclone => self.mount_by_rclone()?,
             _ => {}
         }
-        if system.is_posh() && system != System::PoshCold {
+        if system.has_gateway() {
             self.start_gateway(system, workload.servers)?;
         }
         Ok(())
@@ -100,7 +105,7 @@ impl Place {
 
     /// Nothing of a run stands any more.
     pub fn clear(&mut self) -> Result<()> {
-        for system in [System::Posh, System::PoshElsewhere] {
+        for system in [System::Posh, System::PoshElsewhere, System::PoshVolume] {
             if !self.gateways()?.is_empty() {
                 self.lab.workstation.must(system.posh(&self.lab, &["gateway", "stop"]))?;
             }
@@ -108,6 +113,10 @@ impl Place {
         self.end_masters()?;
         let first = &self.lab.servers[0].host;
         self.server_mounts.drain(..).try_for_each(|(path, mount)| services::unmount(first, &path, mount))?;
+        if let Some(mount) = self.cached_mount.take() {
+            services::unmount(&self.lab.workstation, "/mnt/s1", mount)?;
+            fs::remove_dir_all(self.lab.workstation.path(RCLONE_CACHE)).context("cannot remove rclone's cache")?;
+        }
         if let Some((executor, mount)) = self.far.take() {
             drop(executor);
             services::unmount(&self.lab.servers[1].host, FAR, mount)?;
@@ -135,6 +144,10 @@ impl Place {
         let lab = &self.lab;
         lab.workstation.must(system.posh(lab, &["gateway", "start"]))?;
         for number in 1..=servers {
+            if system.has_volumes() {
+                let (source, path) = (format!("store{number}:s{number}"), format!("/mnt/s{number}"));
+                lab.workstation.must(system.posh(lab, &["mount", &source, &path]))?;
+            }
             let text = format!("cat /mnt/s{number}/{WARM} > /dev/null");
             lab.workstation.must(system.posh(lab, &["-c", &text]))?;
         }
@@ -170,6 +183,20 @@ impl Place {
         let mut command = second.command(format!("{PROGRAMS}/posh-executor"));
         command.args(["--config", CONFIGURATION]);
         self.far = Some((services::start_listening(second, command)?, mount));
+        Ok(())
+    }
+
+    /// With the options that its manual gives for programs that want a real file system.
+    fn mount_by_rclone(&mut self) -> Result<()> {
+        let workstation = &self.lab.workstation;
+        let cache = workstation.path(RCLONE_CACHE);
+        fs::create_dir_all(&cache).with_context(|| format!("cannot make {RCLONE_CACHE}"))?;
+        let mut command = workstation.command("rclone");
+        command.env("RCLONE_CONFIG", "/dev/null");
+        command.args(["mount", ":sftp:/srv/s1", "/mnt/s1", "--vfs-cache-mode", "full", "--cache-dir", RCLONE_CACHE]);
+        command.args(["--sftp-host", &network::addresses(1).1, "--sftp-user", "root"]);
+        command.args(["--sftp-key-file", WORKSTATION_KEY]);
+        self.cached_mount = Some(services::mount(workstation, command, "/mnt/s1")?);
         Ok(())
     }
 
@@ -240,5 +267,10 @@ fn write_configurations(lab: &Lab) -> Result<()> {
          [[mount]]\npath = \"/mnt/s1\"\nexecutor = \"far\"\nexport = \"far\"\n",
         network::addresses(2).1
     );
-    Ok(services::write_file(&lab.workstation, ELSEWHERE, elsewhere.as_bytes())?)
+    services::write_file(&lab.workstation, ELSEWHERE, elsewhere.as_bytes())?;
+    let mut volumes = String::new();
+    for server in &lab.servers {
+        let _ = write!(volumes, "[[executor]]\nname = \"{}\"\naddress = \"{}\"\n\n", server.spec.name, server.address);
+    }
+    Ok(services::write_file(&lab.workstation, VOLUMES, volumes.as_bytes())?)
 }

@@ -15,6 +15,8 @@ pub const OUT: &str = "/home/user/out";
 pub const SCRIPT_FILE: &str = "/run/bench-script.sh";
 /// The mount table whose executor is not where the data is.
 pub const ELSEWHERE: &str = "/run/elsewhere.toml";
+/// The mount table for posh's own volumes: executors only.
+pub const VOLUMES: &str = "/run/volumes.toml";
 /// ssh's configuration on the workstation, without and with a shared connection.
 pub const COLD: &str = "/run/bench-ssh-cold";
 /// See [`COLD`].
@@ -29,6 +31,8 @@ pub enum System {
     Sshfs,
     /// The same with what somebody gives who knows sshfs.
     SshfsTuned,
+    /// bash on the workstation over rclone mount, by sftp, contents cached on disk.
+    Rclone,
     /// By hand, a connection for each ssh.
     Ssh,
     /// By hand over one connection that stands already.
@@ -43,6 +47,10 @@ pub enum System {
     PoshCold,
     /// posh, and the executor is on the second server, which mounts the data.
     PoshElsewhere,
+    /// posh over volumes of its own.
+    PoshVolume,
+    /// bash over volumes of posh: everything runs on the workstation.
+    Volume,
 }
 
 impl System {
@@ -52,6 +60,7 @@ impl System {
             System::Server => "server",
             System::Sshfs => "sshfs",
             System::SshfsTuned => "sshfs-tuned",
+            System::Rclone => "rclone",
             System::Ssh => "ssh",
             System::SshMaster => "ssh-master",
             System::Parallel => "parallel",
@@ -59,6 +68,8 @@ impl System {
             System::PoshPath => "posh-path",
             System::PoshCold => "posh-cold",
             System::PoshElsewhere => "posh-elsewhere",
+            System::PoshVolume => "posh-volume",
+            System::Volume => "volume",
         }
     }
 
@@ -68,7 +79,13 @@ impl System {
         if workload.servers == 0 {
             return vec![Sshfs, Posh, PoshPath];
         }
-        let mut systems = vec![Server, Sshfs, SshfsTuned, Posh];
+        if workload.here {
+            let mut systems = vec![Server, Sshfs, SshfsTuned, Volume];
+            // It writes some seconds after the program has ended, when nobody waits for it any more.
+            systems.extend(workload.results.is_empty().then_some(Rclone));
+            return systems;
+        }
+        let mut systems = vec![Server, Sshfs, SshfsTuned, Posh, PoshVolume, Volume];
         if workload.by_hand.is_some() {
             systems.extend([Ssh, SshMaster]);
         }
@@ -86,12 +103,33 @@ impl System {
 
     /// The script runs under posh.
     pub fn is_posh(self) -> bool {
-        matches!(self, System::Posh | System::PoshPath | System::PoshCold | System::PoshElsewhere)
+        use System::*;
+        matches!(self, Posh | PoshPath | PoshCold | PoshElsewhere | PoshVolume)
     }
 
-    /// It reads through the workstation's mounts, or may.
+    /// It reads through the workstation's sshfs mounts, or may.
     pub fn mounts(self) -> bool {
-        self.is_posh() || matches!(self, System::Sshfs | System::SshfsTuned)
+        use System::*;
+        matches!(self, Sshfs | SshfsTuned | Posh | PoshPath | PoshCold | PoshElsewhere)
+    }
+
+    /// The mounts are volumes of posh.
+    pub fn has_volumes(self) -> bool {
+        matches!(self, System::PoshVolume | System::Volume)
+    }
+
+    /// A gateway runs, and knows its executors, before the clock starts.
+    pub fn has_gateway(self) -> bool {
+        self.has_volumes() || (self.is_posh() && self != System::PoshCold)
+    }
+
+    /// The configuration that posh is given, if it is not the usual one.
+    fn configuration(self) -> Option<&'static str> {
+        match self {
+            System::PoshElsewhere => Some(ELSEWHERE),
+            _ if self.has_volumes() => Some(VOLUMES),
+            _ => None,
+        }
     }
 
     /// Further options of its mounts.
@@ -140,10 +178,11 @@ impl System {
             script = with_ssh(script, self, &pairs);
         }
         script = pairs.iter().fold(script, |script, (name, value)| script.variable(name, value));
-        match self {
-            System::PoshPath => script = script.door(Door::Path),
-            System::PoshElsewhere => script = script.variable("POSH_CONFIG", ELSEWHERE),
-            _ => {}
+        if self == System::PoshPath {
+            script = script.door(Door::Path);
+        }
+        if let Some(file) = self.configuration() {
+            script = script.variable("POSH_CONFIG", file);
         }
         (script, if self.is_posh() { Under::Posh } else { Under::Shell })
     }
@@ -152,8 +191,8 @@ impl System {
     pub fn posh(self, lab: &Lab, words: &[&str]) -> Command {
         let mut command = lab.workstation.command(lab.workstation.programs().join("posh"));
         command.args(words);
-        if self == System::PoshElsewhere {
-            command.env("POSH_CONFIG", ELSEWHERE);
+        if let Some(file) = self.configuration() {
+            command.env("POSH_CONFIG", file);
         }
         command
     }

@@ -38,7 +38,7 @@ pub async fn start(
     }
     let place =
         Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
-    let fences = shared.policy.fences(&spec.stages, &place.client_files)?;
+    let fences = shared.policy().fences(&spec.stages, &place.client_files)?;
     let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
     let mut wiring = Wiring::check(spec)?;

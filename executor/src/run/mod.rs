@@ -48,8 +48,8 @@ use self::{
     times::{Clock, Traffic},
 };
 use crate::{
-    callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease, service::Shared, sys,
-    wiring::Wiring,
+    admission::Denied, callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease,
+    service::Shared, sys, tls::serving::Proof, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -71,6 +71,8 @@ enum End {
     Abandoned,
     /// The executor is told to end.
     Killed,
+    /// Who asked for it may no longer be here, and why.
+    Removed(String),
     Rejected(Refusal),
     /// The client broke the contract.
     Violation(String),
@@ -82,30 +84,36 @@ enum End {
     Unpublished(String),
 }
 
+/// Who asks for a run.
+pub struct Origin {
+    /// What they may.
+    pub caller: Arc<Caller>,
+    /// For the log.
+    pub peer: String,
+    /// By which they may be here at all.
+    pub proof: Proof,
+}
+
 /// Takes one `Run` call: its messages. The run itself is not tied to the call, since
 /// it must be cleaned up after its client has gone.
-pub async fn answer(
-    shared: Arc<Shared>,
-    (caller, peer): (Arc<Caller>, String),
-    mut input: Streaming<RunInput>,
-) -> Messages {
+pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<RunInput>) -> Messages {
     let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
     match input.message().await {
         Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => {
             let outbox = Outbox::new(spec.grace_ms > 0);
             let messages = outbox.attach();
             let returns = match outbox.keeps() {
-                true => match shared.kept.begin(&caller.run_name(&spec.run_id), &outbox) {
+                true => match shared.kept.begin(&origin.caller.run_name(&spec.run_id), &outbox) {
                     Ok(returns) => Some(returns),
                     Err(refusal) => return refused(refusal),
                 },
                 false => None,
             };
-            tokio::spawn(serve(shared, (caller, peer), spec, Client { input, is_open: true, returns }, outbox));
+            tokio::spawn(serve(shared, origin, spec, Client { input, is_open: true, returns }, outbox));
             messages
         }
         Ok(Some(RunInput { kind: Some(run_input::Kind::Resume(resume)) })) => {
-            let run_id = resume.run_id.clone();
+            let (Origin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
             tracing::info!(run_id, identity = caller.name(), peer, answer = ?resumed.as_ref().err(), "a client came back");
@@ -116,20 +124,14 @@ pub async fn answer(
 }
 
 /// Serves one run to its end; nothing of it is left afterwards but what is remembered.
-async fn serve(
-    shared: Arc<Shared>,
-    (caller, peer): (Arc<Caller>, String),
-    spec: RunSpec,
-    client: Client,
-    output: Output,
-) {
-    let record = Record::of(&spec, &caller, &peer);
+async fn serve(shared: Arc<Shared>, origin: Origin, spec: RunSpec, client: Client, output: Output) {
+    let record = Record::of(&spec, &origin.caller, &origin.peer);
     let run_id = spec.run_id.clone();
     let clock = Clock::start(&spec);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
-    let end = attend((&shared, &caller), spec, client, &output, &mut report).await;
+    let end = attend((&shared, &origin), spec, client, &output, &mut report).await;
     output.end();
-    shared.kept.end(&caller.run_name(&run_id), end.is_violent());
+    shared.kept.end(&origin.caller.run_name(&run_id), end.is_violent());
     record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
 }
 
@@ -170,6 +172,7 @@ impl End {
             Self::Cancelled => "cancelled",
             Self::Abandoned => "abandoned",
             Self::Killed => "killed",
+            Self::Removed(_) => "removed",
             Self::Rejected(_) => "rejected",
             Self::Violation(_) => "violation",
             Self::Lost(_) => "lost",
@@ -189,6 +192,7 @@ impl End {
             Self::Finished(times) => Ok(output_of(run_output::Kind::Finished(Finished { times: times.clone() }))),
             Self::Cancelled | Self::Abandoned => return None,
             Self::Killed => Err(Status::unavailable("the executor was shut down and killed this run")),
+            Self::Removed(why) => Err(Status::unauthenticated(format!("the executor ended this run: {why}"))),
             Self::Rejected(refusal) => Ok(refusal.clone().into()),
             Self::Violation(what) => Err(Status::invalid_argument(what.as_str())),
             Self::Lost(what) => Err(Status::internal(format!("the run's supervisor is gone: {what}"))),
@@ -206,7 +210,7 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
-    (shared, caller): (&Shared, &Caller),
+    (shared, origin): (&Shared, &Origin),
     spec: RunSpec,
     client: Client,
     output: &Output,
@@ -223,7 +227,7 @@ async fn attend(
     };
     let starting = tokio::select! {
         () = is_unwanted => return End::Cancelled,
-        starting = launch::start((shared, caller), spec, report.clock) => starting,
+        starting = launch::start((shared, &origin.caller), spec, report.clock) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,
@@ -246,6 +250,7 @@ async fn attend(
         Ok(()) => tokio::select! {
             end = run.drive(client, grace, output) => end,
             _ = kill.wait_for(|kill| *kill) => End::Killed,
+            Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
         },
     };
     // Closes the pipes, then the supervisor's socket, and waits for its end: the

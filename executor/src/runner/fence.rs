@@ -35,7 +35,7 @@ const KNOWN: ABI = ABI::V7;
 
 /// What the server's programs are for.
 const PROGRAMS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile | ReadDir});
-const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
+pub const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 const DEVICE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
 const OUTPUT: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
 /// Entries come and go, and nothing else in the directory can be read or written by it.
@@ -43,7 +43,7 @@ const NAMES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | Refer
 });
 /// All but starting programs: those of an export are data. Sockets and devices are nothing that a command makes.
-const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
 });
 
@@ -76,9 +76,8 @@ pub struct Ground(Vec<(OwnedFd, BitFlags<AccessFs>)>);
 impl Ground {
     /// Opens what there is; what is missing, nobody can reach.
     pub fn new(spec: &ViewSpec) -> Self {
-        let shown = SHOWN.iter().map(|path| (*path, PROGRAMS));
         let private = PRIVATE.iter().map(|path| (*path, CHANGE));
-        let own = GROUND.into_iter().chain(shown).chain(private).map(|(path, access)| (Path::new(path), access));
+        let own = ground().chain(private).map(|(path, access)| (Path::new(path), access));
         let files = spec.client_files.iter().map(|file| (path_of(&file.path), READ));
         let files = files.filter(|_| spec.isolation() != Isolation::Nothing);
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
@@ -118,10 +117,7 @@ impl Domain {
             }
             return Ok(domain);
         }
-        domain.allow(cwd, AccessFs::ReadDir.into()).map_err(failed)?;
-        for grant in &fence.grants {
-            Resolver { view, cwd, domain: &mut domain }.grant(grant).map_err(failed)?;
-        }
+        rules(view, cwd, &fence.grants, &mut |at, access| domain.allow(at, access)).map_err(failed)?;
         Ok(domain)
     }
 
@@ -166,11 +162,26 @@ fn empty() -> Result<RulesetCreated, RulesetError> {
         .create()
 }
 
+/// Takes a rule: all below what the descriptor refers to may be used so.
+pub type AddRule<'a> = &'a mut dyn FnMut(&OwnedFd, BitFlags<AccessFs>) -> Result<(), RulesetError>;
+
+/// Gives `add` the rules of a command that has these grants, in the directory `cwd`.
+pub fn rules(view: &View, cwd: &OwnedFd, grants: &[Grant], add: AddRule<'_>) -> Result<(), RulesetError> {
+    add(cwd, AccessFs::ReadDir.into())?;
+    let mut resolver = Resolver { view, cwd, add };
+    grants.iter().try_for_each(|grant| resolver.grant(grant))
+}
+
+/// What the machine's own tree is for, whatever a command names, other than its temporary directories.
+pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
+    SHOWN.iter().map(|path| (*path, PROGRAMS)).chain(GROUND)
+}
+
 /// Turns grants into rules.
 struct Resolver<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
-    domain: &'a mut Domain,
+    add: AddRule<'a>,
 }
 
 impl Resolver<'_> {
@@ -251,7 +262,7 @@ impl Resolver<'_> {
         let is_inside = name_of(&at).is_ok_and(|name| self.view.mount_of(&name).is_some());
         // A link can't be read or written, and the kernel takes no rule on one.
         if is_inside && kind != SFlag::S_IFLNK {
-            self.domain.allow(&at, access)?;
+            (self.add)(&at, access)?;
         }
         Ok(Some(kind))
     }

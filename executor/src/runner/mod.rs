@@ -53,13 +53,14 @@ use nix::{
 };
 use posh_proto::executor::{RunOutput, rejected};
 
-use self::{
-    view::View,
-    wire::{Isolation, ViewReply, ViewSpec, read_frame, write_frame},
-};
+use self::wire::{Isolation, ViewReply, ViewSpec, read_frame, write_frame};
 use crate::{error::Refusal, sys};
 
-pub(crate) use view::{is_shown, open_export};
+pub(crate) use self::{
+    fence::{CHANGE, READ, ground, rules},
+    paths::{find, name_of},
+    view::{View, is_shown, open_export},
+};
 
 /// The whole life of a guard: the control socket is its standard input.
 #[must_use]

@@ -204,7 +204,7 @@ pub(super) fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(
 
 /// A handle on what is at `path`. Links like those of /proc/PID/fd are not
 /// followed: they would lead through what this process has open.
-pub(super) fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
+pub fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
     if path == Path::new(".") {
         // That needs no right to search it.
         return cwd.try_clone().map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EMFILE)));
@@ -214,7 +214,7 @@ pub(super) fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<Owne
 }
 
 /// The path by which the view knows what `fd` refers to.
-pub(super) fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
+pub fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
         .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }

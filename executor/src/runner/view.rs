@@ -96,6 +96,18 @@ impl View {
         Ok(view)
     }
 
+    /// This machine as it is, all of it being one mount: for who wants to know what commands would reach.
+    pub fn of_machine() -> Self {
+        Self {
+            mounts: vec![PathBuf::from("/")],
+            root: None,
+            open_files: 0,
+            bounds: Bounds::default(),
+            user: None,
+            ground: Ground::default(),
+        }
+    }
+
     /// The mount that `path` lies in, which the kernel must have resolved.
     pub fn mount_of(&self, path: &Path) -> Option<&Path> {
         self.mounts.iter().map(PathBuf::as_path).find(|mount| path.starts_with(mount))

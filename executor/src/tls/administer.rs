@@ -72,7 +72,9 @@ pub fn revoke(directory: &Path, identity: &str) -> Result<String, TlsError> {
     let count = Register::at(directory).revoke(identity)?;
     Ok(match count {
         0 => format!("{identity} has no certificate and no token\n"),
-        _ => format!("took {count} certificates and tokens of {identity} back; it counts from its next call on\n"),
+        _ => format!(
+            "took {count} certificates and tokens of {identity} back; calls are refused from now on, and runs at work end within a second or two\n"
+        ),
     })
 }
 

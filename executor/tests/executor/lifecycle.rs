@@ -33,7 +33,7 @@ use crate::harness::*;
 const CLINGING: &str = "exec 9>lock; flock 9; setsid sleep 1000 & (setsid sh -c 'trap \"\" TERM HUP; sleep 1000; :' &) ; echo ready; sleep 1000";
 
 /// Waits until no process has the lock of [`CLINGING`] any more.
-async fn lock_is_free(store: &Path) {
+pub async fn lock_is_free(store: &Path) {
     let path = store.join("lock");
     let lock = tokio::task::spawn_blocking(move || {
         Flock::lock(File::open(path).unwrap(), FlockArg::LockExclusive).map(drop).map_err(|(_, errno)| errno)
@@ -125,7 +125,7 @@ async fn a_lost_ssh_leaves_no_process() {
 struct Program {
     child: Child,
     stderr: BufReader<Box<dyn std::io::Read>>,
-    _configuration: tempfile::NamedTempFile,
+    configuration: tempfile::NamedTempFile,
 }
 
 impl Program {
@@ -147,17 +147,31 @@ impl Program {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr: Box<dyn std::io::Read> = Box::new(child.stderr.take().unwrap());
         let stderr = BufReader::new(stderr);
-        Self { child, stderr, _configuration: configuration }
+        Self { child, stderr, configuration }
     }
 
     fn address(&mut self) -> std::net::SocketAddr {
-        let mut line = String::new();
-        while self.stderr.read_line(&mut line).unwrap() > 0 {
-            if let Some((_, address)) = line.split_once("listening on ") {
-                return address.split_whitespace().next().unwrap().parse().unwrap();
+        let said = self.until("listening on ");
+        said.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// Reads its log up to these words; gives the rest of their line.
+    fn until(&mut self, words: &str) -> String {
+        let mut log = String::new();
+        loop {
+            let start = log.len();
+            assert!(self.stderr.read_line(&mut log).unwrap() > 0, "it did not say {words:?}: {log}");
+            if let Some((_, rest)) = log[start..].split_once(words) {
+                return rest.to_owned();
             }
         }
-        panic!("it did not listen: {line}");
+    }
+
+    /// Changes its configuration and has it read anew.
+    fn reconfigure(&mut self, change: impl Fn(&str) -> String) {
+        let text = std::fs::read_to_string(self.configuration.path()).unwrap();
+        std::fs::write(self.configuration.path(), change(&text)).unwrap();
+        kill(self.pid(), Signal::SIGHUP).unwrap();
     }
 
     fn pid(&self) -> Pid {
@@ -174,6 +188,27 @@ impl Drop for Program {
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_posh-executor"))
+}
+
+#[tokio::test]
+async fn a_hangup_has_the_configuration_read_anew() {
+    let store = tempfile::tempdir().unwrap();
+    let mut executor = Program::start(program().env("RUST_LOG", "info"), store.path());
+    let client = connect(executor.address()).await;
+    let echo = || run(&client, pipeline(&["echo x"]), bytes::Bytes::new());
+    assert_eq!(echo().await.text(), "x\n");
+    executor.reconfigure(|text| text.replace("[\"*\"]", "[\"cat\"]"));
+    executor.until("took over the configuration");
+    assert!(echo().await.refusal().message.contains("this executor does not run echo"));
+    // One with a mistake changes nothing, and the log says where it is.
+    executor.reconfigure(|text| text.replace("[\"cat\"]", "[\"*\"]\ncolour = 1"));
+    let said = executor.until("the configuration stays as it was, since it can't be read anew: ");
+    assert!(said.contains(":7:1: unknown key `colour`"), "{said}");
+    assert!(echo().await.refusal().message.contains("this executor does not run echo"));
+    executor.reconfigure(|text| text.replace("\ncolour = 1", "").replace("127.0.0.1:0", "127.0.0.1:9"));
+    let said = executor.until("took over the configuration, other than ");
+    assert_eq!(said, "listen: that takes a restart\n");
+    assert_eq!(echo().await.text(), "x\n");
 }
 
 #[tokio::test]

@@ -10,3 +10,4 @@ mod lifecycle;
 mod paths;
 mod streams;
 mod tls;
+mod verify;

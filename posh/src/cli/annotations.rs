@@ -1,6 +1,6 @@
 //! `posh annotations`: what posh knows of commands, asked on the command line.
-//! The knowledge itself is the annotations crate's; the one thing done here is to
-//! run `COMMAND --help` for the flags that a command says it has.
+//! The knowledge itself is the annotations crate's; done here is to run `COMMAND --help` for the flags that a command
+//! says it has, and to have `posh-executor` verify commands.
 
 use std::{
     env,
@@ -79,6 +79,46 @@ fn covered(library: &Library, name: &str) -> Result<String, Error> {
     };
     let coverage: Option<Coverage> = library.coverage(name, &help);
     coverage.map(|coverage| coverage.to_string()).ok_or_else(unknown)
+}
+
+/// Runs commands and reports what files they use that their annotations do not name; false when there is one. The work is
+/// done by `posh-executor`, whose rules it is about.
+///
+/// # Errors
+/// [`Error::Annotations`] when that program is missing, or no command can be observed.
+pub fn verify(
+    target: &Target,
+    file: Option<&Path>,
+    in_copy_of: Option<&Path>,
+    command: &[OsString],
+) -> Result<(String, bool), Error> {
+    let program = executor_program()?;
+    let mut verifier = Command::new(&program);
+    verifier.arg("verify");
+    for directory in directories(target) {
+        verifier.arg("--annotations").arg(directory);
+    }
+    for (option, value) in [("--file", file), ("--in", in_copy_of)] {
+        verifier.args(value.map(|value| [option.as_ref(), value.as_os_str()]).into_iter().flatten());
+    }
+    let failed = |what: String| Error::Annotations(format!("{} {what}", program.display()));
+    let output = verifier.arg("--").args(command).stdin(Stdio::inherit()).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| failed(format!("can't be run: {error}")))?;
+    match output.status.code() {
+        Some(code @ (0 | 1)) => Ok((String::from_utf8_lossy(&output.stdout).into_owned(), code == 0)),
+        _ => Err(failed("could not verify anything".to_owned())),
+    }
+}
+
+/// The one that was installed with this program.
+fn executor_program() -> Result<PathBuf, Error> {
+    let own = env::current_exe().map_err(|error| Error::Annotations(format!("can't tell where posh is: {error}")))?;
+    let beside = own.with_file_name("posh-executor");
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).map(|directory| directory.join("posh-executor"));
+    std::iter::once(beside.clone()).chain(on_path).find(|program| program.is_file()).ok_or_else(|| {
+        Error::Annotations(format!("posh-executor, which does this, is neither {} nor on PATH", beside.display()))
+    })
 }
 
 /// Both streams of a help command: some tools print their help to stderr.

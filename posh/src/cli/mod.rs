@@ -148,6 +148,27 @@ pub enum Annotations {
         /// The commands, "git log" as one word; every annotated one when left out
         commands: Vec<String>,
     },
+    /// Run commands, and report each file that they use and their annotations do not name
+    ///
+    /// The commands really run: what they change is changed. One word with spaces in it is a line for sh; several words are
+    /// one command. A use that an executor would not allow fails with "Permission denied". What the commands
+    /// print goes to standard error, and the report to standard output; the exit status is 1 if anything was missed.
+    Verify {
+        /// A file with more lines for sh, one a line; # begins a remark
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Run in a copy of DIR, which is thrown away
+        #[arg(long = "in", value_name = "DIR")]
+        in_copy_of: Option<PathBuf>,
+        /// The command with its arguments, or one line for sh
+        #[arg(
+            value_name = "CMD",
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            required_unless_present = "file"
+        )]
+        command: Vec<OsString>,
+    },
 }
 
 /// `posh gateway ...`
@@ -326,6 +347,10 @@ mod tests {
         let command = words(&["tar", "-xzf", "a", "--config", "x"]);
         let explain = Question::Annotations(Annotations::Explain { command });
         assert_eq!(parse(words(&line)).unwrap(), Request::Ask(Target::default(), explain));
+        let line = ["posh", "annotations", "verify", "--in", "d", "sort", "--file", "x", "--config", "y"];
+        let command = words(&["sort", "--file", "x", "--config", "y"]);
+        let verify = Annotations::Verify { file: None, in_copy_of: Some("d".into()), command };
+        assert_eq!(parse(words(&line)).unwrap(), Request::Ask(Target::default(), Question::Annotations(verify)));
     }
 
     #[test]
@@ -345,6 +370,7 @@ mod tests {
             &["posh", "--trace", "t", "mounts"],
             &["posh", "resolve"],
             &["posh", "annotations", "explain"],
+            &["posh", "annotations", "verify"],
         ];
         for line in cases {
             let error = parse(words(line)).unwrap_err();

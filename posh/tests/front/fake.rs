@@ -17,7 +17,7 @@ use posh_proto::{
     gateway::{
         Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest,
         PlanReply, PlanRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest, ShutdownReply,
-        ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest, Volume, VolumesReply,
+        ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest, VolumesReply,
         VolumesRequest,
         gateway_server::{Gateway, GatewayServer},
     },
@@ -212,20 +212,6 @@ impl Gateway for Service {
         Ok(Response::new(MountsReply { mounts: vec![mount] }))
     }
 
-    async fn mount_volume(&self, request: Request<MountVolumeRequest>) -> Answer<MountVolumeReply> {
-        let request = request.into_inner();
-        Err(Status::failed_precondition(format!("no executor is named {}", request.executor)))
-    }
-
-    async fn unmount_volume(&self, _: Request<UnmountVolumeRequest>) -> Answer<UnmountVolumeReply> {
-        Ok(Response::new(UnmountVolumeReply {}))
-    }
-
-    async fn volumes(&self, _: Request<VolumesRequest>) -> Answer<VolumesReply> {
-        let volume = Volume { path: "/mnt/data".into(), state: "mounted".to_owned(), ..Volume::default() };
-        Ok(Response::new(VolumesReply { volumes: vec![volume] }))
-    }
-
     async fn resolve(&self, request: Request<ResolveRequest>) -> Answer<ResolveReply> {
         let request = request.into_inner();
         let reply =
@@ -252,5 +238,17 @@ impl Gateway for Service {
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {
         Err(Status::failed_precondition("this one stays"))
+    }
+
+    async fn mount_volume(&self, _: Request<MountVolumeRequest>) -> Answer<MountVolumeReply> {
+        Err(Status::unimplemented("no volumes"))
+    }
+
+    async fn unmount_volume(&self, _: Request<UnmountVolumeRequest>) -> Answer<UnmountVolumeReply> {
+        Err(Status::unimplemented("no volumes"))
+    }
+
+    async fn volumes(&self, _: Request<VolumesRequest>) -> Answer<VolumesReply> {
+        Ok(Response::new(VolumesReply::default()))
     }
 }

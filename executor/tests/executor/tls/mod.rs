@@ -27,7 +27,7 @@ use rustls::{
 use tempfile::TempDir;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::oneshot,
+    sync::{mpsc, oneshot},
     task::JoinHandle,
 };
 use tokio_rustls::TlsConnector;
@@ -43,6 +43,10 @@ struct TlsLab {
     /// Credentials of workstations.
     home: TempDir,
     host: TlsHost,
+    /// As it was started.
+    config: posh_executor::Config,
+    /// Takes others.
+    changes: mpsc::Sender<posh_executor::Config>,
     _stop: oneshot::Sender<()>,
     _served: JoinHandle<Result<(), posh_executor::Error>>,
 }
@@ -75,10 +79,12 @@ impl TlsLab {
         let listener = TcpListener::bind(config.listen).await.unwrap();
         let host = TlsHost { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
         let (stop, stopped) = oneshot::channel::<()>();
-        let served = tokio::spawn(posh_executor::run(config, listener, async move {
+        let (changes, changed) = mpsc::channel(1);
+        let shutdown = async move {
             let _ = stopped.await;
-        }));
-        Self { stores, directory, home, host, _stop: stop, _served: served }
+        };
+        let served = tokio::spawn(posh_executor::run_with_changes(config.clone(), changed, listener, shutdown));
+        Self { stores, directory, home, host, config, changes, _stop: stop, _served: served }
     }
 
     fn register(&self) -> Register {

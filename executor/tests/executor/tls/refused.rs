@@ -5,15 +5,18 @@ use std::{ops::Range, sync::Barrier};
 use bytes::Bytes;
 use posh_executor::tls::{administer, register::Register};
 use posh_proto::executor::{
-    DescribeRequest, EnrolRequest, RenewRequest, RunInput, StatusRequest, ToolsRequest,
-    enrolment_client::EnrolmentClient,
+    Chunk, DescribeRequest, EnrolRequest, RenewRequest, RunInput, StatusRequest, ToolsRequest,
+    enrolment_client::EnrolmentClient, run_input::Kind, run_output,
 };
 use posh_reach::{Route, tls::Fault};
 use tempfile::TempDir;
 use tonic::{Code, Status};
 
 use super::{TlsLab, client, identity, now_s};
-use crate::harness::{Client, Lab, PATIENCE, pipeline, run};
+use crate::{
+    harness::{Call, Client, IN, Lab, PATIENCE, command, pipeline, pipeline_with_input, run},
+    lifecycle::lock_is_free,
+};
 
 const HOUR_S: u64 = 3600;
 /// At the same time.
@@ -110,6 +113,60 @@ async fn a_revocation_counts_on_open_connections() {
     assert_refused(&started.unwrap_err(), "was revoked");
     assert_refused(&refusal(&mut lab.client_of(&lab.credentials("eve")).await).await, "was revoked");
     assert!(ada.describe(DescribeRequest { protocol: 1 }).await.is_ok());
+}
+
+/// A run that is at work until it is ended.
+async fn at_work(client: &Client) -> Call {
+    let mut call = Call::open(client, command(&["sh", "-c", "exec 9>lock; flock 9; echo ready; sleep 1000"])).await;
+    call.until_output("ready").await;
+    call
+}
+
+/// What the client of an ended run hears last.
+async fn last_words(mut call: Call) -> Status {
+    let over = async {
+        loop {
+            if let Err(status) = call.output.message().await {
+                break status;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, over).await.expect("the run is ended")
+}
+
+#[tokio::test]
+async fn a_revocation_ends_runs_at_work() {
+    let lab = TlsLab::start(&[identity("ada"), identity("eve")]).await;
+    let (ada, eve) = (lab.client("ada").await, lab.client("eve").await);
+    let revoked = at_work(&eve).await;
+    let mut other = Call::open(&ada, pipeline_with_input(&["cat"])).await;
+    administer::revoke(lab.directory.path(), "eve").unwrap();
+    let status = last_words(revoked).await;
+    assert_refused(&status, "the executor ended this run: the certificate of `eve` was revoked");
+    lock_is_free(lab.stores[0].path()).await;
+    // Nobody else's.
+    other.send(Kind::Chunk(Chunk { stream: IN, data: "still here".into() })).await;
+    other.until_output("still here").await;
+}
+
+#[tokio::test]
+async fn a_changed_configuration_counts_at_once_and_ends_what_has_no_place_in_it() {
+    let lab = TlsLab::start(&[identity("ada"), identity("eve")]).await;
+    let (ada, eve) = (lab.client("ada").await, lab.client("eve").await);
+    let removed = at_work(&eve).await;
+    let mut left = Call::open(&ada, pipeline_with_input(&["cat"])).await;
+    left.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
+    let mut changed = lab.config.clone();
+    changed.identities = vec![identity("ada"), identity("bob")];
+    changed.identities[0].commands = Some(["cat".to_owned()].into());
+    lab.changes.send(changed).await.unwrap();
+    assert_refused(&last_words(removed).await, "`eve` has no place in the configuration of this executor");
+    lock_is_free(lab.stores[0].path()).await;
+    assert_eq!(run(&lab.client("bob").await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    let refused = run(&ada, pipeline(&["echo x"]), Bytes::new()).await;
+    assert!(refused.refusal().message.contains("ada may not run echo"), "{refused:?}");
+    left.send(Kind::Chunk(Chunk { stream: IN, data: "still here".into() })).await;
+    left.until_output("still here").await;
 }
 
 #[tokio::test]

@@ -1,0 +1,219 @@
+//! The system calls by which a command uses files by their names, as a table, and what of a call's arguments is what.
+//! Who uses what it has open, names nothing.
+
+use nix::{
+    fcntl::OFlag,
+    libc::{self, c_long},
+};
+
+/// What is done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deed {
+    /// open(2), with its flags.
+    Open(OFlag),
+    /// Whether it is there, what it is, where a link leads.
+    Look,
+    /// A name is made, for a file or a directory; it fails if there is one.
+    Make,
+    /// A name gets something from elsewhere, in place of what has it.
+    Replace,
+    /// The same for a thing that is neither.
+    MakeSpecial,
+    /// A name is removed.
+    Remove,
+    /// Content is cut off.
+    Truncate,
+    /// Mode, owner, times or attributes become others.
+    Alter,
+    /// A program is started.
+    Run,
+}
+
+/// One use of one name.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// The descriptor that a relative path starts from, `AT_FDCWD` for the current directory.
+    pub directory: i32,
+    /// Where in the process's memory the path is.
+    pub path: u64,
+    /// A link at the end is followed.
+    pub follows: bool,
+    /// What is done.
+    pub deed: Deed,
+}
+
+/// How a call says what it does; numbers are those of arguments.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Open(usize),
+    /// The flags are the first word of a structure.
+    OpenHow(usize),
+    Create,
+    MakeNode(usize),
+    /// No link at the end counts, for making and removing.
+    Plain(Deed),
+    Followed(Deed),
+    /// Unless one of the flags there is `AT_SYMLINK_NOFOLLOW`.
+    ByFlags(Deed, usize),
+}
+
+/// One name of one call.
+struct Row {
+    number: c_long,
+    directory: Option<usize>,
+    path: usize,
+    way: Way,
+}
+
+const fn here(number: c_long, path: usize, way: Way) -> Row {
+    Row { number, directory: None, path, way }
+}
+
+const fn at(number: c_long, directory: usize, way: Way) -> Row {
+    Row { number, directory: Some(directory), path: directory + 1, way }
+}
+
+use Deed::{Alter, Look, Make, MakeSpecial, Remove, Replace, Run, Truncate};
+use Way::{ByFlags, Followed, Plain};
+
+/// Calls that every machine has. Those with two names have two rows.
+const ROWS: &[Row] = &[
+    at(libc::SYS_openat, 0, Way::Open(2)),
+    at(libc::SYS_openat2, 0, Way::OpenHow(2)),
+    at(libc::SYS_newfstatat, 0, ByFlags(Look, 3)),
+    at(libc::SYS_statx, 0, ByFlags(Look, 2)),
+    at(libc::SYS_faccessat, 0, Followed(Look)),
+    at(libc::SYS_faccessat2, 0, ByFlags(Look, 3)),
+    at(libc::SYS_readlinkat, 0, Plain(Look)),
+    here(libc::SYS_chdir, 0, Followed(Look)),
+    here(libc::SYS_statfs, 0, Followed(Look)),
+    here(libc::SYS_getxattr, 0, Followed(Look)),
+    here(libc::SYS_lgetxattr, 0, Plain(Look)),
+    here(libc::SYS_listxattr, 0, Followed(Look)),
+    here(libc::SYS_llistxattr, 0, Plain(Look)),
+    at(libc::SYS_mkdirat, 0, Plain(Make)),
+    at(libc::SYS_mknodat, 0, Way::MakeNode(2)),
+    at(libc::SYS_symlinkat, 1, Plain(Make)),
+    at(libc::SYS_linkat, 0, Plain(Look)),
+    at(libc::SYS_linkat, 2, Plain(Make)),
+    at(libc::SYS_unlinkat, 0, Plain(Remove)),
+    at(libc::SYS_renameat2, 0, Plain(Remove)),
+    at(libc::SYS_renameat2, 2, Plain(Replace)),
+    here(libc::SYS_truncate, 0, Followed(Truncate)),
+    at(libc::SYS_fchmodat, 0, Followed(Alter)),
+    at(libc::SYS_fchmodat2, 0, ByFlags(Alter, 3)),
+    at(libc::SYS_fchownat, 0, ByFlags(Alter, 4)),
+    at(libc::SYS_utimensat, 0, ByFlags(Alter, 3)),
+    here(libc::SYS_setxattr, 0, Followed(Alter)),
+    here(libc::SYS_lsetxattr, 0, Plain(Alter)),
+    here(libc::SYS_removexattr, 0, Followed(Alter)),
+    here(libc::SYS_lremovexattr, 0, Plain(Alter)),
+    here(libc::SYS_execve, 0, Followed(Run)),
+    at(libc::SYS_execveat, 0, Followed(Run)),
+];
+
+/// The older ones without a directory, which newer machines have left out.
+#[cfg(target_arch = "x86_64")]
+const OLD_ROWS: &[Row] = &[
+    here(libc::SYS_open, 0, Way::Open(1)),
+    here(libc::SYS_creat, 0, Way::Create),
+    here(libc::SYS_stat, 0, Followed(Look)),
+    here(libc::SYS_lstat, 0, Plain(Look)),
+    here(libc::SYS_access, 0, Followed(Look)),
+    here(libc::SYS_readlink, 0, Plain(Look)),
+    here(libc::SYS_mkdir, 0, Plain(Make)),
+    here(libc::SYS_mknod, 0, Way::MakeNode(1)),
+    here(libc::SYS_symlink, 1, Plain(Make)),
+    here(libc::SYS_link, 0, Plain(Look)),
+    here(libc::SYS_link, 1, Plain(Make)),
+    here(libc::SYS_unlink, 0, Plain(Remove)),
+    here(libc::SYS_rmdir, 0, Plain(Remove)),
+    here(libc::SYS_rename, 0, Plain(Remove)),
+    here(libc::SYS_rename, 1, Plain(Replace)),
+    at(libc::SYS_renameat, 0, Plain(Remove)),
+    at(libc::SYS_renameat, 2, Plain(Replace)),
+    here(libc::SYS_chmod, 0, Followed(Alter)),
+    here(libc::SYS_chown, 0, Followed(Alter)),
+    here(libc::SYS_lchown, 0, Plain(Alter)),
+    here(libc::SYS_utime, 0, Followed(Alter)),
+    here(libc::SYS_utimes, 0, Followed(Alter)),
+    at(libc::SYS_futimesat, 0, Followed(Alter)),
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_ROWS: &[Row] = &[];
+
+/// A call with its arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Of this machine's table.
+    pub number: c_long,
+    /// As the kernel got them.
+    pub arguments: [u64; 6],
+}
+
+/// The numbers of all calls that matter.
+pub fn numbers() -> impl Iterator<Item = c_long> {
+    ROWS.iter().chain(OLD_ROWS).map(|row| row.number)
+}
+
+/// What a call does by which names. `word` reads eight bytes of the process's memory.
+pub fn touches(call: &Call, word: &dyn Fn(u64) -> Option<u64>) -> Vec<Touch> {
+    let rows = ROWS.iter().chain(OLD_ROWS).filter(|row| row.number == call.number);
+    rows.filter_map(|row| touch(row, call, word)).collect()
+}
+
+fn touch(row: &Row, call: &Call, word: &dyn Fn(u64) -> Option<u64>) -> Option<Touch> {
+    let flags = |argument: usize| low(call.arguments[argument]);
+    let opened = |flags: i32| {
+        let flags = OFlag::from_bits_retain(flags);
+        let new_only = flags.contains(OFlag::O_CREAT | OFlag::O_EXCL);
+        (Deed::Open(flags), !new_only && !flags.contains(OFlag::O_NOFOLLOW))
+    };
+    let (deed, follows) = match row.way {
+        Way::Open(argument) => opened(flags(argument)),
+        Way::OpenHow(argument) => opened(low(word(call.arguments[argument])?)),
+        Way::Create => opened(libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC),
+        Way::MakeNode(mode) => match flags(mode).unsigned_abs() & libc::S_IFMT {
+            0 | libc::S_IFREG => (Make, false),
+            _ => (MakeSpecial, false),
+        },
+        Plain(deed) => (deed, false),
+        Followed(deed) => (deed, true),
+        ByFlags(deed, argument) => (deed, flags(argument) & libc::AT_SYMLINK_NOFOLLOW == 0),
+    };
+    let directory = row.directory.map_or(libc::AT_FDCWD, |argument| low(call.arguments[argument]));
+    Some(Touch { directory, path: call.arguments[row.path], follows, deed })
+}
+
+/// An int is the lower half of a register.
+#[allow(clippy::cast_possible_truncation, reason = "that is what the kernel makes of it")]
+fn low(register: u64) -> i32 {
+    register as u32 as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_by_the_call() {
+        let of = |number, arguments: [u64; 6]| touches(&Call { number, arguments }, &|_| Some(0));
+        let here = libc::AT_FDCWD;
+        let touch = |directory, path, follows, deed| Touch { directory, path, follows, deed };
+        let minus_100 = u64::from(here as u32);
+        assert_eq!(
+            of(libc::SYS_openat, [minus_100, 7, 0, 0, 0, 0]),
+            [touch(here, 7, true, Deed::Open(OFlag::O_RDONLY))]
+        );
+        let new = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY;
+        assert_eq!(of(libc::SYS_openat, [3, 7, new.bits() as u64, 0, 0, 0]), [touch(3, 7, false, Deed::Open(new))]);
+        let nofollow = libc::AT_SYMLINK_NOFOLLOW as u64;
+        assert_eq!(of(libc::SYS_newfstatat, [4, 7, 0, nofollow, 0, 0]), [touch(4, 7, false, Look)]);
+        assert_eq!(
+            of(libc::SYS_renameat2, [4, 7, 5, 8, 0, 0]),
+            [touch(4, 7, false, Remove), touch(5, 8, false, Replace)]
+        );
+        assert_eq!(of(libc::SYS_symlinkat, [9, 5, 8, 0, 0, 0]), [touch(5, 8, false, Make)]);
+        assert_eq!(of(libc::SYS_read, [0; 6]), []);
+    }
+}

@@ -1,0 +1,272 @@
+//! Watches the processes of one command line by ptrace(2), as an ordinary user may do with its own children. They stop only at
+//! the calls of `calls`, which a filter of system calls singles out; what a call does is for
+//! somebody else to judge, who may have it fail. Not a guard: a second thread could change a name after it was looked at.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::{fd::OwnedFd, unix::fs::FileExt as _},
+};
+
+use nix::{
+    libc,
+    sys::{
+        prctl, ptrace,
+        signal::{Signal, kill},
+    },
+    unistd::{ForkResult, Pid, dup2_stdout, execvp, pipe2},
+};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+use super::calls::{self, Call};
+use crate::sys;
+
+/// A path is not longer (PATH_MAX).
+const MAX_PATH_BYTES: usize = 4096;
+/// Memory comes in pages of at least this size: behind the end of one there may be nothing.
+const PAGE_BYTES: u64 = 4096;
+
+/// Whether a call may be carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Granted,
+    /// It fails with EACCES, as it would on a server.
+    Denied,
+}
+
+/// Who judges what the processes do.
+pub trait Judge {
+    /// A process has become another program.
+    fn executed(&mut self, process: Pid);
+    /// A process was made by another one.
+    fn born(&mut self, process: Pid, parent: Pid);
+    /// A thread of a process is about to make a call.
+    fn called(&mut self, process: Pid, thread: &Thread, call: &Call) -> Verdict;
+    /// A process has ended.
+    fn ended(&mut self, process: Pid);
+}
+
+/// A stopped thread, to be asked for its memory.
+pub struct Thread(Pid);
+
+impl Thread {
+    /// A path in its memory.
+    pub fn path(&self, mut address: u64) -> Option<Vec<u8>> {
+        let memory = self.memory()?;
+        let mut path = Vec::new();
+        while path.len() < MAX_PATH_BYTES {
+            let mut page = vec![0; usize::try_from(PAGE_BYTES - address % PAGE_BYTES).ok()?];
+            let got = memory.read_at(&mut page, address).ok().filter(|got| *got > 0)?;
+            match page[..got].iter().position(|byte| *byte == 0) {
+                Some(end) => {
+                    path.extend_from_slice(&page[..end]);
+                    return Some(path);
+                }
+                None => path.extend_from_slice(&page[..got]),
+            }
+            address += got as u64;
+        }
+        None
+    }
+
+    /// Eight bytes of its memory.
+    pub fn word(&self, address: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.memory()?.read_exact_at(&mut bytes, address).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    }
+
+    /// What the kernel tells of it, below /proc.
+    pub fn about(&self, what: &str) -> String {
+        format!("/proc/{}/{what}", self.0)
+    }
+
+    fn memory(&self) -> Option<File> {
+        File::open(self.about("mem")).ok()
+    }
+}
+
+/// Runs `argv` and returns when it has ended and nothing that it started is left; what still ran when the first
+/// process had ended is killed, as on a server. Must be called by a process that has one thread.
+///
+/// # Errors
+/// What the system does not allow.
+pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> {
+    let filter = filter().map_err(io::Error::other)?;
+    let (wait, go) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+    match sys::fork()? {
+        ForkResult::Child => {
+            drop(go);
+            become_command(wait, &filter, argv)
+        }
+        ForkResult::Parent { child } => {
+            drop(wait);
+            if let Err(errno) = sys::observe(child) {
+                // Its pipe closes: it ends by itself.
+                drop(go);
+                let _ = sys::wait_for_any();
+                let hint = "see /proc/sys/kernel/yama/ptrace_scope, and whether a debugger observes already";
+                return Err(io::Error::other(format!("cannot observe a command: {}; {hint}", errno.desc())));
+            }
+            File::from(go).write_all(b"x")?;
+            let mut watch = Watch { root: child, is_over: false, threads: HashMap::new(), parents: HashMap::new() };
+            watch.follow(judge)
+        }
+    }
+}
+
+fn become_command(wait: OwnedFd, filter: &BpfProgram, argv: &[std::ffi::CString]) -> ! {
+    let mut byte = [0];
+    let set_up = || -> Result<(), String> {
+        // The report has standard output for itself.
+        dup2_stdout(io::stderr()).map_err(|errno| errno.desc().to_owned())?;
+        prctl::set_no_new_privs().map_err(|errno| errno.desc().to_owned())?;
+        seccompiler::apply_filter(filter).map_err(|error| error.to_string())
+    };
+    if !matches!(File::from(wait).read(&mut byte), Ok(1)) {
+        sys::exit_now(126);
+    }
+    match set_up().map(|()| execvp(&argv[0], argv)) {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(errno)) => eprintln!("posh-executor: cannot start {}: {}", argv[0].to_string_lossy(), errno.desc()),
+        Err(why) => eprintln!("posh-executor: cannot prepare a command: {why}"),
+    }
+    sys::exit_now(126)
+}
+
+/// Has the observer told of the calls in the table.
+fn filter() -> Result<BpfProgram, String> {
+    let arch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
+    let rules = calls::numbers().map(|number| (number, Vec::new())).collect();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Trace(0), arch);
+    filter.and_then(TryInto::try_into).map_err(|error| error.to_string())
+}
+
+/// All that is observed.
+struct Watch {
+    root: Pid,
+    /// The first process has ended.
+    is_over: bool,
+    /// The process that a thread belongs to.
+    threads: HashMap<Pid, Pid>,
+    /// Of threads and processes that have not been seen yet.
+    parents: HashMap<Pid, Pid>,
+}
+
+impl Watch {
+    fn follow(&mut self, judge: &mut dyn Judge) -> io::Result<()> {
+        loop {
+            let (thread, status) = match sys::wait_for_any() {
+                Ok(happened) => happened,
+                Err(nix::errno::Errno::ECHILD) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
+            };
+            if libc::WIFSTOPPED(status) {
+                if self.is_over {
+                    // Made just before the first process ended, and seen only now.
+                    let _ = kill(thread, Signal::SIGKILL);
+                }
+                self.stopped(thread, status, judge);
+                continue;
+            }
+            self.threads.remove(&thread);
+            judge.ended(thread);
+            if thread == self.root {
+                self.is_over = true;
+                for left in self.threads.keys() {
+                    let _ = kill(*left, Signal::SIGKILL);
+                }
+            }
+        }
+    }
+
+    /// A thread that has ended meanwhile (ESRCH) tells so by itself.
+    fn stopped(&mut self, thread: Pid, status: i32, judge: &mut dyn Judge) {
+        let process = self.process_of(thread, judge);
+        let signal = libc::WSTOPSIG(status);
+        match status >> 16 {
+            0 => {
+                let _ = sys::go_on(thread, signal);
+            }
+            libc::PTRACE_EVENT_STOP if is_stop(signal) => {
+                let _ = sys::stay_stopped(thread);
+            }
+            event => {
+                match event {
+                    libc::PTRACE_EVENT_SECCOMP => call(process, thread, judge),
+                    libc::PTRACE_EVENT_EXEC => judge.executed(process),
+                    libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE => {
+                        self.expect_child_of(thread, process);
+                    }
+                    _ => {}
+                }
+                let _ = sys::go_on(thread, 0);
+            }
+        }
+    }
+
+    fn expect_child_of(&mut self, thread: Pid, process: Pid) {
+        let child = ptrace::getevent(thread).ok().and_then(|number| i32::try_from(number).ok()).map(Pid::from_raw);
+        if let Some(child) = child.filter(|child| !self.threads.contains_key(child)) {
+            self.parents.insert(child, process);
+        }
+    }
+
+    /// The process of a thread; one that is new is told of before anything that it does.
+    fn process_of(&mut self, thread: Pid, judge: &mut dyn Judge) -> Pid {
+        if let Some(process) = self.threads.get(&thread) {
+            return *process;
+        }
+        let told = self.parents.remove(&thread);
+        let text = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse().ok().map(Pid::from_raw)
+        };
+        let process = field("Tgid:").unwrap_or(thread);
+        self.threads.insert(thread, process);
+        // Its own first stop may come before its parent's: then the kernel still knows whose it is.
+        if process == thread
+            && let Some(parent) = told.or_else(|| field("PPid:"))
+        {
+            judge.born(process, parent);
+        }
+        process
+    }
+}
+
+fn is_stop(signal: i32) -> bool {
+    matches!(signal, libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+}
+
+fn call(process: Pid, thread: Pid, judge: &mut dyn Judge) {
+    let Ok(registers) = ptrace::getregs(thread) else { return };
+    if judge.called(process, &Thread(thread), &call_of(&registers)) == Verdict::Denied {
+        deny(thread, registers);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn call_of(registers: &libc::user_regs_struct) -> Call {
+    let r = registers;
+    Call { number: r.orig_rax.cast_signed(), arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn call_of(registers: &libc::user_regs_struct) -> Call {
+    let r = registers.regs;
+    Call { number: r[8].cast_signed(), arguments: [r[0], r[1], r[2], r[3], r[4], r[5]] }
+}
+
+/// A call with a number that there is not is left out, and its result is what stands there already.
+#[cfg(target_arch = "x86_64")]
+fn deny(thread: Pid, mut registers: libc::user_regs_struct) {
+    registers.orig_rax = u64::MAX;
+    registers.rax = i64::from(-libc::EACCES).cast_unsigned();
+    let _ = ptrace::setregs(thread, registers);
+}
+
+/// There the number is not among the registers: the call is made, and only told of.
+#[cfg(not(target_arch = "x86_64"))]
+fn deny(_: Pid, _: libc::user_regs_struct) {}

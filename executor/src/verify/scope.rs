@@ -1,0 +1,213 @@
+//! What one command may reach by its annotation, as names: the very rules that an executor makes for the kernel, looked up
+//! for one use at a time as the kernel would.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    path::{Component, Path, PathBuf},
+};
+
+use landlock::{AccessFs, BitFlags, make_bitflags};
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open},
+    sys::stat::{Mode, SFlag, fstat},
+};
+use posh_annotations::Invocation;
+
+use super::calls::Deed;
+use crate::{
+    policy::grants,
+    runner::{CHANGE, READ, View, find, ground, name_of, rules},
+};
+
+/// Whoever may do one of these in a tree may also change modes and times in it: no rule is about that.
+const ALTER: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
+
+/// A process's view of names.
+pub struct Place {
+    /// Its directory, or the one that a call names.
+    pub base: OwnedFd,
+    /// As the process has it.
+    pub path: PathBuf,
+    /// A link at the end is followed.
+    pub follows: bool,
+}
+
+/// A use that no word of an annotation covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Miss {
+    /// In the past tense: `read`.
+    pub deed: &'static str,
+    /// What is meant by it.
+    pub path: PathBuf,
+    /// The file is named, but for another use.
+    pub is_named: bool,
+    /// A server would have it fail; other uses it would let pass, of a file that is not there.
+    pub is_governed: bool,
+}
+
+/// What one command may reach.
+pub struct Scope {
+    rules: Vec<(PathBuf, BitFlags<AccessFs>)>,
+    /// What its words name, with all links followed but the last, and with all.
+    named: Vec<PathBuf>,
+}
+
+impl Scope {
+    /// Of a command that was read so, in the directory `cwd`, with the directory `temporary` for itself.
+    ///
+    /// # Errors
+    /// When a directory can't be opened.
+    pub fn new(invocation: &Invocation, cwd: &Path, temporary: &Path) -> io::Result<Self> {
+        let base = open_directory(cwd)?;
+        let mut own: Vec<_> = ground()
+            .map(|(path, access)| (PathBuf::from(path), access))
+            .chain([(temporary.to_owned(), CHANGE)])
+            .chain(invocation.client_files.iter().filter_map(|file| Some((in_home(file)?, READ))))
+            .filter_map(|(path, access)| Some((fs::canonicalize(path).ok()?, access)))
+            .collect();
+        let grants = grants(invocation);
+        let view = View::of_machine();
+        rules(&view, &base, &grants, &mut |at, access| {
+            own.extend(name_of(at).ok().map(|name| (name, access)));
+            Ok(())
+        })
+        .map_err(io::Error::other)?;
+        let mut named = vec![cwd.to_owned()];
+        for grant in &grants {
+            let path = Path::new(OsStr::from_bytes(&grant.path));
+            named.push(cwd.join(path));
+            for follow in [false, true] {
+                named.extend(find(&base, path, follow).and_then(|at| name_of(&at)).ok());
+            }
+            named.extend(entry(&base, path).map(|(_, path)| path));
+        }
+        Ok(Self { rules: own, named })
+    }
+
+    /// What is wrong with a use of a name; `None`: nothing.
+    pub fn miss(&self, place: &Place, deed: Deed) -> Option<Miss> {
+        match deed {
+            Deed::Make => self.make(place, AccessFs::MakeReg.into()),
+            Deed::MakeSpecial => self.make(place, AccessFs::MakeFifo.into()),
+            Deed::Replace => self
+                .make(place, AccessFs::MakeReg.into())
+                .or_else(|| self.replace(place, AccessFs::MakeReg, "replaced")),
+            Deed::Remove => self.replace(place, AccessFs::RemoveFile, "removed"),
+            Deed::Open(flags) => self.open(place, flags),
+            Deed::Look => self.found(place).and_then(|(path, _)| self.look(path)),
+            Deed::Alter => self.found(place).and_then(|(path, _)| {
+                (!self.allows_any(&path, ALTER)).then(|| Miss { is_governed: false, ..self.missed("changed", path) })
+            }),
+            Deed::Truncate => {
+                self.found(place).and_then(|(path, _)| self.require(path, AccessFs::Truncate.into(), "wrote to"))
+            }
+            Deed::Run => self.found(place).and_then(|(path, _)| self.require(path, AccessFs::Execute.into(), "ran")),
+        }
+    }
+
+    fn open(&self, place: &Place, flags: OFlag) -> Option<Miss> {
+        let Some((path, kind)) = self.found(place) else {
+            let is_new = flags.contains(OFlag::O_CREAT);
+            return if is_new { self.make(place, AccessFs::MakeReg.into()) } else { None };
+        };
+        if flags.contains(OFlag::O_PATH) {
+            return self.look(path);
+        }
+        if kind == SFlag::S_IFDIR {
+            return self.require(path, AccessFs::ReadDir.into(), "listed");
+        }
+        let (wanted, word) = match flags & OFlag::O_ACCMODE {
+            OFlag::O_RDONLY => (AccessFs::ReadFile.into(), "read"),
+            OFlag::O_WRONLY => (AccessFs::WriteFile.into(), "wrote to"),
+            _ => (AccessFs::ReadFile | AccessFs::WriteFile, "read and wrote to"),
+        };
+        let cut = if flags.contains(OFlag::O_TRUNC) { AccessFs::Truncate.into() } else { BitFlags::EMPTY };
+        self.require(path, wanted | cut, word)
+    }
+
+    /// Where there is something.
+    fn found(&self, place: &Place) -> Option<(PathBuf, SFlag)> {
+        let at = find(&place.base, &place.path, place.follows).ok()?;
+        let kind = SFlag::from_bits_truncate(fstat(&at).ok()?.st_mode & SFlag::S_IFMT.bits());
+        let path = name_of(&at).ok()?;
+        (!is_kernels(&path)).then_some((path, kind))
+    }
+
+    /// A name that is not there is made, which is the directory's matter.
+    fn make(&self, place: &Place, wanted: BitFlags<AccessFs>) -> Option<Miss> {
+        let (directory, path) = entry(&place.base, &place.path)?;
+        let is_new = path.symlink_metadata().is_err() && !is_kernels(&path);
+        (is_new && !self.allows(&directory, wanted)).then(|| self.missed("made", path))
+    }
+
+    /// A name that is there is taken away, or from what has it.
+    fn replace(&self, place: &Place, wanted: AccessFs, word: &'static str) -> Option<Miss> {
+        let (directory, path) = entry(&place.base, &place.path)?;
+        let is_old = path.symlink_metadata().is_ok() && !is_kernels(&path);
+        (is_old && !self.allows(&directory, wanted | AccessFs::RemoveFile)).then(|| self.missed(word, path))
+    }
+
+    /// To see that something is there, it is enough that something in it or around it is named.
+    fn look(&self, path: PathBuf) -> Option<Miss> {
+        let lists_only = BitFlags::from(AccessFs::ReadDir);
+        let mut covering = self.rules.iter().filter(|(_, access)| *access != lists_only);
+        let is_covered = covering.any(|(rule, _)| path.starts_with(rule))
+            || self.rules.iter().any(|(rule, _)| rule.starts_with(&path))
+            || self.named.iter().any(|named| named.starts_with(&path));
+        (!is_covered).then(|| Miss { is_governed: false, ..self.missed("looked at", path) })
+    }
+
+    fn require(&self, path: PathBuf, wanted: BitFlags<AccessFs>, word: &'static str) -> Option<Miss> {
+        (!self.allows(&path, wanted)).then(|| self.missed(word, path))
+    }
+
+    fn missed(&self, deed: &'static str, path: PathBuf) -> Miss {
+        Miss { deed, is_named: self.named.contains(&path), path, is_governed: true }
+    }
+
+    /// Each right may come from a rule of its own, on the thing itself or on what it lies in (landlock(7)).
+    fn allows(&self, path: &Path, wanted: BitFlags<AccessFs>) -> bool {
+        let given = self.rules.iter().filter(|(rule, _)| path.starts_with(rule));
+        given.fold(BitFlags::EMPTY, |all, (_, access)| all | *access).contains(wanted)
+    }
+
+    fn allows_any(&self, path: &Path, wanted: BitFlags<AccessFs>) -> bool {
+        self.rules.iter().any(|(rule, access)| path.starts_with(rule) && access.intersects(wanted))
+    }
+}
+
+/// The directory that has `path` as an entry, and the entry's own path.
+fn entry(base: &OwnedFd, path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let Some(Component::Normal(name)) = path.components().next_back() else { return None };
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let directory = find(base, parent, true).and_then(|at| name_of(&at)).ok()?;
+    let path = directory.join(name);
+    Some((directory, path))
+}
+
+/// The kernel's own are everybody's.
+fn is_kernels(path: &Path) -> bool {
+    ["/proc", "/sys", "/dev"].iter().any(|kernel| path.starts_with(kernel)) || !path.is_absolute()
+}
+
+/// A file of the user, as annotations write it.
+fn in_home(file: &str) -> Option<PathBuf> {
+    match file.strip_prefix("~/") {
+        Some(below) => Some(std::env::home_dir()?.join(below)),
+        None => Some(PathBuf::from(file)),
+    }
+}
+
+/// To start paths from.
+///
+/// # Errors
+/// What open(2) says.
+pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno: Errno| errno.into())
+}

@@ -1,0 +1,388 @@
+//! Contents of files on this machine's disk: what was fetched once is not fetched again, also after a restart.
+//!
+//! A file's contents are cut into chunks of [`CHUNK_BYTES`]; each chunk is a file of its own, which says what it is (file, version, place)
+//! and carries a checksum over all of it. So nothing has to be written in any order or synced: what a
+//! crash leaves half done fails its checksum and is no more. A chunk belongs to one version of a file
+//! ([`Attributes::version`](crate::store::Attributes)); whether that version is still the file's is for the caller to know.
+//!
+//! The quota is hard: a chunk's space is taken before it is written, and those that were not used for longest make room. Calls
+//! block on the disk. What can't be written is not kept, which is no error; the directory is one user's at a time.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard},
+    time::{Duration, SystemTime},
+};
+
+use bytes::{Bytes, BytesMut};
+
+use crate::store::FileId;
+
+/// All chunks of a file but the last are that large.
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// What a chunk's file begins with; the digit is the format's version.
+const MAGIC: [u8; 8] = *b"posh-ch1";
+/// Magic, checksum, length of the contents, and the four numbers of the key.
+const HEADER_BYTES: usize = 8 + 4 + 4 + 4 * 8;
+/// Directories that chunks are spread over, so that none grows to hundreds of thousands of names.
+const SHARDS: u64 = 256;
+/// Space is counted in these: the disk has no smaller ones.
+const BLOCK_BYTES: u64 = 4096;
+/// A use is written down, for the order after a restart, if the last one was so long ago.
+const NOTED_EVERY: Duration = Duration::from_secs(600);
+/// Held by whoever uses the directory.
+const LOCK_FILE: &str = "lock";
+/// A chunk that is being written, and whatever a crash left of one.
+const UNFINISHED: &str = "new-";
+
+/// Which part of which version of which file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkKey {
+    /// The file.
+    pub file: FileId,
+    /// As its attributes had it.
+    pub version: u64,
+    /// From byte `index` × [`CHUNK_BYTES`] on.
+    pub index: u64,
+}
+
+/// How full it is and of what use, in bytes and counts since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// On the disk, in whole blocks.
+    pub bytes: u64,
+    /// The most it may be.
+    pub quota_bytes: u64,
+    /// Chunks that are kept.
+    pub chunks: u64,
+    /// Asked for and there.
+    pub hits: u64,
+    /// Asked for in vain.
+    pub misses: u64,
+    /// Thrown away because they were not what they should have been.
+    pub damaged: u64,
+}
+
+/// Chunks on a disk.
+#[derive(Debug)]
+pub struct DiskCache {
+    directory: PathBuf,
+    quota_bytes: u64,
+    state: Mutex<State>,
+    // Locked as long as this value lives.
+    _lock: File,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    chunks: BTreeMap<ChunkKey, Kept>,
+    /// Those that were used longest ago come first.
+    uses: BTreeMap<u64, ChunkKey>,
+    next_use: u64,
+    bytes: u64,
+    hits: u64,
+    misses: u64,
+    damaged: u64,
+    unfinished: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    bytes: u64,
+    used: u64,
+    /// When its use was last written down.
+    noted: SystemTime,
+}
+
+impl DiskCache {
+    /// Opens a cache, or makes an empty one. What is there stays, as far as the quota allows. Other files in the directory are
+    /// left alone.
+    ///
+    /// # Errors
+    /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
+    pub fn open(directory: &Path, quota_bytes: u64) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(directory.join(LOCK_FILE))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::Error(error) => error,
+            TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
+        })?;
+        let mut found = Vec::new();
+        for shard in (0..SHARDS).map(|shard| directory.join(shard_name(shard))) {
+            match fs::read_dir(shard) {
+                Ok(entries) => scan(entries, &mut found)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        found.sort_by_key(|(_, _, used)| *used);
+        let mut state = State::default();
+        found.into_iter().for_each(|(key, bytes, noted)| state.keep(key, bytes, noted));
+        let cache = Self { directory: directory.to_owned(), quota_bytes, state: Mutex::new(state), _lock: lock };
+        cache.make_room(0);
+        Ok(cache)
+    }
+
+    /// A chunk's contents, if they are kept and undamaged.
+    pub fn get(&self, key: ChunkKey) -> Option<Bytes> {
+        let noted = {
+            let mut state = self.lock();
+            let Some(noted) = state.touch(key) else {
+                state.misses += 1;
+                return None;
+            };
+            noted
+        };
+        let path = self.path(key);
+        match read_chunk(&path, key) {
+            Ok(data) => {
+                self.lock().hits += 1;
+                if noted.elapsed().is_ok_and(|age| age > NOTED_EVERY) {
+                    self.note_use(key, &path);
+                }
+                Some(data)
+            }
+            Err(error) => {
+                let mut state = self.lock();
+                state.misses += 1;
+                // Another call may just have removed it to make room.
+                if error.kind() != io::ErrorKind::NotFound {
+                    state.damaged += 1;
+                    tracing::warn!(path = %path.display(), %error, "a chunk of the cache is damaged and was removed");
+                    let _ = fs::remove_file(&path);
+                }
+                state.drop_chunk(key);
+                None
+            }
+        }
+    }
+
+    /// Whether a chunk is kept; it may turn out to be damaged.
+    pub fn has(&self, key: ChunkKey) -> bool {
+        self.lock().chunks.contains_key(&key)
+    }
+
+    /// Keeps a chunk if that is possible, in place of what was kept for it.
+    ///
+    /// # Panics
+    /// It is larger than [`CHUNK_BYTES`].
+    pub fn put(&self, key: ChunkKey, data: &[u8]) {
+        assert!(data.len() <= CHUNK_BYTES, "a chunk has at most {CHUNK_BYTES} bytes");
+        let bytes = space_of(data.len());
+        let Some(number) = self.make_room(bytes) else { return };
+        let path = self.path(key);
+        let unfinished = self.shard(key).join(format!("{UNFINISHED}{number}"));
+        let written = self.make_shard(key).and_then(|()| write_chunk(&unfinished, key, data)).and_then(|()| {
+            let mut state = self.lock();
+            fs::rename(&unfinished, &path)?;
+            // Its space was counted when room was made.
+            state.bytes -= bytes;
+            state.drop_chunk(key);
+            state.keep(key, bytes, SystemTime::now());
+            Ok(())
+        });
+        if let Err(error) = written {
+            tracing::debug!(path = %path.display(), %error, "a chunk can't be kept");
+            let _ = fs::remove_file(&unfinished);
+            self.lock().bytes -= bytes;
+        }
+    }
+
+    /// Removes all that is kept of a file but one version.
+    pub fn forget(&self, file: FileId, but: Option<u64>) {
+        let first = ChunkKey { file, version: 0, index: 0 };
+        let last = ChunkKey { file, version: u64::MAX, index: u64::MAX };
+        let mut state = self.lock();
+        let of_file = state.chunks.range(first..=last).map(|(key, _)| *key);
+        let old: Vec<_> = of_file.filter(|key| Some(key.version) != but).collect();
+        for key in old {
+            self.remove(&mut state, key);
+        }
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> Usage {
+        let state = self.lock();
+        Usage {
+            bytes: state.bytes,
+            quota_bytes: self.quota_bytes,
+            chunks: state.chunks.len() as u64,
+            hits: state.hits,
+            misses: state.misses,
+            damaged: state.damaged,
+        }
+    }
+
+    /// Takes space, and a number that no other unfinished chunk has; `None` when there is not so much in all.
+    fn make_room(&self, bytes: u64) -> Option<u64> {
+        let mut state = self.lock();
+        while state.bytes + bytes > self.quota_bytes {
+            let (_, &oldest) = state.uses.first_key_value()?;
+            self.remove(&mut state, oldest);
+        }
+        state.bytes += bytes;
+        state.unfinished += 1;
+        Some(state.unfinished)
+    }
+
+    /// Its space is free only when the disk has it back.
+    fn remove(&self, state: &mut State, key: ChunkKey) {
+        let path = self.path(key);
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "a chunk of the cache can't be removed");
+        }
+        state.drop_chunk(key);
+    }
+
+    fn note_use(&self, key: ChunkKey, path: &Path) {
+        let now = SystemTime::now();
+        if let Some(kept) = self.lock().chunks.get_mut(&key) {
+            kept.noted = now;
+        }
+        // Only the order after a restart depends on it.
+        let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_modified(now));
+    }
+
+    fn shard(&self, key: ChunkKey) -> PathBuf {
+        self.directory.join(shard_name((key.file.inode ^ key.index) % SHARDS))
+    }
+
+    fn make_shard(&self, key: ChunkKey) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(self.shard(key))
+    }
+
+    fn path(&self, key: ChunkKey) -> PathBuf {
+        self.shard(key).join(name_of(key))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("not poisoned")
+    }
+}
+
+impl State {
+    fn keep(&mut self, key: ChunkKey, bytes: u64, noted: SystemTime) {
+        let used = self.next_use;
+        self.next_use += 1;
+        self.bytes += bytes;
+        self.uses.insert(used, key);
+        self.chunks.insert(key, Kept { bytes, used, noted });
+    }
+
+    /// It is the last one used; when that was last written down.
+    fn touch(&mut self, key: ChunkKey) -> Option<SystemTime> {
+        let kept = self.chunks.get_mut(&key)?;
+        self.uses.remove(&kept.used);
+        kept.used = self.next_use;
+        self.uses.insert(kept.used, key);
+        self.next_use += 1;
+        Some(kept.noted)
+    }
+
+    fn drop_chunk(&mut self, key: ChunkKey) {
+        if let Some(kept) = self.chunks.remove(&key) {
+            self.uses.remove(&kept.used);
+            self.bytes -= kept.bytes;
+        }
+    }
+}
+
+/// The chunks of one directory: keys, space, last noted uses. What a crash left unfinished goes.
+fn scan(entries: fs::ReadDir, found: &mut Vec<(ChunkKey, u64, SystemTime)>) -> io::Result<()> {
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if name.starts_with(UNFINISHED) {
+            fs::remove_file(entry.path())?;
+        } else if let Some(key) = key_of(name) {
+            let about = entry.metadata()?;
+            let bytes = about.size().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
+            found.push((key, bytes, about.modified()?));
+        }
+    }
+    Ok(())
+}
+
+fn shard_name(shard: u64) -> String {
+    format!("{shard:02x}")
+}
+
+fn name_of(key: ChunkKey) -> String {
+    let ChunkKey { file, version, index } = key;
+    format!("{:x}.{:x}.{version:x}.{index:x}", file.inode, file.generation)
+}
+
+fn key_of(name: &str) -> Option<ChunkKey> {
+    let mut parts = name.split('.').map(|part| u64::from_str_radix(part, 16));
+    let mut next = || parts.next()?.ok();
+    let file = FileId { inode: next()?, generation: next()? };
+    let key = ChunkKey { file, version: next()?, index: next()? };
+    // No other spelling of the same numbers.
+    (name_of(key) == name).then_some(key)
+}
+
+fn space_of(data_bytes: usize) -> u64 {
+    ((HEADER_BYTES + data_bytes) as u64).next_multiple_of(BLOCK_BYTES)
+}
+
+/// All of the header but the checksum, which covers it too.
+fn header(key: ChunkKey, data_bytes: u32) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[12..16].copy_from_slice(&data_bytes.to_le_bytes());
+    let numbers = [key.file.inode, key.file.generation, key.version, key.index];
+    for (place, number) in header[16..].chunks_exact_mut(8).zip(numbers) {
+        place.copy_from_slice(&number.to_le_bytes());
+    }
+    header
+}
+
+fn checksum(header: &[u8; HEADER_BYTES], data: &[u8]) -> [u8; 4] {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&header[12..]);
+    hasher.update(data);
+    hasher.finalize().to_le_bytes()
+}
+
+fn write_chunk(path: &Path, key: ChunkKey, data: &[u8]) -> io::Result<()> {
+    let data_bytes = u32::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut header = header(key, data_bytes);
+    let sum = checksum(&header, data);
+    header[8..12].copy_from_slice(&sum);
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path)?;
+    file.write_all(&header)?;
+    file.write_all(data)
+}
+
+fn read_chunk(path: &Path, key: ChunkKey) -> io::Result<Bytes> {
+    let damaged = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut file = File::open(path)?;
+    let mut found = [0; HEADER_BYTES];
+    file.read_exact(&mut found)?;
+    let data_bytes = u32::from_le_bytes([found[12], found[13], found[14], found[15]]);
+    if data_bytes as usize > CHUNK_BYTES {
+        return Err(damaged("it says that it is larger than a chunk"));
+    }
+    let mut data = BytesMut::zeroed(data_bytes as usize);
+    file.read_exact(&mut data)?;
+    let mut wanted = header(key, data_bytes);
+    let sum = checksum(&wanted, &data);
+    wanted[8..12].copy_from_slice(&sum);
+    if wanted != found || file.read(&mut [0])? != 0 {
+        return Err(damaged("its header or its checksum does not fit"));
+    }
+    Ok(data.freeze())
+}
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;
