@@ -277,5 +277,8 @@ tool:
     let unknown = "tool:\n- FLAGS:\n  - {short: i, stays_here: {reason: \"asks\", because: maybe}}\n";
     let faults = posh_annotations::check_text(std::path::Path::new("tool.yaml"), unknown);
     let said: Vec<String> = faults.iter().map(ToString::to_string).collect();
-    assert_eq!(said, ["tool.yaml:3:54: unknown kind of reason maybe; it is one of cheap_through_mount, asks, mount_differs"]);
+    assert_eq!(
+        said,
+        ["tool.yaml:3:54: unknown kind of reason maybe; it is one of cheap_through_mount, asks, mount_differs"]
+    );
 }
