@@ -68,7 +68,7 @@ pub enum Question {
     },
     /// Mount an executor's export as a volume, which the gateway serves
     Mount {
-        /// An [[executor]] and one of its exports
+        /// An executor of the configuration, and one of its exports
         #[arg(value_name = "EXECUTOR:EXPORT", value_parser = volumes::parse_source)]
         source: volumes::Source,
         /// Where; a directory
