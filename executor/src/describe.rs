@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use tokio::{process::Command, sync::OnceCell};
 
-use crate::{callers::Caller, pool::Pool, tools};
+use crate::{callers::Caller, pool::Pool, runner::wire::Reached, tools};
 
 /// `locale -a` reads one directory; something is wrong when it takes longer.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ pub struct Machine {
 
 impl Machine {
     /// The reply to `caller`'s `Describe`.
-    pub async fn describe(&self, caller: &Caller, pool: &Pool) -> DescribeReply {
+    pub async fn describe(&self, caller: &Caller, pool: &Pool, confinement: &Reached) -> DescribeReply {
         let no_namespaces = pool.no_namespaces();
         let exports = caller.exports.iter();
         DescribeReply {
@@ -38,7 +38,7 @@ impl Machine {
             namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
             instance: self.instance.get_or_init(new_instance).clone(),
             localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
-            confinement: pool.confinement().to_string(),
+            confinement: confinement.to_string(),
         }
     }
 }

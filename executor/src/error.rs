@@ -29,6 +29,9 @@ pub enum Error {
         /// What there is, and what is missing.
         reached: String,
     },
+    /// The cgroup that the configuration names is of no use.
+    #[error("{0}: `cgroup` of [confinement] names a cgroup of version 2 that is this program's to use")]
+    Cgroup(String),
     /// A system call failed.
     #[error("cannot {attempt}")]
     Io {

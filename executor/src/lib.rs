@@ -25,6 +25,7 @@
 
 mod admission;
 pub mod callers;
+mod cgroup;
 pub mod config;
 mod describe;
 mod enrolment;

@@ -30,6 +30,7 @@ use tonic::{
 use crate::{
     Config, Error, Stdio,
     admission::Admission,
+    cgroup::Cgroups,
     callers::Callers,
     config::Level,
     describe::Machine,
@@ -222,7 +223,7 @@ async fn end_runs(shared: &Shared) {
 
 /// Fails where commands can't be confined as the configuration demands.
 fn check_confinement(shared: &Shared) -> Result<(), Error> {
-    let reached = shared.pool.confinement();
+    let reached = shared.confinement();
     let require = shared.config.confinement.require;
     if reached.level() < require {
         return Err(Error::Confinement { require, reached: reached.to_string() });
@@ -268,8 +269,11 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
     let callers = Callers::new(&config);
     let load = Arc::new(Load::new(config.bounds, callers.are_several()));
     let admission = Admission::new(callers, tls, load.clone());
+    // Before the first runner, which is to be in it.
+    let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
     let shared = Shared {
         load,
+        cgroups,
         pool: Pool::new(&config, soft).await,
         policy: RwLock::new(Arc::new(policy)),
         admission: admission.clone(),

@@ -19,11 +19,13 @@ use crate::{
     Config,
     admission::{Admission, peer_name},
     callers::{Caller, caller_of},
+    cgroup::Cgroups,
     describe::Machine,
     load::Load,
     policy::Policy,
     pool::Pool,
     run,
+    runner::wire::Reached,
     tls::{accept::Peer, serving::Proof},
     tools::Tools,
     volume::Volumes,
@@ -42,6 +44,8 @@ pub struct Shared {
     pub policy: RwLock<Arc<Policy>>,
     /// Who may be here.
     pub admission: Admission,
+    /// Where every run gets one of its own.
+    pub cgroups: Option<Cgroups>,
     pub machine: Machine,
     pub tools: Tools,
     /// Runs that outlive their connections for a while, and what became of them.
@@ -73,7 +77,7 @@ impl Executor for Service {
             tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&caller, &shared.pool).await))
+        Ok(Response::new(shared.machine.describe(&caller, &shared.pool, &shared.confinement()).await))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
@@ -99,7 +103,7 @@ impl Executor for Service {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let caller = caller_of(&request)?;
         self.count(&caller)?;
-        let confinement = self.0.pool.confinement().to_string();
+        let confinement = self.0.confinement().to_string();
         Ok(Response::new(StatusReply { confinement, ..self.0.load.status(&caller) }))
     }
 
@@ -119,6 +123,13 @@ impl Service {
 }
 
 impl Shared {
+    /// How far commands are confined here.
+    pub fn confinement(&self) -> Reached {
+        let mut reached = self.pool.confinement();
+        reached.has.extend(self.cgroups.as_ref().map(Cgroups::words));
+        reached
+    }
+
     /// What may run just now.
     pub fn policy(&self) -> Arc<Policy> {
         self.policy.read().expect("not poisoned").clone()

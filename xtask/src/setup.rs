@@ -44,6 +44,7 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("file", "file", false),
     ("column", "bsdextrautils", false),
     ("strings", "binutils", false),
+    ("setfattr", "attr", false),
     ("diff", "diffutils", false),
     ("tmux", "tmux", false),
     ("strace", "strace", false),

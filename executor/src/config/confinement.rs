@@ -28,6 +28,8 @@ pub struct Confinement {
     pub max_memory_bytes: u64,
     /// The size to which a file may be written; 0 is no bound.
     pub max_file_bytes: u64,
+    /// A cgroup that is the executor's to use; without, its own if the system has delegated it.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// Where an administrator's own annotations lie unless the configuration says otherwise.
@@ -43,6 +45,7 @@ impl Default for Confinement {
             max_processes: DEFAULT_PROCESSES,
             max_memory_bytes: 0,
             max_file_bytes: 0,
+            cgroup: None,
         }
     }
 }
@@ -123,12 +126,13 @@ impl Reader<'_> {
                     read.max_processes = self.positive("max_processes", value).map_or(default, |count| count as u64);
                 }
                 "max_memory_bytes" => read.max_memory_bytes = self.bytes("max_memory_bytes", value),
+                "cgroup" => read.cgroup = self.string("cgroup", value).map(PathBuf::from),
                 "max_file_bytes" => read.max_file_bytes = self.bytes("max_file_bytes", value),
                 other => self.mistake(
                     key.span(),
                     format!(
                         "unknown key `{other}` (known: require, commands, annotations, user, max_processes, \
-                         max_memory_bytes, max_file_bytes)"
+                         max_memory_bytes, max_file_bytes, cgroup)"
                     ),
                 ),
             }

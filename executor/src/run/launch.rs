@@ -15,7 +15,7 @@ use super::{
     times::Clock,
 };
 use crate::{
-    callers::Caller, error::Refusal, load::Need, own_mounts::OwnMounts, pool::Lease, runner::wire::Job,
+    callers::Caller, cgroup::RunCgroup, error::Refusal, load::Need, own_mounts::OwnMounts, pool::Lease, runner::wire::Job,
     service::Shared, wiring::Wiring,
 };
 
@@ -48,8 +48,8 @@ pub async fn start(
         descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences };
-    let Launched { link, lease, plumbing, times, written_files } =
+    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences, has_cgroup: shared.cgroups.is_some() };
+    let Launched { link, lease, plumbing, times, written_files, cgroup } =
         match launch((shared, caller), &place, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
             Err(Failure::Lost(lease)) => {
@@ -74,6 +74,7 @@ pub async fn start(
         report: Report::default(),
         written_files,
         signals_taken: 0,
+        _cgroup: cgroup,
         _lease: lease,
         _share: share,
         _descriptors: descriptors,
@@ -103,6 +104,7 @@ struct Launched {
     plumbing: Plumbing,
     times: Option<StartTimes>,
     written_files: Vec<WrittenFile>,
+    cgroup: Option<RunCgroup>,
 }
 
 enum Failure {
@@ -136,7 +138,15 @@ async fn launch(
     let (socket, lease) = shared.pool.open(caller, &place.mounts, &place.client_files).await?;
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
-    let ends = plumbing.take_stage_ends(&job.ends)?;
+    let mut ends = plumbing.take_stage_ends(&job.ends)?;
+    let mut cgroup = None;
+    if let Some(cgroups) = &shared.cgroups {
+        let made = cgroups.make(job.stages.len());
+        let (run, entrance) =
+            made.map_err(|error| Refusal::new(Kind::SpawnFailed, format!("cannot make a cgroup: {error}")))?;
+        ends.push(entrance);
+        cgroup = Some(run);
+    }
     let mut link = Link::new(socket);
     // When sending fails, the supervisor may still have said why.
     let _ = link.send_job(job, ends).await;
@@ -144,7 +154,7 @@ async fn launch(
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files })
+            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files, cgroup })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;

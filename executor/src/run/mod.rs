@@ -48,7 +48,7 @@ use self::{
     times::{Clock, Traffic},
 };
 use crate::{
-    admission::Denied, callers::Caller, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease,
     service::Shared, sys, tls::serving::Proof, wiring::Wiring,
 };
 
@@ -294,6 +294,7 @@ struct Run {
     /// Ends that the client learns of when it can see what the stages wrote.
     held: Vec<Exited>,
     report: Report,
+    _cgroup: Option<RunCgroup>,
     _lease: Lease,
     _share: RunShare,
     _descriptors: OwnedSemaphorePermit,

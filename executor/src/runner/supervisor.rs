@@ -41,7 +41,7 @@ use super::{
     wait_for,
     wire::{Fence, Job, read_descriptors, read_frame, write_frame},
 };
-use crate::{error::Refusal, sys};
+use crate::{cgroup, error::Refusal, sys};
 
 /// The whole life of a supervisor; gives its exit status.
 pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
@@ -61,8 +61,14 @@ pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
 fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
-    let descriptors = read_descriptors(socket)?;
+    let mut descriptors = read_descriptors(socket)?;
     let job: Job = read_frame(socket)?;
+    if let Some(entrance) = job.has_cgroup.then(|| descriptors.pop()).flatten()
+        && let Err(error) = cgroup::enter(entrance)
+    {
+        let refusal = Refusal::new(Kind::SpawnFailed, format!("cannot enter the run's cgroup: {error}"));
+        return write_frame(socket, &RunOutput::from(refusal));
+    }
     // The one thing that needs more rights than the commands have: it is on a file system of ours.
     job.stages.iter().for_each(|stage| view.prepare_directory(&stage.cwd));
     confine::take_user(view.user.as_ref())?;

@@ -168,6 +168,9 @@ pub struct Job {
     /// What files each stage reaches, in the order of the stages.
     #[prost(message, repeated, tag = "4")]
     pub fences: Vec<Fence>,
+    /// The last descriptor, which is none of the ends, is the entrance of the run's cgroup.
+    #[prost(bool, tag = "5")]
+    pub has_cgroup: bool,
 }
 
 /// What files of the mounts a stage reaches.

@@ -122,19 +122,19 @@ async fn a_lost_ssh_leaves_no_process() {
 }
 
 /// `posh-executor` as a program.
-struct Program {
+pub struct Program {
     child: Child,
     stderr: BufReader<Box<dyn std::io::Read>>,
     configuration: tempfile::NamedTempFile,
 }
 
 impl Program {
-    fn start(command: &mut Command, store: &Path) -> Self {
+    pub fn start(command: &mut Command, store: &Path) -> Self {
         Self::with(command, store, "")
     }
 
     /// With more lines for `[confinement]`.
-    fn with(command: &mut Command, store: &Path, confinement: &str) -> Self {
+    pub fn with(command: &mut Command, store: &Path, confinement: &str) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
         let text = format!(
             "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{confinement}",
@@ -150,13 +150,13 @@ impl Program {
         Self { child, stderr, configuration }
     }
 
-    fn address(&mut self) -> std::net::SocketAddr {
+    pub fn address(&mut self) -> std::net::SocketAddr {
         let said = self.until("listening on ");
         said.split_whitespace().next().unwrap().parse().unwrap()
     }
 
     /// Reads its log up to these words; gives the rest of their line.
-    fn until(&mut self, words: &str) -> String {
+    pub fn until(&mut self, words: &str) -> String {
         let mut log = String::new();
         loop {
             let start = log.len();
@@ -174,7 +174,7 @@ impl Program {
         kill(self.pid(), Signal::SIGHUP).unwrap();
     }
 
-    fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
 }

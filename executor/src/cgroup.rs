@@ -1,0 +1,181 @@
+//! A cgroup per run (cgroups(7), version 2), where the system has delegated one to the executor: bounds of memory and
+//! processes for all that a run starts, and an end for all of it at once.
+//!
+//! Delegated is what the system says so of (`user.delegate` or `trusted.delegate`, as systemd's `Delegate=yes` sets it), or what the
+//! configuration names. Nothing is done in any other, whatever rights we have: others manage it.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, ErrorKind},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use fs_mapper::mountinfo::MountInfo;
+
+use crate::config::Confinement;
+
+/// The executor's own processes are there: a cgroup that hands controllers on has none itself.
+const OWN: &str = "executor";
+/// What a run's is called, and a number.
+const RUN: &str = "run-";
+/// What bounds runs, if it is there to be handed on.
+const CONTROLLERS: [&str; 2] = ["memory", "pids"];
+/// What was killed is gone within milliseconds, unless a dead disk holds it; it is looked for so often and then left to the next start.
+const REMOVALS: u32 = 50;
+const BETWEEN_REMOVALS: Duration = Duration::from_millis(20);
+
+/// A cgroup below which runs get theirs.
+#[derive(Debug)]
+pub struct Cgroups {
+    directory: PathBuf,
+    controllers: Vec<&'static str>,
+    max_processes: u64,
+    max_memory_bytes: u64,
+    next: AtomicU64,
+}
+
+/// One run's. Dropping it kills what is left in it.
+#[derive(Debug)]
+pub struct RunCgroup(PathBuf);
+
+impl Cgroups {
+    /// Takes possession of what was delegated, if anything was.
+    ///
+    /// # Errors
+    /// The configuration names a cgroup that can't be used: why.
+    pub fn take(confinement: &Confinement) -> Result<Option<Self>, String> {
+        let directory = match &confinement.cgroup {
+            Some(named) => Some(named.clone()),
+            None => own().filter(|own| is_delegated(own)),
+        };
+        let Some(directory) = directory else { return Ok(None) };
+        match Self::prepare(&directory, confinement) {
+            Ok(cgroups) => Ok(Some(cgroups)),
+            Err((what, error)) if confinement.cgroup.is_some() => {
+                Err(format!("cannot {what} the cgroup {}: {error}", directory.display()))
+            }
+            Err((what, error)) => {
+                tracing::warn!(%error, "cannot {what} the cgroup {}, which was delegated", directory.display());
+                Ok(None)
+            }
+        }
+    }
+
+    fn prepare(directory: &Path, confinement: &Confinement) -> Result<Self, (&'static str, io::Error)> {
+        let controllers = fs::read_to_string(directory.join("cgroup.controllers")).map_err(|e| ("read", e))?;
+        let own = directory.join(OWN);
+        make(&own).map_err(|error| ("make one below", error))?;
+        fs::write(own.join("cgroup.procs"), "0").map_err(|error| ("enter", error))?;
+        let offered = CONTROLLERS.into_iter().filter(|name| controllers.split_whitespace().any(|one| one == *name));
+        let enable = |name: &&str| fs::write(directory.join("cgroup.subtree_control"), format!("+{name}")).is_ok();
+        let controllers = offered.filter(enable).collect();
+        for entry in fs::read_dir(directory).map_err(|error| ("list", error))?.flatten() {
+            // Of an executor that was killed.
+            if entry.file_name().to_string_lossy().starts_with(RUN) {
+                remove(&entry.path());
+            }
+        }
+        Ok(Self {
+            directory: directory.to_owned(),
+            controllers,
+            max_processes: confinement.max_processes,
+            max_memory_bytes: confinement.max_memory_bytes,
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// A new one, for a run of so many commands, and the file by which its first process enters it.
+    ///
+    /// # Errors
+    /// Of the file system of cgroups.
+    pub fn make(&self, commands: usize) -> io::Result<(RunCgroup, OwnedFd)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("{RUN}{}-{number}", std::process::id()));
+        fs::create_dir(&path)?;
+        let run = RunCgroup(path);
+        let bounds = [
+            ("memory", "memory.max", self.max_memory_bytes.saturating_mul(commands as u64)),
+            // One more watches over them.
+            ("pids", "pids.max", self.max_processes.saturating_add(1)),
+        ];
+        for (controller, file, bound) in bounds {
+            if bound > 1 && self.controllers.contains(&controller) {
+                fs::write(run.0.join(file), bound.to_string())?;
+            }
+        }
+        let entrance = OpenOptions::new().write(true).open(run.0.join("cgroup.procs"))?;
+        Ok((run, entrance.into()))
+    }
+
+    /// What it bounds, as `posh status` says it.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self.controllers.is_empty() {
+            true => "cgroup".to_owned(),
+            false => format!("cgroup ({})", self.controllers.join(", ")),
+        }
+    }
+}
+
+/// Called by the first process of a run, through what [`Cgroups::make`] opened.
+///
+/// # Errors
+/// Of the file system of cgroups.
+pub fn enter(entrance: OwnedFd) -> io::Result<()> {
+    io::Write::write_all(&mut File::from(entrance), b"0")
+}
+
+impl Drop for RunCgroup {
+    fn drop(&mut self) {
+        let path = std::mem::take(&mut self.0);
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || remove(&path))),
+            Err(_) => remove(&path),
+        }
+    }
+}
+
+/// Kills what is left in a run's cgroup, and removes it.
+fn remove(run: &Path) {
+    // Before Linux 5.14 there is no such file; the run's own processes are killed by others, too.
+    let _ = fs::write(run.join("cgroup.kill"), "1");
+    for _ in 0..REMOVALS {
+        match fs::remove_dir(run) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => std::thread::sleep(BETWEEN_REMOVALS),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                tracing::warn!(path = %run.display(), %error, "a run's cgroup can't be removed");
+                return;
+            }
+            _ => return,
+        }
+    }
+    tracing::warn!(path = %run.display(), "a run's processes are not dead yet; its cgroup stays");
+}
+
+fn make(directory: &Path) -> io::Result<()> {
+    fs::create_dir(directory).or_else(|error| match error.kind() {
+        ErrorKind::AlreadyExists => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// The directory of the cgroup that we are in; after a restart in place that is the one which was delegated.
+fn own() -> Option<PathBuf> {
+    let about = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = about.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let mounts = MountInfo::read().ok()?;
+    let mount = mounts.visible().into_iter().find(|entry| entry.fs_type == "cgroup2")?.mount_point.clone();
+    let directory = mount.join(path);
+    Some(if directory.ends_with(OWN) { directory.parent()?.to_owned() } else { directory })
+}
+
+fn is_delegated(directory: &Path) -> bool {
+    let is_set = |name: &&str| {
+        let mut value = [0; 2];
+        rustix::fs::getxattr(directory, *name, &mut value).is_ok_and(|count| value[..count] == *b"1")
+    };
+    ["user.delegate", "trusted.delegate"].iter().any(|name| is_set(&name))
+}
