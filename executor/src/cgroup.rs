@@ -177,5 +177,5 @@ fn is_delegated(directory: &Path) -> bool {
         let mut value = [0; 2];
         rustix::fs::getxattr(directory, *name, &mut value).is_ok_and(|count| value[..count] == *b"1")
     };
-    ["user.delegate", "trusted.delegate"].iter().any(|name| is_set(&name))
+    ["user.delegate", "trusted.delegate"].iter().any(is_set)
 }

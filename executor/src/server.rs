@@ -30,8 +30,8 @@ use tonic::{
 use crate::{
     Config, Error, Stdio,
     admission::Admission,
-    cgroup::Cgroups,
     callers::Callers,
+    cgroup::Cgroups,
     config::Level,
     describe::Machine,
     enrolment::Enrolments,

@@ -171,7 +171,8 @@ mod tests {
     #[test]
     fn a_whole_section_is_read() {
         let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
-                    max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n";
+                    max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n\
+                    cgroup = \"/sys/fs/cgroup/posh\"\n";
         let expected = Confinement {
             require: Level::Strict,
             commands: Commands::Listed(["cat", "mytool"].map(str::to_owned).into()),
@@ -180,6 +181,7 @@ mod tests {
             max_processes: 400,
             max_memory_bytes: 8 << 30,
             max_file_bytes: 1,
+            cgroup: Some("/sys/fs/cgroup/posh".into()),
         };
         assert_eq!(read(text), Ok(expected));
         assert_eq!(read(""), Ok(Confinement::default()));

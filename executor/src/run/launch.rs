@@ -15,8 +15,8 @@ use super::{
     times::Clock,
 };
 use crate::{
-    callers::Caller, cgroup::RunCgroup, error::Refusal, load::Need, own_mounts::OwnMounts, pool::Lease, runner::wire::Job,
-    service::Shared, wiring::Wiring,
+    callers::Caller, cgroup::RunCgroup, error::Refusal, load::Need, own_mounts::OwnMounts, pool::Lease,
+    runner::wire::Job, service::Shared, wiring::Wiring,
 };
 
 /// Chunks in a run's queue, and about as much again in HTTP/2.
@@ -48,7 +48,13 @@ pub async fn start(
         descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job { stages, ends: wiring.stage_ends.clone(), trace: clock.is_some(), fences, has_cgroup: shared.cgroups.is_some() };
+    let job = Job {
+        stages,
+        ends: wiring.stage_ends.clone(),
+        trace: clock.is_some(),
+        fences,
+        has_cgroup: shared.cgroups.is_some(),
+    };
     let Launched { link, lease, plumbing, times, written_files, cgroup } =
         match launch((shared, caller), &place, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.

@@ -48,8 +48,8 @@ use self::{
     times::{Clock, Traffic},
 };
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, own_mounts::OwnMounts, pool::Lease,
-    service::Shared, sys, tls::serving::Proof, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, own_mounts::OwnMounts,
+    pool::Lease, service::Shared, sys, tls::serving::Proof, wiring::Wiring,
 };
 
 /// The way to the client.
