@@ -21,7 +21,7 @@ async fn main() {
     let rights = if is_root { Rights::Callers } else { Rights::Own };
     let directory = Directory::open(Machine::start().unwrap(), directory, rights, Mutability::ReadWrite).unwrap();
     let store = Arc::new(DirectorySession::open(directory, Liveness::Own));
-    let (volume, invalidations) = Volume::new(store, Settings { sync: false, cache_bytes: cache });
+    let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: cache }, None);
     let wanted = Wanted { source: "this:directory", read_only: false, for_everybody: is_root };
     let device = mount::mount(&wanted, mount_point).unwrap();
     let users = if is_root { Users::All } else { Users::Own };

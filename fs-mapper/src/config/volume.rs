@@ -16,7 +16,7 @@ pub struct VolumeConfig {
     pub export: String,
     /// Nothing on it can be changed through this mount.
     pub read_only: bool,
-    /// How much of the server's data may be kept, in bytes.
+    /// How much of the server's data may be kept on the disk, in bytes.
     pub cache_bytes: u64,
     /// Every write is on the server before it is answered.
     pub sync: bool,
@@ -28,7 +28,7 @@ pub struct VolumeConfig {
 
 impl VolumeConfig {
     /// What is kept of the server's data unless something else is said.
-    pub const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
+    pub const DEFAULT_CACHE_BYTES: u64 = 1 << 30;
 
     /// The volume as a mount with an owner.
     pub fn mount(&self) -> MountConfig {

@@ -1,7 +1,7 @@
 //! One volume from its connection to its mount.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -9,6 +9,7 @@ use fs_mapper::{config::VolumeConfig, mountinfo::MountInfo};
 use nix::unistd::geteuid;
 use posh_reach::{Carrier, Reached, Route};
 use posh_volume::{
+    disk::DiskCache,
     fs::{Settings, Volume},
     fuse::{self, Users},
     mount::{self, Wanted},
@@ -21,6 +22,9 @@ use crate::state::Gateway;
 
 /// What the kernel reads ahead, in KiB: one request.
 const READ_AHEAD_KIB: u32 = 1024;
+
+/// Contents that are kept in memory: what is read again and again within seconds, and what is read ahead.
+const MEMORY_BYTES: u64 = 64 << 20;
 
 /// A volume that is mounted.
 #[derive(Debug, Clone)]
@@ -46,8 +50,9 @@ impl Serving {
             let remote =
                 Remote::open(Arc::new(way), &config.export, patience).await.map_err(|error| error.to_string())?;
             let read_only = config.read_only || remote.is_read_only();
-            let settings = Settings { sync: config.sync, cache_bytes: config.cache_bytes };
-            let (volume, invalidations) = Volume::new(Arc::new(remote), settings);
+            let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
+            let disk = disk_for(&config);
+            let (volume, invalidations) = Volume::new(Arc::new(remote), settings, disk);
             let path = config.path.clone();
             let source = config.source();
             let for_everybody = geteuid().is_root();
@@ -94,4 +99,26 @@ impl Connector for Way {
         *self.carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(carrier);
         Ok(channel)
     }
+}
+
+/// Where contents of a volume are kept. Without a disk that keeps them they are fetched again.
+fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
+    let directory = cache_home()?.join("posh/volumes").join(config.source().replace('/', "%"));
+    // It would keep what is kept of what is kept.
+    if directory.starts_with(&config.path) {
+        return None;
+    }
+    match DiskCache::open(&directory, config.cache_bytes) {
+        Ok(cache) => Some(cache),
+        Err(error) => {
+            tracing::warn!(directory = %directory.display(), %error, "nothing that is read is kept on the disk");
+            None
+        }
+    }
+}
+
+/// As the XDG base directory specification has it.
+fn cache_home() -> Option<PathBuf> {
+    let given = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    given.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
 }

@@ -130,7 +130,7 @@ impl Volume {
             let part = parts.entry(piece.part).or_default();
             part.extend_from_slice(&data);
             if piece.is_last && is_same {
-                self.chunks.put((*file, 0), *version, parts.remove(&piece.part).unwrap_or_default().freeze());
+                self.keep((*file, 0), *version, parts.remove(&piece.part).unwrap_or_default().freeze());
                 if let Some(node) = self.table().of_mut(*file) {
                     node.reader = Some(caller.uid);
                 }

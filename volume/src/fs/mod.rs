@@ -3,7 +3,7 @@
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
 //! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
-//! * `reading` and `chunks`: contents, read ahead and kept; `ahead`: of small files, before they are opened
+//! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk; `ahead`: of small files, before they are opened
 //! * `writing`: contents on their way out
 //! * `recalls`: what the store says on its own account, and what the kernel must forget
 //!
@@ -19,6 +19,7 @@ mod ahead;
 mod attributes;
 mod chunks;
 mod files;
+mod keep;
 mod listing;
 mod names;
 mod reading;
@@ -41,11 +42,13 @@ use tokio::{
     task::AbortHandle,
 };
 
+use crate::disk::DiskCache;
 use crate::store::{
     Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched,
 };
 use chunks::Chunks;
 use files::Open;
+use keep::Keep;
 use reading::Loading;
 use table::{Node, Table};
 use writing::Writes;
@@ -61,8 +64,8 @@ pub use writing::Source;
 pub struct Settings {
     /// Every write is on the server before it is answered.
     pub sync: bool,
-    /// Contents that are kept, in bytes.
-    pub cache_bytes: u64,
+    /// Contents that are kept in memory, in bytes.
+    pub memory_bytes: u64,
 }
 
 /// What the kernel may keep of one answer, and for how long.
@@ -106,6 +109,7 @@ pub struct Volume {
     next_open: AtomicU64,
     writes: Writes,
     chunks: Chunks,
+    disk: Option<Keep>,
     invalidate: mpsc::UnboundedSender<Invalidate>,
     loading: Loading,
     /// Whenever a chunk has come.
@@ -122,8 +126,14 @@ impl std::fmt::Debug for Volume {
 impl Volume {
     /// A volume on a store. What the receiver gets must be carried out in order: recalls wait for it. Needs to be called within the
     /// runtime that is to work for it.
+    ///
+    /// What was read is also kept on the disk, if there is one to keep it.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, settings: Settings) -> (Arc<Self>, mpsc::UnboundedReceiver<Invalidate>) {
+    pub fn new(
+        store: Arc<dyn Store>,
+        settings: Settings,
+        disk: Option<DiskCache>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Invalidate>) {
         let (invalidate, invalidations) = mpsc::unbounded_channel();
         let volume = Arc::new(Self {
             table: Mutex::new(Table::new(store.root())),
@@ -133,7 +143,8 @@ impl Volume {
             directories: Mutex::default(),
             next_open: AtomicU64::new(1),
             writes: Writes::default(),
-            chunks: Chunks::new(settings.cache_bytes),
+            chunks: Chunks::new(settings.memory_bytes),
+            disk: disk.map(Keep::new),
             invalidate,
             loading: Loading::default(),
             loaded: Notify::new(),
@@ -150,7 +161,7 @@ impl Volume {
         let (files, leases) = self.table().counts();
         State {
             store: self.store.state(),
-            cached_bytes: self.chunks.bytes(),
+            cached_bytes: self.disk.as_ref().map_or_else(|| self.chunks.bytes(), Keep::bytes),
             dirty_bytes: self.writes.bytes(),
             leases,
             files,

@@ -209,7 +209,15 @@ impl Volume {
 
     /// `next` is the first chunk that is not there yet.
     async fn fetch_chunks(&self, open: &Open, version: u64, chunks: Range<u64>, next: &mut u64) -> Result<(), Errno> {
-        let part = ReadPart { place: open.place(), range: chunks.start * CHUNK..chunks.end * CHUNK };
+        while *next < chunks.end && self.from_disk((open.file, *next), version).await.is_some() {
+            self.loading.give_up((open.file, *next), version);
+            self.loaded.notify_waiters();
+            *next += 1;
+        }
+        if *next == chunks.end {
+            return Ok(());
+        }
+        let part = ReadPart { place: open.place(), range: *next * CHUNK..chunks.end * CHUNK };
         let asked = Instant::now();
         let mut pieces = self.store.read(&open.caller, vec![part]).await;
         let mut data = BytesMut::new();
@@ -223,7 +231,7 @@ impl Volume {
             while data.len() as u64 >= CHUNK || is_last && !data.is_empty() {
                 let chunk = data.split_to(data.len().min(usize::try_from(CHUNK).unwrap_or(usize::MAX)));
                 let key = (open.file, *next);
-                self.chunks.put(key, version, chunk.freeze());
+                self.keep(key, version, chunk.freeze());
                 self.loading.give_up(key, version);
                 self.loaded.notify_waiters();
                 *next += 1;

@@ -9,6 +9,7 @@ use std::{
 use nix::unistd::geteuid;
 use posh_volume::{
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+    disk::DiskCache,
     fs::{Settings, Volume},
     fuse::{self, Users},
     mount::{self, Wanted},
@@ -16,7 +17,7 @@ use posh_volume::{
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// What is kept in memory: little, so that it is given up as well.
+/// What is kept in memory, and on the disk: little, so that it is given up as well.
 pub const CACHE: u64 = 4 << 20;
 
 pub struct Site {
@@ -51,7 +52,8 @@ impl Site {
         let path = self.root.path().join(format!("mount{number}"));
         fs::create_dir(&path).unwrap();
         let store = Arc::new(DirectorySession::open(Arc::clone(directory), Liveness::Own));
-        let (volume, invalidations) = Volume::new(store, Settings { sync: false, cache_bytes: CACHE });
+        let disk = DiskCache::open(&self.root.path().join(format!("disk{number}")), CACHE).unwrap();
+        let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: CACHE }, Some(disk));
         let is_root = geteuid().is_root();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
         let device = mount::mount(&wanted, &path).unwrap();
