@@ -56,7 +56,7 @@ impl Volume {
     }
 
     /// A chunk from the disk, which then is in memory, too.
-    pub(super) async fn from_disk(&self, key: Key, version: u64) -> Option<()> {
+    pub(super) async fn fetch_from_disk(&self, key: Key, version: u64) -> Option<()> {
         let cache = Arc::clone(&self.disk.as_ref()?.cache);
         let wanted = chunk(key, version);
         if !cache.has(wanted) {

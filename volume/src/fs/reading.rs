@@ -209,7 +209,7 @@ impl Volume {
 
     /// `next` is the first chunk that is not there yet.
     async fn fetch_chunks(&self, open: &Open, version: u64, chunks: Range<u64>, next: &mut u64) -> Result<(), Errno> {
-        while *next < chunks.end && self.from_disk((open.file, *next), version).await.is_some() {
+        while *next < chunks.end && self.fetch_from_disk((open.file, *next), version).await.is_some() {
             self.loading.give_up((open.file, *next), version);
             self.loaded.notify_waiters();
             *next += 1;
