@@ -43,7 +43,7 @@ fn the_defaults_are_those_shown() {
     let defaults = GatewayConfig::default();
     assert!(TEXT.contains(&format!("| `ssh_command` | `\"{}\"` |", defaults.ssh_command.join(" "))));
     assert!(defaults.sshfs && TEXT.contains("| `sshfs` | `\"auto\"` |"));
-    let cache = format!("| `cache_size` | `\"{}M\"` |", VolumeConfig::DEFAULT_CACHE_BYTES >> 20);
+    let cache = format!("| `cache_size` | `\"{}G\"` |", VolumeConfig::DEFAULT_CACHE_BYTES >> 30);
     assert!(TEXT.contains(&cache), "{cache}");
     for (key, value) in [("split", u64::from(defaults.split)), ("idle_timeout_s", defaults.idle_timeout_s)] {
         assert!(TEXT.contains(&format!("| `{key}` | `{value}` |")), "{key} = {value}");
