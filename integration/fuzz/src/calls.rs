@@ -73,11 +73,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call of some method of `service`, but none of `left_out`.
+    /// A call of some method of `service`, but none of `left_out`. Streams begin with one of the greetings, if there are any, but
+    /// for some.
     pub fn choose(
         service: &ServiceDescriptor,
         left_out: &[&str],
-        sound: &[DynamicMessage],
+        (sound, greetings): (&[DynamicMessage], &[Bytes]),
         source: &mut Unstructured<'_>,
     ) -> Result<Self> {
         let methods: Vec<_> = service.methods().filter(|method| !left_out.contains(&method.name())).collect();
@@ -87,6 +88,9 @@ impl Call {
         let method = source.choose(method)?.clone();
         let count = if method.is_client_streaming() { source.int_in_range(1..=MAX_MESSAGES)? } else { 1 };
         let mut messages = Vec::new();
+        if method.is_client_streaming() && !greetings.is_empty() && source.ratio(7, 8)? {
+            messages.push(source.choose(greetings)?.clone());
+        }
         for _ in 0..count {
             let message = hostile::message(&method.input(), sound, source)?;
             let mut bytes = message.encode_to_vec();
@@ -104,7 +108,7 @@ impl Call {
         let path = PathAndQuery::try_from(path).expect("names make a path");
         let mut grpc = Grpc::new(channel.clone());
         grpc.ready().await.expect("the peer is there");
-        let (input, stream) = mpsc::channel(MAX_MESSAGES);
+        let (input, stream) = mpsc::channel(1 + MAX_MESSAGES);
         for message in self.messages {
             input.try_send(message).expect("there is room for all");
         }

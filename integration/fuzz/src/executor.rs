@@ -98,7 +98,7 @@ pub fn calls(data: &[u8]) {
     let mut source = Unstructured::new(data);
     let count = source.int_in_range(1..=2).unwrap_or(1);
     for _ in 0..count {
-        let Ok(call) = Call::choose(&peer.service, &[], &peer.sound, &mut source) else { break };
+        let Ok(call) = Call::choose(&peer.service, &[], (&peer.sound, &[]), &mut source) else { break };
         if let Some(words) = peer.runtime.block_on(call.make(&peer.channel)) {
             assert!(!FAULTS.iter().any(|fault| words.contains(fault)), "{words}");
         }

@@ -167,7 +167,7 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
 pub fn calls(data: &[u8]) {
     let peer = peer();
     let mut source = Unstructured::new(data);
-    let Ok(call) = Call::choose(&peer.service, &["Shutdown"], &peer.sound, &mut source) else { return };
+    let Ok(call) = Call::choose(&peer.service, &["Shutdown"], (&peer.sound, &[]), &mut source) else { return };
     let runtime = &executor::peer().runtime;
     runtime.block_on(call.make(&peer.gateway.channel));
     runtime.block_on(peer.probe());

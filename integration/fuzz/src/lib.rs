@@ -12,6 +12,7 @@ mod executor;
 mod gateway;
 mod hostile;
 mod texts;
+mod volume;
 
 /// One thing that is fuzzed.
 pub struct Target {
@@ -35,6 +36,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "executor", run: executor::calls, seeds: executor::seeds, short: 150 },
     Target { name: "gateway", run: gateway::calls, seeds: gateway::seeds, short: 150 },
     Target { name: "stage_socket", run: gateway::stage_socket, seeds: gateway::stage_seeds, short: 150 },
+    Target { name: "volume", run: volume::calls, seeds: executor::seeds, short: 60 },
     Target { name: "answers", run: answers::answers, seeds: answers::seeds, short: 30 },
 ];
 
