@@ -267,8 +267,10 @@ pub async fn attend(
     // Another connection may have taken the session up meanwhile.
     if served.is_attached_to(&sender) {
         served.outgoing.send_replace(None);
-        tokio::time::sleep(KEEP_TIME).await;
-        if served.outgoing.borrow().is_none() {
+        // Who takes it up waits in turn when that connection ends.
+        let mut outgoing = served.outgoing.subscribe();
+        let taken_up = tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
+        if !taken_up {
             end(&shared, &served).await;
         }
     }

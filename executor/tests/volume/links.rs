@@ -48,7 +48,9 @@ async fn changes_happen_once_while_the_connection_breaks() {
                 proxy.cut();
             }
         };
-        let (written, made, ()) = tokio::join!(store.write(&caller, append.to_vec()), call(&store, make), cut);
+        let write = tokio::time::timeout(PATIENCE, store.write(&caller, append.to_vec()));
+        let (written, made, ()) = tokio::join!(write, call(&store, make), cut);
+        let written = written.unwrap_or_else(|_| panic!("{number} was not written in time"));
         assert!(written.unwrap()[0].is_ok(), "{number}");
         assert!(matches!(made, Ok(Answer::Made { .. })), "{number}: {made:?}");
         if number > 0 {

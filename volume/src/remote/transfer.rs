@@ -16,6 +16,10 @@ const PIECES: usize = 16;
 /// A broken connection is noticed by all its requests at about the same time.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
+/// A write without an answer is asked for again after so long: its answer may have been lost with a connection. For 2 MiB at
+/// 1 Mbit/s.
+const ASK_AGAIN: Duration = Duration::from_secs(20);
+
 /// See [`crate::Store::read`].
 pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces {
     let (sender, receiver) = mpsc::channel(PIECES);
@@ -116,9 +120,11 @@ async fn write_until_answered(
         let acknowledged = shared.calls.lock().expect("not poisoned").acknowledged();
         let (session, caller) = (shared.name.clone(), Some(caller.into()));
         let request = pb::WriteRequest { session, number, caller, writes, acknowledged };
-        match client.write(request).await {
-            Ok(reply) => return Ok(reply.into_inner()),
-            Err(status) => after(shared, &connection, &status).await?,
+        match tokio::time::timeout(ASK_AGAIN, client.write(request)).await {
+            Ok(Ok(reply)) => return Ok(reply.into_inner()),
+            Ok(Err(status)) => after(shared, &connection, &status).await?,
+            // On another connection, if there is one by now; what has begun goes on, and happens once.
+            Err(_) => {}
         }
     }
 }
