@@ -2,7 +2,7 @@
 //! crate has the trait.
 //!
 //! * [`fs`]: the file system on top of it, without FUSE
-//! * [`fuse`]: the one file that knows the crate fuser
+//! * [`fuse`]: the one module that knows the crate fuser
 //! * [`mount`]: into the file tree and out of it
 //! * [`store`]: what a store can be asked, and what it promises of what it has answered
 //! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those who wait

@@ -1,0 +1,278 @@
+//! The store's words as messages (`volume.proto`), and back. What a peer sends that means nothing is refused as a
+//! whole ([`Malformed`]). Nothing is decided here.
+
+mod answer;
+mod bulk;
+mod op;
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+};
+
+use bytes::Bytes;
+use posh_proto::volume as pb;
+
+use crate::store::*;
+
+/// A message that no peer of ours sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a message about a volume has no `{0}`")]
+pub struct Malformed(pub &'static str);
+
+/// What a field has that must be there.
+fn needed<A, B>(value: Option<A>, name: &'static str) -> Result<B, Malformed>
+where
+    B: TryFrom<A>,
+    Malformed: From<B::Error>,
+{
+    Ok(B::try_from(value.ok_or(Malformed(name))?)?)
+}
+
+impl From<std::convert::Infallible> for Malformed {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
+fn bytes(text: &OsStr) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+fn text(bytes: &Bytes) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}
+
+fn texts(all: &[Bytes]) -> Vec<OsString> {
+    all.iter().map(text).collect()
+}
+
+/// Numbers of small enumerations, which both directions share.
+macro_rules! numbered {
+    ($name:ident: $($variant:ident = $number:literal),*) => {
+        impl Numbered for $name {
+            fn number(self) -> u32 {
+                match self {
+                    $(Self::$variant => $number),*
+                }
+            }
+
+            fn of(number: u32) -> Result<Self, Malformed> {
+                match number {
+                    $($number => Ok(Self::$variant),)*
+                    _ => Err(Malformed(stringify!($name))),
+                }
+            }
+        }
+    };
+}
+
+trait Numbered: Sized {
+    fn number(self) -> u32;
+    fn of(number: u32) -> Result<Self, Malformed>;
+}
+
+numbered!(Kind: Regular = 0, Directory = 1, Symlink = 2, Fifo = 3, Socket = 4, BlockDevice = 5, CharacterDevice = 6);
+numbered!(Renaming: Replace = 0, NoReplace = 1, Exchange = 2);
+numbered!(Allocation: Extend = 0, KeepSize = 1, PunchHole = 2, ZeroRange = 3, ZeroRangeKeepSize = 4, CollapseRange = 5, InsertRange = 6);
+numbered!(AttributeChange: Any = 0, Create = 1, Replace = 2);
+numbered!(Watched: LeaseEnd = 0, Fanotify = 1, Inotify = 2);
+
+/// `Watched` as a number.
+#[must_use]
+pub fn watched_number(watched: Watched) -> u32 {
+    watched.number()
+}
+
+/// And back; what is not known counts as the weakest.
+#[must_use]
+pub fn watched_of(number: u32) -> Watched {
+    Watched::of(number).unwrap_or_default()
+}
+
+fn access_number(access: Option<Access>) -> u32 {
+    match access {
+        None => 0,
+        Some(Access::Shared) => 1,
+        Some(Access::Exclusive) => 2,
+    }
+}
+
+fn access_of(number: u32) -> Result<Option<Access>, Malformed> {
+    match number {
+        0 => Ok(None),
+        1 => Ok(Some(Access::Shared)),
+        2 => Ok(Some(Access::Exclusive)),
+        _ => Err(Malformed("access")),
+    }
+}
+
+impl From<FileId> for pb::FileId {
+    fn from(id: FileId) -> Self {
+        Self { inode: id.inode, generation: id.generation }
+    }
+}
+
+impl From<pb::FileId> for FileId {
+    fn from(id: pb::FileId) -> Self {
+        Self { inode: id.inode, generation: id.generation }
+    }
+}
+
+impl From<Place> for pb::Place {
+    fn from(place: Place) -> Self {
+        Self { file: Some(place.file.into()), handle: place.handle.map(|handle| handle.0) }
+    }
+}
+
+impl TryFrom<pb::Place> for Place {
+    type Error = Malformed;
+
+    fn try_from(place: pb::Place) -> Result<Self, Malformed> {
+        Ok(Self { file: needed(place.file, "file")?, handle: place.handle.map(Handle) })
+    }
+}
+
+impl From<&Caller> for pb::Caller {
+    fn from(caller: &Caller) -> Self {
+        Self { uid: caller.uid, gid: caller.gid, groups: caller.groups.to_vec() }
+    }
+}
+
+impl From<pb::Caller> for Caller {
+    fn from(caller: pb::Caller) -> Self {
+        Self { uid: caller.uid, gid: caller.gid, groups: caller.groups.into() }
+    }
+}
+
+impl From<Time> for pb::Time {
+    fn from(time: Time) -> Self {
+        Self { seconds: time.seconds, nanoseconds: time.nanoseconds }
+    }
+}
+
+impl From<pb::Time> for Time {
+    fn from(time: pb::Time) -> Self {
+        Self { seconds: time.seconds, nanoseconds: time.nanoseconds }
+    }
+}
+
+impl From<NewTime> for pb::NewTime {
+    fn from(time: NewTime) -> Self {
+        match time {
+            NewTime::Now => Self { at: None },
+            NewTime::At(time) => Self { at: Some(time.into()) },
+        }
+    }
+}
+
+impl From<pb::NewTime> for NewTime {
+    fn from(time: pb::NewTime) -> Self {
+        time.at.map_or(Self::Now, |time| Self::At(time.into()))
+    }
+}
+
+impl From<Changes> for pb::Changes {
+    fn from(changes: Changes) -> Self {
+        Self {
+            mode: changes.mode,
+            uid: changes.uid,
+            gid: changes.gid,
+            size: changes.size,
+            atime: changes.atime.map(Into::into),
+            mtime: changes.mtime.map(Into::into),
+        }
+    }
+}
+
+impl From<pb::Changes> for Changes {
+    fn from(changes: pb::Changes) -> Self {
+        Self {
+            mode: changes.mode,
+            uid: changes.uid,
+            gid: changes.gid,
+            size: changes.size,
+            atime: changes.atime.map(Into::into),
+            mtime: changes.mtime.map(Into::into),
+        }
+    }
+}
+
+impl From<Entry> for pb::Entry {
+    fn from(entry: Entry) -> Self {
+        let its = entry.attributes;
+        let attributes = pb::Attributes {
+            id: Some(its.id.into()),
+            kind: its.kind.number(),
+            mode: its.mode,
+            uid: its.uid,
+            gid: its.gid,
+            links: its.links,
+            size: its.size,
+            blocks: its.blocks,
+            rdev: its.rdev,
+            atime: Some(its.atime.into()),
+            mtime: Some(its.mtime.into()),
+            ctime: Some(its.ctime.into()),
+            version: its.version,
+        };
+        Self { attributes: Some(attributes), leases: entry.leases.bits(), stamp: entry.stamp.0 }
+    }
+}
+
+impl TryFrom<pb::Entry> for Entry {
+    type Error = Malformed;
+
+    fn try_from(entry: pb::Entry) -> Result<Self, Malformed> {
+        let its = entry.attributes.ok_or(Malformed("attributes"))?;
+        let attributes = Attributes {
+            id: needed(its.id, "id")?,
+            kind: Kind::of(its.kind)?,
+            mode: its.mode,
+            uid: its.uid,
+            gid: its.gid,
+            links: its.links,
+            size: its.size,
+            blocks: its.blocks,
+            rdev: its.rdev,
+            atime: its.atime.unwrap_or_default().into(),
+            mtime: its.mtime.unwrap_or_default().into(),
+            ctime: its.ctime.unwrap_or_default().into(),
+            version: its.version,
+        };
+        // A lease of a kind that is not known here is of no use here.
+        Ok(Self { attributes, leases: Leases::from_bits_truncate(entry.leases), stamp: Stamp(entry.stamp) })
+    }
+}
+
+fn notice(file: FileId, leases: Leases, stamp: Stamp) -> pb::Notice {
+    pb::Notice { file: Some(file.into()), leases: leases.bits(), stamp: stamp.0 }
+}
+
+/// Of its number; 0 is none.
+#[must_use]
+pub fn errno(number: i32) -> Option<Errno> {
+    (number != 0).then(|| Errno::from_raw(number))
+}
+
+impl From<Notice> for pb::Notice {
+    fn from(its: Notice) -> Self {
+        match its {
+            Notice::Recall { file, leases, stamp } => notice(file, leases, stamp),
+            Notice::Lost { stamp } => Self { file: None, leases: 0, stamp: stamp.0 },
+        }
+    }
+}
+
+impl From<pb::Notice> for Notice {
+    fn from(its: pb::Notice) -> Self {
+        let stamp = Stamp(its.stamp);
+        let leases = Leases::from_bits_truncate(its.leases);
+        its.file.map_or(Self::Lost { stamp }, |file| Self::Recall { file: file.into(), leases, stamp })
+    }
+}
+
+fn range_lock(lock: &RangeLock) -> pb::Lock {
+    let (start, end) = (lock.range.start, lock.range.end);
+    pb::Lock { access: access_number(lock.access), start, end, ..pb::Lock::default() }
+}
