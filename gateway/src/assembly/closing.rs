@@ -5,7 +5,7 @@
 //! that could use it, and nothing is queued in it.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::PathBuf,
     time::Duration,
 };
@@ -43,6 +43,8 @@ pub struct Closing {
     pub edges: Vec<Edge>,
     /// Stages (by index) with a pipe end about which more can be learned by waiting.
     pub pending: BTreeMap<usize, Patience>,
+    /// Stages with a pipe end whose other end nobody was seen to have.
+    pub leading_out: BTreeSet<usize>,
 }
 
 /// How long it is worth to wait for a process, and whether that process gets on.
@@ -87,7 +89,10 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
-            if let Some(patience) = pipe.may_change(stage.pid, end) {
+            if pipe.leads_out(end) {
+                // It joins no stages, whoever holds this end.
+                closing.leading_out.insert(index);
+            } else if let Some(patience) = pipe.may_change(stage.pid) {
                 let longest = closing.pending.entry(index).or_insert_with(|| patience.clone());
                 if patience > *longest {
                     *longest = patience;
@@ -130,12 +135,13 @@ impl Pipe<'_> {
         self.holders.0.get(&self.inode).into_iter().flatten()
     }
 
+    /// Nobody here has the other end.
+    fn leads_out(&self, end: &Descriptor) -> bool {
+        !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes })
+    }
+
     /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
-    fn may_change(&self, stage: Pid, end: &Descriptor) -> Option<Patience> {
-        // Nobody here has the other end (it leads out of the session), so it joins no stages whoever holds this one.
-        if !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes }) {
-            return None;
-        }
+    fn may_change(&self, stage: Pid) -> Option<Patience> {
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
         let patience = |process: &Process| {
             let longest = self.patience_with(process)?;

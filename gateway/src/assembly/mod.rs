@@ -139,11 +139,13 @@ struct Waiting {
     since: Instant,
     /// What it waits for now.
     pending: Option<Pending>,
+    /// It has a pipe that leads out of the session: seen twice.
+    leads_out: bool,
 }
 
 impl Waiting {
     fn new(stage: StageLink) -> Self {
-        Self { stage, since: Instant::now(), pending: None }
+        Self { stage, since: Instant::now(), pending: None, leads_out: false }
     }
 
     /// Notes what it waits for; a shell that has listed its files and forks now gets its time anew.
@@ -255,6 +257,21 @@ impl Assembly {
         if self.waiting.is_empty() {
             return;
         }
+        let (mut snapshot, mut closing) = self.look_around();
+        // Lists of children and of descriptors are read while processes move and end, so that one may be missed. Nobody
+        // waits for whom nobody has seen: that is believed when it was seen twice.
+        if closing.leading_out.iter().any(|&stage| !self.waiting[stage].leads_out) {
+            (snapshot, closing) = self.look_around();
+            closing.leading_out.iter().for_each(|&stage| self.waiting[stage].leads_out = true);
+        }
+        for (index, waiting) in self.waiting.iter_mut().enumerate() {
+            waiting.note(closing.pending.get(&index));
+        }
+        let ready = self.ready_groups(&closing);
+        self.release(&ready, &closing, &snapshot).await;
+    }
+
+    fn look_around(&mut self) -> (Snapshot, Closing) {
         let wanted = self.wanted();
         let snapshot = if wanted.pipes.is_empty() && wanted.files.is_empty() {
             Snapshot::default()
@@ -263,11 +280,7 @@ impl Assembly {
         };
         self.note_sleepers(&snapshot);
         let closing = self.examine(&snapshot);
-        for (index, waiting) in self.waiting.iter_mut().enumerate() {
-            waiting.note(closing.pending.get(&index));
-        }
-        let ready = self.ready_groups(&closing);
-        self.release(&ready, &closing, &snapshot).await;
+        (snapshot, closing)
     }
 
     /// What has nothing to do with any mount need not be looked at any closer.

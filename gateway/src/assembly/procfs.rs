@@ -149,6 +149,22 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Adds what it holds to what was found before.
+    fn read_descriptors(&mut self, wanted: &Wanted) {
+        let Ok(directory) = fs::read_dir(format!("/proc/{}/fd", self.pid)) else { return };
+        for entry in directory.flatten() {
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            if let Some(inode) = pipe_inode(&target).filter(|inode| wanted.pipes.contains(inode)) {
+                let end = read_end(&entry.path(), inode);
+                self.pipe_ends.extend(end.filter(|end| !self.pipe_ends.contains(end)));
+            } else if wanted.files.contains(&target) && !self.files.contains(&target) {
+                self.files.push(target);
+            }
+        }
+    }
+}
+
 /// Calls by which a path is looked up or a directory listed.
 const FILE_CALLS: [i64; 9] = [
     nix::libc::SYS_openat,
@@ -196,14 +212,11 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
         sleeps_in_pipe: false,
         scheduled: Scheduled::default(),
     };
-    let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Some(process) };
-    for entry in directory.flatten() {
-        let Ok(target) = fs::read_link(entry.path()) else { continue };
-        if let Some(inode) = pipe_inode(&target).filter(|inode| wanted.pipes.contains(inode)) {
-            process.pipe_ends.extend(read_end(&entry.path(), inode));
-        } else if wanted.files.contains(&target) {
-            process.files.push(target);
-        }
+    process.read_descriptors(wanted);
+    // A shell's child that moves a pipe from a high number to a low one while they are read in order has it
+    // nowhere. What ran has moved it by now, so that a second reading finds it.
+    if process.is_running() || read_stat(pid).is_some_and(|(_, state, _)| state == 'R') {
+        process.read_descriptors(wanted);
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
