@@ -58,13 +58,13 @@ impl Volume {
     ///
     /// # Errors
     /// Of reading the directory.
-    pub async fn read_directory(&self, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
+    pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
         let directory = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned();
         let directory = directory.ok_or(Errno::EBADF)?;
         let mut names = directory.names.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || names.is_none() {
-            let file = self.file(directory.number)?;
+            let file = self.born(directory.number).await?;
             *names = Some(self.list_all(&directory.caller, file).await?);
         }
         let listed = names.clone().unwrap_or_default();
@@ -86,7 +86,9 @@ impl Volume {
                 let entry = known.and_then(|node| {
                     node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
                 });
-                Name { name: listed.name.clone(), next, entry, inode: listed.inode, kind: listed.kind }
+                // What stat(2) shows.
+                let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
+                Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
             });
         Ok(dots.skip(from).chain(files).collect())
     }
@@ -96,6 +98,7 @@ impl Volume {
         if let Some(listing) = self.remembered_listing(file) {
             return Ok(listing);
         }
+        let made = self.table().of(file).map(|node| node.made);
         let mut names = Vec::new();
         let mut cookie = 0;
         let mut first = None;
@@ -108,7 +111,9 @@ impl Volume {
             names.extend(part.names);
             if ends {
                 let names = Arc::new(names);
-                self.remember_listing(first.as_ref(), &part.directory, &names);
+                if self.table().of(file).map(|node| node.made) == made {
+                    self.remember_listing(first.as_ref(), &part.directory, &names);
+                }
                 return Ok(names);
             }
         }

@@ -5,6 +5,8 @@
 //! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk; `ahead`: of small files, before they are opened
 //! * `writing`: contents on their way out
+//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `births`: on their way to the store; `replay`: those
+//!   that a killed gateway has left
 //! * `recalls`: what the store says on its own account, and what the kernel must forget
 //!
 //! # What holds
@@ -13,18 +15,23 @@
 //! the table is locked ([`Volume::tell`]), and a recall takes its leases out of the table before it has the kernel forget: so the kernel
 //! got the answer before it is told to forget it, or gets it with the remark that it is not to be kept.
 //!
-//! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.*
+//! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.* Files of a directory that this session
+//! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
 mod ahead;
 mod attributes;
+mod births;
 mod chunks;
 mod files;
 mod keep;
 mod listing;
 mod names;
+mod newborn;
 mod reading;
 mod recalls;
+mod replay;
 mod table;
+mod unborn;
 mod writing;
 
 use std::{
@@ -46,6 +53,7 @@ use crate::disk::DiskCache;
 use crate::store::{
     Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched,
 };
+use births::Births;
 use chunks::Chunks;
 use files::Open;
 use keep::Keep;
@@ -73,6 +81,8 @@ pub struct Settings {
 pub struct Told {
     /// The kernel's number of the file.
     pub number: u64,
+    /// What goes with the number as long as the kernel knows it.
+    pub generation: u64,
     /// How it is.
     pub attributes: Attributes,
     /// How long the attributes may be remembered.
@@ -96,6 +106,8 @@ pub struct State {
     pub files: u64,
     /// Files that are open.
     pub open: u64,
+    /// What was made here and could not be made on the server, at last, in words.
+    pub lost: Option<String>,
 }
 
 /// A mounted volume. Its methods are what the kernel asks; the errors of all of them are the
@@ -114,7 +126,9 @@ pub struct Volume {
     loading: Loading,
     /// Whenever a chunk has come.
     loaded: Notify,
-    listener: Mutex<Option<AbortHandle>>,
+    births: Arc<Births>,
+    /// What works for as long as there is the volume.
+    tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -148,10 +162,13 @@ impl Volume {
             invalidate,
             loading: Loading::default(),
             loaded: Notify::new(),
-            listener: Mutex::new(None),
+            births: Births::new(),
+            tasks: Mutex::default(),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
-        *volume.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(listener.abort_handle());
+        let sender = tokio::spawn(births::send(Arc::clone(&volume.births), Arc::downgrade(&volume)));
+        let tasks = [listener.abort_handle(), sender.abort_handle()];
+        volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }
 
@@ -166,6 +183,7 @@ impl Volume {
             leases,
             files,
             open: self.opens.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+            lost: self.births.fault(),
         }
     }
 
@@ -194,14 +212,16 @@ impl Volume {
         let number = table.looked_up(entry.attributes.id);
         let name_life = self.names_life(&table, parent);
         let attributes_life = self.attributes_life(&table, number, &entry.attributes);
-        reply(Told { number, attributes: entry.attributes, attributes_life, name_life })
+        let generation = table.node(number).map_or(0, |node| node.generation);
+        reply(Told { number, generation, attributes: entry.attributes, attributes_life, name_life })
     }
 
     /// The same for a file that the kernel has asked about by number.
     pub fn tell_attributes<R>(&self, number: u64, attributes: Attributes, reply: impl FnOnce(Told) -> R) -> R {
         let table = self.table();
         let attributes_life = self.attributes_life(&table, number, &attributes);
-        reply(Told { number, attributes, attributes_life, name_life: Duration::ZERO })
+        let generation = table.node(number).map_or(0, |node| node.generation);
+        reply(Told { number, generation, attributes, attributes_life, name_life: Duration::ZERO })
     }
 
     /// The same for a name that is not there.
@@ -228,7 +248,8 @@ impl Volume {
             let told = entry.map(|entry| {
                 let number = table.number(entry.attributes.id);
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
-                Told { number, attributes: entry.attributes, attributes_life, name_life }
+                let generation = table.node(number).map_or(0, |node| node.generation);
+                Told { number, generation, attributes: entry.attributes, attributes_life, name_life }
             });
             if !take(&mut into, name, told) {
                 break;
@@ -248,6 +269,10 @@ impl Volume {
     /// A write may have taken bits of the mode away: the kernel has to ask.
     pub async fn mode_may_change(&self, number: u64) {
         let Ok(file) = self.file(number) else { return };
+        if self.unborn_attributes(number).is_some() {
+            // It has no such bits.
+            return;
+        }
         self.drain(file).await;
         self.forget_attributes(number);
     }
@@ -314,8 +339,6 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if let Some(listener) = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            listener.abort();
-        }
+        self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).iter().for_each(AbortHandle::abort);
     }
 }

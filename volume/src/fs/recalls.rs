@@ -5,7 +5,7 @@ use std::{ffi::OsString, sync::Weak, time::Duration};
 use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
 
-use super::{Volume, table::ROOT};
+use super::{Volume, table::ROOT, unborn::Which};
 use crate::store::{Caller, FileId, Leases, Notice, Notices, Op, Returned, Stamp};
 
 /// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall is answered by the
@@ -23,6 +23,13 @@ pub struct Invalidate {
     pub names: Option<Vec<OsString>>,
     /// Told when it is done.
     done: Option<oneshot::Sender<()>>,
+}
+
+impl Invalidate {
+    /// Attributes of a file, and names in it where there are some; nobody waits.
+    pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
+        Self { number, pages: false, names, done: None }
+    }
 }
 
 impl Drop for Invalidate {
@@ -49,8 +56,14 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
 
 impl Volume {
     async fn recalled(&self, file: FileId, leases: Leases, stamp: Stamp) {
+        let is_known = self.table().number_of(file).is_some();
+        if !is_known {
+            // It may be one that was made here, whose answer is on its way.
+            self.landing().await;
+        }
         let (number, names) = self.take_leases(file, leases, stamp);
         if leases.contains(Leases::WRITE) {
+            self.bring_out(Which::All).await;
             self.drain(file).await;
         }
         if let Some(number) = number {
