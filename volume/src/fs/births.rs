@@ -396,7 +396,7 @@ impl Volume {
             begun_before.map(|before| table.unborn.overdue(&table, before)).unwrap_or_default()
         };
         for number in overdue {
-            if let Some(opening) = self.claim(number) {
+            if let Some(opening) = self.claim_open(number) {
                 let volume = Arc::clone(self);
                 tokio::spawn(async move { volume.make_open(opening).await });
             }
@@ -405,7 +405,7 @@ impl Volume {
 
     /// Makes a file on the server that is open.
     async fn bear_open(self: &Arc<Self>, number: u64) {
-        match self.claim(number) {
+        match self.claim_open(number) {
             Some(opening) => {
                 // To the end, also if who asked has gone.
                 let volume = Arc::clone(self);
@@ -416,7 +416,7 @@ impl Volume {
     }
 
     /// From now on it is not changed in memory.
-    fn claim(&self, number: u64) -> Option<Opening> {
+    fn claim_open(&self, number: u64) -> Option<Opening> {
         let mut table = self.table();
         let node = table.node_mut(number)?;
         let parent = node.at.as_ref()?.0;

@@ -3,7 +3,9 @@
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
 //! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
-//! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk; `ahead`: of small files, before they are opened
+//! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
+//! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
+//!   these, `told` what somebody has named
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `births`: on their way to the store; `replay`: those
 //!   that a killed gateway has left
@@ -27,10 +29,14 @@ mod keep;
 mod listing;
 mod names;
 mod newborn;
+mod order;
+mod readers;
 mod reading;
 mod recalls;
 mod replay;
 mod table;
+mod told;
+mod tours;
 mod unborn;
 mod writing;
 
@@ -57,14 +63,18 @@ use births::Births;
 use chunks::Chunks;
 use files::Open;
 use keep::Keep;
+use listing::Listings;
+use readers::Readers;
 use reading::Loading;
 use table::{Node, Table};
+use tours::Tours;
 use writing::Writes;
 
 pub use files::Opened;
 pub use listing::{Directory, Name};
 pub use recalls::Invalidate;
 pub use table::ROOT;
+pub use told::{Expectation, Expected};
 pub use writing::Source;
 
 /// How a volume behaves.
@@ -127,6 +137,9 @@ pub struct Volume {
     /// Whenever a chunk has come.
     loaded: Notify,
     births: Arc<Births>,
+    readers: Mutex<Readers>,
+    tours: Mutex<Tours>,
+    listings: Listings,
     /// What works for as long as there is the volume.
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -163,6 +176,9 @@ impl Volume {
             loading: Loading::default(),
             loaded: Notify::new(),
             births: Births::new(),
+            readers: Mutex::default(),
+            tours: Mutex::default(),
+            listings: Listings::default(),
             tasks: Mutex::default(),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));

@@ -17,14 +17,14 @@ impl Volume {
     /// # Errors
     /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
     pub async fn lookup(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
-        let entry = self.find(caller, parent, name).await?;
+        let entry = self.look_up(caller, parent, name).await?;
         if entry.attributes.kind == Kind::Directory {
             self.table().place(entry.attributes.id, parent, name);
         }
         Ok(entry)
     }
 
-    async fn find(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+    async fn look_up(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         if name.len() > NAME_BYTES {
             // That there is no such name among those that are known says nothing of why.
             return Err(Errno::ENAMETOOLONG);
@@ -81,7 +81,7 @@ impl Volume {
     }
 
     /// A name as its directory's answer had it, unless something was heard of the directory since.
-    fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
+    pub(super) fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
         let mut table = self.table();
         let id = directory.attributes.id;
         if table.of(id).is_some_and(|node| node.stamp == directory.stamp) {

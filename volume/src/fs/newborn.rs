@@ -152,7 +152,7 @@ impl Volume {
         let Some(node) = table.node_mut(parent) else { return };
         node.names.insert(name.to_owned(), file);
         node.listing = None;
-        node.order = None;
+        node.orders = None;
         node.children += 1;
         node.made += 1;
         if let Some(attributes) = &mut node.attributes {

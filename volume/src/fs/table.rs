@@ -8,7 +8,10 @@ use std::{
     time::Instant,
 };
 
-use super::unborn::{Newborn, Own, Unborn};
+use super::{
+    order::{Cursor, Orders},
+    unborn::{Newborn, Own, Unborn},
+};
 use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
@@ -49,9 +52,9 @@ pub(super) struct Node {
     pub listing: Option<Arc<Vec<Listed>>>,
     /// Whether `names` has all that there are.
     pub is_complete: bool,
-    /// Its files in the order of their names, as of the last listing, and how far that has been gone through.
-    pub order: Option<Arc<Vec<FileId>>>,
-    /// See `order`.
+    /// What lies in it in the orders of programs, as of the last listing, and how far that has been gone through.
+    pub orders: Option<Arc<Orders>>,
+    /// See `orders`.
     pub cursor: Cursor,
     /// The directory that it was last found in.
     pub parent: Option<FileId>,
@@ -79,17 +82,6 @@ pub(super) struct Node {
     pub made: u64,
     /// Why it never came to be.
     pub fault: Option<Errno>,
-}
-
-/// How the files of a directory are opened one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Cursor {
-    /// The place of the last one, counted from 1.
-    pub last: usize,
-    /// Up to where contents were asked for ahead.
-    pub fetched: usize,
-    /// How many are asked for at once.
-    pub window: usize,
 }
 
 /// A name as it is remembered.
@@ -147,7 +139,7 @@ impl Table {
             names: HashMap::new(),
             listing: None,
             is_complete: false,
-            order: None,
+            orders: None,
             cursor: Cursor::default(),
             parent: None,
             reader: None,
