@@ -59,6 +59,7 @@ struct Opening {
     number: u64,
     open: u64,
     parent: u64,
+    order: u64,
 }
 
 impl Births {
@@ -252,11 +253,10 @@ impl Volume {
         {
             node.lose(Leases::all());
         }
-        let order = table.unborn.last();
+        let order = table.unborn.has_arrived(number);
         if table.node(number).is_some_and(|node| node.changed.is_some()) {
             table.unborn.is_dirty(number, order);
         }
-        table.unborn.has_arrived(number);
         let Some((parent, name)) = table.node(number).and_then(|node| node.at.clone()) else { return };
         if let Some(node) = table.node_mut(parent) {
             node.children = node.children.saturating_sub(1);
@@ -295,6 +295,8 @@ impl Volume {
         let Some(node) = table.node_mut(number) else { return };
         let Some(newborn) = node.unborn.take() else { return };
         node.fault = Some(errno);
+        node.lose(Leases::all());
+        node.attributes = None;
         let (file, at) = (node.file, node.at.clone());
         table.unborn.has_arrived(number);
         if let Some((parent, name)) = &at
@@ -423,8 +425,8 @@ impl Volume {
         let newborn = node.unborn.as_mut()?;
         let Stage::Open(open) = newborn.stage else { return None };
         newborn.stage = Stage::Leaving;
-        table.unborn.leaves(number);
-        Some(Opening { number, open, parent })
+        let order = table.unborn.leaves(number);
+        Some(Opening { number, open, parent, order })
     }
 
     async fn make_open(self: Arc<Self>, opening: Opening) {
@@ -440,7 +442,7 @@ impl Volume {
     }
 
     async fn make_on_server(&self, opening: &Opening) -> Result<(), Errno> {
-        let Opening { number, open, parent } = *opening;
+        let Opening { number, open, parent, order } = *opening;
         let (op, caller, writes) = {
             let table = self.table();
             let above = table.node(parent).ok_or(Errno::EIO)?;
@@ -465,13 +467,13 @@ impl Volume {
             node.changed = None;
             node.handles.push(handle);
         }
+        // The directory has another time by that, until it is set.
+        table.note_changed(parent, Changes::default(), order);
         self.take_over(&mut table, number, &latest, asked);
         let leases = table.node(number).map_or(Leases::empty(), |node| node.leases);
         if let Some(above) = above {
             table.learn(&above, asked);
         }
-        let order = table.unborn.last();
-        table.note_changed(parent, Changes::default(), order);
         drop(table);
         if !leases.contains(Leases::DATA | Leases::ATTRIBUTES) {
             self.forget_pages(place.file);

@@ -87,6 +87,7 @@ impl Volume {
             self.add_name(&mut table, parent, name, number);
             drop(table);
             self.add_open(Open::new(entry.attributes.id, flags, caller), open);
+            self.births.wake();
             return Some((entry, Some(Opened { number: open, keeps_pages: false, is_direct: false })));
         }
         if !self.births.note(&table, number) {

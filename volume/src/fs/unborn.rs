@@ -156,10 +156,11 @@ impl Unborn {
         self.dirty.entry(number).or_insert(order);
     }
 
-    /// It does not go with the others.
-    pub fn leaves(&mut self, number: u64) {
+    /// It does not go with the others. Its order.
+    pub fn leaves(&mut self, number: u64) -> u64 {
         let order = self.open.remove(&number).unwrap_or(self.last);
         self.leaving.insert(number, order);
+        order
     }
 
     pub fn withdraw(&mut self, number: u64, bytes: usize) {
@@ -167,8 +168,9 @@ impl Unborn {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    pub fn has_arrived(&mut self, number: u64) {
-        self.leaving.remove(&number);
+    /// Its order.
+    pub fn has_arrived(&mut self, number: u64) -> u64 {
+        self.leaving.remove(&number).unwrap_or(self.last)
     }
 
     pub fn will_change_again(&self, number: u64) -> bool {
@@ -211,17 +213,6 @@ impl Unborn {
         overdue.map(|(number, _)| *number).collect()
     }
 
-    pub fn has_open(&self) -> bool {
-        !self.open.is_empty()
-    }
-
-    pub fn is_leaving(&self, number: u64) -> bool {
-        self.leaving.contains_key(&number)
-    }
-
-    pub fn has_leaving(&self) -> bool {
-        !self.leaving.is_empty()
-    }
 }
 
 impl Newborn {
