@@ -16,7 +16,7 @@ use crate::programs;
 const VOLUME: &str = "/mnt/volume";
 
 /// Long enough that a second round trip can't be taken for a busy machine.
-const FAR: Duration = Duration::from_millis(400);
+const FAR: Duration = Duration::from_millis(250);
 
 /// A gateway that has just been started still connects.
 const PATIENCE: Duration = Duration::from_secs(20);
