@@ -27,6 +27,7 @@ pub mod running;
 pub mod services;
 pub mod terminal;
 pub mod tree;
+pub mod volumes;
 pub mod wire;
 pub mod workload;
 
