@@ -51,13 +51,13 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
     task::AbortHandle,
 };
 
 use crate::disk::DiskCache;
 use crate::store::{
-    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched,
+    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store, StoreState, Watched,
 };
 use births::Births;
 use chunks::Chunks;
@@ -72,7 +72,7 @@ use writing::Writes;
 
 pub use files::Opened;
 pub use listing::{Directory, Name};
-pub use recalls::Invalidate;
+pub use recalls::{Changes, Invalidate};
 pub use table::ROOT;
 pub use told::{Expectation, Expected};
 pub use writing::Source;
@@ -137,6 +137,8 @@ pub struct Volume {
     /// Whenever a chunk has come.
     loaded: Notify,
     births: Arc<Births>,
+    /// All that the store had to say up to there is forgotten.
+    heard: watch::Sender<Stamp>,
     readers: Mutex<Readers>,
     tours: Mutex<Tours>,
     listings: Listings,
@@ -176,6 +178,7 @@ impl Volume {
             loading: Loading::default(),
             loaded: Notify::new(),
             births: Births::new(),
+            heard: watch::Sender::new(Stamp(0)),
             readers: Mutex::default(),
             tours: Mutex::default(),
             listings: Listings::default(),
@@ -203,16 +206,12 @@ impl Volume {
         }
     }
 
-    /// Before a command runs on the server: what was written here is there, and so is what others hold back.
-    ///
-    /// # Errors
-    /// Of the store.
-    pub async fn settle(&self) -> Result<(), Errno> {
+    /// Before a command runs on the server: returns when what was written here is there. What others hold back its executor asks for.
+    pub async fn settle(&self) {
         self.drain_all().await;
-        self.store.call(&Caller::default(), Op::Settle(Settling::Flush)).await.map(drop)
     }
 
-    /// After a command ran on the server: what it has changed is seen from now on.
+    /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.
     pub async fn catch_up(&self) {
         let settled = self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await;
         if settled.is_err() || self.store.state().watched == Watched::LeaseEnd {
