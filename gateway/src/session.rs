@@ -240,7 +240,8 @@ fn processes_with(directory: &Path) -> Vec<Pid> {
     pids.filter(|pid| *pid != std::process::id()).filter(names_it).collect()
 }
 
-fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
+/// Becomes readable when a process ends (pidfd_open(2)).
+pub(crate) fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
     let error = |source| SessionError::Watch { pid, source };
     let raw =
         rustix::process::Pid::from_raw(pid.cast_signed()).ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;

@@ -4,6 +4,7 @@
 //! They live on a runtime of their own: a thread of the gateway that looks at a path of a volume waits for the
 //! volume, which so must never wait for that thread.
 
+mod prefetch;
 mod serving;
 
 use std::{

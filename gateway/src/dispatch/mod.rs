@@ -114,6 +114,7 @@ async fn carry_out_as(
     let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     tracing::debug!(plan = %planned.plan, "planned");
+    fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, None);
     let setup = began.elapsed();
     let mut step = tracer.now_ns();
     let mut pipeline = start::tell(pipeline, &mut planned.plan, tracer).await;
@@ -154,6 +155,7 @@ async fn carry_out_as(
             }
         }
     }
+    fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, Some(&told));
     release_the_rest(&pipeline, (&told, &planned.plan), tracer).await;
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
     report(gateway, &commands, &pipeline.shape, &planned, &costs)
@@ -399,6 +401,25 @@ async fn fail_all(pipeline: &Pipeline, plan: &Plan, refusal: &start::Refusal, ou
             let message = format!("posh: {}: {refusal}{lost}", stage.enlisted.name);
             stage.tell(ending::failed(message)).await;
             outcome.statuses.insert(index, ending::EXIT_POSH_FAILED);
+        }
+    }
+}
+
+/// Has volumes fetch what the stages that are about to run here will read, and notes that for `explain`; not of those that were `told` to
+/// run here before.
+fn fetch_inputs_ahead(
+    gateway: &Gateway,
+    world: &World<'_>,
+    commands: &[Arc<Enlisted>],
+    plan: &mut Plan,
+    told: Option<&Plan>,
+) {
+    for (index, placement) in plan.placements.iter_mut().enumerate() {
+        let is_new = told.is_none_or(|told| matches!(told.placements[index], Placement::Remote(_)));
+        if let (Placement::Here(reason), true) = (placement, is_new)
+            && let Some(words) = gateway.volumes.prefetch(world, &commands[index])
+        {
+            *reason = format!("{reason}; {words}");
         }
     }
 }

@@ -271,12 +271,14 @@ impl Session {
             }
             Op::Link { file, parent, .. } => vec![change(*parent, NAMES), change(file.file, Leases::ATTRIBUTES)],
             Op::Remove { parent, name, .. } => {
+                // A name that is not there may be one that another session has not sent yet.
                 let child = self.child_id(*parent, name)?;
-                vec![change(*parent, NAMES), change(child.ok_or(Errno::ENOENT)?, NAMES)]
+                std::iter::once(change(*parent, NAMES)).chain(child.map(|child| change(child, NAMES))).collect()
             }
             Op::Rename { from, to, .. } => {
-                let file = self.child_id(from.0, &from.1)?.ok_or(Errno::ENOENT)?;
-                let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES), change(file, Leases::ATTRIBUTES)];
+                let file = self.child_id(from.0, &from.1)?;
+                let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES)];
+                intents.extend(file.map(|file| change(file, Leases::ATTRIBUTES)));
                 intents.extend(self.child_id(to.0, &to.1)?.map(|other| change(other, NAMES)));
                 intents
             }
@@ -397,6 +399,14 @@ impl Session {
     pub fn entry_of_node(&self, node: &Node) -> Result<Entry, Fault> {
         let leases = if node.kind == Kind::Directory { NAMES } else { Leases::ATTRIBUTES };
         self.entry((node.fd.as_fd(), node.id), leases)
+    }
+
+    /// How a directory is that this session has just made. Nobody else knows it: its names may be made in memory, unless their
+    /// permissions come of more than mode and owner.
+    pub fn entry_of_new_directory(&self, node: &Node) -> Result<Entry, Fault> {
+        let is_plain = attributes::has_no_default_acl(node.fd.as_fd());
+        let held_back = if is_plain { Leases::WRITE } else { Leases::empty() };
+        self.entry((node.fd.as_fd(), node.id), NAMES | held_back)
     }
 
     /// First the lease, then the look: a change in between is recalled with a later stamp.

@@ -1,26 +1,35 @@
-//! Small files ahead of their opening: whoever opens the files of a directory one after the other, in the order of
-//! their names (as a shell's pattern has them), gets the contents of the next ones in a few requests of many files each, and opens
-//! them without asking anybody.
+//! Files ahead of their opening: their contents are fetched in few requests of many files each, for whoever opens one after the
+//! other ([`super::readers`] knows which come next), and small ones are then opened without asking anybody.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Instant,
+};
 
 use bytes::{Bytes, BytesMut};
 use tokio_stream::StreamExt as _;
 
-use super::{Volume, chunks::CHUNK};
+use super::{
+    Volume,
+    chunks::CHUNK,
+    readers::{By, Reached, ReaderId, Readers},
+    reading::Origin,
+};
 use crate::store::{Caller, Entry, Errno, FileId, Kind, Leases, ReadPart};
 
-/// Files of the first request; each further one has twice as many.
-const FIRST_WINDOW: usize = 16;
+/// What was fetched and not opened may take that share of the memory for contents.
+const SHARE: u64 = 4;
 
-/// Files of one request at most.
-const LAST_WINDOW: usize = 256;
+/// Of a larger file only the beginning is fetched: then it is read ahead as it is read.
+const LARGE_CHUNKS: u64 = 4;
 
-/// Contents of one request at most.
-const WINDOW_BYTES: u64 = 4 << 20;
+/// Directories without files that are passed over in looking for more files.
+const EMPTY_DIRECTORIES: usize = 64;
 
-/// A file to be fetched: it has one chunk.
-type Wanted = (FileId, u64);
+/// A file to be fetched, its version, and the chunks that were claimed for it.
+type Wanted = (FileId, u64, Range<u64>);
 
 impl Volume {
     /// A small file whose contents are kept, read with the same rights: open(2) would say nothing new.
@@ -34,10 +43,11 @@ impl Volume {
             if let Some(data) = self.chunks.get((file, 0), version) {
                 return Some((entry, data)).filter(|_| may);
             }
-            if !self.loading.is_claimed((file, 0), version) {
+            if self.loading.is_claimed((file, 0), version) {
+                fetched.await;
+            } else if !may || self.fetch_from_disk((file, 0), version).await.is_none() {
                 return None;
             }
-            fetched.await;
         }
     }
 
@@ -53,72 +63,130 @@ impl Volume {
         Some((Entry { attributes, leases: node.leases, stamp: node.stamp }, may))
     }
 
+    pub(super) fn readers(&self) -> MutexGuard<'_, Readers> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Notes that a file is opened; fetches those that come next, if it came next itself.
-    pub(super) fn fetch_siblings(self: &Arc<Self>, caller: &Caller, file: FileId) {
-        let next = self.next_siblings(file);
-        if next.is_empty() || self.chunks.limit() < 2 * WINDOW_BYTES {
-            return;
+    pub(super) fn note_opened(self: &Arc<Self>, caller: &Caller, file: FileId) {
+        let known = self.readers().opened(file);
+        if let Some(reader) = known.or_else(|| self.begin_reading(file)) {
+            self.fetch_files_ahead(caller, reader);
         }
-        let wanted = self.claim_small(&next);
-        if wanted.is_empty() {
-            return;
+    }
+
+    /// The first two of a directory, one right after the other, are enough to expect the third.
+    fn begin_reading(&self, file: FileId) -> Option<ReaderId> {
+        let (parent, orders, by) = {
+            let mut table = self.table();
+            let parent = table.of(file)?.parent?;
+            let node = table.of_mut(parent)?;
+            let orders = node.orders.clone()?;
+            let by = node.cursor.opened(&orders, file)?;
+            (parent, orders, by)
+        };
+        Some(self.readers().begin(orders.files_after(file, by), (parent, by)))
+    }
+
+    /// Fetches what is expected next, as far as there is room for it.
+    pub(super) fn fetch_files_ahead(self: &Arc<Self>, caller: &Caller, reader: ReaderId) {
+        self.expect_further_directories(reader);
+        let limit = self.chunks.limit() / SHARE;
+        loop {
+            let request = self.readers().request(reader, limit, |file| self.size_of_fetched(file));
+            let Some((files, bytes)) = request else { return };
+            let wanted = self.claim(&files);
+            let (volume, caller) = (Arc::clone(self), caller.clone());
+            tokio::spawn(async move {
+                volume.fetch_wanted(&caller, wanted).await;
+                volume.readers().fetched(reader, bytes);
+                volume.fetch_files_ahead(&caller, reader);
+            });
         }
-        let (volume, caller) = (Arc::clone(self), caller.clone());
-        tokio::spawn(async move {
-            if let Err(errno) = volume.fetch_files(&caller, &wanted).await {
-                tracing::debug!(%errno, "files not fetched ahead");
+    }
+
+    /// The directories after the one that a reader has come to, whose files are known by now.
+    fn expect_further_directories(&self, reader: ReaderId) {
+        for _ in 0..EMPTY_DIRECTORIES {
+            let Some(reached) = self.readers().reached(reader) else { return };
+            let Some((next, files)) = self.next_directory(reached) else { return };
+            self.readers().goes_on(reader, &files, (next, reached.1));
+        }
+    }
+
+    /// Which directory comes next, and its files.
+    fn next_directory(&self, (mut directory, by): Reached) -> Option<(FileId, Vec<FileId>)> {
+        let table = self.table();
+        let orders = |directory| table.of(directory)?.orders.clone();
+        // A shell's pattern stays on its level, other programs go down first.
+        let inside =
+            orders(directory).filter(|_| by != By::Name).and_then(|inside| inside.directories(by).first().copied());
+        let next = inside.or_else(|| {
+            loop {
+                let parent = table.of(directory)?.parent?;
+                if let Some(next) = orders(parent)?.directories_after(directory, by).first() {
+                    return Some(*next);
+                }
+                directory = parent;
             }
-            wanted.iter().for_each(|(file, version)| volume.loading.give_up((*file, 0), *version));
-            volume.loaded.notify_waiters();
-        });
+        })?;
+        Some((next, orders(next)?.files(by).to_vec()))
     }
 
-    fn next_siblings(&self, file: FileId) -> Vec<FileId> {
-        let mut table = self.table();
-        let Some(parent) = table.of(file).and_then(|node| node.parent) else { return Vec::new() };
-        let Some(directory) = table.of_mut(parent) else { return Vec::new() };
-        let Some(order) = directory.order.clone() else { return Vec::new() };
-        let cursor = &mut directory.cursor;
-        let is_next = order.get(cursor.last) == Some(&file) && cursor.last > 0;
-        let place = if is_next { Some(cursor.last) } else { order.iter().position(|other| *other == file) };
-        cursor.last = place.map_or(0, |place| place + 1);
-        if !is_next {
-            (cursor.fetched, cursor.window) = (cursor.last, 0);
-            return Vec::new();
-        }
-        // The next request begins before the last one is used up.
-        if cursor.fetched > cursor.last + cursor.window / 2 {
-            return Vec::new();
-        }
-        cursor.window = (cursor.window * 2).clamp(FIRST_WINDOW, LAST_WINDOW);
-        let from = cursor.fetched.max(cursor.last);
-        cursor.fetched = (from + cursor.window).min(order.len());
-        order.get(from..cursor.fetched).unwrap_or_default().to_vec()
+    /// How much of a file would be fetched; `None`: nothing, as far as is known now.
+    fn size_of_fetched(&self, file: FileId) -> Option<u64> {
+        let table = self.table();
+        let attributes = table.of(file).filter(|node| self.is_good(node))?.attributes?;
+        drop(table);
+        let is_wanted = attributes.kind == Kind::Regular && attributes.size > 0 && !self.writes.is_dirty(file);
+        let is_there = || self.chunks.get((file, 0), attributes.version).is_some();
+        (is_wanted && !is_there()).then(|| attributes.size.min(LARGE_CHUNKS * CHUNK))
     }
 
-    /// Those that are small and not in memory, nor on their way.
-    fn claim_small(&self, files: &[FileId]) -> Vec<Wanted> {
-        let mut bytes = 0;
+    /// What of these files is not in memory, nor on its way.
+    fn claim(&self, files: &[FileId]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for file in files {
-            // What contents may be remembered of, the answer says.
-            let attributes = self.table().of(*file).filter(|node| self.is_good(node)).and_then(|node| node.attributes);
-            let small = attributes.filter(|a| a.kind == Kind::Regular && (1..=CHUNK).contains(&a.size));
-            let Some(attributes) = small.filter(|_| !self.writes.is_dirty(*file)) else { continue };
-            bytes += attributes.size;
-            if bytes > WINDOW_BYTES {
-                break;
-            }
-            let (key, version) = ((*file, 0), attributes.version);
-            if self.chunks.get(key, version).is_none() && self.loading.claim(key, version) {
-                wanted.push((*file, version));
+            let Some(attributes) = self.table().of(*file).and_then(|node| node.attributes) else { continue };
+            let version = attributes.version;
+            let chunks = 0..attributes.size.div_ceil(CHUNK).min(LARGE_CHUNKS);
+            let is_free = |number: &u64| {
+                self.chunks.get((*file, *number), version).is_none() && self.loading.claim((*file, *number), version)
+            };
+            let claimed = chunks.take_while(is_free).count() as u64;
+            if claimed > 0 {
+                wanted.push((*file, version, 0..claimed));
             }
         }
         wanted
     }
 
-    async fn fetch_files(&self, caller: &Caller, wanted: &[Wanted]) -> Result<(), Errno> {
-        let part = |(file, _): &Wanted| ReadPart { place: (*file).into(), range: 0..CHUNK };
+    async fn fetch_wanted(&self, caller: &Caller, wanted: Vec<Wanted>) {
+        let mut small = Vec::new();
+        for (file, version, chunks) in &wanted {
+            if chunks.end > 1 {
+                let origin = Origin { caller, place: (*file).into() };
+                if let Err(errno) = self.fetch_chunks(&origin, *version, chunks.clone(), &mut 0).await {
+                    tracing::debug!(%errno, "file not fetched ahead");
+                }
+            } else if self.fetch_from_disk((*file, 0), *version).await.is_none() {
+                small.push((*file, *version));
+            }
+        }
+        if !small.is_empty()
+            && let Err(errno) = self.fetch_files(caller, &small).await
+        {
+            tracing::debug!(%errno, "files not fetched ahead");
+        }
+        for (file, version, chunks) in wanted {
+            chunks.for_each(|number| self.loading.give_up((file, number), version));
+        }
+        self.loaded.notify_waiters();
+    }
+
+    /// Files of one chunk, in one request.
+    async fn fetch_files(&self, caller: &Caller, wanted: &[(FileId, u64)]) -> Result<(), Errno> {
+        let part = |(file, _): &(FileId, u64)| ReadPart { place: (*file).into(), range: 0..CHUNK };
         let asked = Instant::now();
         let mut pieces = self.store.read(caller, wanted.iter().map(part).collect()).await;
         let mut parts: HashMap<u32, BytesMut> = HashMap::new();

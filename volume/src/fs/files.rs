@@ -55,7 +55,7 @@ impl Volume {
         let file = self.file(number)?;
         self.drain(file).await;
         if flags == OpenFlags::READ {
-            self.fetch_siblings(caller, file);
+            self.note_opened(caller, file);
             if let Some((entry, pinned)) = self.in_memory(caller, file).await {
                 return Ok(self.opened(caller, flags, (None, Some(pinned)), &entry));
             }

@@ -1,12 +1,20 @@
 //! Directories as they are read: one listing for each open directory, which stays as it was when it was begun,
-//! with the attributes of its files.
+//! with the attributes of its files; and directories that are listed before they are opened, as [`super::tours`] expects them.
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
-    sync::{Arc, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Volume, table::Cursor};
+use tokio::sync::Notify;
+
+use super::{
+    Volume,
+    order::{Cursor, Orders},
+    readers::By,
+    tours::{TourId, Tours},
+};
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Op};
 
 /// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few round trips and
@@ -58,14 +66,14 @@ impl Volume {
     ///
     /// # Errors
     /// Of reading the directory.
-    pub async fn read_directory(&self, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
+    pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
         let directory = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned();
         let directory = directory.ok_or(Errno::EBADF)?;
         let mut names = directory.names.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || names.is_none() {
             let file = self.file(directory.number)?;
-            *names = Some(self.list_all(&directory.caller, file).await?);
+            *names = Some(self.list_for_a_program(&directory.caller, file).await?);
         }
         let listed = names.clone().unwrap_or_default();
         let own = self.table().node(directory.number).map_or(0, |node| node.file.inode);
@@ -91,11 +99,37 @@ impl Volume {
         Ok(dots.skip(from).chain(files).collect())
     }
 
+    /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
+    async fn list_for_a_program(self: &Arc<Self>, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+        let tour = self.note_visited(file);
+        if let Some(tour) = tour {
+            self.list_ahead(caller, tour);
+        }
+        let names = self.list_all(caller, file).await?;
+        if let Some(tour) = tour {
+            self.heard_of(caller, tour, file, &names);
+            self.list_ahead(caller, tour);
+        }
+        Ok(names)
+    }
+
     /// All names of a directory, remembered if its lease allows it.
     pub(super) async fn list_all(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
-        if let Some(listing) = self.remembered_listing(file) {
-            return Ok(listing);
+        loop {
+            let ended = self.listings.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            if let Some(listing) = self.remembered_listing(file) {
+                return Ok(listing);
+            }
+            if !self.listings.is_claimed(file) {
+                return self.ask_for_listing(caller, file).await;
+            }
+            ended.await;
         }
+    }
+
+    async fn ask_for_listing(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
         let mut names = Vec::new();
         let mut cookie = 0;
         let mut first = None;
@@ -112,6 +146,65 @@ impl Volume {
                 return Ok(names);
             }
         }
+    }
+
+    pub(super) fn tours(&self) -> MutexGuard<'_, Tours> {
+        self.tours.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_visited(&self, directory: FileId) -> Option<TourId> {
+        let parent = self.table().of(directory).and_then(|node| node.parent);
+        self.tours().visited(directory, parent, |parent| self.siblings(parent, directory))
+    }
+
+    /// The directories beside one, those that come after it first: a shell's pattern goes by name.
+    fn siblings(&self, parent: FileId, directory: FileId) -> Vec<FileId> {
+        let Some(orders) = self.table().of(parent).and_then(|node| node.orders.clone()) else { return Vec::new() };
+        let is_first = |by| orders.directories(by).first() == Some(&directory);
+        let by = if is_first(By::Name) && !is_first(By::Listing) { By::Name } else { By::Listing };
+        let after = orders.directories_after(directory, by);
+        let before = orders.directories(by).iter().take_while(|other| **other != directory);
+        after.iter().chain(before).copied().collect()
+    }
+
+    fn note_listed(&self, tour: TourId, directory: FileId, names: &[Listed]) {
+        let inside = names.iter().filter(|listed| listed.kind == Kind::Directory);
+        let inside: Vec<FileId> = inside.filter_map(|listed| Some(listed.entry?.attributes.id)).collect();
+        self.tours().listed(tour, directory, names.len(), &inside);
+    }
+
+    /// Lists what a tour expects, as far as it is not known.
+    pub(super) fn list_ahead(self: &Arc<Self>, caller: &Caller, tour: TourId) {
+        if self.store.lease_limit().is_some() {
+            // Nothing of it could be relied upon when it is asked for.
+            return;
+        }
+        loop {
+            let next = self.tours().next(tour);
+            if next.is_empty() {
+                return;
+            }
+            for directory in next {
+                if let Some(names) = self.remembered_listing(directory) {
+                    self.heard_of(caller, tour, directory, &names);
+                } else if self.listings.claim(directory) {
+                    let (volume, caller) = (Arc::clone(self), caller.clone());
+                    tokio::spawn(async move {
+                        let listed = volume.ask_for_listing(&caller, directory).await;
+                        volume.listings.give_up(directory);
+                        if let Ok(names) = listed {
+                            volume.heard_of(&caller, tour, directory, &names);
+                            volume.list_ahead(&caller, tour);
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    fn heard_of(self: &Arc<Self>, caller: &Caller, tour: TourId, directory: FileId, names: &[Listed]) {
+        self.note_listed(tour, directory, names);
+        self.expect_files_of(caller, tour, names);
     }
 
     fn remembered_listing(&self, file: FileId) -> Option<Arc<Vec<Listed>>> {
@@ -135,16 +228,40 @@ impl Volume {
         if !node.is_complete {
             node.listing = None;
         }
-        let mut order: Vec<(&OsString, FileId)> =
-            names.iter().filter_map(|listed| Some((&listed.name, listed.entry?.attributes.id))).collect();
-        order.sort_unstable();
-        node.order = Some(Arc::new(order.iter().map(|(_, file)| *file).collect()));
+        node.orders = Some(Arc::new(Orders::of(names)));
         node.cursor = Cursor::default();
-        for (_, file) in order {
-            if let Some(node) = table.of_mut(file) {
+        for id in names.iter().filter_map(|listed| Some(listed.entry?.attributes.id)) {
+            if let Some(node) = table.of_mut(id) {
                 node.parent = Some(last.attributes.id);
             }
         }
+    }
+}
+
+/// Directories that are being listed before anybody has opened them.
+#[derive(Debug, Default)]
+pub(super) struct Listings {
+    claimed: Mutex<HashSet<FileId>>,
+    /// Whenever one of them has been listed, or can't be.
+    ended: Notify,
+}
+
+impl Listings {
+    fn claimed(&self) -> MutexGuard<'_, HashSet<FileId>> {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claim(&self, directory: FileId) -> bool {
+        self.claimed().insert(directory)
+    }
+
+    fn is_claimed(&self, directory: FileId) -> bool {
+        self.claimed().contains(&directory)
+    }
+
+    fn give_up(&self, directory: FileId) {
+        self.claimed().remove(&directory);
+        self.ended.notify_waiters();
     }
 }
 

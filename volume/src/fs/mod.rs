@@ -3,7 +3,9 @@
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
 //! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
-//! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk; `ahead`: of small files, before they are opened
+//! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
+//! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
+//!   these, `told` what somebody has named
 //! * `writing`: contents on their way out
 //! * `recalls`: what the store says on its own account, and what the kernel must forget
 //!
@@ -22,9 +24,13 @@ mod files;
 mod keep;
 mod listing;
 mod names;
+mod order;
+mod readers;
 mod reading;
 mod recalls;
 mod table;
+mod told;
+mod tours;
 mod writing;
 
 use std::{
@@ -49,14 +55,18 @@ use crate::store::{
 use chunks::Chunks;
 use files::Open;
 use keep::Keep;
+use listing::Listings;
+use readers::Readers;
 use reading::Loading;
 use table::{Node, Table};
+use tours::Tours;
 use writing::Writes;
 
 pub use files::Opened;
 pub use listing::{Directory, Name};
 pub use recalls::Invalidate;
 pub use table::ROOT;
+pub use told::{Expectation, Expected};
 pub use writing::Source;
 
 /// How a volume behaves.
@@ -114,6 +124,9 @@ pub struct Volume {
     loading: Loading,
     /// Whenever a chunk has come.
     loaded: Notify,
+    readers: Mutex<Readers>,
+    tours: Mutex<Tours>,
+    listings: Listings,
     listener: Mutex<Option<AbortHandle>>,
 }
 
@@ -148,6 +161,9 @@ impl Volume {
             invalidate,
             loading: Loading::default(),
             loaded: Notify::new(),
+            readers: Mutex::default(),
+            tours: Mutex::default(),
+            listings: Listings::default(),
             listener: Mutex::new(None),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));

@@ -70,7 +70,7 @@ impl Volume {
     }
 
     /// A name as its directory's answer had it, unless something was heard of the directory since.
-    fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
+    pub(super) fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
         let mut table = self.table();
         let id = directory.attributes.id;
         if table.of(id).is_some_and(|node| node.stamp == directory.stamp) {

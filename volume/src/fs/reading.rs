@@ -16,7 +16,7 @@ use super::{
     chunks::{CHUNK, Key},
     files::Open,
 };
-use crate::store::{Entry, Errno, Leases, OpenFlags, Piece, ReadPart};
+use crate::store::{Caller, Entry, Errno, Leases, OpenFlags, Piece, Place, ReadPart};
 
 /// Chunks of one request at most: large enough to fill a link, small enough that several are under way.
 const REQUEST_CHUNKS: u64 = 4;
@@ -52,6 +52,12 @@ impl Pattern {
         }
         Some(self.ahead)
     }
+}
+
+/// Of what is read, and for whom.
+pub(super) struct Origin<'a> {
+    pub caller: &'a Caller,
+    pub place: Place,
 }
 
 /// Chunks that are being fetched.
@@ -199,7 +205,8 @@ impl Volume {
         let (volume, open) = (Arc::clone(self), Arc::clone(open));
         tokio::spawn(async move {
             let mut next = chunks.start;
-            if let Err(errno) = volume.fetch_chunks(&open, version, chunks.clone(), &mut next).await {
+            let origin = Origin { caller: &open.caller, place: open.place() };
+            if let Err(errno) = volume.fetch_chunks(&origin, version, chunks.clone(), &mut next).await {
                 tracing::debug!(%errno, file = open.file.inode, "not read ahead");
             }
             chunks.for_each(|number| volume.loading.give_up((open.file, number), version));
@@ -208,18 +215,25 @@ impl Volume {
     }
 
     /// `next` is the first chunk that is not there yet.
-    async fn fetch_chunks(&self, open: &Open, version: u64, chunks: Range<u64>, next: &mut u64) -> Result<(), Errno> {
-        while *next < chunks.end && self.fetch_from_disk((open.file, *next), version).await.is_some() {
-            self.loading.give_up((open.file, *next), version);
+    pub(super) async fn fetch_chunks(
+        &self,
+        origin: &Origin<'_>,
+        version: u64,
+        chunks: Range<u64>,
+        next: &mut u64,
+    ) -> Result<(), Errno> {
+        let file = origin.place.file;
+        while *next < chunks.end && self.fetch_from_disk((file, *next), version).await.is_some() {
+            self.loading.give_up((file, *next), version);
             self.loaded.notify_waiters();
             *next += 1;
         }
         if *next == chunks.end {
             return Ok(());
         }
-        let part = ReadPart { place: open.place(), range: *next * CHUNK..chunks.end * CHUNK };
+        let part = ReadPart { place: origin.place, range: *next * CHUNK..chunks.end * CHUNK };
         let asked = Instant::now();
-        let mut pieces = self.store.read(&open.caller, vec![part]).await;
+        let mut pieces = self.store.read(origin.caller, vec![part]).await;
         let mut data = BytesMut::new();
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
@@ -230,7 +244,7 @@ impl Volume {
             data.extend_from_slice(&piece.data?);
             while data.len() as u64 >= CHUNK || is_last && !data.is_empty() {
                 let chunk = data.split_to(data.len().min(usize::try_from(CHUNK).unwrap_or(usize::MAX)));
-                let key = (open.file, *next);
+                let key = (file, *next);
                 self.keep(key, version, chunk.freeze());
                 self.loading.give_up(key, version);
                 self.loaded.notify_waiters();

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use super::order::{Cursor, Orders};
 use crate::store::{Attributes, Entry, FileId, Handle, Leases, Listed, Stamp};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
@@ -45,9 +46,9 @@ pub(super) struct Node {
     pub listing: Option<Arc<Vec<Listed>>>,
     /// Whether `names` has all that there are.
     pub is_complete: bool,
-    /// Its files in the order of their names, as of the last listing, and how far that has been gone through.
-    pub order: Option<Arc<Vec<FileId>>>,
-    /// See `order`.
+    /// What lies in it in the orders of programs, as of the last listing, and how far that has been gone through.
+    pub orders: Option<Arc<Orders>>,
+    /// See `orders`.
     pub cursor: Cursor,
     /// The directory that it was last found in.
     pub parent: Option<FileId>,
@@ -59,17 +60,6 @@ pub(super) struct Node {
     pub pages_doubtful: bool,
     /// Names that were asked for one by one since the leases of the directory were lost.
     pub asked: u32,
-}
-
-/// How the files of a directory are opened one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Cursor {
-    /// The place of the last one, counted from 1.
-    pub last: usize,
-    /// Up to where contents were asked for ahead.
-    pub fetched: usize,
-    /// How many are asked for at once.
-    pub window: usize,
 }
 
 /// A name as it is remembered.
@@ -119,7 +109,7 @@ impl Table {
             names: HashMap::new(),
             listing: None,
             is_complete: false,
-            order: None,
+            orders: None,
             cursor: Cursor::default(),
             parent: None,
             reader: None,

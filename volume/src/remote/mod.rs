@@ -253,6 +253,14 @@ impl Shared {
         }
     }
 
+    /// Completes when that connection is not the session's any more.
+    async fn is_replaced(&self, connection: &Connection) {
+        let Some(its) = &connection.outgoing else { return };
+        let is_other = |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
+        // The sender is ours: it does not end.
+        let _ = self.connection.subscribe().wait_for(is_other).await;
+    }
+
     /// The connection, when there is one.
     async fn connected(&self) -> Result<Connection, Errno> {
         let mut connection = self.connection.subscribe();

@@ -119,6 +119,7 @@ bitflags! {
         const DATA = 4;
         /// Its contents and attributes may be changed in memory and written later: nobody else has a lease of it. A recall of this
         /// (somebody wants to read) is answered when all is written; with the others recalled at the same time nothing may be kept.
+        /// Of a directory: names may be made in it in memory, too. Who has just made a directory gets it, nobody else.
         const WRITE = 8;
     }
 }

@@ -1,0 +1,113 @@
+//! What a command that runs here is going to read is known from its words before it opens anything: its volumes are told,
+//! and fetch it meanwhile (informed prefetch). The command waits for none of that, and ends it when it ends.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
+
+use fs_mapper::{LastLink, Resolution, Resolver, coherence::Adapter};
+use nix::unistd::{getegid, geteuid, getgroups};
+use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, StdinUse};
+use posh_volume::{fs::Expected, store::Caller};
+use tokio::io::Interest;
+
+use super::Volumes;
+use crate::{
+    enlisted::{Enlisted, Kind},
+    facts::World,
+    session::watch,
+};
+
+/// Commands that look at files and do not read them: contents are fetched only if they open one all the same.
+const LOOKING: [&str; 4] = ["du", "find", "ls", "stat"];
+
+/// What a command reads, by the mount point of the volume.
+type Inputs = BTreeMap<PathBuf, Vec<Expected>>;
+
+impl Volumes {
+    /// Tells the volumes what a command is going to read, as far as its words say. For `explain`, if there is something.
+    #[must_use]
+    pub fn prefetch(&self, world: &World<'_>, stage: &Enlisted) -> Option<String> {
+        if *self.mounted.borrow() == 0 || stage.mount_namespace != world.mount_namespace || !stage.cwd.is_absolute() {
+            return None;
+        }
+        let inputs = inputs(world, stage);
+        let runtime = self.handle().ok()?;
+        let mut told = Vec::new();
+        for (path, expected) in inputs {
+            let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
+            let Some(serving) = serving else { continue };
+            told.push(path.display().to_string());
+            let (caller, pid) = (own_caller(), stage.pid);
+            runtime.spawn(async move {
+                // It has ended already, if it can't be watched.
+                let Ok(process) = watch(pid) else { return };
+                let expectation = serving.volume.will_read(&caller, expected);
+                let _ = process.ready(Interest::READABLE).await;
+                drop(expectation);
+            });
+        }
+        (!told.is_empty()).then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
+    }
+}
+
+/// Commands of other users do not come to this gateway.
+fn own_caller() -> Caller {
+    let groups = getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
+    Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups }
+}
+
+fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
+    let mut inputs = Inputs::new();
+    let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
+    let Ok(invocation) = world.library.classify(&stage.name, &stage.argv, &lookup) else { return inputs };
+    let mut resolver = Resolver::new(world.table, &stage.cwd);
+    let mut note = |path: &Path, last, expected: fn(PathBuf) -> Expected| {
+        if let Some((mount, below)) = on_volume(world, &mut resolver, path, last) {
+            inputs.entry(mount).or_default().push(expected(below));
+        }
+    };
+    for file in &invocation.files {
+        if let Some(expected) = use_of(&invocation, file) {
+            let last = if file.no_follow { LastLink::Keep } else { LastLink::Follow };
+            note(Path::new(&file.path), last, expected);
+        }
+    }
+    if invocation.current_dir == CurrentDir::Reads {
+        note(&stage.cwd, LastLink::Follow, Expected::Tree);
+    }
+    let input = stage.descriptor(0).filter(|input| input.kind == Kind::File && invocation.stdin != StdinUse::Unused);
+    if let Some(input) = input {
+        note(&input.path, LastLink::Keep, Expected::File);
+    }
+    inputs
+}
+
+fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expected> {
+    match file.kind {
+        FileKind::InputFile | FileKind::InoutFile if LOOKING.contains(&invocation.command.as_str()) => {
+            Some(Expected::Tree)
+        }
+        FileKind::InputFile | FileKind::InoutFile => Some(Expected::File),
+        FileKind::InputDir => Some(Expected::Tree),
+        FileKind::OutputFile | FileKind::OutputDir | FileKind::ListFile => None,
+    }
+}
+
+/// The mount point of the volume that a path is on, and the path below it. Where only the server can say what it means, there is nothing to fetch.
+fn on_volume(
+    world: &World<'_>,
+    resolver: &mut Resolver<'_>,
+    path: &Path,
+    last: LastLink,
+) -> Option<(PathBuf, PathBuf)> {
+    let Resolution::Owned(owned) = resolver.resolve_with(path, last) else { return None };
+    let mount = world.table.mount(owned.mount);
+    if mount.adapter() != Adapter::Volume || owned.uncertain {
+        return None;
+    }
+    let below = owned.client_path.as_path().strip_prefix(mount.path.as_path()).ok()?;
+    Some((mount.path.as_path().to_owned(), below.to_owned()))
+}

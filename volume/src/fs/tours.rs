@@ -1,0 +1,225 @@
+//! Directories that are listed before they are opened: whoever lists a directory and then one of those in it is
+//! likely to go through all of them (find, du, ls -R, grep -r, a shell's pattern), and would wait for one round trip after the other.
+//!
+//! A tour is one such going through. What it expects stands in the order of a walk that goes down before it goes on, and is listed
+//! in parallel, the more at once the more of it was then opened. Here is which directories those are, without waiting; [`super::listing`]
+//! asks for them.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::readers::ReaderId;
+use crate::store::FileId;
+
+/// Directories that the first suspicion is worth.
+const FIRST_WINDOW: usize = 4;
+
+/// Directories at most that were listed and not opened yet, or are being listed: at 20 ms and 20 files in each some 200,000 files a second.
+const LAST_WINDOW: usize = 192;
+
+/// Names of them at most: a fraction of what the table remembers.
+const MAX_NAMES: usize = 20_000;
+
+/// Directories that are expected at most; a wider tree is expected anew where it goes on.
+const MAX_EXPECTED: usize = 50_000;
+
+/// Tours at the same time; the one that was not seen for longest ends for another.
+const MAX_TOURS: usize = 8;
+
+/// Directories that were opened last, in which a tour may begin.
+const RECENT: usize = 64;
+
+/// A tour, for those that list for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct TourId(u64);
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Tours {
+    /// The last one seen is the last.
+    tours: Vec<Tour>,
+    recent: VecDeque<FileId>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Tour {
+    id: TourId,
+    /// The next one is the last.
+    expected: Vec<FileId>,
+    /// Those that are being listed, and those that were, with how many names they have.
+    ahead: VecDeque<(FileId, usize)>,
+    window: usize,
+    /// All that it has to do with.
+    members: HashSet<FileId>,
+    /// Who is going to read the files that it comes to.
+    reader: Option<ReaderId>,
+}
+
+impl Tours {
+    /// A program lists a directory, which is in `parent`. The tour that it is on; the directories beside it are expected next if it is the
+    /// first of one, as `siblings` gives them.
+    pub fn visited(
+        &mut self,
+        directory: FileId,
+        parent: Option<FileId>,
+        siblings: impl FnOnce(FileId) -> Vec<FileId>,
+    ) -> Option<TourId> {
+        let known = self.tours.iter().position(|tour| tour.members.contains(&directory));
+        let begins = parent.filter(|parent| known.is_none() && self.recent.contains(parent));
+        self.recent.retain(|other| *other != directory);
+        self.recent.push_back(directory);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+        if let Some(place) = known {
+            let mut tour = self.tours.remove(place);
+            tour.visited(directory);
+            let id = tour.id;
+            self.tours.push(tour);
+            return Some(id);
+        }
+        let id = self.begin(siblings(begins?), FIRST_WINDOW);
+        if let Some(tour) = self.get(id) {
+            tour.members.insert(directory);
+        }
+        Some(id)
+    }
+
+    /// A tour through what somebody is going to name, as fast as it goes.
+    pub fn told(&mut self, reader: ReaderId) -> TourId {
+        let id = self.begin(Vec::new(), LAST_WINDOW);
+        if let Some(tour) = self.get(id) {
+            tour.reader = Some(reader);
+        }
+        id
+    }
+
+    /// Directories that come after all others.
+    pub fn expect(&mut self, id: TourId, directories: &[FileId]) {
+        let Some(tour) = self.get(id) else { return };
+        let room = MAX_EXPECTED.saturating_sub(tour.members.len());
+        let new: Vec<FileId> = directories.iter().copied().filter(|d| tour.members.insert(*d)).take(room).collect();
+        tour.expected.splice(..0, new.into_iter().rev());
+    }
+
+    /// Who is going to read the files that it comes to.
+    pub fn reader(&mut self, id: TourId) -> Option<ReaderId> {
+        self.get(id)?.reader
+    }
+
+    /// It ends; what has been asked for comes all the same.
+    pub fn end(&mut self, id: TourId) {
+        self.tours.retain(|tour| tour.id != id);
+    }
+
+    fn begin(&mut self, mut directories: Vec<FileId>, window: usize) -> TourId {
+        if self.tours.len() >= MAX_TOURS {
+            self.tours.remove(0);
+        }
+        self.next += 1;
+        let id = TourId(self.next);
+        directories.truncate(MAX_EXPECTED);
+        directories.reverse();
+        let members = directories.iter().copied().collect();
+        self.tours.push(Tour { id, expected: directories, ahead: VecDeque::new(), window, members, reader: None });
+        id
+    }
+
+    /// A directory of a tour has been listed: those in it come before what was expected till now.
+    pub fn listed(&mut self, id: TourId, directory: FileId, names: usize, inside: &[FileId]) {
+        let Some(tour) = self.get(id) else { return };
+        if let Some(ahead) = tour.ahead.iter_mut().find(|(ahead, _)| *ahead == directory) {
+            ahead.1 = names;
+        }
+        for inside in inside.iter().rev() {
+            if tour.members.len() < MAX_EXPECTED && tour.members.insert(*inside) {
+                tour.expected.push(*inside);
+            }
+        }
+    }
+
+    /// What is to be listed now.
+    pub fn next(&mut self, id: TourId) -> Vec<FileId> {
+        self.get(id).map(Tour::next).unwrap_or_default()
+    }
+
+    fn get(&mut self, id: TourId) -> Option<&mut Tour> {
+        self.tours.iter_mut().find(|tour| tour.id == id)
+    }
+}
+
+impl Tour {
+    fn visited(&mut self, directory: FileId) {
+        if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == directory) {
+            // Those before it were passed over, or will be opened in some other order.
+            self.ahead.drain(..=place);
+            self.window = (self.window * 2).min(LAST_WINDOW);
+        } else if let Some(place) = self.expected.iter().rposition(|expected| *expected == directory) {
+            self.expected.remove(place);
+        }
+    }
+
+    fn next(&mut self) -> Vec<FileId> {
+        let mut next = Vec::new();
+        let names: usize = self.ahead.iter().map(|(_, names)| names).sum();
+        while names < MAX_NAMES && self.ahead.len() < self.window {
+            let Some(directory) = self.expected.pop() else { break };
+            self.ahead.push_back((directory, 0));
+            next.push(directory);
+        }
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(inode: u64) -> FileId {
+        FileId { inode, generation: 0 }
+    }
+
+    fn ids(inodes: impl IntoIterator<Item = u64>) -> Vec<FileId> {
+        inodes.into_iter().map(id).collect()
+    }
+
+    #[test]
+    fn what_lies_in_a_directory_is_expected_before_what_lies_beside_it() {
+        let mut tours = Tours::default();
+        assert_eq!(tours.visited(id(1), None, |_| unreachable!()), None);
+        let tour = tours.visited(id(10), Some(id(1)), |_| ids(20..30)).unwrap();
+        tours.listed(tour, id(10), 2, &ids([11, 12]));
+        assert_eq!(tours.next(tour), ids([11, 12, 20, 21]));
+        assert_eq!(tours.next(tour), []);
+        // Opened as expected: twice as much is listed ahead.
+        assert_eq!(tours.visited(id(11), Some(id(10)), |_| unreachable!()), Some(tour));
+        tours.listed(tour, id(12), 1, &ids([13]));
+        assert_eq!(tours.next(tour), ids([13, 22, 23, 24, 25]));
+    }
+
+    #[test]
+    fn a_directory_that_is_listed_alone_begins_nothing() {
+        let mut tours = Tours::default();
+        for number in 0..100 {
+            // In a directory that nobody has listed.
+            assert_eq!(tours.visited(id(number), Some(id(1000)), |_| unreachable!()), None);
+        }
+    }
+
+    #[test]
+    fn what_was_passed_over_makes_room_and_what_is_large_does_not() {
+        let mut tours = Tours::default();
+        let tour = tours.told(ReaderId::default());
+        tours.expect(tour, &ids(0..1000));
+        assert_eq!(tours.next(tour).len(), LAST_WINDOW);
+        tours.visited(id(99), None, |_| unreachable!());
+        assert_eq!(tours.next(tour).len(), 100);
+        for number in 100..300 {
+            tours.listed(tour, id(number), MAX_NAMES / 100, &[]);
+        }
+        tours.visited(id(110), None, |_| unreachable!());
+        assert_eq!(tours.next(tour), []);
+        tours.end(tour);
+        assert_eq!(tours.next(tour), []);
+    }
+}
