@@ -178,6 +178,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn remove(&self, caller: &Caller, parent: u64, name: &OsStr, what: Removal) -> Result<(), Errno> {
+        self.hold_open(caller, (parent, name)).await;
         let op = Op::Remove { parent: self.file(parent)?, name: name.to_owned(), what };
         let Answer::Removed { parent, .. } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
         self.note_name(&parent, name, None);
@@ -196,6 +197,9 @@ impl Volume {
         how: Renaming,
     ) -> Result<(), Errno> {
         self.drain_renamed(from, name).await;
+        if how == Renaming::Replace {
+            self.hold_open(caller, (to, new_name)).await;
+        }
         let (from, to) = ((self.file(from)?, name.to_owned()), (self.file(to)?, new_name.to_owned()));
         let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
