@@ -67,8 +67,7 @@ impl Volume {
     /// # Errors
     /// Of reading the directory.
     pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
-        let directory = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned();
-        let directory = directory.ok_or(Errno::EBADF)?;
+        let directory = self.directory(open)?;
         let mut names = directory.names.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || names.is_none() {
@@ -99,6 +98,16 @@ impl Volume {
                 Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
             });
         Ok(dots.skip(from).chain(files).collect())
+    }
+
+    fn directory(&self, open: u64) -> Result<Arc<Directory>, Errno> {
+        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        directories.get(&open).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// The number of an open directory, and who has opened it.
+    pub(super) fn whose_directory(&self, open: u64) -> Result<(u64, Caller), Errno> {
+        self.directory(open).map(|directory| (directory.number, directory.caller.clone()))
     }
 
     /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.

@@ -21,6 +21,7 @@
 //! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
 mod ahead;
+mod attributed;
 mod attributes;
 mod births;
 mod chunks;
@@ -246,21 +247,25 @@ impl Volume {
         reply(if is_known { self.names_life(&table, parent) } else { Duration::ZERO })
     }
 
-    /// The same for names of a directory, until `take` says that there is no more room.
+    /// The same for names of a directory, until `take` says that there is no more room, or something was heard of a file since its
+    /// attributes were found. Also how many were told.
     pub fn tell_all<R>(
         &self,
         parent: u64,
-        names: Vec<Name>,
+        names: &[Name],
         mut into: R,
         mut take: impl FnMut(&mut R, &Name, Option<Told>) -> bool,
-    ) -> R {
+    ) -> (R, usize) {
         let mut table = self.table();
         let name_life = self.names_life(&table, parent);
-        for name in &names {
-            // Heard of since: then the kernel has to ask.
-            let entry =
-                name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
-            let told = entry.map(|entry| {
+        let mut count = 0;
+        for name in names {
+            let heard_since =
+                |entry: &Entry| table.of(entry.attributes.id).is_none_or(|node| node.stamp != entry.stamp);
+            if name.entry.as_ref().is_some_and(heard_since) {
+                break;
+            }
+            let told = name.entry.map(|entry| {
                 let number = table.number(entry.attributes.id);
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
                 let generation = table.node(number).map_or(0, |node| node.generation);
@@ -269,11 +274,12 @@ impl Volume {
             if !take(&mut into, name, told) {
                 break;
             }
+            count += 1;
             if let Some(told) = told {
                 table.looked_up(told.attributes.id);
             }
         }
-        into
+        (into, count)
     }
 
     /// The kernel has forgotten a file so many times.

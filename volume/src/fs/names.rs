@@ -230,6 +230,7 @@ impl Volume {
             return Ok(());
         }
         self.bear_child(parent, name).await;
+        self.hold_open(caller, (parent, name)).await;
         let op = Op::Remove { parent: self.born(parent).await?, name: name.to_owned(), what };
         let Answer::Removed { parent, .. } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
         self.note_name(&parent, name, None);
@@ -249,9 +250,12 @@ impl Volume {
     ) -> Result<(), Errno> {
         self.bear_child(from, name).await;
         self.bear_child(to, new_name).await;
+        self.drain_renamed(from, name).await;
+        if how == Renaming::Replace {
+            self.hold_open(caller, (to, new_name)).await;
+        }
         let at = (from, to);
         let (from, to) = ((self.born(from).await?, name.to_owned()), (self.born(to).await?, new_name.to_owned()));
-        self.drain_renamed(at.0, name).await;
         let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
         self.table().place(file.attributes.id, at.1, new_name);

@@ -27,6 +27,9 @@ pub enum Changes {
     Possible,
 }
 
+/// Names of directories, by the directories' numbers.
+pub type Names = Vec<(u64, Vec<OsString>)>;
+
 /// What the kernel must forget. Dropping it says that it has.
 #[derive(Debug)]
 pub struct Invalidate {
@@ -34,8 +37,8 @@ pub struct Invalidate {
     pub number: u64,
     /// And its contents.
     pub pages: bool,
-    /// And all names of all directories; these alone, where the kernel can't do that.
-    pub names: Option<Vec<OsString>>,
+    /// And names, by the numbers of their directories; all names of all directories would do as well.
+    pub names: Option<Names>,
     /// Told when it is done.
     done: Option<oneshot::Sender<()>>,
 }
@@ -43,7 +46,7 @@ pub struct Invalidate {
 impl Invalidate {
     /// Attributes of a file, and names in it where there are some; nobody waits.
     pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
-        Self { number, pages: false, names, done: None }
+        Self { number, pages: false, names: names.map(|names| vec![(number, names)]), done: None }
     }
 }
 
@@ -119,7 +122,7 @@ impl Volume {
         let is_watched = self.store.state().watched != Watched::LeaseEnd;
         if !is_heard || (!is_watched && changes == Changes::Possible) {
             self.lost(stamp);
-            self.forget(ROOT, false, Some(Vec::new())).await;
+            self.forget(ROOT, false, None).await;
         }
     }
 
@@ -161,13 +164,14 @@ impl Volume {
         }
     }
 
-    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Vec<OsString>>) {
+    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Names>) {
         let mut table = self.table();
-        let names = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
-        (table.recall(file, leases, stamp), names)
+        let told = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
+        let number = table.recall(file, leases, stamp);
+        (number, told.zip(number).map(|(told, number)| vec![(number, told)]))
     }
 
-    async fn forget(&self, number: u64, pages: bool, names: Option<Vec<OsString>>) {
+    async fn forget(&self, number: u64, pages: bool, names: Option<Names>) {
         let (done, is_done) = oneshot::channel();
         let _ = self.invalidate.send(Invalidate { number, pages, names, done: Some(done) });
         if tokio::time::timeout(KERNEL_PATIENCE, is_done).await.is_err() {
@@ -190,10 +194,11 @@ impl Volume {
     fn lost(&self, stamp: Stamp) {
         tracing::warn!("all leases of a volume have ended");
         let mut table = self.table();
+        let names = table.all_told_names();
         table.lose_all(stamp);
         let numbers: Vec<u64> = table.iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
         drop(table);
-        let _ = self.invalidate.send(Invalidate { number: ROOT, pages: false, names: Some(Vec::new()), done: None });
+        let _ = self.invalidate.send(Invalidate { number: ROOT, pages: false, names: Some(names), done: None });
         for number in numbers {
             let _ = self.invalidate.send(Invalidate { number, pages: true, names: None, done: None });
         }
@@ -202,12 +207,13 @@ impl Volume {
     /// Returns when nothing is remembered any more.
     pub(super) async fn forget_everything(&self) {
         self.lost(Stamp(0));
-        self.forget(ROOT, false, Some(Vec::new())).await;
+        // What was sent before is carried out before.
+        self.forget(ROOT, false, None).await;
     }
 
     /// Keeps the share until the kernel has forgotten what it was told to forget until now.
     async fn forget_before(&self, share: Share) {
-        self.forget(ROOT, false, Some(Vec::new())).await;
+        self.forget(ROOT, false, None).await;
         drop(share);
     }
 }

@@ -376,6 +376,12 @@ impl Table {
         self.of(directory).map(|node| node.names.keys().cloned().collect()).unwrap_or_default()
     }
 
+    /// The same of all directories, by their numbers.
+    pub fn all_told_names(&self) -> Vec<(u64, Vec<OsString>)> {
+        let with_names = self.nodes.iter().filter(|(_, node)| !node.names.is_empty());
+        with_names.map(|(number, node)| (*number, node.names.keys().cloned().collect())).collect()
+    }
+
     /// How many files, and how many leases.
     pub fn counts(&self) -> (u64, u64) {
         let leases = self.nodes.values().map(|node| u64::from(node.leases.bits().count_ones())).sum();
