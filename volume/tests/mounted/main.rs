@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod kept;
+mod locks;
 mod model;
 mod seen;
 mod site;
