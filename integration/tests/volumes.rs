@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::Under;
+use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, Script};
 
 use crate::programs;
 
 const VOLUME: &str = "/mnt/volume";
+
+/// Long enough that a second round trip can't be taken for a busy machine.
+const FAR: Duration = Duration::from_millis(250);
 
 /// A gateway that has just been started still connects.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -117,6 +121,34 @@ fn commands_here_and_there_see_what_the_others_did() {
     }
 }
 
+/// What a command changed is told on its way back, and nothing is asked before it.
+#[test]
+fn a_command_on_a_volume_takes_one_round_trip() {
+    let lab = Lab::start(&LabSpec::servers(1).link(Profile { round_trip: FAR, ..Profile::WAN }), &programs()).unwrap();
+    let host = &lab.workstation;
+    fs::write(lab.data(1).join("f"), "b\na\n").unwrap();
+    shell(host, &format!("mkdir -p {VOLUME}"));
+    must(host, &["mount", "store1:s1", VOLUME]);
+    // In turns: one only reads, the other makes a file that was removed here; what it made is seen here without a question.
+    let text = format!(
+        "cd {VOLUME}; sort -o g f
+         for i in 1 2 3 4 5 6; do
+             a=$EPOCHREALTIME; grep -c a f > /dev/null; b=$EPOCHREALTIME; sort -o g f; c=$EPOCHREALTIME
+             mapfile -t lines < g; echo ${{lines[0]}} $((${{b/./}} - ${{a/./}})) $((${{c/./}} - ${{b/./}}))
+         done"
+    );
+    let output = Script::new(text).run(host, Under::PoshExplained).unwrap();
+    assert!(output.report().stages("grep").chain(output.report().stages("sort")).all(|stage| stage.is_offloaded()));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<Vec<&str>> = said.lines().map(|line| line.split(' ').collect()).collect();
+    assert!(rows.len() == 6 && rows.iter().all(|row| row[0] == "a"), "{said}");
+    for column in [1, 2] {
+        let fastest = rows.iter().map(|row| row[column].parse().map(Duration::from_micros).unwrap()).min().unwrap();
+        // Two would be twice as much; the rest is the machine's.
+        assert!(fastest < FAR * 17 / 10, "{said}");
+    }
+}
+
 #[test]
 fn git_keeps_a_repository_on_a_volume() {
     let lab = mounted();
@@ -168,4 +200,44 @@ fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
     must(host, &["umount", VOLUME]);
     assert_eq!(mounts(host), [""; 0]);
     assert!(Path::new(&lab.data(1)).join("closed").exists());
+}
+
+/// What is kept of a volume's contents, in bytes.
+fn kept_bytes(host: &Host) -> u64 {
+    let volumes: serde_json::Value = serde_json::from_str(&must(host, &["volumes", "--json"])).unwrap();
+    let bytes = volumes.as_array().into_iter().flatten().filter_map(|volume| volume["cached_bytes"].as_u64());
+    bytes.sum()
+}
+
+/// The command reads its standard input first, which has nothing to read before the files are there.
+#[test]
+fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    const FILES: usize = 100;
+    const FILE_BYTES: usize = 4096;
+    fs::create_dir(lab.data(1).join("in")).unwrap();
+    for number in 0..FILES {
+        fs::write(lab.data(1).join(format!("in/{number:03}")), vec![b'x'; FILE_BYTES]).unwrap();
+    }
+    shell(host, "echo here > /tmp/here; mkfifo /tmp/wait");
+    let text = format!("{{ read -r line < /tmp/wait; echo $line; }} | cat - {VOLUME}/in/* /tmp/here | tail -c 9");
+    let outcome = std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(text).run(host, Under::PoshExplained).unwrap());
+        let began = Instant::now();
+        while kept_bytes(host) < (FILES * FILE_BYTES) as u64 {
+            if began.elapsed() > PATIENCE {
+                break;
+            }
+        }
+        let kept = kept_bytes(host);
+        shell(host, "echo go > /tmp/wait");
+        let outcome = running.join().unwrap();
+        assert!(kept >= (FILES * FILE_BYTES) as u64, "only {kept} bytes were fetched: {outcome}");
+        outcome
+    });
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout), "xxxxhere\n");
+    let report = outcome.report();
+    let words = format!("what it reads on {VOLUME} is fetched ahead");
+    assert!(report.stages("cat").any(|stage| !stage.is_offloaded() && stage.reason.contains(&words)), "{report:?}");
 }

@@ -138,6 +138,25 @@ impl Volume {
         Ok(open)
     }
 
+    /// Before a name goes, which may be the last one of its file: what was opened from memory alone could not be asked for any more.
+    pub(super) async fn hold_open(self: &Arc<Self>, caller: &Caller, (parent, name): (u64, &OsStr)) {
+        let from_memory = self.opened_from_memory();
+        if from_memory.is_empty() {
+            return;
+        }
+        // Whatever is wrong with the name, the call itself will say.
+        let Ok(entry) = self.lookup(caller, parent, name).await else { return };
+        for (number, _) in from_memory.iter().filter(|(_, file)| *file == entry.attributes.id) {
+            let _ = self.open_with_handle(*number).await;
+        }
+    }
+
+    fn opened_from_memory(&self) -> Vec<(u64, FileId)> {
+        let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
+        let without_handle = opens.iter().filter(|(_, open)| open.handle().is_none());
+        without_handle.map(|(number, open)| (*number, open.file)).collect()
+    }
+
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned().ok_or(Errno::EBADF)
     }
@@ -211,12 +230,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn sync_directory(
-        self: &Arc<Self>,
-        caller: &Caller,
-        number: u64,
-        what: Synced,
-    ) -> Result<(), Errno> {
+    pub async fn sync_directory(self: &Arc<Self>, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
         let place = self.born(number).await?.into();
         self.ask(caller, Op::Sync { place, what }).await.map(drop)
     }

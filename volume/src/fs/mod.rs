@@ -21,6 +21,7 @@
 //! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
 mod ahead;
+mod attributed;
 mod attributes;
 mod births;
 mod chunks;
@@ -51,13 +52,13 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
     task::AbortHandle,
 };
 
 use crate::disk::DiskCache;
 use crate::store::{
-    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Store, StoreState, Watched,
+    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store, StoreState, Watched,
 };
 use births::Births;
 use chunks::Chunks;
@@ -72,7 +73,7 @@ use writing::Writes;
 
 pub use files::Opened;
 pub use listing::{Directory, Name};
-pub use recalls::Invalidate;
+pub use recalls::{Changes, Invalidate};
 pub use table::ROOT;
 pub use told::{Expectation, Expected};
 pub use writing::Source;
@@ -137,6 +138,8 @@ pub struct Volume {
     /// Whenever a chunk has come.
     loaded: Notify,
     births: Arc<Births>,
+    /// All that the store had to say up to there is forgotten.
+    heard: watch::Sender<Stamp>,
     readers: Mutex<Readers>,
     tours: Mutex<Tours>,
     listings: Listings,
@@ -176,6 +179,7 @@ impl Volume {
             loading: Loading::default(),
             loaded: Notify::new(),
             births: Births::new(),
+            heard: watch::Sender::new(Stamp(0)),
             readers: Mutex::default(),
             tours: Mutex::default(),
             listings: Listings::default(),
@@ -203,16 +207,12 @@ impl Volume {
         }
     }
 
-    /// Before a command runs on the server: what was written here is there, and so is what others hold back.
-    ///
-    /// # Errors
-    /// Of the store.
-    pub async fn settle(&self) -> Result<(), Errno> {
+    /// Before a command runs on the server: returns when what was written here is there. What others hold back its executor asks for.
+    pub async fn settle(&self) {
         self.drain_all().await;
-        self.store.call(&Caller::default(), Op::Settle(Settling::Flush)).await.map(drop)
     }
 
-    /// After a command ran on the server: what it has changed is seen from now on.
+    /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.
     pub async fn catch_up(&self) {
         let settled = self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await;
         if settled.is_err() || self.store.state().watched == Watched::LeaseEnd {
@@ -247,21 +247,25 @@ impl Volume {
         reply(if is_known { self.names_life(&table, parent) } else { Duration::ZERO })
     }
 
-    /// The same for names of a directory, until `take` says that there is no more room.
+    /// The same for names of a directory, until `take` says that there is no more room, or something was heard of a file since its
+    /// attributes were found. Also how many were told.
     pub fn tell_all<R>(
         &self,
         parent: u64,
-        names: Vec<Name>,
+        names: &[Name],
         mut into: R,
         mut take: impl FnMut(&mut R, &Name, Option<Told>) -> bool,
-    ) -> R {
+    ) -> (R, usize) {
         let mut table = self.table();
         let name_life = self.names_life(&table, parent);
-        for name in &names {
-            // Heard of since: then the kernel has to ask.
-            let entry =
-                name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
-            let told = entry.map(|entry| {
+        let mut count = 0;
+        for name in names {
+            let heard_since =
+                |entry: &Entry| table.of(entry.attributes.id).is_none_or(|node| node.stamp != entry.stamp);
+            if name.entry.as_ref().is_some_and(heard_since) {
+                break;
+            }
+            let told = name.entry.map(|entry| {
                 let number = table.number(entry.attributes.id);
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
                 let generation = table.node(number).map_or(0, |node| node.generation);
@@ -270,11 +274,12 @@ impl Volume {
             if !take(&mut into, name, told) {
                 break;
             }
+            count += 1;
             if let Some(told) = told {
                 table.looked_up(told.attributes.id);
             }
         }
-        into
+        (into, count)
     }
 
     /// The kernel has forgotten a file so many times.

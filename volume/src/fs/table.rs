@@ -2,7 +2,7 @@
 //! leases. No waiting here, and no store.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::{OsStr, OsString},
     sync::Arc,
     time::Instant,
@@ -102,6 +102,8 @@ pub(super) struct Table {
     numbers: HashMap<FileId, u64>,
     next_alias: u64,
     recalled: HashMap<FileId, Stamp>,
+    /// Files that we had a right to write.
+    writable: HashSet<FileId>,
     /// No answer with a lower stamp is remembered.
     floor: Stamp,
     /// What is on its way to the store.
@@ -120,6 +122,7 @@ impl Table {
             numbers: HashMap::new(),
             next_alias: FIRST_ALIAS,
             recalled: HashMap::new(),
+            writable: HashSet::new(),
             floor: Stamp(0),
             unborn: Unborn::default(),
         };
@@ -282,6 +285,9 @@ impl Table {
         node.stamp = entry.stamp;
         node.heard = asked;
         node.leases = entry.leases;
+        if entry.leases.contains(Leases::WRITE) {
+            self.writable.insert(file);
+        }
         if !entry.leases.contains(Leases::ENTRIES) {
             node.forget_names();
         }
@@ -346,6 +352,19 @@ impl Table {
         Some(number)
     }
 
+    /// Takes away rights to write of so many files; gives these, each with the latest stamp.
+    pub fn take_writable(&mut self, most: usize) -> Vec<(FileId, Stamp)> {
+        let files: Vec<FileId> = self.writable.iter().copied().take(most).collect();
+        let mut taken = Vec::new();
+        for file in files {
+            self.writable.remove(&file);
+            let Some(node) = self.of_mut(file).filter(|node| node.leases.contains(Leases::WRITE)) else { continue };
+            node.lose(Leases::WRITE);
+            taken.push((file, node.stamp));
+        }
+        taken
+    }
+
     /// All leases are no more. `stamp`: answers up to it are not remembered either.
     pub fn lose_all(&mut self, stamp: Stamp) {
         self.floor = self.floor.max(stamp);
@@ -355,6 +374,12 @@ impl Table {
     /// Names of a directory that the kernel may have been told of.
     pub fn told_names(&self, directory: FileId) -> Vec<OsString> {
         self.of(directory).map(|node| node.names.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The same of all directories, by their numbers.
+    pub fn all_told_names(&self) -> Vec<(u64, Vec<OsString>)> {
+        let with_names = self.nodes.iter().filter(|(_, node)| !node.names.is_empty());
+        with_names.map(|(number, node)| (*number, node.names.keys().cloned().collect())).collect()
     }
 
     /// How many files, and how many leases.

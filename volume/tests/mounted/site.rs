@@ -60,9 +60,9 @@ impl Site {
         let is_root = geteuid().is_root();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
         let device = mount::mount(&wanted, &path).unwrap();
-        self.mounts.push(path);
         let users = if is_root { Users::All } else { Users::Own };
-        fuse::serve(Arc::clone(&volume), invalidations, device, users).unwrap();
+        fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users).unwrap();
+        self.mounts.push(path);
         self.volumes.push(volume);
     }
 
@@ -87,7 +87,7 @@ impl Site {
     }
 
     pub fn settle(&self, number: usize) {
-        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle()).unwrap();
+        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle());
     }
 }
 
