@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     Volume,
     files::Open,
+    newborn::NEWBORN_BYTES,
     recalls::Invalidate,
     table::{Table, is_provisional},
     unborn::{Newborn, Stage, What, Which, changes_of},
@@ -230,6 +231,7 @@ impl Volume {
         let node = table.node_mut(number)?;
         let (leases, is_directory) = (node.leases, node.is_directory());
         node.pages_doubtful = !leases.contains(Leases::DATA);
+        node.own = Some(Arc::clone(&newborn.own));
         let names = is_directory.then(|| table.told_names(entry.attributes.id));
         drop(table);
         if let (What::Regular(data), true) = (newborn.what, leases.contains(Leases::DATA))
@@ -271,19 +273,28 @@ impl Volume {
         }
     }
 
-    /// The attributes of a directory were set.
+    /// Attributes were set.
     fn is_set(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) {
         let mut table = self.table();
         table.unborn.has_arrived(number);
+        let before = table.node(number).and_then(|node| node.attributes);
         let is_changed_again = table.unborn.will_change_again(number);
         if let Some(node) = table.node_mut(number).filter(|_| !is_changed_again) {
             node.changed = None;
         }
         match result {
-            Ok(entry) => drop(table.learn(&entry, asked)),
+            Ok(entry) => {
+                table.learn(&entry, asked);
+                drop(table);
+                let (key, new) = ((entry.attributes.id, 0), entry.attributes);
+                // The contents are those of the version before, all that there are.
+                let same = before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
+                let kept = same.and_then(|before| self.chunks.get(key, before.version));
+                kept.into_iter().for_each(|kept| self.chunks.put(key, new.version, kept));
+            }
             Err(errno) => {
                 drop(table);
-                self.tell_fault(number, &format!("attributes of a directory could not be set: {errno}"));
+                self.tell_fault(number, &format!("attributes could not be set: {errno}"));
             }
         }
     }
@@ -390,12 +401,14 @@ impl Volume {
     /// The open file, which the store knows then.
     pub(super) async fn born_open(self: &Arc<Self>, open: u64) -> Result<Arc<Open>, Errno> {
         let found = self.open_file(open)?;
-        if is_provisional(found.file) {
-            let number = self.table().number_of(found.file).ok_or(Errno::ESTALE)?;
-            self.born(number).await?;
-            return self.open_file(open);
-        }
-        Ok(found)
+        let ahead = {
+            let table = self.table();
+            let number = table.number_of(found.file);
+            number.filter(|number| table.node(*number).is_some_and(|node| node.is_ahead() || node.fault.is_some()))
+        };
+        let Some(number) = ahead else { return Ok(found) };
+        self.born(number).await?;
+        self.open_file(open)
     }
 
     /// Makes those that have been open for long, or that somebody waits for.

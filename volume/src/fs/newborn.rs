@@ -120,8 +120,9 @@ impl Volume {
         loop {
             let Some(node) = table.node(at) else { return false };
             if node.unborn.is_none() {
+                let needed = if node.is_directory() { Leases::ENTRIES } else { Leases::ATTRIBUTES };
                 return node.fault.is_none()
-                    && node.leases.contains(Leases::WRITE | Leases::ENTRIES)
+                    && node.leases.contains(Leases::WRITE | needed)
                     && self.is_good(node);
             }
             let Some((parent, _)) = &node.at else { return false };
@@ -281,7 +282,7 @@ impl Volume {
         true
     }
 
-    /// chmod(2) and the others, of an unborn file or a directory of our own.
+    /// chmod(2) and the others, of what this session has made and nobody else knows.
     pub(super) fn change_newborn(
         &self,
         caller: &Caller,
@@ -294,7 +295,8 @@ impl Volume {
         let is_held = self.is_held(&table, number);
         let own = match &node.unborn {
             Some(newborn) if newborn.is_here() => Arc::clone(&newborn.own),
-            None if is_held && node.is_complete => node.own.clone()?,
+            // What is written to it may come later.
+            None if is_held && !self.writes.is_dirty(node.file) => node.own.clone()?,
             _ => return None,
         };
         let may = may_change(&own, caller, &node.attributes?, changes);
