@@ -163,6 +163,29 @@ async fn leases_end_by_time_when_the_connection_is_gone() {
 }
 
 #[tokio::test]
+async fn who_takes_a_session_up_hears_when_it_has_heard_all() {
+    let site = Site::new().await;
+    let proxy = Proxy::to(site.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let mut notices = store.notices();
+    let mut last = Stamp(0);
+    for _ in 0..3 {
+        let entry = find(&store, "").await.unwrap();
+        proxy.cut();
+        loop {
+            let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+            let Some(Notice::All { stamp }) = notice else { panic!("{notice:?}") };
+            assert!(stamp >= last);
+            last = stamp;
+            // That of the connection before may come late.
+            if stamp >= entry.stamp {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn only_what_is_exported_is_served() {
     let site = Site::new().await;
     let refused = Remote::open(Arc::new(Direct(site.address)), "other", Patience::default()).await;

@@ -71,7 +71,7 @@ impl Volume {
         let mut names = directory.names.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || names.is_none() {
-            let file = self.file(directory.number)?;
+            let file = self.born(directory.number).await?;
             *names = Some(self.list_for_a_program(&directory.caller, file).await?);
         }
         let listed = names.clone().unwrap_or_default();
@@ -93,7 +93,9 @@ impl Volume {
                 let entry = known.and_then(|node| {
                     node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
                 });
-                Name { name: listed.name.clone(), next, entry, inode: listed.inode, kind: listed.kind }
+                // What stat(2) shows.
+                let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
+                Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
             });
         Ok(dots.skip(from).chain(files).collect())
     }
@@ -139,6 +141,7 @@ impl Volume {
     }
 
     async fn ask_for_listing(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+        let made = self.names_made(file);
         let mut names = Vec::new();
         let mut cookie = 0;
         let mut first = None;
@@ -151,10 +154,17 @@ impl Volume {
             names.extend(part.names);
             if ends {
                 let names = Arc::new(names);
-                self.remember_listing(first.as_ref(), &part.directory, &names);
+                if made.is_some() && self.names_made(file) == made {
+                    self.remember_listing(first.as_ref(), &part.directory, &names);
+                }
                 return Ok(names);
             }
         }
+    }
+
+    /// How often names of a directory were made in memory, unless the store has yet to hear of some.
+    fn names_made(&self, directory: FileId) -> Option<u64> {
+        self.table().of(directory).filter(|node| node.children == 0).map(|node| node.made)
     }
 
     pub(super) fn tours(&self) -> MutexGuard<'_, Tours> {

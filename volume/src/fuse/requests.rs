@@ -47,7 +47,7 @@ macro_rules! reply {
 
 fn entry(volume: &Volume, parent: u64, entry: &Entry, reply: ReplyEntry) {
     volume.tell(parent, entry, |told| {
-        let generation = Generation(entry.attributes.id.generation);
+        let generation = Generation(told.generation);
         reply.entry_with_ttls(&told.attributes_life, &told.name_life, &attr(&told), generation);
     });
 }
@@ -70,7 +70,7 @@ fn add_name(reply: &mut ReplyDirectoryPlus, name: &Name, told: Option<Told>) -> 
         return !reply.add(nobody.ino, name.next, &name.name, &Duration::ZERO, &nobody, Generation(0));
     };
     let life = told.attributes_life.min(told.name_life);
-    let generation = Generation(told.attributes.id.generation);
+    let generation = Generation(told.generation);
     !reply.add(INodeNo(told.number), name.next, &name.name, &life, &attr(&told), generation)
 }
 
@@ -272,7 +272,7 @@ impl Filesystem for Adapter {
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
                 volume.tell(parent.0, &entry, |told: Told| {
                     let life = told.attributes_life.min(told.name_life);
-                    let generation = Generation(entry.attributes.id.generation);
+                    let generation = Generation(told.generation);
                     reply.created(
                         &life,
                         &attr(&told),

@@ -151,6 +151,12 @@ impl Remote {
         }
     }
 
+    /// The session's name, by which its executor knows it. Whoever knows it can use the session.
+    #[must_use]
+    pub fn session(&self) -> Bytes {
+        self.shared.name.clone()
+    }
+
     /// Whether nothing can be changed.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
