@@ -112,12 +112,10 @@ impl Volume {
 
     /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
     async fn list_for_a_program(self: &Arc<Self>, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
-        let tour = self.note_visited(file);
-        if let Some(tour) = tour {
-            self.list_ahead(caller, tour);
-        }
+        let tours = self.note_visited(file);
+        tours.iter().for_each(|tour| self.list_ahead(caller, *tour));
         let names = self.list_all(caller, file).await?;
-        if let Some(tour) = tour {
+        for tour in tours {
             self.heard_of(caller, tour, file, &names);
             self.list_ahead(caller, tour);
         }
@@ -171,7 +169,7 @@ impl Volume {
         self.tours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_visited(&self, directory: FileId) -> Option<TourId> {
+    fn note_visited(&self, directory: FileId) -> Vec<TourId> {
         let parent = self.table().of(directory).and_then(|node| node.parent);
         self.tours().visited(directory, parent, |parent| self.siblings(parent, directory))
     }
@@ -206,18 +204,27 @@ impl Volume {
             for directory in next {
                 if let Some(names) = self.remembered_listing(directory) {
                     self.heard_of(caller, tour, directory, &names);
-                } else if self.listings.claim(directory) {
+                } else {
                     let (volume, caller) = (Arc::clone(self), caller.clone());
-                    tokio::spawn(async move {
-                        let listed = volume.ask_for_listing(&caller, directory).await;
-                        volume.listings.give_up(directory);
-                        if let Ok(names) = listed {
-                            volume.heard_of(&caller, tour, directory, &names);
-                            volume.list_ahead(&caller, tour);
-                        }
-                    });
+                    let is_ours = self.listings.claim(directory);
+                    tokio::spawn(async move { volume.list_one_ahead(&caller, tour, (directory, is_ours)).await });
                 }
             }
+        }
+    }
+
+    /// Asks for a listing, or waits for whoever does.
+    async fn list_one_ahead(self: Arc<Self>, caller: &Caller, tour: TourId, (directory, is_ours): (FileId, bool)) {
+        let listed = if is_ours {
+            let listed = self.ask_for_listing(caller, directory).await;
+            self.listings.give_up(directory);
+            listed
+        } else {
+            self.list_all(caller, directory).await
+        };
+        if let Ok(names) = listed {
+            self.heard_of(caller, tour, directory, &names);
+            self.list_ahead(caller, tour);
         }
     }
 

@@ -101,7 +101,8 @@ impl Volume {
             Known::Absent => Some(Err(Errno::ENOENT)),
             Known::Unknown => None,
             Known::File(file) => {
-                let node = table.of(file).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
+                let node =
+                    table.of(file).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
                 let attributes = node.attributes?;
                 Some(Ok(Entry { attributes, leases: node.leases, stamp: node.stamp }))
             }
@@ -177,13 +178,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn link(
-        self: &Arc<Self>,
-        caller: &Caller,
-        file: u64,
-        parent: u64,
-        name: &OsStr,
-    ) -> Result<Entry, Errno> {
+    pub async fn link(self: &Arc<Self>, caller: &Caller, file: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         let file = self.born(file).await?;
         self.drain(file).await;
         let (parent, name) = (self.born(parent).await?, name.to_owned());
@@ -250,12 +245,12 @@ impl Volume {
     ) -> Result<(), Errno> {
         self.bear_child(from, name).await;
         self.bear_child(to, new_name).await;
+        self.drain_renamed(from, name).await;
         if how == Renaming::Replace {
             self.hold_open(caller, (to, new_name)).await;
         }
         let at = (from, to);
         let (from, to) = ((self.born(from).await?, name.to_owned()), (self.born(to).await?, new_name.to_owned()));
-        self.drain_renamed(at.0, name).await;
         let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
         self.table().place(file.attributes.id, at.1, new_name);

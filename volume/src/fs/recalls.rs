@@ -122,7 +122,6 @@ impl Volume {
         let is_watched = self.store.state().watched != Watched::LeaseEnd;
         if !is_heard || (!is_watched && changes == Changes::Possible) {
             self.lost(stamp);
-            // What was sent before is carried out before.
             self.forget(ROOT, false, None).await;
         }
     }

@@ -5,6 +5,7 @@
 
 mod held;
 mod kept;
+mod locks;
 mod model;
 mod seen;
 mod site;

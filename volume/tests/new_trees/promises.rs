@@ -82,7 +82,7 @@ async fn commands_on_the_server_see_all_after_it_was_settled() {
     client.make_directory("t/sub").await.unwrap();
     client.put("t/sub/f", b"contents", 5).await.unwrap();
     let (open, _) = client.create("t/open", NEW).await.unwrap();
-    client.volume.settle().await.unwrap();
+    client.volume.settle().await;
     assert_eq!(fs::read(site.path("t/sub/f")).unwrap(), b"contents");
     assert!(site.path("t/open").exists());
     let script = "echo changed > f; echo new > g";
@@ -148,7 +148,8 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
         assert_eq!(fs::read(site.path("old/t/taken")).unwrap(), b"theirs");
         let lost = client.volume.state().lost.unwrap();
         assert!(lost.contains("old/t/taken"), "{lost}");
-        let kept = fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+        let kept =
+            fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
         assert_eq!(kept.collect::<Vec<_>>(), [b"ours"]);
     });
 }
