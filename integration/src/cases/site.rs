@@ -130,6 +130,11 @@ impl Site {
         Ok(())
     }
 
+    /// What the servers' directories are mounted by.
+    pub fn mounts(&self) -> Mounts {
+        self.setting.mounts
+    }
+
     /// Runs a case one way, in a fresh directory that is gone afterwards.
     pub fn run(&mut self, case: &Case, way: Way) -> Result<Run> {
         self.serial += 1;
