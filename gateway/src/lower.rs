@@ -466,7 +466,8 @@ pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Ad
         Place::At(_, path, mount) => Some((path.as_path().to_owned(), table.mount(*mount).adapter())),
         Place::Here(_) => None,
     });
-    watched.filter(|(_, adapter)| *adapter != Adapter::Bind).collect()
+    // Volumes are told by their executor.
+    watched.filter(|(_, adapter)| !matches!(adapter, Adapter::Bind | Adapter::Volume)).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {

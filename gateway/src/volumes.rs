@@ -14,11 +14,16 @@ use std::{
 };
 
 use fs_mapper::{
-    Mount,
+    ExecutorName, Mount,
     config::{Config, VolumeConfig},
     mountinfo::MountInfo,
 };
-use posh_volume::{fs::State, mount};
+use posh_proto::executor::{VolumeMark, VolumeSession};
+use posh_volume::{
+    fs::{Changes, State},
+    mount,
+    store::Stamp,
+};
 use tokio::{runtime::Runtime, sync::watch};
 
 use crate::state::Gateway;
@@ -202,15 +207,34 @@ impl Volumes {
     pub async fn settle(&self, mount: &Mount) -> Result<(), String> {
         for serving in self.of(mount) {
             let settled = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.settle()).await;
-            let settled = settled.map_err(|_| "the server does not take what was written".to_owned())?;
-            settled.map_err(|errno| format!("what was written may not be on the server: {errno}"))?;
+            settled.map_err(|_| "the server does not take what was written".to_owned())?;
         }
         Ok(())
     }
 
-    /// After commands have changed something there.
-    pub async fn catch_up(&self, mount: &Mount) {
-        for serving in self.of(mount) {
+    /// For a run on an executor: which of its sessions are to be told what the run changes, with the leases that they give back.
+    #[must_use]
+    pub fn sessions(&self, executor: &ExecutorName) -> Vec<VolumeSession> {
+        let known = self.known();
+        let theirs =
+            known.iter().filter(|known| known.config.executor == *executor).filter_map(|known| known.serving());
+        theirs.map(|serving| serving.told_of_runs()).collect()
+    }
+
+    /// After a command has ended: returns when the volumes show what it has changed, as their executor has told them.
+    pub async fn caught_up(&self, marks: &[VolumeMark], changes: Changes) {
+        for mark in marks {
+            let serving = self.known().iter().filter_map(|known| known.serving()).find(|s| s.session == mark.session);
+            if let Some(serving) = serving {
+                serving.volume.caught_up(Stamp(mark.stamp), changes).await;
+            }
+        }
+    }
+
+    /// After a command has changed something there of which not all were told: these ask.
+    pub async fn catch_up(&self, mount: &Mount, told: &[VolumeMark]) {
+        let was_told = |serving: &Serving| told.iter().any(|mark| mark.session == serving.session);
+        for serving in self.of(mount).into_iter().filter(|serving| !was_told(serving)) {
             serving.volume.catch_up().await;
         }
     }

@@ -14,6 +14,7 @@ use crate::network;
 use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, Service, WORKSTATION_KEY};
+use crate::volumes::{self, Mounts};
 use crate::wire::{Profile, Wire};
 use crate::workload::Store;
 
@@ -34,6 +35,8 @@ pub struct LabSpec {
     pub variables: Vec<(String, String)>,
     /// Servers and workstation agree in as little as possible, and there is an ordinary user.
     pub different: bool,
+    /// What the exports are mounted by.
+    pub mounts: Mounts,
 }
 
 /// One storage server.
@@ -107,6 +110,12 @@ impl LabSpec {
         network::raise_loopback(&host).map(|()| host)
     }
 
+    /// The same with other mounts. Volumes need executors.
+    pub fn mounts(mut self, mounts: Mounts) -> LabSpec {
+        self.mounts = mounts;
+        self
+    }
+
     /// No executors: only the mounts.
     pub fn without_executors(mut self) -> LabSpec {
         self.executors = false;
@@ -165,9 +174,10 @@ impl Server {
 #[derive(Debug)]
 pub struct Lab {
     // Fields are dropped in this order.
-    _person: Option<Person>,
-    /// With their paths.
+    person: Option<Person>,
+    /// Those by sshfs, with their paths.
     mounts: Vec<(String, Service)>,
+    kind: Mounts,
     _between: Vec<Wire>,
     /// The user's machine.
     pub workstation: Host,
@@ -192,12 +202,15 @@ impl Lab {
             servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
         }
         let between = spec.between.map(|link| join_all(&workstation, &servers, link)).transpose()?.unwrap_or_default();
-        let mounts = mount_all(&workstation, &spec.servers, &[])?;
-        let settle = |server: &Server| Person::settle(&workstation, &server.host, &network::addresses(1).1);
-        let person = servers.first().filter(|_| spec.different).map(settle).transpose()?;
-        let programs = programs.clone();
-        let lab = Lab { _person: person, mounts, _between: between, workstation, servers, programs };
+        let (kind, programs) = (spec.mounts, programs.clone());
+        let mut lab = Lab { person: None, mounts: Vec::new(), kind, _between: between, workstation, servers, programs };
         services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
+        match kind {
+            Mounts::Sshfs => lab.mounts = mount_all(&lab.workstation, &spec.servers, &[])?,
+            Mounts::Volume => lab.start_volumes()?,
+        }
+        let settle = |server: &Server| Person::settle(&lab.workstation, &server.host, &network::addresses(1).1, kind);
+        lab.person = lab.servers.first().filter(|_| spec.different).map(settle).transpose()?;
         Ok(lab)
     }
 
@@ -206,15 +219,19 @@ impl Lab {
         let mut text = String::new();
         for Server { spec, address, .. } in &self.servers {
             let _ = write!(text, "[[executor]]\nname = \"{}\"\naddress = \"{address}\"\n\n", spec.name);
-            for export in &spec.exports {
-                let _ = write!(
-                    text,
-                    "[[mount]]\npath = \"{}\"\nexecutor = \"{}\"\nexport = \"{}\"\n\n",
-                    export.mount, spec.name, export.name
-                );
-            }
+            spec.exports.iter().for_each(|e| text += &self.kind.entry(&e.mount, &spec.name, &e.name));
         }
         text
+    }
+
+    fn start_volumes(&self) -> Result<()> {
+        let exports: Vec<&ExportSpec> = self.servers.iter().flat_map(|server| &server.spec.exports).collect();
+        for export in &exports {
+            let point = self.workstation.path(&export.mount);
+            fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;
+        }
+        let paths: Vec<&str> = exports.iter().map(|export| &*export.mount).collect();
+        volumes::start(&self.workstation, volumes::User::Root, &paths)
     }
 
     /// Bytes on the workstation's interfaces since the start, both directions, mounts included.
@@ -222,12 +239,12 @@ impl Lab {
         network::bytes_moved(&self.workstation)
     }
 
-    /// Ends all mounts of the workstation: nothing of them is remembered.
+    /// Ends all of the workstation's mounts by sshfs: nothing of them is remembered.
     pub fn unmount(&mut self) -> Result<()> {
         self.mounts.drain(..).try_for_each(|(path, service)| services::unmount(&self.workstation, &path, service))
     }
 
-    /// Mounts what the first `count` servers serve anew, with further options of sshfs.
+    /// Mounts by sshfs what the first `count` servers serve anew, with further options of sshfs.
     pub fn remount(&mut self, count: usize, options: &[String]) -> Result<()> {
         self.unmount()?;
         let specs: Vec<_> = self.servers.iter().take(count).map(|s| s.spec.clone()).collect();
@@ -246,7 +263,7 @@ impl Lab {
         PathBuf::from(&self.servers[index - 1].spec.exports[0].mount)
     }
 
-    /// The process that serves the workstation's mount number `index` (from 1).
+    /// The sshfs that serves the workstation's mount number `index` (from 1).
     pub fn mount_process(&self, index: usize) -> u32 {
         self.mounts[index - 1].1.process.id()
     }

@@ -15,6 +15,7 @@ pub mod generate;
 mod git_index;
 pub mod host;
 pub mod init;
+pub mod interleave;
 pub mod lab;
 pub mod network;
 pub mod oracle;
@@ -27,6 +28,7 @@ pub mod running;
 pub mod services;
 pub mod terminal;
 pub mod tree;
+pub mod volumes;
 pub mod wire;
 pub mod workload;
 

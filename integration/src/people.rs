@@ -12,6 +12,7 @@ use nix::mount::{MsFlags, mount};
 use crate::error::{Attempt, Result};
 use crate::host::Host;
 use crate::services::{self, Service, write_file};
+use crate::volumes::{self, Mounts};
 
 /// The ordinary user's name on both machines.
 pub const NAME: &str = "ada";
@@ -41,7 +42,7 @@ pub const OWN_LOCALE: &str = "nds_DE.utf8";
 #[derive(Debug)]
 pub struct Person {
     // Dropped in this order.
-    _mount: Service,
+    _mount: Option<Service>,
     _executor: Service,
 }
 
@@ -116,9 +117,9 @@ fn shell(host: &Host, script: &str) -> Result<()> {
 }
 
 impl Person {
-    /// Gives her homes, an executor that runs as her, an sshfs mount that she makes
+    /// Gives her homes, an executor that runs as her, a mount that she makes
     /// herself, and a mount table.
-    pub fn settle(workstation: &Host, server: &Host, address: &str) -> Result<Person> {
+    pub fn settle(workstation: &Host, server: &Host, address: &str, mounts: Mounts) -> Result<Person> {
         for (host, path, number) in [
             (workstation, HOME, HERE),
             (workstation, RUNTIME, HERE),
@@ -131,16 +132,17 @@ impl Person {
         let mut executor = services::executor_command(server, address, EXECUTOR_PORT);
         executor.arg("--export").arg(format!("u1={DIRECTORY}")).env("HOME", HOME);
         let executor = services::start_listening(server, as_number(executor, THERE))?;
-        let key = format!("{RUNTIME}/key");
-        write_file(workstation, &key, &services::user_key(workstation)?)?;
-        give(workstation, &key, HERE, 0o600)?;
-        let mount = services::sshfs_command(workstation, &format!("{NAME}@{address}:{DIRECTORY}"), MOUNT, &key);
-        let mount = services::mount(workstation, as_number(mount, HERE), MOUNT)?;
-        let table = format!(
-            "[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n\
-             [[mount]]\npath = \"{MOUNT}\"\nexecutor = \"store1\"\nexport = \"u1\"\n"
-        );
+        let executor_entry =
+            format!("[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n");
+        let table = executor_entry + &mounts.entry(MOUNT, "store1", "u1");
         write_file(workstation, format!("{RUNTIME}/mounts.toml"), table.as_bytes())?;
+        let mount = match mounts {
+            Mounts::Sshfs => Some(mount_sshfs(workstation, address)?),
+            Mounts::Volume => {
+                volumes::start(workstation, volumes::User::Ordinary, &[MOUNT])?;
+                None
+            }
+        };
         // Waits for the mount, which nobody else may look at.
         let mut look = workstation.command("stat");
         look.arg(MOUNT);
@@ -153,6 +155,14 @@ impl Person {
         let config = format!("{RUNTIME}/mounts.toml");
         [("HOME", HOME.into()), ("XDG_RUNTIME_DIR", RUNTIME.into()), ("POSH_CONFIG", config), ("USER", NAME.into())]
     }
+}
+
+fn mount_sshfs(workstation: &Host, address: &str) -> Result<Service> {
+    let key = format!("{RUNTIME}/key");
+    write_file(workstation, &key, &services::user_key(workstation)?)?;
+    give(workstation, &key, HERE, 0o600)?;
+    let mount = services::sshfs_command(workstation, &format!("{NAME}@{address}:{DIRECTORY}"), MOUNT, &key);
+    services::mount(workstation, as_number(mount, HERE), MOUNT)
 }
 
 /// The same command as the account with this number.

@@ -182,19 +182,57 @@ pub fn wait_answering(workstation: &Host, path: &str) -> Result<()> {
     fs::metadata(workstation.path(path)).map(drop).attempt(|| format!("reach the mount {path}"))
 }
 
-/// The kernel raises POLLPRI on mountinfo with every change of the mount table.
+/// The program that mounts it may also end before.
 fn wait_mounted(host: &Host, path: &str, service: &mut Service) -> Result<()> {
-    let table = format!("/proc/{}/mountinfo", host.pid());
-    let file = File::open(&table).attempt(|| format!("open {table}"))?;
-    let end = Instant::now() + START_LIMIT;
-    while !is_mounted(&file, path)? {
+    let mut appears = Appearance::of(host, path)?;
+    while !appears.is_there()? {
         let ended = service.process.try_wait().attempt(|| "wait for sshfs".into())?.is_some();
-        if ended || !wait_for(&file, PollFlags::PRI, end.saturating_duration_since(Instant::now()))? {
-            let what = format!("the mount of {path} on {}", host.name());
-            return Err(LabError::Timeout { what, after: START_LIMIT, detail: service.journal.text() });
+        if ended || !appears.wait()? {
+            return Err(appears.late(service.journal.text()));
         }
     }
     Ok(())
+}
+
+/// Waits until something is mounted at a path of a host; `tell` says how things are if nothing comes.
+pub fn wait_in_mountinfo(host: &Host, path: &str, tell: &dyn Fn() -> Result<String>) -> Result<()> {
+    let mut appears = Appearance::of(host, path)?;
+    while !appears.is_there()? {
+        if !appears.wait()? {
+            return Err(appears.late(tell()?));
+        }
+    }
+    Ok(())
+}
+
+/// A mount that is to appear. The kernel raises POLLPRI on mountinfo with every change of the mount table.
+struct Appearance {
+    table: File,
+    what: String,
+    path: String,
+    end: Instant,
+}
+
+impl Appearance {
+    fn of(host: &Host, path: &str) -> Result<Self> {
+        let table = format!("/proc/{}/mountinfo", host.pid());
+        let table = File::open(&table).attempt(|| format!("open {table}"))?;
+        let what = format!("the mount of {path} on {}", host.name());
+        Ok(Self { table, what, path: path.to_owned(), end: Instant::now() + START_LIMIT })
+    }
+
+    fn is_there(&self) -> Result<bool> {
+        is_mounted(&self.table, &self.path)
+    }
+
+    /// For the next change of the table; false if there was none for too long.
+    fn wait(&mut self) -> Result<bool> {
+        wait_for(&self.table, PollFlags::PRI, self.end.saturating_duration_since(Instant::now()))
+    }
+
+    fn late(self, detail: String) -> LabError {
+        LabError::Timeout { what: self.what, after: START_LIMIT, detail }
+    }
 }
 
 fn is_mounted(table: &File, path: &str) -> Result<bool> {

@@ -9,6 +9,7 @@ use posh_integration::cases::fixture::Fixture;
 use posh_integration::cases::site::Setting;
 use posh_integration::cases::{Case, load, run, summary};
 use posh_integration::oracle::Door;
+use posh_integration::volumes::Mounts;
 
 use crate::programs;
 
@@ -17,6 +18,8 @@ const CASES: usize = 700;
 const OFFLOADING: usize = 450;
 /// At most one in so many may be placed only when tried again.
 const MISSED: usize = 100;
+/// On volumes, one of so many runs.
+const SAMPLE: u64 = 20;
 /// The smallest machine that runs this has two cores, and other tests run beside it.
 const JOBS: usize = 1;
 
@@ -31,10 +34,30 @@ fn cases_are_the_same_under_posh() {
     let doors: &[Option<Door>] = if full { &[Some(Door::Path), Some(Door::Hook)] } else { &[None] };
     let fixture = Arc::new(Fixture::make().unwrap());
     for &door in doors {
-        let setting = Setting { programs: programs(), fixture: Arc::clone(&fixture), without: Vec::new(), door };
+        let setting = Setting {
+            programs: programs(),
+            fixture: Arc::clone(&fixture),
+            without: Vec::new(),
+            door,
+            mounts: Mounts::Sshfs,
+        };
         let cases: Vec<Case> = cases.iter().filter(|case| case.holds_through(door)).cloned().collect();
         all_pass(&cases, &setting);
     }
+}
+
+/// The same where the servers' directories are volumes: what is expected of places holds there too. Without
+/// `POSH_TEST_FULL`, a sample.
+#[test]
+fn cases_are_the_same_on_volumes() {
+    let _turn = crate::whole_machine();
+    let mut cases = load::load(&[load::DIRECTORY.into()]).unwrap().unwrap_or_else(|faults| panic!("{faults}"));
+    let count = if std::env::var_os("POSH_TEST_FULL").is_some() { 1 } else { SAMPLE };
+    cases.retain(|case| case.holds_through(None) && case.is_one_of(count));
+    assert!(cases.len() as u64 * count >= CASES as u64 / 2, "only {} cases are in the sample", cases.len());
+    let fixture = Arc::new(Fixture::make().unwrap());
+    let setting = Setting { programs: programs(), fixture, without: Vec::new(), door: None, mounts: Mounts::Volume };
+    all_pass(&cases, &setting);
 }
 
 fn all_pass(cases: &[Case], setting: &Setting) {
@@ -43,7 +66,10 @@ fn all_pass(cases: &[Case], setting: &Setting) {
     // Past the test harness, which would keep it: the number of cases is to be seen.
     let door = setting.door.map_or("the default door", Door::name);
     let numbers = summary::numbers(cases, &verdicts, start.elapsed());
-    std::io::stdout().lock().write_all(format!("cases through {door}:\n{numbers}\n").as_bytes()).unwrap();
+    std::io::stdout()
+        .lock()
+        .write_all(format!("cases through {door}, {:?}:\n{numbers}\n", setting.mounts).as_bytes())
+        .unwrap();
     let failed: Vec<_> = verdicts.iter().filter(|v| !v.faults.is_empty()).collect();
     let texts: String = failed.iter().map(|v| summary::failure(&cases[v.number], v)).collect();
     let missed = verdicts.iter().filter(|v| v.missed > 0).count();

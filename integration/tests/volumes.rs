@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::Under;
+use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, Script};
 
 use crate::programs;
 
 const VOLUME: &str = "/mnt/volume";
+
+/// Long enough that a second round trip can't be taken for a busy machine.
+const FAR: Duration = Duration::from_millis(250);
 
 /// A gateway that has just been started still connects.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -114,6 +118,34 @@ fn commands_here_and_there_see_what_the_others_did() {
     for command in ["grep", "sort", "tac", "gzip", "cp"] {
         assert!(report.stages(command).count() > 0, "{report:?}");
         assert!(report.stages(command).all(|stage| stage.is_offloaded()), "{command}: {report:?}");
+    }
+}
+
+/// What a command changed is told on its way back, and nothing is asked before it.
+#[test]
+fn a_command_on_a_volume_takes_one_round_trip() {
+    let lab = Lab::start(&LabSpec::servers(1).link(Profile { round_trip: FAR, ..Profile::WAN }), &programs()).unwrap();
+    let host = &lab.workstation;
+    fs::write(lab.data(1).join("f"), "b\na\n").unwrap();
+    shell(host, &format!("mkdir -p {VOLUME}"));
+    must(host, &["mount", "store1:s1", VOLUME]);
+    // In turns: one only reads, the other makes a file that was removed here; what it made is seen here without a question.
+    let text = format!(
+        "cd {VOLUME}; sort -o g f
+         for i in 1 2 3 4 5 6; do
+             a=$EPOCHREALTIME; grep -c a f > /dev/null; b=$EPOCHREALTIME; sort -o g f; c=$EPOCHREALTIME
+             mapfile -t lines < g; echo ${{lines[0]}} $((${{b/./}} - ${{a/./}})) $((${{c/./}} - ${{b/./}}))
+         done"
+    );
+    let output = Script::new(text).run(host, Under::PoshExplained).unwrap();
+    assert!(output.report().stages("grep").chain(output.report().stages("sort")).all(|stage| stage.is_offloaded()));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<Vec<&str>> = said.lines().map(|line| line.split(' ').collect()).collect();
+    assert!(rows.len() == 6 && rows.iter().all(|row| row[0] == "a"), "{said}");
+    for column in [1, 2] {
+        let fastest = rows.iter().map(|row| row[column].parse().map(Duration::from_micros).unwrap()).min().unwrap();
+        // Two would be twice as much; the rest is the machine's.
+        assert!(fastest < FAR * 17 / 10, "{said}");
     }
 }
 

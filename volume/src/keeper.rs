@@ -63,7 +63,7 @@ impl Keeper {
     }
 
     /// See [`LeaseTable::begin_flush`].
-    pub fn begin_flush(self: &Arc<Self>, session: SessionId) -> Begun {
+    pub fn begin_flush(self: &Arc<Self>, session: Option<SessionId>) -> Begun {
         let ticket = self.table().begin_flush(session, Instant::now());
         self.noticed.notify_waiters();
         Begun { keeper: self.clone(), ticket: Some(ticket) }
@@ -80,6 +80,13 @@ impl Keeper {
     pub fn recall_all(&self, session: SessionId) {
         self.table().recall_all(session, Instant::now());
         self.noticed.notify_waiters();
+    }
+
+    /// See [`LeaseTable::mark`].
+    pub fn mark(&self, session: SessionId) -> Option<Stamp> {
+        let stamp = self.table().mark(session);
+        self.noticed.notify_waiters();
+        stamp
     }
 
     /// See [`LeaseTable::changed`].

@@ -215,14 +215,27 @@ impl LeaseTable {
         }
     }
 
-    /// Recalls all rights to write of other sessions.
-    pub fn begin_flush(&mut self, session: SessionId, now: Instant) -> Ticket {
+    /// Recalls all rights to write of other sessions; of all, without a session.
+    pub fn begin_flush(&mut self, session: Option<SessionId>, now: Instant) -> Ticket {
         let files = mem::take(&mut self.writable);
         let is_still = |file: &File| self.files.get(file).is_some_and(Held::is_writable);
         self.writable = files.into_iter().filter(is_still).collect();
         let of = |file: &File| Some((*file, self.files.get(file)?.id, Intent::Look));
         let intents: Vec<_> = self.writable.iter().filter_map(of).collect();
-        self.begin(Some(session), &intents, now)
+        self.begin(session, &intents, now)
+    }
+
+    /// Puts a mark behind all that the session is to be told until now. `None`: there is no such session.
+    pub fn mark(&mut self, session: SessionId) -> Option<Stamp> {
+        let stamp = self.next_stamp();
+        let outbox = &mut self.sessions.get_mut(&session)?.outbox;
+        // What is told by one mark need not be told by two: the outbox of a session that is out of reach stays small.
+        if let Some(Notice::All { stamp: last }) = outbox.last_mut() {
+            *last = stamp;
+        } else {
+            outbox.push(Notice::All { stamp });
+        }
+        Some(stamp)
     }
 
     /// The session gives leases back: by a recall with that stamp, or of its own accord.
@@ -280,7 +293,8 @@ impl LeaseTable {
         self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()
     }
 
-    /// What a session that is back after a break may not have heard: when it last lost everything, and its recalls without an answer.
+    /// What a session that is back after a break may not have heard: when it last lost everything; its recalls without an answer, and that
+    /// these are all.
     #[must_use]
     pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
         let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
@@ -292,7 +306,7 @@ impl LeaseTable {
             leases: recalled.leases,
             stamp: recalled.stamp,
         };
-        (lost, recalls.map(notice).collect())
+        (lost, recalls.map(notice).chain([Notice::All { stamp: Stamp(self.last_stamp) }]).collect())
     }
 
     /// All that everybody has ends: it is not known what has changed.

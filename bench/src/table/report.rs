@@ -16,7 +16,8 @@ use super::targets;
 /// Of a run of some workloads only; not part of the report.
 const PARTIAL: &str = "partial";
 /// Columns of the tables, in order.
-const SYSTEMS: [&str; 7] = ["server", "sshfs", "sshfs-tuned", "ssh", "ssh-master", "parallel", "posh"];
+const SYSTEMS: [&str; 10] =
+    ["server", "sshfs", "sshfs-tuned", "rclone", "ssh", "ssh-master", "parallel", "posh", "posh-volume", "volume"];
 /// Names of links, in the order of the report; others follow.
 const LINKS: [&str; 3] = ["wan", "lan", "wifi"];
 

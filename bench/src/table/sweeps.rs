@@ -21,7 +21,7 @@ const ROUND_TRIPS_MS: [u64; 6] = [0, 1, 5, 20, 50, 100];
 const COMMANDS: usize = 15;
 const WARM_UP: usize = 3;
 /// What can give one small command in a session that stands.
-const SYSTEMS: [System; 3] = [System::Posh, System::SshMaster, System::Sshfs];
+const SYSTEMS: [System; 4] = [System::Posh, System::PoshVolume, System::SshMaster, System::Sshfs];
 /// `--split`.
 const PARTS: [usize; 3] = [1, 2, 4];
 /// How long a session may take.

@@ -43,6 +43,12 @@ const AIMS: [Aim; 8] = [
 const ONE_COMMAND_MS: f64 = 6.0;
 /// Of 1,000 local commands against bash alone: through the hook, and through PATH.
 const LOCAL: [(&str, f64); 2] = [("posh", 1.15), ("posh-path", 1.7)];
+/// posh over sshfs, and over its own volumes.
+const POSH: [&str; 2] = ["posh", "posh-volume"];
+/// What runs on the workstation over a volume, in seconds.
+const VOLUME: [(&str, f64); 3] = [("read-small", 2.0), ("walk", 1.2), ("untar-here", 3.0)];
+/// Of the link, for a large file.
+const LINK_SHARE: f64 = 0.9;
 /// No cell may be slower than bash over the same mount by more.
 const SLOWER: f64 = 1.05;
 
@@ -62,22 +68,48 @@ pub struct Verdict {
 /// All targets of which this run has figures.
 pub fn judge(results: &Results) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    for aim in &AIMS {
-        verdicts.extend(aim.faster.and_then(|factor| faster(results, aim.workload, factor)));
-        verdicts.extend(aim.over.and_then(|over| beyond_server(results, aim.workload, over)));
+    for (aim, system) in AIMS.iter().flat_map(|aim| POSH.map(|system| (aim, system))) {
+        verdicts.extend(aim.faster.and_then(|factor| faster(results, (aim.workload, system), factor)));
+        verdicts.extend(aim.over.and_then(|over| beyond_server(results, (aim.workload, system), over)));
     }
-    verdicts.extend(one_command(results));
+    verdicts.extend(POSH.iter().filter_map(|system| one_command(results, system)));
     verdicts.extend(LOCAL.iter().filter_map(|(system, factor)| local(results, system, *factor)));
-    verdicts.push(never_slower(results));
+    verdicts.extend(VOLUME.iter().filter_map(|(workload, most)| on_volume(results, workload, *most)));
+    verdicts.extend(sequential(results));
+    verdicts.extend(POSH.iter().filter_map(|system| never_slower(results, system)));
     verdicts
 }
 
-fn faster(results: &Results, workload: &str, factor: f64) -> Option<Verdict> {
-    let (sshfs, posh) = (results.cell(workload, "sshfs")?, results.cell(workload, "posh")?);
+/// A program of the workstation over a volume, by seconds.
+fn on_volume(results: &Results, workload: &str, most: f64) -> Option<Verdict> {
+    let seen = results.cell(workload, "volume")?.median();
+    Some(Verdict {
+        what: format!("{workload}, volume"),
+        target: format!("≤ {most:.1} s"),
+        seen: format!("{seen:.2} s"),
+        met: Some(seen <= most),
+    })
+}
+
+/// A large file read for the first time over a volume, against what one TCP connection carries.
+fn sequential(results: &Results) -> Option<Verdict> {
+    let input = results.inputs.iter().find(|input| input.workload == "read-large")?;
+    let megabits = input.bytes as f64 * 8.0 / 1e6 / results.cell("read-large", "volume")?.median();
+    let share = megabits / results.link.measured_back;
+    Some(Verdict {
+        what: "read-large, volume, of what the link carries".into(),
+        target: format!("≥ {:.0} %", LINK_SHARE * 100.0),
+        seen: format!("{:.0} %", share * 100.0),
+        met: Some(share >= LINK_SHARE),
+    })
+}
+
+fn faster(results: &Results, (workload, system): (&str, &str), factor: f64) -> Option<Verdict> {
+    let (sshfs, posh) = (results.cell(workload, "sshfs")?, results.cell(workload, system)?);
     let ratio = sshfs.median() / posh.median();
     let least = if sshfs.limited { "at least " } else { "" };
     Some(Verdict {
-        what: format!("{workload}: against bash over sshfs"),
+        what: format!("{workload}, {system}: against bash over sshfs"),
         target: if factor == 1.0 { "never slower".into() } else { format!("≥ {factor}× faster") },
         seen: format!("{least}{ratio:.1}×"),
         met: if ratio >= factor || (factor == 1.0 && ratio * SLOWER >= 1.0) {
@@ -90,8 +122,8 @@ fn faster(results: &Results, workload: &str, factor: f64) -> Option<Verdict> {
     })
 }
 
-fn beyond_server(results: &Results, workload: &str, over: Over) -> Option<Verdict> {
-    let (server, posh) = (results.cell(workload, "server")?.median(), results.cell(workload, "posh")?.median());
+fn beyond_server(results: &Results, (workload, system): (&str, &str), over: Over) -> Option<Verdict> {
+    let (server, posh) = (results.cell(workload, "server")?.median(), results.cell(workload, system)?.median());
     let more = posh - server;
     let (target, seen, met) = match over {
         Over::Seconds(most) => (format!("≤ +{most:.2} s"), format!("{more:+.3} s"), more <= most),
@@ -104,19 +136,19 @@ fn beyond_server(results: &Results, workload: &str, over: Over) -> Option<Verdic
             (format!("≤ +{:.0} %", most * 100.0), format!("{:+.1} %", share * 100.0), share <= most)
         }
     };
-    Some(Verdict { what: format!("{workload}: against bash on the server"), target, seen, met: Some(met) })
+    Some(Verdict { what: format!("{workload}, {system}: against bash on the server"), target, seen, met: Some(met) })
 }
 
-fn one_command(results: &Results) -> Option<Verdict> {
+fn one_command(results: &Results, system: &str) -> Option<Verdict> {
     let round_trip = results.link.round_trip_ms;
     let at = |system: &str| {
         let found = |l: &&super::results::Latency| l.system == system && l.round_trip_ms == round_trip;
         results.latency.iter().find(found).map(|l| l.summary.median)
     };
-    let posh = at("posh")?;
+    let posh = at(system)?;
     let ssh = at("ssh-master").map(|ms| format!(" (ssh over a shared connection: {ms:.1} ms)")).unwrap_or_default();
     Some(Verdict {
-        what: format!("one small command, warm connection, {round_trip} ms{ssh}"),
+        what: format!("one small command, {system}, warm connection, {round_trip} ms{ssh}"),
         target: format!("≤ 1 round trip + {ONE_COMMAND_MS} ms"),
         seen: format!("{posh:.1} ms"),
         met: Some(posh <= round_trip + ONE_COMMAND_MS),
@@ -133,21 +165,23 @@ fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
     })
 }
 
-fn never_slower(results: &Results) -> Verdict {
+fn never_slower(results: &Results, system: &str) -> Option<Verdict> {
     let mut slower = Vec::new();
-    for cell in results.cells.iter().filter(|c| c.system == "posh" && c.workload != "local-1000") {
+    let mut cells = results.cells.iter().filter(|c| c.system == system && c.workload != "local-1000").peekable();
+    cells.peek()?;
+    for cell in cells {
         let Some(sshfs) = results.cell(&cell.workload, "sshfs") else { continue };
         let ratio = cell.median() / sshfs.median();
         if ratio > SLOWER {
             slower.push(format!("{} {ratio:.2} ×", cell.workload));
         }
     }
-    Verdict {
-        what: "every cell against bash over the same mount".into(),
+    Some(Verdict {
+        what: format!("every cell of {system} against bash over sshfs"),
         target: "≤ +5 %".into(),
         met: Some(slower.is_empty()),
         seen: if slower.is_empty() { "none slower".into() } else { slower.join(", ") },
-    }
+    })
 }
 
 #[cfg(test)]
@@ -174,7 +208,7 @@ mod tests {
         let check = |sshfs: f64, limited: bool, met: Option<bool>| {
             let results =
                 Results::of_cells(vec![cell("tar-x", "sshfs", sshfs, limited), cell("tar-x", "posh", 1.0, false)]);
-            assert_eq!(faster(&results, "tar-x", 300.0).unwrap().met, met, "{sshfs} {limited}");
+            assert_eq!(faster(&results, ("tar-x", "posh"), 300.0).unwrap().met, met, "{sshfs} {limited}");
         };
         check(301.0, false, Some(true));
         check(301.0, true, Some(true));
@@ -186,7 +220,7 @@ mod tests {
     fn five_per_cent_are_allowed() {
         let met = |posh: f64| {
             let cells = vec![cell("comm", "sshfs", 1.0, false), cell("comm", "posh", posh, false)];
-            never_slower(&Results::of_cells(cells)).met
+            never_slower(&Results::of_cells(cells), "posh").unwrap().met
         };
         assert_eq!((met(1.04), met(1.06)), (Some(true), Some(false)));
     }

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Report, Run,
+    farewells::Farewells,
     inlet::WINDOW_BYTES,
     link::Link,
     plumbing::{PIPE_BYTES, Plumbing},
@@ -41,6 +42,7 @@ pub async fn start(
     let fences = shared.policy().fences(&spec.stages, &place.client_files)?;
     let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
     own_mounts.renew().await?;
+    let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes)).await?;
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count);
@@ -75,8 +77,7 @@ pub async fn start(
         plan: Some((wiring, plumbing)),
         stages_left: job.stages.len(),
         start_times: times.map(|times| StartTimes { checked_ns, ..times }),
-        own_mounts,
-        held: Vec::new(),
+        farewells: Farewells::new(own_mounts, volumes),
         report: Report::default(),
         written_files,
         signals_taken: 0,

@@ -5,6 +5,7 @@
 //! that none can hold up another; all tasks end with the run.
 
 mod audit;
+mod farewells;
 mod inlet;
 mod kept;
 mod launch;
@@ -39,17 +40,18 @@ use tonic::{Status, Streaming};
 pub use self::{audit::AuditFile, kept::KeptRuns, outbox::Messages};
 use self::{
     audit::Record,
+    farewells::Farewells,
     inlet::Inlet,
     kept::Return,
     link::Link,
-    outbox::Outbox,
+    outbox::{Outbox, Unheard},
     outlet::Gate,
     plumbing::Plumbing,
     times::{Clock, Traffic},
 };
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, own_mounts::OwnMounts,
-    pool::Lease, service::Shared, sys, tls::serving::Proof, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, pool::Lease,
+    service::Shared, sys, tls::serving::Proof, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -289,10 +291,7 @@ struct Run {
     /// The plumbing that the streams take over once the client knows.
     plan: Option<(Wiring, Plumbing)>,
     stages_left: usize,
-    /// Exports whose files others see only later.
-    own_mounts: OwnMounts,
-    /// Ends that the client learns of when it can see what the stages wrote.
-    held: Vec<Exited>,
+    farewells: Farewells,
     report: Report,
     _cgroup: Option<RunCgroup>,
     _lease: Lease,
@@ -334,9 +333,8 @@ impl Run {
 
     /// Carries messages until all stages have exited and all streams have ended.
     async fn drive(&mut self, mut client: Client, grace: Duration, output: &Output) -> End {
-        let mut publishing = JoinSet::new();
         let mut lost_at = None;
-        while self.stages_left > 0 || !self.streams.is_empty() || !publishing.is_empty() {
+        while self.stages_left > 0 || !self.streams.is_empty() || !self.farewells.is_empty() {
             let patience = async {
                 match lost_at {
                     Some(lost_at) => tokio::time::sleep_until(lost_at + grace).await,
@@ -384,15 +382,9 @@ impl Run {
                         if self.report.statuses.len() < audit::RECORDED {
                             self.report.statuses.push(status_word(&exited));
                         }
-                        if self.own_mounts.is_empty() {
-                            if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
-                                return End::Cancelled;
-                            }
-                        } else {
-                            self.hold(exited);
-                            if self.stages_left == 0 {
-                                publishing.spawn(self.own_mounts.clone().publish());
-                            }
+                        let exited = self.farewells.ended(exited, self.stages_left == 0);
+                        if tell_ends(exited, output).await.is_err() {
+                            return End::Cancelled;
                         }
                     }
                     Ok(Some(_)) => {}
@@ -404,14 +396,10 @@ impl Run {
                         return End::Broken(what);
                     }
                 }
-                Some(published) = publishing.join_next() => {
-                    if let Err(what) = published.unwrap_or_else(|error| Err(error.to_string())) {
-                        return End::Unpublished(what);
-                    }
-                    for exited in self.held.drain(..) {
-                        if output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await.is_err() {
-                            return End::Cancelled;
-                        }
+                Some(ended) = self.farewells.next() => match ended {
+                    Err(what) => return End::Unpublished(what),
+                    Ok(exits) => if tell_ends(exits, output).await.is_err() {
+                        return End::Cancelled;
                     }
                 }
             }
@@ -460,11 +448,6 @@ impl Run {
         self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))
     }
 
-    /// Times there are not this machine's, so they do not tell all that changed.
-    fn hold(&mut self, exited: Exited) {
-        self.held.push(Exited { changes_incomplete: true, ..exited });
-    }
-
     async fn take(&mut self, message: RunInput, output: &Output) -> Result<(), End> {
         match message.kind {
             Some(run_input::Kind::Chunk(chunk)) => {
@@ -507,6 +490,13 @@ impl Run {
         }
         Ok(())
     }
+}
+
+async fn tell_ends(exits: impl IntoIterator<Item = Exited>, output: &Output) -> Result<(), Unheard> {
+    for exited in exits {
+        output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await?;
+    }
+    Ok(())
 }
 
 /// `2/1`: stage 2 exited with 1; `2!13`: it died of signal 13.

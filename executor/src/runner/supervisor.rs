@@ -255,6 +255,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64) -> RunOutput {
         changed_directories: changes.message(),
         changes_incomplete: changes.incomplete,
         exited_ns,
+        ..Exited::default()
     };
     RunOutput { kind: Some(run_output::Kind::Exited(exited)) }
 }

@@ -1,6 +1,7 @@
 //! Serves files to mounts of workstations (`volume.proto`): who may have a session, and the three calls. What a
-//! session does is `session`'s; what becomes of files, and who may remember them, is the crate `posh-volume`'s.
+//! session does is `session`'s, what it hears of runs `beside`'s; what becomes of files, and who may remember them, is the crate `posh-volume`'s.
 
+mod beside;
 mod session;
 
 use std::{
@@ -31,6 +32,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
+pub use self::beside::Beside;
 use self::session::{Outgoing, Served};
 use crate::{
     Export,
@@ -176,7 +178,7 @@ impl VolumeService {
 
 impl Volumes {
     /// A session, for whom it belongs to.
-    fn session(&self, caller: &Arc<Caller>, name: &Bytes) -> Result<Arc<Served>, Status> {
+    fn session(&self, caller: &Caller, name: &Bytes) -> Result<Arc<Served>, Status> {
         let sessions = self.sessions.lock().expect("not poisoned");
         let found = sessions.get(name).filter(|served| served.caller.identity == caller.identity);
         // What has been taken from the configuration ends at the executor's restart, as for runs.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "the whole program is tests, its harness included")]
 
 mod attacks;
+mod beside_volumes;
 mod cgroups;
 mod guards;
 mod harness;

@@ -85,6 +85,8 @@ pub struct Proxy {
     pub address: SocketAddr,
     /// Counts cuts; and whether new connections are let through.
     line: watch::Sender<(u64, bool)>,
+    /// Counts how often all were frozen.
+    frozen: watch::Sender<u64>,
     target: watch::Sender<SocketAddr>,
     _task: JoinSet<()>,
 }
@@ -94,23 +96,29 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (line, state) = watch::channel((0, true));
+        let (frozen, ice) = watch::channel(0);
         let (target, leads_to) = watch::channel(target);
         let mut task = JoinSet::new();
         task.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 if state.borrow().1 {
-                    connections.spawn(carry(client, *leads_to.borrow(), state.clone()));
+                    connections.spawn(carry(client, *leads_to.borrow(), (state.clone(), ice.clone())));
                 }
             }
         });
-        Self { address, line, target, _task: task }
+        Self { address, line, frozen, target, _task: task }
     }
 
     /// Breaks all connections; new ones lead elsewhere.
     pub fn lead_to(&self, target: SocketAddr) {
         self.target.send_replace(target);
         self.cut();
+    }
+
+    /// All connections carry nothing more, and no end of them is told; new ones work.
+    pub fn freeze(&self) {
+        self.frozen.send_modify(|count| *count += 1);
     }
 
     /// Breaks all connections.
@@ -124,14 +132,20 @@ impl Proxy {
     }
 }
 
-async fn carry(mut client: TcpStream, target: SocketAddr, mut line: watch::Receiver<(u64, bool)>) {
+async fn carry(
+    mut client: TcpStream,
+    target: SocketAddr,
+    (mut line, mut ice): (watch::Receiver<(u64, bool)>, watch::Receiver<u64>),
+) {
     line.mark_unchanged();
+    ice.mark_unchanged();
     let Ok(mut server) = TcpStream::connect(target).await else { return };
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
     tokio::select! {
         _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
         _ = line.changed() => {}
+        _ = ice.changed() => drop(line.changed().await),
     }
 }
 

@@ -63,6 +63,28 @@ async fn changes_happen_once_while_the_connection_breaks() {
 }
 
 #[tokio::test]
+async fn requests_that_are_lost_with_their_connection_are_made_anew() {
+    let site = Site::new().await;
+    fs::write(site.path("log"), "one ").unwrap();
+    let proxy = Proxy::to(site.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let (place, _) = open(&store, "log", RW).await.unwrap();
+    // Nobody tells them that they are lost.
+    proxy.freeze();
+    let append = vec![Write::Append { place, data: Bytes::from_static(b"two") }];
+    let (written, found) = tokio::time::timeout(PATIENCE, async {
+        let caller = me();
+        tokio::join!(store.write(&caller, append), content(&store, place))
+    })
+    .await
+    .expect("in time");
+    assert!(written.unwrap()[0].is_ok());
+    assert!(found.unwrap().0.starts_with(b"one "));
+    assert_eq!(fs::read(site.path("log")).unwrap(), b"one two");
+    assert_eq!(store.state().reconnects, 1);
+}
+
+#[tokio::test]
 async fn open_files_and_locks_survive_a_broken_connection() {
     let site = Site::new().await;
     fs::write(site.path("a"), "before").unwrap();
@@ -138,6 +160,29 @@ async fn leases_end_by_time_when_the_connection_is_gone() {
     proxy.let_through(true);
     let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { .. })), "{notice:?}");
+}
+
+#[tokio::test]
+async fn who_takes_a_session_up_hears_when_it_has_heard_all() {
+    let site = Site::new().await;
+    let proxy = Proxy::to(site.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let mut notices = store.notices();
+    let mut last = Stamp(0);
+    for _ in 0..3 {
+        let entry = find(&store, "").await.unwrap();
+        proxy.cut();
+        loop {
+            let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+            let Some(Notice::All { stamp }) = notice else { panic!("{notice:?}") };
+            assert!(stamp >= last);
+            last = stamp;
+            // That of the connection before may come late.
+            if stamp >= entry.stamp {
+                break;
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -132,6 +132,9 @@ async fn carry_out_as(
         let builder = builder.with_other_zones(elsewhere);
         let mut lowered = builder.build(&run_id);
         again::keep_what_writes(&mut lowered, &planned.readings, &gateway.secret);
+        for run in &mut lowered.runs {
+            run.spec.volumes = gateway.volumes.sessions(&gateway.executors.get(run.executor).name);
+        }
         step = tracer.step("lowering", step);
         let started = start::start(gateway, &planned.connections, lowered, tracer).await;
         step = tracer.step("starting", step);

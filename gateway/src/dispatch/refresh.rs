@@ -13,17 +13,18 @@ use std::{
 };
 
 use fs_mapper::{
-    MountTable, Resolution,
+    MountId, MountTable, Resolution,
     coherence::{Adapter, Change, Left, WriteBehind},
 };
 use posh_annotations::FileKind;
 use posh_proto::{
-    executor::{Attributes, ChangedDirectory, Exited},
+    executor::{Attributes, ChangedDirectory, Exited, VolumeMark},
     rule::{self, Rule},
 };
+use posh_volume::fs::Changes;
 
 use super::{
-    remake,
+    again, remake,
     remnants::{self, Tree},
 };
 use crate::{
@@ -49,6 +50,17 @@ pub struct Written {
     doubtful: Vec<(Change, Attributes)>,
     /// Trees that are gone, of which only the tops are among the changes.
     large_trees: Vec<Tree>,
+    volumes: OnVolumes,
+}
+
+/// What the volumes have to be up to date with.
+#[derive(Debug)]
+struct OnVolumes {
+    /// Mounts that the stage uses.
+    used: BTreeSet<MountId>,
+    changes: Changes,
+    /// What their executors have told them.
+    marks: Vec<VolumeMark>,
 }
 
 impl Written {
@@ -72,8 +84,15 @@ impl Written {
                 changes.extend(by_annotation(file.kind, path.as_path()));
             }
         }
+        let changes_something = !changes.is_empty() || !reading.is_some_and(again::only_reads);
+        changes.retain(|change| volume_at(&table, change.path()).is_none());
         let trees = reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
         let exits: Vec<&Exited> = exits.collect();
+        let volumes = OnVolumes {
+            used: volumes_of(&table, stage, reading),
+            changes: if changes_something { Changes::Possible } else { Changes::None },
+            marks: exits.iter().flat_map(|exited| exited.volume_marks.clone()).collect(),
+        };
         let directories: Vec<&ChangedDirectory> = exits.iter().flat_map(|e| &e.changed_directories).collect();
         let large_trees = remnants::large_trees(&directories);
         let mut doubtful = Vec::new();
@@ -88,7 +107,7 @@ impl Written {
                 changes.extend(trees.iter().map(|(path, adapter)| unseen(path, *adapter)));
             }
         }
-        Self { table, changes, doubtful, large_trees }
+        Self { table, changes, doubtful, large_trees, volumes }
     }
 }
 
@@ -122,6 +141,25 @@ impl Written {
         }
         tally
     }
+}
+
+/// The volume that a path lies on.
+fn volume_at(table: &MountTable, path: &Path) -> Option<MountId> {
+    match table.resolve(path, Path::new("/")) {
+        Resolution::Owned(owned) => Some(owned.mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume),
+        Resolution::Local { .. } => None,
+    }
+}
+
+/// Volumes that a stage uses.
+fn volumes_of(table: &MountTable, stage: &Enlisted, reading: Option<&Reading>) -> BTreeSet<MountId> {
+    let places = reading.into_iter().flat_map(|reading| reading.places.iter().chain([&reading.cwd])).flatten();
+    let named = places.filter_map(|place| match place {
+        Place::At(_, _, mount) => Some(*mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume),
+        Place::Here(_) => None,
+    });
+    let files = stage.descriptors.iter().filter(|descriptor| descriptor.kind == Kind::File);
+    named.chain(files.filter_map(|descriptor| volume_at(table, &descriptor.path))).collect()
 }
 
 fn was_opened_there(table: &MountTable, path: &Path) -> bool {
@@ -180,11 +218,14 @@ fn unseen(tree: &Path, adapter: Adapter) -> Change {
 
 /// Makes the mounts forget. Takes as long as they do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
-    let Written { table, changes, doubtful, large_trees } = written;
-    if (changes.is_empty() && doubtful.is_empty()) || !rule::holds(Rule::Coherence) {
+    let Written { table, changes, doubtful, large_trees, volumes } = written;
+    if !rule::holds(Rule::Coherence) {
         return;
     }
-    let changes = catch_up(&gateway, &table, changes).await;
+    catch_up(&gateway, &table, volumes).await;
+    if changes.is_empty() && doubtful.is_empty() {
+        return;
+    }
     let made_again = gateway.remnants.touched(&changes);
     gateway.remnants.add(large_trees);
     let all = async {
@@ -205,17 +246,16 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     }
 }
 
-/// Volumes hear of changes from their servers, and are up to date when those have told all. Gives what concerns other mounts.
-async fn catch_up(gateway: &Gateway, table: &MountTable, changes: BTreeSet<Change>) -> BTreeSet<Change> {
-    let volume = |change: &Change| match table.resolve(change.path(), Path::new("/")) {
-        Resolution::Owned(owned) => Some(owned.mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume),
-        Resolution::Local { .. } => None,
-    };
-    let changed: BTreeSet<_> = changes.iter().filter_map(volume).collect();
-    for id in &changed {
-        gateway.volumes.catch_up(table.mount(*id)).await;
+/// Volumes are up to date when they have heard all that their executors had to tell them until the command ended, which comes on
+/// its way at the same time as its end. One whose executor has told it nothing asks.
+async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
+    let OnVolumes { used, changes, marks } = volumes;
+    gateway.volumes.caught_up(&marks, changes).await;
+    if changes == Changes::Possible {
+        for id in used {
+            gateway.volumes.catch_up(table.mount(id), &marks).await;
+        }
     }
-    if changed.is_empty() { changes } else { changes.into_iter().filter(|change| volume(change).is_none()).collect() }
 }
 
 /// Makes the mounts forget; gives the directories that they still show.

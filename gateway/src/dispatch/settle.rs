@@ -110,7 +110,12 @@ fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, Str
 /// Files that processes of the sessions hold open for writing, without those that
 /// the shell has just opened for these very commands.
 fn being_written(gateway: &Gateway, commands: &[Arc<Enlisted>], uses: &[Vec<Use>]) -> Vec<PathBuf> {
-    let below: Vec<PathBuf> = uses.iter().flatten().map(|used| used.path.clone()).collect();
+    // Volumes know themselves what is written through them.
+    let below = uses.iter().flatten().filter(|used| used.adapter != Adapter::Volume);
+    let below: Vec<PathBuf> = below.map(|used| used.path.clone()).collect();
+    if below.is_empty() {
+        return Vec::new();
+    }
     let mut written = gateway.writers.find(&gateway.sessions.roots(), &below);
     let fresh = |written: &Written| {
         let outputs = commands.iter().flat_map(|command| &command.descriptors);

@@ -5,8 +5,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use bytes::Bytes;
 use fs_mapper::{config::VolumeConfig, mountinfo::MountInfo};
 use nix::unistd::geteuid;
+use posh_proto::executor::{ReturnedLease, VolumeSession};
 use posh_reach::{Carrier, Reached, Route};
 use posh_volume::{
     disk::DiskCache,
@@ -14,6 +16,7 @@ use posh_volume::{
     fuse::{self, Users},
     mount::{self, Wanted},
     remote::{Connector, Patience, Remote},
+    store::Returned,
 };
 use tokio::{runtime::Handle, sync::oneshot};
 use tonic::transport::Channel;
@@ -30,6 +33,8 @@ const MEMORY_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
     pub volume: Arc<Volume>,
+    /// As its executor knows it.
+    pub session: Bytes,
 }
 
 impl Serving {
@@ -51,6 +56,7 @@ impl Serving {
                 Remote::open(Arc::new(way), &config.export, patience).await.map_err(|error| error.to_string())?;
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
+            let session = remote.session();
             let disk = disk_for(&config);
             let (volume, invalidations) = Volume::new(Arc::new(remote), settings, disk);
             let path = config.path.clone();
@@ -63,7 +69,8 @@ impl Serving {
             let device = device.await.map_err(|error| error.to_string())?;
             let device = device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
             let users = if for_everybody { Users::All } else { Users::Own };
-            let served = tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, device, users));
+            let served =
+                tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users));
             let thread =
                 served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
             let (end, ended) = oneshot::channel();
@@ -72,9 +79,20 @@ impl Serving {
                 let _ = end.send(());
             });
             read_ahead(&path);
-            Ok((Self { volume }, ended))
+            Ok((Self { volume, session }, ended))
         });
         begun.await.map_err(|error| error.to_string())?
+    }
+
+    /// For a run of which it is to be told.
+    pub fn told_of_runs(&self) -> VolumeSession {
+        let lease = |returned: Returned| ReturnedLease {
+            inode: returned.file.inode,
+            generation: returned.file.generation,
+            stamp: returned.stamp.0,
+        };
+        let returned = self.volume.give_up_writing().into_iter().map(lease).collect();
+        VolumeSession { session: self.session.clone(), returned }
     }
 }
 

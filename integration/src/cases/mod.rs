@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use posh_proto::rule::Rule;
 use serde::{Deserialize, Deserializer, de};
 
+use crate::generate;
 use crate::oracle::{Door, Shell};
 
 /// One case of a file.
@@ -82,6 +83,13 @@ impl Case {
     /// Whether it is meant for this door; none given is the hook, posh's default.
     pub fn holds_through(&self, door: Option<Door>) -> bool {
         self.door.is_none_or(|only| only == door.unwrap_or(Door::Hook))
+    }
+
+    /// Whether it belongs to the sample that has one of `count` cases: by its title, so that the sample stays
+    /// as it is when cases are added.
+    pub fn is_one_of(&self, count: u64) -> bool {
+        // Its low bits are its weak ones.
+        (generate::sum(self.title().as_bytes()) >> 32).is_multiple_of(count.max(1))
     }
 
     /// The directory of its file: what the case is about.

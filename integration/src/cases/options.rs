@@ -13,6 +13,7 @@ use super::{Case, load, run, summary, without};
 use crate::error::{LabError, Result};
 use crate::oracle::Door;
 use crate::programs::Programs;
+use crate::volumes::Mounts;
 
 /// The options.
 #[derive(Debug, Args)]
@@ -29,6 +30,12 @@ pub struct Options {
     /// Only cases whose title (file:name) holds this
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
+    /// Only one of so many, always the same ones
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    one_of: u64,
+    /// What the servers' directories are mounted by
+    #[arg(long, value_enum, default_value_t)]
+    mounts: Mounts,
     /// How many laboratories at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -47,7 +54,7 @@ pub fn main(options: &Options) -> Result<bool> {
     let paths = if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
     let mut cases = load::load(&paths)?.map_err(LabError::Cases)?;
     cases.retain(|case| options.filter.is_empty() || options.filter.iter().any(|text| case.title().contains(text)));
-    cases.retain(|case| case.holds_through(options.door));
+    cases.retain(|case| case.holds_through(options.door) && case.is_one_of(options.one_of));
     if options.list {
         cases.iter().for_each(|case| println!("{}", case.title()));
         return Ok(true);
@@ -57,6 +64,7 @@ pub fn main(options: &Options) -> Result<bool> {
         fixture: Arc::new(Fixture::make()?),
         without: options.without.clone(),
         door: options.door,
+        mounts: options.mounts,
     };
     if options.rules_table {
         return without::table(&cases, &setting, options.jobs);

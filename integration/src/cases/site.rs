@@ -24,6 +24,7 @@ use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services;
 use crate::tree::{self, Tree};
+use crate::volumes::Mounts;
 
 /// How long a script may take on a busy machine. A hanging one costs a laboratory too.
 const CASE_LIMIT: Duration = Duration::from_secs(60);
@@ -49,6 +50,8 @@ pub struct Setting {
     pub without: Vec<rule::Rule>,
     /// How commands are to be intercepted, if not as posh does by itself.
     pub door: Option<Door>,
+    /// What the servers' directories are mounted by.
+    pub mounts: Mounts,
 }
 
 /// A worker's machines.
@@ -91,7 +94,7 @@ impl Site {
     /// Starts the laboratory.
     pub fn start(setting: &Setting) -> Result<Site> {
         let names: Vec<_> = setting.without.iter().map(|rule| rule.name()).collect();
-        let mut spec = LabSpec::servers(2).different();
+        let mut spec = LabSpec::servers(2).different().mounts(setting.mounts);
         if !names.is_empty() {
             spec = spec.with_variable(rule::VARIABLE, &names.join(","));
         }

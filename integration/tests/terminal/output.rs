@@ -6,10 +6,14 @@ use posh_integration::terminal::{Size, Terminal};
 use posh_integration::{Lab, Script, Shell};
 
 use super::lab;
+use crate::arena::kept_here;
 
 /// Script, and the commands of it that must have run on the server, all of them. What
 /// may start a pager, and colours of ls (which tell what a mount does not carry), stay here.
 type Case = (&'static str, &'static [&'static str]);
+
+/// As for the cases that are data.
+const PLACEMENT_TRIES: usize = 3;
 
 const SIZES: [Size; 4] = [Size::USUAL, Size::new(50, 200), Size::new(20, 33), Size::new(40, 121)];
 
@@ -84,17 +88,23 @@ fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), Strin
         if offloaded.is_empty() {
             continue;
         }
-        let mut shown = run(lab, &script, Under::PoshExplained, size);
-        let (rest, report) = Report::take(&shown.raw).map_err(|e| format!("{text}: {e}"))?;
-        shown.raw = rest;
-        if alone.raw != shown.raw {
-            return Err(differ(&shown));
-        }
-        for command in *offloaded {
-            let stages: Vec<_> = report.stages(command).collect();
-            if stages.is_empty() || stages.iter().any(|s| !s.is_offloaded()) {
-                return Err(format!("{text}: {door:?}: {command} was not offloaded: {report:?}"));
+        // Who belongs together is found out against the clock, and may be missed on a busy machine. Wrong output is
+        // never tried again.
+        let mut missed = None;
+        for _ in 0..PLACEMENT_TRIES {
+            let mut shown = run(lab, &script, Under::PoshExplained, size);
+            let (rest, report) = Report::take(&shown.raw).map_err(|e| format!("{text}: {e}"))?;
+            shown.raw = rest;
+            if alone.raw != shown.raw {
+                return Err(differ(&shown));
             }
+            missed = kept_here(&report, offloaded);
+            if missed.is_none() {
+                break;
+            }
+        }
+        if let Some(missed) = missed {
+            return Err(format!("{text}: {size:?} {door:?}: {missed}"));
         }
     }
     Ok(())

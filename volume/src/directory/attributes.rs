@@ -112,6 +112,13 @@ pub fn value(fd: BorrowedFd<'_>, name: &OsString) -> Result<Bytes, Fault> {
     Ok(value.into())
 }
 
+/// Whether what is made in the directory has the mode that it was made with.
+pub fn has_no_default_acl(fd: BorrowedFd<'_>) -> bool {
+    let mut nothing: [u8; 0] = [];
+    let asked = rustix::fs::getxattr(link_to(fd), c"system.posix_acl_default", &mut nothing[..]);
+    matches!(asked, Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP))
+}
+
 /// setxattr(2).
 pub fn set_value(fd: BorrowedFd<'_>, name: &OsString, value: &[u8], how: AttributeChange) -> Result<(), Fault> {
     check_namespace(name, Errno::EOPNOTSUPP)?;

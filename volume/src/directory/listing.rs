@@ -70,12 +70,12 @@ impl Session {
         ids
     }
 
-    /// The files that a listing is going to tell of.
+    /// The files that a listing is going to tell of, and the directory, whose names may be held back.
     pub fn listed_ids(&self, directory: FileId, cookie: u64, limit: u32) -> Vec<FileId> {
         let Ok(node) = self.directory.nodes.node(directory) else { return Vec::new() };
         let found = self.names_of(&node, cookie, limit).map(|(found, _)| found).unwrap_or_default();
         let child = |found: Found| self.directory.nodes.child(&node, &found.name, Keep::Way).ok();
-        found.into_iter().filter_map(child).map(|child| child.id).collect()
+        std::iter::once(directory).chain(found.into_iter().filter_map(child).map(|child| child.id)).collect()
     }
 
     /// Part of a directory.

@@ -49,7 +49,11 @@ impl Session {
             }
             Ok(())
         })?;
-        Ok(Answer::Made { entry: self.entry_of_node(&child)?, parent: self.entry_of_node(&parent)? })
+        let entry = match op {
+            Op::MakeDirectory { .. } => self.entry_of_new_directory(&child)?,
+            _ => self.entry_of_node(&child)?,
+        };
+        Ok(Answer::Made { entry, parent: self.entry_of_node(&parent)? })
     }
 
     /// Makes a name, and looks at what it means then.

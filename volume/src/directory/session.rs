@@ -27,7 +27,7 @@ use crate::{
     leases::{File, Intent, LEASE_TIME, SessionId},
     store::{
         Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op, OpenFlags, Pieces, Place,
-        ReadPart, Settling, Stamp, Store, StoreState, Watched, Write,
+        ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
     },
 };
 
@@ -99,6 +99,21 @@ impl DirectorySession {
         self.0.keeper().table().missed(self.0.id)
     }
 
+    /// What other programs of this machine have changed until now is told to the listener before its notice with this stamp. `None`: the
+    /// session has ended.
+    pub async fn mark(&self) -> Option<Stamp> {
+        self.0.catch_up().await.ok()?;
+        self.0.keeper().mark(self.0.id)
+    }
+
+    /// Leases are given back; see [`Op::Return`].
+    pub fn give_back(&self, returned: Vec<Returned>) {
+        for each in returned {
+            let file = self.0.directory.nodes.file(each.file);
+            self.0.keeper().returned(self.0.id, file, each.leases, each.stamp);
+        }
+    }
+
     /// Open files, for the state.
     #[must_use]
     pub fn open_files(&self) -> usize {
@@ -120,10 +135,7 @@ impl Store for DirectorySession {
             }
             Op::Settle(how) => session.settle(how).await,
             Op::Return(returned) => {
-                for each in returned {
-                    let file = session.directory.nodes.file(each.file);
-                    session.keeper().returned(session.id, file, each.leases, each.stamp);
-                }
+                self.give_back(returned);
                 Ok(Answer::Done)
             }
             op => session.perform(caller.clone(), op).await,
@@ -241,21 +253,26 @@ impl Session {
     }
 
     async fn settle(self: &Arc<Self>, how: Settling) -> Result<Answer, Errno> {
-        let directory = self.directory.clone();
         if how == Settling::Flush {
-            self.keeper().begin_flush(self.id).clear().await;
+            self.keeper().begin_flush(Some(self.id)).clear().await;
         }
-        let catch_up = move || {
-            directory.machine.watch.catch_up();
-            Ok(())
-        };
-        self.directory.machine.workers.run(catch_up).await?;
+        self.catch_up().await?;
         if self.directory.watched == Watched::LeaseEnd {
             // Anything may have changed.
             self.keeper().recall_all(self.id);
         }
         self.keeper().begin_answers(self.id).clear().await;
         Ok(Answer::Settled(self.keeper().table().next_stamp()))
+    }
+
+    /// What others have done is recalled when this returns.
+    async fn catch_up(&self) -> Result<(), Errno> {
+        let directory = self.directory.clone();
+        let catch_up = move || {
+            directory.machine.watch.catch_up();
+            Ok(())
+        };
+        self.directory.machine.workers.run(catch_up).await
     }
 
     /// What the op looks at or changes, as far as names tell now.
@@ -271,12 +288,14 @@ impl Session {
             }
             Op::Link { file, parent, .. } => vec![change(*parent, NAMES), change(file.file, Leases::ATTRIBUTES)],
             Op::Remove { parent, name, .. } => {
+                // A name that is not there may be one that another session has not sent yet.
                 let child = self.child_id(*parent, name)?;
-                vec![change(*parent, NAMES), change(child.ok_or(Errno::ENOENT)?, NAMES)]
+                std::iter::once(change(*parent, NAMES)).chain(child.map(|child| change(child, NAMES))).collect()
             }
             Op::Rename { from, to, .. } => {
-                let file = self.child_id(from.0, &from.1)?.ok_or(Errno::ENOENT)?;
-                let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES), change(file, Leases::ATTRIBUTES)];
+                let file = self.child_id(from.0, &from.1)?;
+                let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES)];
+                intents.extend(file.map(|file| change(file, Leases::ATTRIBUTES)));
                 intents.extend(self.child_id(to.0, &to.1)?.map(|other| change(other, NAMES)));
                 intents
             }
@@ -397,6 +416,14 @@ impl Session {
     pub fn entry_of_node(&self, node: &Node) -> Result<Entry, Fault> {
         let leases = if node.kind == Kind::Directory { NAMES } else { Leases::ATTRIBUTES };
         self.entry((node.fd.as_fd(), node.id), leases)
+    }
+
+    /// How a directory is that this session has just made. Nobody else knows it: its names may be made in memory, unless their
+    /// permissions come of more than mode and owner.
+    pub fn entry_of_new_directory(&self, node: &Node) -> Result<Entry, Fault> {
+        let is_plain = attributes::has_no_default_acl(node.fd.as_fd());
+        let held_back = if is_plain { Leases::WRITE } else { Leases::empty() };
+        self.entry((node.fd.as_fd(), node.id), NAMES | held_back)
     }
 
     /// First the lease, then the look: a change in between is recalled with a later stamp.

@@ -246,7 +246,10 @@ impl Session {
         let acting = self.directory.act(caller)?;
         change(node.fd.as_fd(), put)?;
         drop(acting);
-        self.entry_of_node(&node)
+        match put.what {
+            NewFile::Directory => self.entry_of_new_directory(&node),
+            _ => self.entry_of_node(&node),
+        }
     }
 }
 

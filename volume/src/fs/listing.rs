@@ -67,12 +67,11 @@ impl Volume {
     /// # Errors
     /// Of reading the directory.
     pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
-        let directory = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned();
-        let directory = directory.ok_or(Errno::EBADF)?;
+        let directory = self.directory(open)?;
         let mut names = directory.names.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || names.is_none() {
-            let file = self.file(directory.number)?;
+            let file = self.born(directory.number).await?;
             *names = Some(self.list_for_a_program(&directory.caller, file).await?);
         }
         let listed = names.clone().unwrap_or_default();
@@ -94,9 +93,21 @@ impl Volume {
                 let entry = known.and_then(|node| {
                     node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
                 });
-                Name { name: listed.name.clone(), next, entry, inode: listed.inode, kind: listed.kind }
+                // What stat(2) shows.
+                let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
+                Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
             });
         Ok(dots.skip(from).chain(files).collect())
+    }
+
+    fn directory(&self, open: u64) -> Result<Arc<Directory>, Errno> {
+        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        directories.get(&open).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// The number of an open directory, and who has opened it.
+    pub(super) fn whose_directory(&self, open: u64) -> Result<(u64, Caller), Errno> {
+        self.directory(open).map(|directory| (directory.number, directory.caller.clone()))
     }
 
     /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
@@ -128,6 +139,7 @@ impl Volume {
     }
 
     async fn ask_for_listing(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+        let made = self.names_made(file);
         let mut names = Vec::new();
         let mut cookie = 0;
         let mut first = None;
@@ -140,10 +152,17 @@ impl Volume {
             names.extend(part.names);
             if ends {
                 let names = Arc::new(names);
-                self.remember_listing(first.as_ref(), &part.directory, &names);
+                if made.is_some() && self.names_made(file) == made {
+                    self.remember_listing(first.as_ref(), &part.directory, &names);
+                }
                 return Ok(names);
             }
         }
+    }
+
+    /// How often names of a directory were made in memory, unless the store has yet to hear of some.
+    fn names_made(&self, directory: FileId) -> Option<u64> {
+        self.table().of(directory).filter(|node| node.children == 0).map(|node| node.made)
     }
 
     pub(super) fn tours(&self) -> MutexGuard<'_, Tours> {

@@ -151,6 +151,12 @@ impl Remote {
         }
     }
 
+    /// The session's name, by which its executor knows it. Whoever knows it can use the session.
+    #[must_use]
+    pub fn session(&self) -> Bytes {
+        self.shared.name.clone()
+    }
+
     /// Whether nothing can be changed.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
@@ -251,6 +257,14 @@ impl Shared {
             let Some(left) = deadline.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else { return };
             let _ = tokio::time::timeout(left, connection.changed()).await;
         }
+    }
+
+    /// Completes when that connection is not the session's any more.
+    async fn is_replaced(&self, connection: &Connection) {
+        let Some(its) = &connection.outgoing else { return };
+        let is_other = |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
+        // The sender is ours: it does not end.
+        let _ = self.connection.subscribe().wait_for(is_other).await;
     }
 
     /// The connection, when there is one.

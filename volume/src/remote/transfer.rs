@@ -16,10 +16,6 @@ const PIECES: usize = 16;
 /// A broken connection is noticed by all its requests at about the same time.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
-/// A write without an answer is asked for again after so long: its answer may have been lost with a connection. For 2 MiB at
-/// 1 Mbit/s.
-const ASK_AGAIN: Duration = Duration::from_secs(20);
-
 /// See [`crate::Store::read`].
 pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces {
     let (sender, receiver) = mpsc::channel(PIECES);
@@ -58,12 +54,13 @@ async fn read_some(
     }
     let request = pb::ReadRequest { session: shared.name.clone(), caller: Some(caller.into()), parts };
     let Some(mut client) = connection.client.clone() else { return Ok(()) };
-    let mut replies = match client.read(request).await {
-        Ok(replies) => replies.into_inner(),
-        Err(status) => return after(shared, &connection, &status).await,
+    let mut replies = match while_it_lasts(shared, &connection, client.read(request)).await {
+        None => return Ok(()),
+        Some(Ok(replies)) => replies.into_inner(),
+        Some(Err(status)) => return after(shared, &connection, &status).await,
     };
     loop {
-        let reply = match replies.next().await {
+        let reply = match while_it_lasts(shared, &connection, replies.next()).await.flatten() {
             None => return Ok(()),
             Some(Err(status)) => return after(shared, &connection, &status).await,
             Some(Ok(reply)) => reply,
@@ -86,18 +83,37 @@ async fn read_some(
 
 /// See [`crate::Store::write`].
 pub async fn write(shared: &Shared, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
-    let number = shared.calls.lock().expect("not poisoned").begin_write();
+    let begun = Begun::new(shared);
     let answer = tokio::select! {
-        answer = write_until_answered(shared, caller, (number, writes)) => answer,
+        answer = write_until_answered(shared, caller, (begun.number, writes)) => answer,
         () = shared.out_of_patience() => Err(Errno::ETIMEDOUT),
     };
-    shared.calls.lock().expect("not poisoned").end_write(number);
+    drop(begun);
     let results = answer?.results.into_iter();
     let result = |result: pb::Written| match crate::wire::errno(result.error) {
         Some(errno) => Ok(Err(errno)),
         None => result.entry.ok_or(Errno::EPROTO)?.try_into().map(Ok).map_err(|_| Errno::EPROTO),
     };
     results.map(result).collect()
+}
+
+/// A write without an answer. The executor keeps the answers to all that come after it, too, so it ends also when nobody waits for
+/// it any more.
+struct Begun<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl<'a> Begun<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        Self { shared, number: shared.calls.lock().expect("not poisoned").begin_write() }
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.shared.calls.lock().expect("not poisoned").end_write(self.number);
+    }
 }
 
 async fn write_until_answered(
@@ -120,12 +136,22 @@ async fn write_until_answered(
         let acknowledged = shared.calls.lock().expect("not poisoned").acknowledged();
         let (session, caller) = (shared.name.clone(), Some(caller.into()));
         let request = pb::WriteRequest { session, number, caller, writes, acknowledged };
-        match tokio::time::timeout(ASK_AGAIN, client.write(request)).await {
-            Ok(Ok(reply)) => return Ok(reply.into_inner()),
-            Ok(Err(status)) => after(shared, &connection, &status).await?,
-            // On another connection, if there is one by now; what has begun goes on, and happens once.
-            Err(_) => {}
+        match while_it_lasts(shared, &connection, client.write(request)).await {
+            Some(Ok(reply)) => return Ok(reply.into_inner()),
+            Some(Err(status)) => after(shared, &connection, &status).await?,
+            // On the next connection; what has begun there goes on, and happens once.
+            None => {}
         }
+    }
+}
+
+/// What comes of a request, as long as the session is on the connection that it was made on. A request that meets the end of its
+/// connection may get no answer at all, not even an error: h2 takes it and never sends it.
+async fn while_it_lasts<T>(shared: &Shared, connection: &Connection, answer: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        answer = answer => Some(answer),
+        () = shared.is_replaced(connection) => None,
     }
 }
 
@@ -138,10 +164,7 @@ async fn after(shared: &Shared, connection: &Connection, status: &Status) -> Res
         }
         _ => {}
     }
-    let Some(its) = &connection.outgoing else { return Ok(()) };
-    let is_other = |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
-    let mut changes = shared.connection.subscribe();
     // Where only this one request was lost, nothing changes.
-    let _ = tokio::time::timeout(NOTICE_TIME, changes.wait_for(is_other)).await;
+    let _ = tokio::time::timeout(NOTICE_TIME, shared.is_replaced(connection)).await;
     Ok(())
 }

@@ -119,6 +119,7 @@ bitflags! {
         const DATA = 4;
         /// Its contents and attributes may be changed in memory and written later: nobody else has a lease of it. A recall of this
         /// (somebody wants to read) is answered when all is written; with the others recalled at the same time nothing may be kept.
+        /// Of a directory: names may be made in it in memory, too. Who has just made a directory gets it, nobody else.
         const WRITE = 8;
     }
 }
@@ -143,6 +144,8 @@ pub enum Notice {
     Recall { file: FileId, leases: Leases, stamp: Stamp },
     /// All leases have ended, by time or because the keeper has begun anew; nobody waits for an answer. Open handles and locks may be lost, too.
     Lost { stamp: Stamp },
+    /// All that had to be told up to that stamp has been told: so much is known of what a command on the keeper's machine has changed.
+    All { stamp: Stamp },
 }
 
 /// How a store does.

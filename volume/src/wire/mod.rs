@@ -246,7 +246,7 @@ impl TryFrom<pb::Entry> for Entry {
 }
 
 fn notice(file: FileId, leases: Leases, stamp: Stamp) -> pb::Notice {
-    pb::Notice { file: Some(file.into()), leases: leases.bits(), stamp: stamp.0 }
+    pb::Notice { file: Some(file.into()), leases: leases.bits(), stamp: stamp.0, is_all: false }
 }
 
 /// Of its number; 0 is none.
@@ -259,7 +259,8 @@ impl From<Notice> for pb::Notice {
     fn from(its: Notice) -> Self {
         match its {
             Notice::Recall { file, leases, stamp } => notice(file, leases, stamp),
-            Notice::Lost { stamp } => Self { file: None, leases: 0, stamp: stamp.0 },
+            Notice::Lost { stamp } => Self { stamp: stamp.0, ..Self::default() },
+            Notice::All { stamp } => Self { stamp: stamp.0, is_all: true, ..Self::default() },
         }
     }
 }
@@ -268,7 +269,11 @@ impl From<pb::Notice> for Notice {
     fn from(its: pb::Notice) -> Self {
         let stamp = Stamp(its.stamp);
         let leases = Leases::from_bits_truncate(its.leases);
-        its.file.map_or(Self::Lost { stamp }, |file| Self::Recall { file: file.into(), leases, stamp })
+        match its.file {
+            Some(file) => Self::Recall { file: file.into(), leases, stamp },
+            None if its.is_all => Self::All { stamp },
+            None => Self::Lost { stamp },
+        }
     }
 }
 

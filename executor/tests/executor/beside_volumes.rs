@@ -1,0 +1,138 @@
+//! Runs and sessions of volumes on one executor: what the one changes the other hears in time, and the other way round.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use posh_proto::executor::{ReturnedLease, VolumeSession, run_output};
+use posh_volume::{
+    Store as _,
+    remote::{Connector, Patience, Remote},
+    store::{Answer, Caller, Entry, Leases, Notice, Notices, Op, OpenFlags, Place, Returned, Write},
+};
+use tokio_stream::StreamExt as _;
+use tonic::transport::Channel;
+
+use super::harness::*;
+
+struct Direct(SocketAddr);
+
+#[tonic::async_trait]
+impl Connector for Direct {
+    async fn connect(&self) -> Result<Channel, String> {
+        let endpoint = Channel::from_shared(format!("http://{}", self.0)).unwrap();
+        endpoint.connect().await.map_err(|error| error.to_string())
+    }
+}
+
+async fn session(lab: &Lab) -> (Remote, Notices) {
+    let remote = Remote::open(Arc::new(Direct(lab.address)), "logs", Patience::default()).await.unwrap();
+    let notices = remote.notices();
+    (remote, notices)
+}
+
+async fn open(remote: &Remote, name: &str, flags: OpenFlags) -> (Place, Entry) {
+    let walk = Op::Walk { from: remote.root(), names: vec![name.into()] };
+    let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else { panic!("walked") };
+    let file = walked.entries[0].attributes.id;
+    match remote.call(&Caller::default(), Op::Open { file, flags }).await.unwrap() {
+        Answer::Opened { handle, entry, .. } => (Place { file, handle: Some(handle) }, entry),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn next(notices: &mut Notices) -> Notice {
+    tokio::time::timeout(PATIENCE, notices.next()).await.expect("in time").expect("the session lives")
+}
+
+#[tokio::test]
+async fn before_its_end_is_told_a_command_has_told_the_volumes_what_it_changed() {
+    let lab = Lab::start().await;
+    lab.write("f", "old");
+    let (remote, mut notices) = session(&lab).await;
+    for round in 0..20 {
+        lab.write("g", format!("new {round}"));
+        let (place, entry) = open(&remote, "f", OpenFlags::READ).await;
+        assert!(entry.leases.contains(Leases::DATA), "{entry:?}");
+        let mut spec = pipeline(&["cat g", "tee f"]);
+        spec.volumes = vec![VolumeSession { session: remote.session(), returned: Vec::new() }];
+        let outcome = lab.run(spec).await;
+        assert_eq!(outcome.text(), format!("new {round}"));
+        let marks = &outcome.exits[&2].volume_marks;
+        assert!(marks.len() == 1 && marks[0].session == remote.session(), "{marks:?}");
+        let mut is_recalled = false;
+        loop {
+            match next(&mut notices).await {
+                Notice::Recall { file, leases, stamp } => {
+                    is_recalled |= file == place.file && leases.contains(Leases::DATA);
+                    let returned = vec![Returned { file, leases, stamp }];
+                    remote.call(&Caller::default(), Op::Return(returned)).await.unwrap();
+                }
+                Notice::All { stamp } if stamp.0 >= marks[0].stamp => break,
+                Notice::All { .. } => {}
+                Notice::Lost { .. } => panic!("lost"),
+            }
+        }
+        assert!(is_recalled, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_an_executor_does_not_know_is_told_nothing() {
+    let lab = Lab::start().await;
+    let mut spec = pipeline(&["true"]);
+    spec.volumes = vec![VolumeSession { session: Bytes::from_static(b"nobody's session"), returned: Vec::new() }];
+    assert!(lab.run(spec).await.exits[&1].volume_marks.is_empty());
+}
+
+/// As somebody else's session does, which is asked for it.
+#[tokio::test]
+async fn a_run_waits_for_what_a_session_holds_back() {
+    let lab = Lab::start().await;
+    lab.write("f", "old");
+    let (remote, mut notices) = session(&lab).await;
+    let (place, entry) = open(&remote, "f", OpenFlags::READ | OpenFlags::WRITE).await;
+    assert!(entry.leases.contains(Leases::WRITE), "{entry:?}");
+    let holder = async {
+        let (file, leases, stamp) = loop {
+            match next(&mut notices).await {
+                Notice::Recall { file, leases, stamp } => break (file, leases, stamp),
+                Notice::All { .. } => {}
+                Notice::Lost { .. } => panic!("lost"),
+            }
+        };
+        assert!(file == place.file && leases.contains(Leases::WRITE));
+        let write = Write::At { place, offset: 0, data: Bytes::from_static(b"new") };
+        remote.write(&Caller::default(), vec![write]).await.unwrap()[0].clone().unwrap();
+        remote.call(&Caller::default(), Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(lab.run(pipeline(&["cat f"])), holder);
+    assert_eq!(outcome.text(), "new");
+}
+
+#[tokio::test]
+async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
+    let lab = Lab::start().await;
+    lab.write("f", "text");
+    let (remote, mut notices) = session(&lab).await;
+    let (place, entry) = open(&remote, "f", OpenFlags::READ | OpenFlags::WRITE).await;
+    assert!(entry.leases.contains(Leases::WRITE), "{entry:?}");
+    let (inode, generation) = (place.file.inode, place.file.generation);
+    let returned = vec![ReturnedLease { inode, generation, stamp: entry.stamp.0 }];
+    let mut spec = pipeline(&["cat f"]);
+    spec.volumes = vec![VolumeSession { session: remote.session(), returned }];
+    // Nobody answers, but nobody has to.
+    let mut call = Call::open(&lab.client, spec).await;
+    let marks = call
+        .until(|kind| match kind {
+            run_output::Kind::Exited(exited) => Some(exited.volume_marks.clone()),
+            _ => None,
+        })
+        .await;
+    loop {
+        match next(&mut notices).await {
+            Notice::All { stamp } if stamp.0 >= marks[0].stamp => break,
+            Notice::All { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Mounts of the workstation that are volumes: the entries of a configuration that name them, and the start of the
+//! gateway that serves them. How commands use them is no matter of this file.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output, Stdio};
+
+use clap::ValueEnum;
+
+use crate::error::{Attempt, Result};
+use crate::host::{Host, RUNTIME};
+use crate::people::{self, Person, as_number};
+use crate::services;
+
+/// Sockets, configuration and cache of root's second gateway.
+const OTHER_RUNTIME: &str = "/run/other";
+
+/// How the workstation has the servers' directories in its file tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Mounts {
+    /// By sshfs; the configuration says which export is behind each mount.
+    #[default]
+    Sshfs,
+    /// As volumes, which the gateway serves itself.
+    Volume,
+}
+
+impl Mounts {
+    /// The entry of a configuration for one of them.
+    #[must_use]
+    pub fn entry(self, path: &str, executor: &str, export: &str) -> String {
+        let kind = match self {
+            Mounts::Sshfs => "mount",
+            Mounts::Volume => "volume",
+        };
+        format!("[[{kind}]]\npath = \"{path}\"\nexecutor = \"{executor}\"\nexport = \"{export}\"\n\n")
+    }
+}
+
+/// Starts the gateway of the host's user, or of the ordinary one, and waits until it has mounted its volumes at `paths`.
+///
+/// # Errors
+/// What the gateway says, or that the volumes do not appear.
+pub fn start(host: &Host, user: User, paths: &[&str]) -> Result<()> {
+    host.must(posh(host, user, &["gateway", "start"]))?;
+    let tell = || output(host, user, &["volumes"]).map(|said| String::from_utf8_lossy(&said.stdout).into_owned());
+    paths.iter().try_for_each(|path| services::wait_in_mountinfo(host, path, &tell))
+}
+
+/// Writes the configuration of root's second gateway.
+///
+/// # Errors
+/// If it can't be written.
+pub fn other_root(host: &Host, table: &str) -> Result<()> {
+    let directory = host.path(OTHER_RUNTIME);
+    fs::create_dir_all(&directory)
+        .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)))
+        .attempt(|| format!("make {OTHER_RUNTIME}"))?;
+    services::write_file(host, format!("{OTHER_RUNTIME}/mounts.toml"), table.as_bytes())
+}
+
+/// Whose gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// Of whoever works on a host, who is root there.
+    Root,
+    /// Root's second one, as if of another workstation: its own configuration, see [`other_root`].
+    OtherRoot,
+    /// Of the laboratory's ordinary user, see [`people`].
+    Ordinary,
+}
+
+/// `posh` with these words, as that user.
+#[must_use]
+pub fn posh(host: &Host, user: User, words: &[&str]) -> Command {
+    let mut command = host.command(host.programs().join("posh"));
+    command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // What the gateway keeps is not to be seen in a home, which tests look at.
+    match user {
+        User::Root => command.env("XDG_CACHE_HOME", RUNTIME),
+        User::OtherRoot => {
+            let config = format!("{OTHER_RUNTIME}/mounts.toml");
+            command
+                .env("XDG_CACHE_HOME", OTHER_RUNTIME)
+                .env("XDG_RUNTIME_DIR", OTHER_RUNTIME)
+                .env("POSH_CONFIG", config)
+        }
+        User::Ordinary => command.envs(Person::variables()).env("XDG_CACHE_HOME", people::RUNTIME),
+    };
+    match user {
+        User::Root | User::OtherRoot => command,
+        User::Ordinary => as_number(command, people::HERE),
+    }
+}
+
+/// What it says; its status may be any.
+///
+/// # Errors
+/// If it can't be started.
+pub fn output(host: &Host, user: User, words: &[&str]) -> Result<Output> {
+    let mut command = posh(host, user, words);
+    host.run(move || command.output()).attempt(|| format!("run posh on {}", host.name()))
+}
