@@ -203,8 +203,7 @@ impl Lab {
         }
         let between = spec.between.map(|link| join_all(&workstation, &servers, link)).transpose()?.unwrap_or_default();
         let (kind, programs) = (spec.mounts, programs.clone());
-        let mut lab =
-            Lab { person: None, mounts: Vec::new(), kind, _between: between, workstation, servers, programs };
+        let mut lab = Lab { person: None, mounts: Vec::new(), kind, _between: between, workstation, servers, programs };
         services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
         match kind {
             Mounts::Sshfs => lab.mounts = mount_all(&lab.workstation, &spec.servers, &[])?,

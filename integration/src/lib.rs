@@ -15,6 +15,7 @@ pub mod generate;
 mod git_index;
 pub mod host;
 pub mod init;
+pub mod interleave;
 pub mod lab;
 pub mod network;
 pub mod oracle;

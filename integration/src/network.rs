@@ -38,6 +38,24 @@ pub fn connect(workstation: &Host, server: &Host, index: usize, link: Option<Pro
     Ok(wire)
 }
 
+/// Whether a wire carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// It does.
+    Up,
+    /// What is sent is lost.
+    Down,
+}
+
+/// Cuts the workstation's wire to server number `index`, or mends it.
+pub fn set_link(workstation: &Host, index: usize, link: Link) -> Result<()> {
+    let state = match link {
+        Link::Up => "up",
+        Link::Down => "down",
+    };
+    ip(workstation, &format!("link set dev s{index} {state}"))
+}
+
 /// Joins two servers (`index` as in [`addresses`], from 1) by interfaces of their own: each reaches
 /// the other one by the address that the workstation knows it by.
 pub fn join(a: (&Host, usize), b: (&Host, usize), link: Profile) -> Result<Wire> {

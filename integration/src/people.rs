@@ -132,7 +132,8 @@ impl Person {
         let mut executor = services::executor_command(server, address, EXECUTOR_PORT);
         executor.arg("--export").arg(format!("u1={DIRECTORY}")).env("HOME", HOME);
         let executor = services::start_listening(server, as_number(executor, THERE))?;
-        let executor_entry = format!("[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n");
+        let executor_entry =
+            format!("[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n");
         let table = executor_entry + &mounts.entry(MOUNT, "store1", "u1");
         write_file(workstation, format!("{RUNTIME}/mounts.toml"), table.as_bytes())?;
         let mount = match mounts {

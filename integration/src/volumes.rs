@@ -1,6 +1,8 @@
 //! Mounts of the workstation that are volumes: the entries of a configuration that name them, and the start of the
 //! gateway that serves them. How commands use them is no matter of this file.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
 use clap::ValueEnum;
@@ -9,6 +11,9 @@ use crate::error::{Attempt, Result};
 use crate::host::{Host, RUNTIME};
 use crate::people::{self, Person, as_number};
 use crate::services;
+
+/// Sockets, configuration and cache of root's second gateway.
+const OTHER_RUNTIME: &str = "/run/other";
 
 /// How the workstation has the servers' directories in its file tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -42,11 +47,25 @@ pub fn start(host: &Host, user: User, paths: &[&str]) -> Result<()> {
     paths.iter().try_for_each(|path| services::wait_in_mountinfo(host, path, &tell))
 }
 
+/// Writes the configuration of root's second gateway.
+///
+/// # Errors
+/// If it can't be written.
+pub fn other_root(host: &Host, table: &str) -> Result<()> {
+    let directory = host.path(OTHER_RUNTIME);
+    fs::create_dir_all(&directory)
+        .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)))
+        .attempt(|| format!("make {OTHER_RUNTIME}"))?;
+    services::write_file(host, format!("{OTHER_RUNTIME}/mounts.toml"), table.as_bytes())
+}
+
 /// Whose gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
     /// Of whoever works on a host, who is root there.
     Root,
+    /// Root's second one, as if of another workstation: its own configuration, see [`other_root`].
+    OtherRoot,
     /// Of the laboratory's ordinary user, see [`people`].
     Ordinary,
 }
@@ -59,10 +78,17 @@ pub fn posh(host: &Host, user: User, words: &[&str]) -> Command {
     // What the gateway keeps is not to be seen in a home, which tests look at.
     match user {
         User::Root => command.env("XDG_CACHE_HOME", RUNTIME),
+        User::OtherRoot => {
+            let config = format!("{OTHER_RUNTIME}/mounts.toml");
+            command
+                .env("XDG_CACHE_HOME", OTHER_RUNTIME)
+                .env("XDG_RUNTIME_DIR", OTHER_RUNTIME)
+                .env("POSH_CONFIG", config)
+        }
         User::Ordinary => command.envs(Person::variables()).env("XDG_CACHE_HOME", people::RUNTIME),
     };
     match user {
-        User::Root => command,
+        User::Root | User::OtherRoot => command,
         User::Ordinary => as_number(command, people::HERE),
     }
 }

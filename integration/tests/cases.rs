@@ -34,7 +34,13 @@ fn cases_are_the_same_under_posh() {
     let doors: &[Option<Door>] = if full { &[Some(Door::Path), Some(Door::Hook)] } else { &[None] };
     let fixture = Arc::new(Fixture::make().unwrap());
     for &door in doors {
-        let setting = Setting { programs: programs(), fixture: Arc::clone(&fixture), without: Vec::new(), door, mounts: Mounts::Sshfs };
+        let setting = Setting {
+            programs: programs(),
+            fixture: Arc::clone(&fixture),
+            without: Vec::new(),
+            door,
+            mounts: Mounts::Sshfs,
+        };
         let cases: Vec<Case> = cases.iter().filter(|case| case.holds_through(door)).cloned().collect();
         all_pass(&cases, &setting);
     }
@@ -60,7 +66,10 @@ fn all_pass(cases: &[Case], setting: &Setting) {
     // Past the test harness, which would keep it: the number of cases is to be seen.
     let door = setting.door.map_or("the default door", Door::name);
     let numbers = summary::numbers(cases, &verdicts, start.elapsed());
-    std::io::stdout().lock().write_all(format!("cases through {door}, {:?}:\n{numbers}\n", setting.mounts).as_bytes()).unwrap();
+    std::io::stdout()
+        .lock()
+        .write_all(format!("cases through {door}, {:?}:\n{numbers}\n", setting.mounts).as_bytes())
+        .unwrap();
     let failed: Vec<_> = verdicts.iter().filter(|v| !v.faults.is_empty()).collect();
     let texts: String = failed.iter().map(|v| summary::failure(&cases[v.number], v)).collect();
     let missed = verdicts.iter().filter(|v| v.missed > 0).count();

@@ -201,3 +201,43 @@ fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
     assert_eq!(mounts(host), [""; 0]);
     assert!(Path::new(&lab.data(1)).join("closed").exists());
 }
+
+/// What is kept of a volume's contents, in bytes.
+fn kept_bytes(host: &Host) -> u64 {
+    let volumes: serde_json::Value = serde_json::from_str(&must(host, &["volumes", "--json"])).unwrap();
+    let bytes = volumes.as_array().into_iter().flatten().filter_map(|volume| volume["cached_bytes"].as_u64());
+    bytes.sum()
+}
+
+/// The command reads its standard input first, which has nothing to read before the files are there.
+#[test]
+fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    const FILES: usize = 100;
+    const FILE_BYTES: usize = 4096;
+    fs::create_dir(lab.data(1).join("in")).unwrap();
+    for number in 0..FILES {
+        fs::write(lab.data(1).join(format!("in/{number:03}")), vec![b'x'; FILE_BYTES]).unwrap();
+    }
+    shell(host, "echo here > /tmp/here; mkfifo /tmp/wait");
+    let text = format!("{{ read -r line < /tmp/wait; echo $line; }} | cat - {VOLUME}/in/* /tmp/here | tail -c 9");
+    let outcome = std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(text).run(host, Under::PoshExplained).unwrap());
+        let began = Instant::now();
+        while kept_bytes(host) < (FILES * FILE_BYTES) as u64 {
+            if began.elapsed() > PATIENCE {
+                break;
+            }
+        }
+        let kept = kept_bytes(host);
+        shell(host, "echo go > /tmp/wait");
+        let outcome = running.join().unwrap();
+        assert!(kept >= (FILES * FILE_BYTES) as u64, "only {kept} bytes were fetched: {outcome}");
+        outcome
+    });
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout), "xxxxhere\n");
+    let report = outcome.report();
+    let words = format!("what it reads on {VOLUME} is fetched ahead");
+    assert!(report.stages("cat").any(|stage| !stage.is_offloaded() && stage.reason.contains(&words)), "{report:?}");
+}

@@ -25,7 +25,8 @@ async fn main() {
     let wanted = Wanted { source: "this:directory", read_only: false, for_everybody: is_root };
     let device = mount::mount(&wanted, mount_point).unwrap();
     let users = if is_root { Users::All } else { Users::Own };
-    let served = tokio::task::block_in_place(|| fuse::serve(volume, invalidations, device, users)).unwrap();
+    let served =
+        tokio::task::block_in_place(|| fuse::serve(volume, invalidations, (device, mount_point), users)).unwrap();
     println!("ready");
     tokio::task::spawn_blocking(|| served.join().unwrap().unwrap()).await.unwrap();
 }

@@ -6,9 +6,11 @@ mod convert;
 mod requests;
 
 use std::{
+    ffi::{OsStr, OsString},
     future::Future,
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
     task::{Context, Waker},
@@ -17,13 +19,22 @@ use std::{
 use fuser::{INodeNo, Notifier, Request, Session, SessionACL};
 use tokio::{runtime::Handle, sync::mpsc};
 
-use crate::fs::{Invalidate, Volume};
+use crate::{
+    fs::{Invalidate, Volume},
+    mount,
+};
 
 /// Threads that read requests. They wait for nothing.
 const THREADS: usize = 2;
 
 /// FUSE_NOTIFY_INC_EPOCH of linux/fuse.h (Linux 6.16): all names are to be looked up again.
-const NOTIFY_INC_EPOCH: u32 = 8;
+const NOTIFY_INC_EPOCH: i32 = 8;
+
+/// FUSE_NOTIFY_INVAL_ENTRY of linux/fuse.h.
+const NOTIFY_INVAL_ENTRY: i32 = 3;
+
+/// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is to be looked up again, and nothing else becomes of it.
+const EXPIRE_ONLY: u32 = 1;
 
 /// Who may use a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,14 +45,14 @@ pub enum Users {
     All,
 }
 
-/// Answers on a device until it is unmounted; the thread returned ends then.
+/// Answers on a device, mounted there, until it is unmounted; the thread returned ends then.
 ///
 /// # Errors
 /// Of the first exchange with the kernel.
 pub fn serve(
     volume: Arc<Volume>,
     invalidations: mpsc::UnboundedReceiver<Invalidate>,
-    device: OwnedFd,
+    (device, mount_point): (OwnedFd, &Path),
     users: Users,
 ) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
     let acl = if users == Users::All { SessionACL::All } else { SessionACL::Owner };
@@ -51,7 +62,7 @@ pub fn serve(
     let raw = device.try_clone()?;
     let adapter = Adapter { volume, runtime: Handle::current(), users };
     let session = Session::from_fd(adapter, device, acl, config)?;
-    let kernel = Kernel { notifier: session.notifier(), raw };
+    let kernel = Kernel { notifier: session.notifier(), raw, mount_point: mount_point.to_owned() };
     std::thread::Builder::new().name("volume-forget".to_owned()).spawn(move || kernel.carry_out(invalidations))?;
     std::thread::Builder::new().name("volume".to_owned()).spawn(move || session.run())
 }
@@ -60,19 +71,15 @@ pub fn serve(
 struct Kernel {
     notifier: Notifier,
     raw: OwnedFd,
+    mount_point: PathBuf,
 }
 
 impl Kernel {
     /// In a thread of its own: the kernel waits for readers of what it drops.
     fn carry_out(self, mut invalidations: mpsc::UnboundedReceiver<Invalidate>) {
         while let Some(invalidate) = invalidations.blocking_recv() {
-            if let Some(names) = &invalidate.names
-                && !self.all_names_are_doubtful()
-            {
-                // A kernel that does not know epochs.
-                for name in names {
-                    let _ = self.notifier.inval_entry(INodeNo(invalidate.number), name);
-                }
+            if let Some(names) = &invalidate.names {
+                self.forget_names(names);
             }
             // A negative offset: attributes alone.
             let offset = if invalidate.pages { 0 } else { -1 };
@@ -80,12 +87,38 @@ impl Kernel {
         }
     }
 
+    fn forget_names(&self, names: &[(u64, Vec<OsString>)]) {
+        // A name that the kernel gives up takes along what is mounted on it or below it.
+        if !mount::has_mounts_below(&self.mount_point) && self.all_names_are_doubtful() {
+            return;
+        }
+        for (directory, names) in names {
+            names.iter().for_each(|name| self.name_is_doubtful(*directory, name));
+        }
+    }
+
     /// Since it takes no locks, it does not wait for a request in the same directory that waits for somebody else.
     fn all_names_are_doubtful(&self) -> bool {
-        let mut message = [0; 16];
-        message[..4].copy_from_slice(&16_u32.to_ne_bytes());
-        message[4..8].copy_from_slice(&NOTIFY_INC_EPOCH.to_ne_bytes());
-        nix::unistd::write(&self.raw, &message).is_ok()
+        self.notify(NOTIFY_INC_EPOCH, &[]).is_ok()
+    }
+
+    /// A kernel before 6.2 gives the name up.
+    fn name_is_doubtful(&self, directory: u64, name: &OsStr) {
+        let length = u32::try_from(name.len()).unwrap_or_default();
+        let numbers = [directory.to_ne_bytes().as_slice(), &length.to_ne_bytes(), &EXPIRE_ONLY.to_ne_bytes()].concat();
+        // What the kernel does not know is forgotten already.
+        let _ = self.notify(NOTIFY_INVAL_ENTRY, &[&numbers, name.as_bytes(), b"\0"]);
+    }
+
+    /// `struct fuse_out_header` and what follows it.
+    fn notify(&self, what: i32, parts: &[&[u8]]) -> nix::Result<usize> {
+        let length = 16 + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut message = Vec::with_capacity(length);
+        message.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
+        message.extend(what.to_ne_bytes());
+        message.extend(0_u64.to_ne_bytes());
+        parts.iter().for_each(|part| message.extend_from_slice(part));
+        nix::unistd::write(&self.raw, &message)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::{ffi::OsStrExt, net::UnixStream},
     },
     path::Path,
     process::{Command, Stdio},
@@ -51,6 +51,25 @@ pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
         }
     }
     by_fusermount(wanted, directory)
+}
+
+/// Whether anything is mounted below a directory, as far as this process sees; also when that can't be told.
+#[must_use]
+pub fn has_mounts_below(directory: &Path) -> bool {
+    let Ok(table) = fs::read("/proc/self/mountinfo") else { return true };
+    let mut start = escaped(directory);
+    start.push(b'/');
+    let mut points = table.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    points.any(|point| point.starts_with(&start))
+}
+
+/// As proc(5) writes paths in mountinfo.
+fn escaped(path: &Path) -> Vec<u8> {
+    let escape = |byte: &u8| match byte {
+        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+        _ => vec![*byte],
+    };
+    path.as_os_str().as_bytes().iter().flat_map(escape).collect()
 }
 
 /// Takes whatever is mounted there out of the tree, also if nobody serves it any more. Files that are open stay so.

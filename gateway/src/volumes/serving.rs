@@ -69,7 +69,8 @@ impl Serving {
             let device = device.await.map_err(|error| error.to_string())?;
             let device = device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
             let users = if for_everybody { Users::All } else { Users::Own };
-            let served = tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, device, users));
+            let served =
+                tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users));
             let thread =
                 served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
             let (end, ended) = oneshot::channel();

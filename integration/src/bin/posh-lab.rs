@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use posh_integration::host::PATH;
 use posh_integration::programs::Programs;
 use posh_integration::wire::Profile;
-use posh_integration::{Lab, LabSpec, cases, chaos, demo, init, network, wire};
+use posh_integration::{Lab, LabSpec, cases, chaos, demo, init, interleave, network, wire};
 
 /// Runs laboratories for posh.
 #[derive(Debug, Parser)]
@@ -51,6 +51,8 @@ enum Task {
     Demo(demo::Options),
     /// Runs the cases of integration/cases under their shells and under posh, and compares.
     Cases(cases::options::Options),
+    /// Runs commands on a volume's server in turns with reads here, and counts what was stale.
+    Coherence(interleave::Options),
     /// Runs pipelines while executors, links, gateways and disks fail, and compares.
     Chaos(chaos::Options),
 }
@@ -70,6 +72,11 @@ fn main() -> Result<ExitCode> {
         Task::Cases(options) => {
             let passed = cases::options::main(&options)?;
             return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Task::Coherence(options) => {
+            let tally = interleave::run(&options, &Programs::beside_this()?)?;
+            print!("{tally}");
+            return Ok(if tally.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Task::Chaos(options) => {
             let tally = chaos::run(&options, &Programs::beside_this()?)?;

@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use posh_proto::rule::Rule;
 use serde::{Deserialize, Deserializer, de};
 
+use crate::generate;
 use crate::oracle::{Door, Shell};
 
 /// One case of a file.
@@ -87,12 +88,8 @@ impl Case {
     /// Whether it belongs to the sample that has one of `count` cases: by its title, so that the sample stays
     /// as it is when cases are added.
     pub fn is_one_of(&self, count: u64) -> bool {
-        // FNV-1a: the standard library's hashes may change with a release.
-        let hash = self.title().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
         // Its low bits are its weak ones.
-        (hash >> 32).is_multiple_of(count.max(1))
+        (generate::sum(self.title().as_bytes()) >> 32).is_multiple_of(count.max(1))
     }
 
     /// The directory of its file: what the case is about.

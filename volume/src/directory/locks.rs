@@ -165,7 +165,8 @@ fn describe(session: &Session, caller: &Caller, (place, owner): (Place, u64)) ->
             match (opened.flags.contains(OpenFlags::READ), opened.flags.contains(OpenFlags::WRITE)) {
                 (true, true) => open(OFlags::RDWR)?,
                 (false, true) => open(OFlags::WRONLY)?,
-                _ => open(OFlags::RDONLY)?,
+                // flock(2) excludes others through whatever descriptor; that fcntl(2) does not, the client's kernel sees to.
+                _ => open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY))?,
             }
         }
         Target::Node(_) => {

@@ -69,10 +69,11 @@ impl Volume {
 
     /// Notes that a file is opened; fetches those that come next, if it came next itself.
     pub(super) fn note_opened(self: &Arc<Self>, caller: &Caller, file: FileId) {
-        let known = self.readers().opened(file);
-        if let Some(reader) = known.or_else(|| self.begin_reading(file)) {
-            self.fetch_files_ahead(caller, reader);
+        let mut readers = self.readers().opened(file);
+        if readers.is_empty() {
+            readers.extend(self.begin_reading(file));
         }
+        readers.into_iter().for_each(|reader| self.fetch_files_ahead(caller, reader));
     }
 
     /// The first two of a directory, one right after the other, are enough to expect the third.

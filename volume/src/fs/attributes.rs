@@ -1,28 +1,39 @@
 //! What a file is, apart from its names and contents.
 
-use std::ffi::{OsStr, OsString};
+use std::{
+    ffi::{OsStr, OsString},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
 use super::Volume;
-use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Op};
+use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
 
 impl Volume {
     /// stat(2). What is being written is on the server first, so that size and times are those of the server.
     ///
     /// # Errors
     /// Of the call.
-    pub async fn attributes(&self, caller: &Caller, number: u64) -> Result<Attributes, Errno> {
-        let file = self.file(number)?;
-        self.drain(file).await;
-        if let Some(attributes) = self.table().node(number).filter(|node| self.is_good(node)).and_then(|n| n.attributes)
-        {
+    pub async fn attributes(self: &Arc<Self>, caller: &Caller, number: u64) -> Result<Attributes, Errno> {
+        if let Some(attributes) = self.unborn_attributes(number) {
             return Ok(attributes);
         }
+        let file = self.file(number)?;
+        self.drain(file).await;
+        if let Some(attributes) = self.remembered_attributes(number) {
+            return Ok(attributes);
+        }
+        let file = self.born(number).await?;
         match self.ask_of(caller, file, Op::Attributes).await? {
             Answer::Entry(entry) => Ok(entry.attributes),
             _ => Err(Errno::EPROTO),
         }
+    }
+
+    fn remembered_attributes(&self, number: u64) -> Option<Attributes> {
+        let table = self.table();
+        table.node(number).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?.attributes
     }
 
     /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to, where there is one.
@@ -30,13 +41,16 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn change(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
         number: u64,
         open: Option<u64>,
         changes: Changes,
     ) -> Result<Attributes, Errno> {
-        let file = self.file(number)?;
+        if let Some(attributes) = self.change_newborn(caller, number, open, &changes) {
+            return Ok(attributes);
+        }
+        let file = self.born(number).await?;
         self.drain(file).await;
         let open = open.and_then(|open| self.open_file(open).ok());
         let answer = match open {
@@ -56,8 +70,11 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn target(&self, caller: &Caller, number: u64) -> Result<OsString, Errno> {
-        let file = self.file(number)?;
+    pub async fn target(self: &Arc<Self>, caller: &Caller, number: u64) -> Result<OsString, Errno> {
+        if let Some(target) = self.unborn_target(number) {
+            return Ok(target);
+        }
+        let file = self.born(number).await?;
         if let Some(target) = self.table().node(number).filter(|n| self.is_good(n)).and_then(|n| n.target.clone()) {
             return Ok(target);
         }
@@ -87,8 +104,8 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn extended(&self, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
-        let file = self.file(number)?;
+    pub async fn extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
+        let file = self.born(number).await?;
         match self.ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() }).await? {
             Answer::Value { value, .. } => Ok(value),
             _ => Err(Errno::EPROTO),
@@ -100,13 +117,13 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn set_extended(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
         number: u64,
         (name, value): (&OsStr, Bytes),
         how: AttributeChange,
     ) -> Result<(), Errno> {
-        let file = self.file(number)?;
+        let file = self.born(number).await?;
         let op = |place| Op::SetAttribute { place, name: name.to_owned(), value: value.clone(), how };
         self.ask_of(caller, file, op).await.map(drop)
     }
@@ -115,8 +132,8 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn extended_names(&self, caller: &Caller, number: u64) -> Result<Vec<OsString>, Errno> {
-        let file = self.file(number)?;
+    pub async fn extended_names(self: &Arc<Self>, caller: &Caller, number: u64) -> Result<Vec<OsString>, Errno> {
+        let file = self.born(number).await?;
         match self.ask_of(caller, file, Op::ListAttributes).await? {
             Answer::Names { names, .. } => Ok(names),
             _ => Err(Errno::EPROTO),
@@ -127,8 +144,8 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn remove_extended(&self, caller: &Caller, number: u64, name: &OsStr) -> Result<(), Errno> {
-        let file = self.file(number)?;
+    pub async fn remove_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<(), Errno> {
+        let file = self.born(number).await?;
         self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await.map(drop)
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{Volume, reading::Pattern};
+use super::{Volume, reading::Pattern, table::is_provisional, unborn::What};
 use crate::store::{
     Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, Op, OpenFlags, Place, RangeLock,
     Sought, Synced, Wait,
@@ -52,7 +52,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn open(self: &Arc<Self>, caller: &Caller, number: u64, flags: OpenFlags) -> Result<Opened, Errno> {
-        let file = self.file(number)?;
+        let file = self.born(number).await?;
         self.drain(file).await;
         if flags == OpenFlags::READ {
             self.note_opened(caller, file);
@@ -70,13 +70,17 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn create(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
         (parent, name): (u64, &OsStr),
         mode: u32,
         flags: OpenFlags,
     ) -> Result<(Opened, Entry), Errno> {
-        let op = Op::Create { parent: self.file(parent)?, name: name.to_owned(), mode, flags };
+        let new = (What::Regular(Vec::new()), mode);
+        if let Some((entry, Some(opened))) = self.conceive(caller, (parent, name), new, flags).await {
+            return Ok((opened, entry));
+        }
+        let op = Op::Create { parent: self.born(parent).await?, name: name.to_owned(), mode, flags };
         let Answer::Opened { handle, entry, parent } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
         if let Some(parent) = parent {
             self.note_name(&parent, name, Some(entry.attributes.id));
@@ -111,23 +115,14 @@ impl Volume {
             node.pages_doubtful = !is_leased;
         }
         drop(table);
-        let open = Open {
-            file,
-            handle: Mutex::new(handle),
-            pinned,
-            flags,
-            caller: caller.clone(),
-            fault: Mutex::new(None),
-            has_locks: AtomicBool::new(false),
-            pattern: Mutex::default(),
-        };
-        self.opens.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(open));
+        let open = Open { handle: Mutex::new(handle), pinned, ..Open::new(file, flags, caller) };
+        self.add_open(open, number);
         opened
     }
 
     /// The open file, with a handle where it had none.
-    async fn open_with_handle(&self, open: u64) -> Result<Arc<Open>, Errno> {
-        let open = self.open_file(open)?;
+    async fn open_with_handle(self: &Arc<Self>, open: u64) -> Result<Arc<Open>, Errno> {
+        let open = self.born_open(open).await?;
         if open.handle().is_none() {
             let op = Op::Open { file: open.file, flags: open.flags };
             let Answer::Opened { handle, .. } = self.ask(&open.caller, op).await? else { return Err(Errno::EPROTO) };
@@ -141,6 +136,25 @@ impl Volume {
             }
         }
         Ok(open)
+    }
+
+    /// Before a name goes, which may be the last one of its file: what was opened from memory alone could not be asked for any more.
+    pub(super) async fn hold_open(self: &Arc<Self>, caller: &Caller, (parent, name): (u64, &OsStr)) {
+        let from_memory = self.opened_from_memory();
+        if from_memory.is_empty() {
+            return;
+        }
+        // Whatever is wrong with the name, the call itself will say.
+        let Ok(entry) = self.lookup(caller, parent, name).await else { return };
+        for (number, _) in from_memory.iter().filter(|(_, file)| *file == entry.attributes.id) {
+            let _ = self.open_with_handle(*number).await;
+        }
+    }
+
+    fn opened_from_memory(&self) -> Vec<(u64, FileId)> {
+        let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
+        let without_handle = opens.iter().filter(|(_, open)| open.handle().is_none());
+        without_handle.map(|(number, open)| (*number, open.file)).collect()
     }
 
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {
@@ -159,8 +173,13 @@ impl Volume {
     ///
     /// # Errors
     /// Of a write.
-    pub async fn flush(&self, open: u64, owner: Option<u64>) -> Result<(), Errno> {
+    pub async fn flush(self: &Arc<Self>, open: u64, owner: Option<u64>) -> Result<(), Errno> {
+        let number = open;
         let open = self.open_file(open)?;
+        if self.flush_newborn(&open) {
+            return open.take_fault();
+        }
+        let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
         self.drain(open.file).await;
         // Locks of fcntl(2) go with any descriptor of the file, whichever they were taken through.
         if let Some(owner) = owner.filter(|_| self.has_locks(open.file)) {
@@ -173,7 +192,13 @@ impl Volume {
     ///
     /// # Errors
     /// `EBADF`
-    pub async fn release(&self, open: u64, owner: Option<u64>) -> Result<(), Errno> {
+    pub async fn release(self: &Arc<Self>, open: u64, owner: Option<u64>) -> Result<(), Errno> {
+        let found = self.open_file(open)?;
+        if self.release_newborn(open, &found) {
+            return Ok(());
+        }
+        // Also one that never came to be is closed.
+        let _ = self.born_open(open).await;
         let removed = self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&open);
         let open = removed.ok_or(Errno::EBADF)?;
         self.drain(open.file).await;
@@ -194,7 +219,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of a write, or of the call.
-    pub async fn sync(&self, open: u64, what: Synced) -> Result<(), Errno> {
+    pub async fn sync(self: &Arc<Self>, open: u64, what: Synced) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         open.take_fault()?;
@@ -205,8 +230,13 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn sync_directory(&self, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
-        let place = self.file(number)?.into();
+    pub async fn sync_directory(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        what: Synced,
+    ) -> Result<(), Errno> {
+        let place = self.born(number).await?.into();
         self.ask(caller, Op::Sync { place, what }).await.map(drop)
     }
 
@@ -214,7 +244,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn allocate(&self, open: u64, range: Range<u64>, how: Allocation) -> Result<(), Errno> {
+    pub async fn allocate(self: &Arc<Self>, open: u64, range: Range<u64>, how: Allocation) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         self.ask(&open.caller, Op::Allocate { place: open.place(), range, how }).await.map(drop)
@@ -224,7 +254,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn seek(&self, open: u64, offset: u64, what: Sought) -> Result<u64, Errno> {
+    pub async fn seek(self: &Arc<Self>, open: u64, offset: u64, what: Sought) -> Result<u64, Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         match self.ask(&open.caller, Op::Seek { place: open.place(), offset, what }).await? {
@@ -237,7 +267,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn copy(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u64, Errno> {
+    pub async fn copy(self: &Arc<Self>, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u64, Errno> {
         let (source, target) = (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
         self.drain(source.file).await;
         self.drain(target.file).await;
@@ -252,7 +282,7 @@ impl Volume {
     ///
     /// # Errors
     /// `EAGAIN`; others.
-    pub async fn lock(&self, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
+    pub async fn lock(self: &Arc<Self>, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await;
         open.has_locks.store(true, Ordering::Relaxed);
@@ -269,7 +299,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn test_lock(
-        &self,
+        self: &Arc<Self>,
         open: u64,
         owner: u64,
         range: Range<u64>,
@@ -285,6 +315,20 @@ impl Volume {
 }
 
 impl Open {
+    /// Without a handle.
+    pub fn new(file: FileId, flags: OpenFlags, caller: &Caller) -> Self {
+        Self {
+            file,
+            handle: Mutex::new(None),
+            pinned: None,
+            flags,
+            caller: caller.clone(),
+            fault: Mutex::new(None),
+            has_locks: AtomicBool::new(false),
+            pattern: Mutex::default(),
+        }
+    }
+
     pub fn handle(&self) -> Option<Handle> {
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -67,12 +67,11 @@ impl Volume {
     /// # Errors
     /// Of reading the directory.
     pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
-        let directory = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned();
-        let directory = directory.ok_or(Errno::EBADF)?;
+        let directory = self.directory(open)?;
         let mut names = directory.names.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || names.is_none() {
-            let file = self.file(directory.number)?;
+            let file = self.born(directory.number).await?;
             *names = Some(self.list_for_a_program(&directory.caller, file).await?);
         }
         let listed = names.clone().unwrap_or_default();
@@ -94,19 +93,29 @@ impl Volume {
                 let entry = known.and_then(|node| {
                     node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
                 });
-                Name { name: listed.name.clone(), next, entry, inode: listed.inode, kind: listed.kind }
+                // What stat(2) shows.
+                let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
+                Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
             });
         Ok(dots.skip(from).chain(files).collect())
     }
 
+    fn directory(&self, open: u64) -> Result<Arc<Directory>, Errno> {
+        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        directories.get(&open).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// The number of an open directory, and who has opened it.
+    pub(super) fn whose_directory(&self, open: u64) -> Result<(u64, Caller), Errno> {
+        self.directory(open).map(|directory| (directory.number, directory.caller.clone()))
+    }
+
     /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
     async fn list_for_a_program(self: &Arc<Self>, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
-        let tour = self.note_visited(file);
-        if let Some(tour) = tour {
-            self.list_ahead(caller, tour);
-        }
+        let tours = self.note_visited(file);
+        tours.iter().for_each(|tour| self.list_ahead(caller, *tour));
         let names = self.list_all(caller, file).await?;
-        if let Some(tour) = tour {
+        for tour in tours {
             self.heard_of(caller, tour, file, &names);
             self.list_ahead(caller, tour);
         }
@@ -130,6 +139,7 @@ impl Volume {
     }
 
     async fn ask_for_listing(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+        let made = self.names_made(file);
         let mut names = Vec::new();
         let mut cookie = 0;
         let mut first = None;
@@ -142,17 +152,24 @@ impl Volume {
             names.extend(part.names);
             if ends {
                 let names = Arc::new(names);
-                self.remember_listing(first.as_ref(), &part.directory, &names);
+                if made.is_some() && self.names_made(file) == made {
+                    self.remember_listing(first.as_ref(), &part.directory, &names);
+                }
                 return Ok(names);
             }
         }
+    }
+
+    /// How often names of a directory were made in memory, unless the store has yet to hear of some.
+    fn names_made(&self, directory: FileId) -> Option<u64> {
+        self.table().of(directory).filter(|node| node.children == 0).map(|node| node.made)
     }
 
     pub(super) fn tours(&self) -> MutexGuard<'_, Tours> {
         self.tours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_visited(&self, directory: FileId) -> Option<TourId> {
+    fn note_visited(&self, directory: FileId) -> Vec<TourId> {
         let parent = self.table().of(directory).and_then(|node| node.parent);
         self.tours().visited(directory, parent, |parent| self.siblings(parent, directory))
     }
@@ -187,18 +204,27 @@ impl Volume {
             for directory in next {
                 if let Some(names) = self.remembered_listing(directory) {
                     self.heard_of(caller, tour, directory, &names);
-                } else if self.listings.claim(directory) {
+                } else {
                     let (volume, caller) = (Arc::clone(self), caller.clone());
-                    tokio::spawn(async move {
-                        let listed = volume.ask_for_listing(&caller, directory).await;
-                        volume.listings.give_up(directory);
-                        if let Ok(names) = listed {
-                            volume.heard_of(&caller, tour, directory, &names);
-                            volume.list_ahead(&caller, tour);
-                        }
-                    });
+                    let is_ours = self.listings.claim(directory);
+                    tokio::spawn(async move { volume.list_one_ahead(&caller, tour, (directory, is_ours)).await });
                 }
             }
+        }
+    }
+
+    /// Asks for a listing, or waits for whoever does.
+    async fn list_one_ahead(self: Arc<Self>, caller: &Caller, tour: TourId, (directory, is_ours): (FileId, bool)) {
+        let listed = if is_ours {
+            let listed = self.ask_for_listing(caller, directory).await;
+            self.listings.give_up(directory);
+            listed
+        } else {
+            self.list_all(caller, directory).await
+        };
+        if let Ok(names) = listed {
+            self.heard_of(caller, tour, directory, &names);
+            self.list_ahead(caller, tour);
         }
     }
 

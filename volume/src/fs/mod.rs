@@ -7,6 +7,8 @@
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named
 //! * `writing`: contents on their way out
+//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `births`: on their way to the store; `replay`: those
+//!   that a killed gateway has left
 //! * `recalls`: what the store says on its own account, and what the kernel must forget
 //!
 //! # What holds
@@ -15,22 +17,28 @@
 //! the table is locked ([`Volume::tell`]), and a recall takes its leases out of the table before it has the kernel forget: so the kernel
 //! got the answer before it is told to forget it, or gets it with the remark that it is not to be kept.
 //!
-//! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.*
+//! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.* Files of a directory that this session
+//! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
 mod ahead;
+mod attributed;
 mod attributes;
+mod births;
 mod chunks;
 mod files;
 mod keep;
 mod listing;
 mod names;
+mod newborn;
 mod order;
 mod readers;
 mod reading;
 mod recalls;
+mod replay;
 mod table;
 mod told;
 mod tours;
+mod unborn;
 mod writing;
 
 use std::{
@@ -52,6 +60,7 @@ use crate::disk::DiskCache;
 use crate::store::{
     Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store, StoreState, Watched,
 };
+use births::Births;
 use chunks::Chunks;
 use files::Open;
 use keep::Keep;
@@ -83,6 +92,8 @@ pub struct Settings {
 pub struct Told {
     /// The kernel's number of the file.
     pub number: u64,
+    /// What goes with the number as long as the kernel knows it.
+    pub generation: u64,
     /// How it is.
     pub attributes: Attributes,
     /// How long the attributes may be remembered.
@@ -106,6 +117,8 @@ pub struct State {
     pub files: u64,
     /// Files that are open.
     pub open: u64,
+    /// What was made here and could not be made on the server, at last, in words.
+    pub lost: Option<String>,
 }
 
 /// A mounted volume. Its methods are what the kernel asks; the errors of all of them are the
@@ -124,12 +137,14 @@ pub struct Volume {
     loading: Loading,
     /// Whenever a chunk has come.
     loaded: Notify,
+    births: Arc<Births>,
     /// All that the store had to say up to there is forgotten.
     heard: watch::Sender<Stamp>,
     readers: Mutex<Readers>,
     tours: Mutex<Tours>,
     listings: Listings,
-    listener: Mutex<Option<AbortHandle>>,
+    /// What works for as long as there is the volume.
+    tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -163,14 +178,17 @@ impl Volume {
             invalidate,
             loading: Loading::default(),
             loaded: Notify::new(),
+            births: Births::new(),
             heard: watch::Sender::new(Stamp(0)),
             readers: Mutex::default(),
             tours: Mutex::default(),
             listings: Listings::default(),
-            listener: Mutex::new(None),
+            tasks: Mutex::default(),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
-        *volume.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(listener.abort_handle());
+        let sender = tokio::spawn(births::send(Arc::clone(&volume.births), Arc::downgrade(&volume)));
+        let tasks = [listener.abort_handle(), sender.abort_handle()];
+        volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }
 
@@ -185,6 +203,7 @@ impl Volume {
             leases,
             files,
             open: self.opens.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+            lost: self.births.fault(),
         }
     }
 
@@ -209,14 +228,16 @@ impl Volume {
         let number = table.looked_up(entry.attributes.id);
         let name_life = self.names_life(&table, parent);
         let attributes_life = self.attributes_life(&table, number, &entry.attributes);
-        reply(Told { number, attributes: entry.attributes, attributes_life, name_life })
+        let generation = table.node(number).map_or(0, |node| node.generation);
+        reply(Told { number, generation, attributes: entry.attributes, attributes_life, name_life })
     }
 
     /// The same for a file that the kernel has asked about by number.
     pub fn tell_attributes<R>(&self, number: u64, attributes: Attributes, reply: impl FnOnce(Told) -> R) -> R {
         let table = self.table();
         let attributes_life = self.attributes_life(&table, number, &attributes);
-        reply(Told { number, attributes, attributes_life, name_life: Duration::ZERO })
+        let generation = table.node(number).map_or(0, |node| node.generation);
+        reply(Told { number, generation, attributes, attributes_life, name_life: Duration::ZERO })
     }
 
     /// The same for a name that is not there.
@@ -226,33 +247,39 @@ impl Volume {
         reply(if is_known { self.names_life(&table, parent) } else { Duration::ZERO })
     }
 
-    /// The same for names of a directory, until `take` says that there is no more room.
+    /// The same for names of a directory, until `take` says that there is no more room, or something was heard of a file since its
+    /// attributes were found. Also how many were told.
     pub fn tell_all<R>(
         &self,
         parent: u64,
-        names: Vec<Name>,
+        names: &[Name],
         mut into: R,
         mut take: impl FnMut(&mut R, &Name, Option<Told>) -> bool,
-    ) -> R {
+    ) -> (R, usize) {
         let mut table = self.table();
         let name_life = self.names_life(&table, parent);
-        for name in &names {
-            // Heard of since: then the kernel has to ask.
-            let entry =
-                name.entry.filter(|entry| table.of(entry.attributes.id).is_some_and(|n| n.stamp == entry.stamp));
-            let told = entry.map(|entry| {
+        let mut count = 0;
+        for name in names {
+            let heard_since =
+                |entry: &Entry| table.of(entry.attributes.id).is_none_or(|node| node.stamp != entry.stamp);
+            if name.entry.as_ref().is_some_and(heard_since) {
+                break;
+            }
+            let told = name.entry.map(|entry| {
                 let number = table.number(entry.attributes.id);
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
-                Told { number, attributes: entry.attributes, attributes_life, name_life }
+                let generation = table.node(number).map_or(0, |node| node.generation);
+                Told { number, generation, attributes: entry.attributes, attributes_life, name_life }
             });
             if !take(&mut into, name, told) {
                 break;
             }
+            count += 1;
             if let Some(told) = told {
                 table.looked_up(told.attributes.id);
             }
         }
-        into
+        (into, count)
     }
 
     /// The kernel has forgotten a file so many times.
@@ -263,6 +290,10 @@ impl Volume {
     /// A write may have taken bits of the mode away: the kernel has to ask.
     pub async fn mode_may_change(&self, number: u64) {
         let Ok(file) = self.file(number) else { return };
+        if self.unborn_attributes(number).is_some() {
+            // It has no such bits.
+            return;
+        }
         self.drain(file).await;
         self.forget_attributes(number);
     }
@@ -329,8 +360,6 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if let Some(listener) = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            listener.abort();
-        }
+        self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).iter().for_each(AbortHandle::abort);
     }
 }

@@ -1,8 +1,8 @@
 //! Names: looked up, made, removed, renamed. A change goes to the server before it is answered.
 
-use std::ffi::OsStr;
+use std::{ffi::OsStr, sync::Arc, time::SystemTime};
 
-use super::{Volume, table::Known};
+use super::{Volume, newborn::clock_offset, table::Known, unborn::What};
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Op, OpenFlags, Removal, Renaming};
 
 /// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
@@ -16,10 +16,21 @@ impl Volume {
     ///
     /// # Errors
     /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
-    pub async fn lookup(&self, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+    pub async fn lookup(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        let entry = self.look_up(caller, parent, name).await?;
+        if entry.attributes.kind == Kind::Directory {
+            self.table().place(entry.attributes.id, parent, name);
+        }
+        Ok(entry)
+    }
+
+    async fn look_up(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         if name.len() > NAME_BYTES {
             // That there is no such name among those that are known says nothing of why.
             return Err(Errno::ENAMETOOLONG);
+        }
+        if let Some(entry) = self.unborn_entry(parent, name) {
+            return Ok(entry);
         }
         let known = self.table().known(parent, name);
         if let Known::File(file) = known {
@@ -28,7 +39,7 @@ impl Volume {
         if let Some(known) = self.remembered(parent, name) {
             return known;
         }
-        let directory = self.file(parent)?;
+        let directory = self.born(parent).await?;
         if self.is_asked_often(parent) {
             // Whatever comes of it: the answer is found below, or asked for.
             let _ = self.list_all(caller, directory).await;
@@ -90,7 +101,7 @@ impl Volume {
             Known::Absent => Some(Err(Errno::ENOENT)),
             Known::Unknown => None,
             Known::File(file) => {
-                let node = table.of(file).filter(|node| self.is_good(node))?;
+                let node = table.of(file).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
                 let attributes = node.attributes?;
                 Some(Ok(Entry { attributes, leases: node.leases, stamp: node.stamp }))
             }
@@ -101,9 +112,23 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn make_directory(&self, caller: &Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry, Errno> {
-        let op = Op::MakeDirectory { parent: self.file(parent)?, name: name.to_owned(), mode };
-        self.made(caller, name, op).await
+    pub async fn make_directory(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+    ) -> Result<Entry, Errno> {
+        let new = (What::Directory, mode);
+        if let Some((entry, _)) = self.conceive(caller, (parent, name), new, OpenFlags::empty()).await {
+            return Ok(entry);
+        }
+        let op = Op::MakeDirectory { parent: self.born(parent).await?, name: name.to_owned(), mode };
+        let asked = SystemTime::now();
+        let entry = self.made(caller, name, op).await?;
+        self.births.set_clock(clock_offset((asked, SystemTime::now()), entry.attributes.ctime));
+        self.table().is_own(&entry, caller, (parent, name));
+        Ok(entry)
     }
 
     /// mknod(2). An ordinary file is made by an open.
@@ -111,7 +136,7 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn make_node(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
         (parent, name): (u64, &OsStr),
         mode: u32,
@@ -123,7 +148,7 @@ impl Volume {
             self.release(opened.number, None).await?;
             return Ok(entry);
         }
-        let op = Op::MakeNode { parent: self.file(parent)?, name: name.to_owned(), mode, kind, rdev };
+        let op = Op::MakeNode { parent: self.born(parent).await?, name: name.to_owned(), mode, kind, rdev };
         self.made(caller, name, op).await
     }
 
@@ -131,9 +156,20 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn symlink(&self, caller: &Caller, parent: u64, name: &OsStr, target: &OsStr) -> Result<Entry, Errno> {
+    pub async fn symlink(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: u64,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Result<Entry, Errno> {
+        // A symbolic link has no mode of its own.
+        let new = (What::Symlink(target.to_owned()), 0);
+        if let Some((entry, _)) = self.conceive(caller, (parent, name), new, OpenFlags::empty()).await {
+            return Ok(entry);
+        }
         let (name, target) = (name.to_owned(), target.to_owned());
-        let op = Op::Symlink { parent: self.file(parent)?, name: name.clone(), target };
+        let op = Op::Symlink { parent: self.born(parent).await?, name: name.clone(), target };
         self.made(caller, &name, op).await
     }
 
@@ -141,10 +177,16 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn link(&self, caller: &Caller, file: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
-        let file = self.file(file)?;
+    pub async fn link(
+        self: &Arc<Self>,
+        caller: &Caller,
+        file: u64,
+        parent: u64,
+        name: &OsStr,
+    ) -> Result<Entry, Errno> {
+        let file = self.born(file).await?;
         self.drain(file).await;
-        let (parent, name) = (self.file(parent)?, name.to_owned());
+        let (parent, name) = (self.born(parent).await?, name.to_owned());
         let answer = self.ask_of(caller, file, |file| Op::Link { file, parent, name: name.clone() }).await?;
         self.note_made(answer, &name)
     }
@@ -177,8 +219,19 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn remove(&self, caller: &Caller, parent: u64, name: &OsStr, what: Removal) -> Result<(), Errno> {
-        let op = Op::Remove { parent: self.file(parent)?, name: name.to_owned(), what };
+    pub async fn remove(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: u64,
+        name: &OsStr,
+        what: Removal,
+    ) -> Result<(), Errno> {
+        if what == Removal::File && self.remove_newborn(caller, parent, name) {
+            return Ok(());
+        }
+        self.bear_child(parent, name).await;
+        self.hold_open(caller, (parent, name)).await;
+        let op = Op::Remove { parent: self.born(parent).await?, name: name.to_owned(), what };
         let Answer::Removed { parent, .. } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
         self.note_name(&parent, name, None);
         Ok(())
@@ -189,17 +242,27 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn rename(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
         (from, name): (u64, &OsStr),
         (to, new_name): (u64, &OsStr),
         how: Renaming,
     ) -> Result<(), Errno> {
+        self.bear_child(from, name).await;
+        self.bear_child(to, new_name).await;
         self.drain_renamed(from, name).await;
-        let (from, to) = ((self.file(from)?, name.to_owned()), (self.file(to)?, new_name.to_owned()));
+        if how == Renaming::Replace {
+            self.hold_open(caller, (to, new_name)).await;
+        }
+        let at = (from, to);
+        let (from, to) = ((self.born(from).await?, name.to_owned()), (self.born(to).await?, new_name.to_owned()));
         let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
+        self.table().place(file.attributes.id, at.1, new_name);
         let exchanged = other.filter(|_| how == Renaming::Exchange).map(|entry| entry.attributes.id);
+        if let Some(exchanged) = exchanged {
+            self.table().place(exchanged, at.0, name);
+        }
         if from.attributes.id == to.attributes.id {
             self.note_name(&to, name, exchanged);
             // Both are names of one directory, of which the later answer counts.
@@ -209,6 +272,21 @@ impl Volume {
             self.note_name(&to, new_name, Some(file.attributes.id));
         }
         Ok(())
+    }
+
+    /// What has the name is on the server then, with all in it.
+    async fn bear_child(self: &Arc<Self>, parent: u64, name: &OsStr) {
+        let number = {
+            let table = self.table();
+            match table.known(parent, name) {
+                Known::File(file) => table.number_of(file),
+                _ => None,
+            }
+        };
+        if let Some(number) = number {
+            // What is wrong with it, the call itself will tell.
+            let _ = self.born(number).await;
+        }
     }
 
     async fn drain_renamed(&self, parent: u64, name: &OsStr) {

@@ -77,14 +77,12 @@ struct Reader {
 }
 
 impl Readers {
-    /// A file is opened: by which reader, if it was expected.
-    pub fn opened(&mut self, file: FileId) -> Option<ReaderId> {
-        let place = self.readers.iter().position(|reader| reader.members.contains(&file))?;
-        let mut reader = self.readers.remove(place);
-        reader.opened(file);
-        let id = reader.id;
-        self.readers.push(reader);
-        Some(id)
+    /// A file is opened: by which readers it was expected, most often one.
+    pub fn opened(&mut self, file: FileId) -> Vec<ReaderId> {
+        // A stable sort: the others stay in their order.
+        self.readers.sort_by_key(|reader| reader.members.contains(&file));
+        let expected = self.readers.iter_mut().filter(|reader| reader.members.contains(&file));
+        expected.map(|reader| reader.opened(file)).collect()
     }
 
     /// A program opens files in an order.
@@ -173,7 +171,7 @@ impl Readers {
 }
 
 impl Reader {
-    fn opened(&mut self, file: FileId) {
+    fn opened(&mut self, file: FileId) -> ReaderId {
         self.opens = true;
         self.members.remove(&file);
         if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == file) {
@@ -187,6 +185,7 @@ impl Reader {
             self.expected.rotate_left(place);
             self.expected.pop_front();
         }
+        self.id
     }
 
     fn request(&mut self, limit_bytes: u64, size: impl Fn(FileId) -> Option<u64>) -> Option<(Vec<FileId>, u64)> {
@@ -243,11 +242,11 @@ mod tests {
         let id = readers.begin(&files[2..], (files[0], By::Name));
         assert_eq!(count(&mut readers, id, 100), [16]);
         for file in &files[2..10] {
-            assert_eq!(readers.opened(*file), Some(id));
+            assert_eq!(readers.opened(*file), [id]);
         }
         readers.fetched(id, 1600);
         assert_eq!(count(&mut readers, id, 100), [256, 256]);
-        assert_eq!(readers.opened(FileId { inode: 5000, generation: 0 }), None);
+        assert_eq!(readers.opened(FileId { inode: 5000, generation: 0 }), []);
     }
 
     #[test]

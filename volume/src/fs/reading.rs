@@ -85,6 +85,9 @@ impl Volume {
     /// Of the call.
     pub async fn read(self: &Arc<Self>, open: u64, offset: u64, size: u32) -> Result<Bytes, Errno> {
         let open = self.open_file(open)?;
+        if let Some(data) = self.read_newborn(&open, offset, size) {
+            return Ok(data);
+        }
         self.drain(open.file).await;
         let range = offset..offset.saturating_add(u64::from(size));
         let limit = AHEAD_CHUNKS.min(self.chunks.limit() / CHUNK / 2);

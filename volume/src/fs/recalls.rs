@@ -5,7 +5,7 @@ use std::{ffi::OsString, sync::Weak, time::Duration};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt as _;
 
-use super::{Volume, table::ROOT};
+use super::{Volume, table::ROOT, unborn::Which};
 use crate::{
     leases::LEASE_TIME,
     store::{Caller, FileId, Leases, Notice, Notices, Op, Returned, Stamp, Watched},
@@ -27,6 +27,9 @@ pub enum Changes {
     Possible,
 }
 
+/// Names of directories, by the directories' numbers.
+pub type Names = Vec<(u64, Vec<OsString>)>;
+
 /// What the kernel must forget. Dropping it says that it has.
 #[derive(Debug)]
 pub struct Invalidate {
@@ -34,10 +37,17 @@ pub struct Invalidate {
     pub number: u64,
     /// And its contents.
     pub pages: bool,
-    /// And all names of all directories; these alone, where the kernel can't do that.
-    pub names: Option<Vec<OsString>>,
+    /// And names, by the numbers of their directories; all names of all directories would do as well.
+    pub names: Option<Names>,
     /// Told when it is done.
     done: Option<oneshot::Sender<()>>,
+}
+
+impl Invalidate {
+    /// Attributes of a file, and names in it where there are some; nobody waits.
+    pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
+        Self { number, pages: false, names: names.map(|names| vec![(number, names)]), done: None }
+    }
 }
 
 impl Drop for Invalidate {
@@ -112,7 +122,7 @@ impl Volume {
         let is_watched = self.store.state().watched != Watched::LeaseEnd;
         if !is_heard || (!is_watched && changes == Changes::Possible) {
             self.lost(stamp);
-            self.forget(ROOT, false, Some(Vec::new())).await;
+            self.forget(ROOT, false, None).await;
         }
     }
 
@@ -120,15 +130,27 @@ impl Volume {
     /// be recalled. What was written is there already ([`Volume::settle`]).
     #[must_use]
     pub fn give_up_writing(&self) -> Vec<Returned> {
-        let taken = self.table().take_writable(MAX_GIVEN_UP);
-        let returned = |(file, stamp)| Returned { file, leases: Leases::WRITE, stamp };
+        let mut table = self.table();
+        let mut taken = table.take_writable(MAX_GIVEN_UP);
+        let is_directory = |file| table.of(file).is_some_and(|node| node.own.is_some());
         // Of the others the recall is answered when they are written.
-        taken.into_iter().filter(|(file, _)| !self.writes.is_dirty(*file)).map(returned).collect()
+        taken.retain(|(file, _)| {
+            let is_used = if is_directory(*file) { !table.unborn.is_empty() } else { self.writes.is_dirty(*file) };
+            !is_used
+        });
+        drop(table);
+        taken.into_iter().map(|(file, stamp)| Returned { file, leases: Leases::WRITE, stamp }).collect()
     }
 
     async fn recalled(&self, file: FileId, (leases, stamp): (Leases, Stamp), share: Share) {
+        let is_known = self.table().number_of(file).is_some();
+        if !is_known {
+            // It may be one that was made here, whose answer is on its way.
+            self.landing().await;
+        }
         let (number, names) = self.take_leases(file, leases, stamp);
         if leases.contains(Leases::WRITE) {
+            self.bring_out(Which::All).await;
             self.drain(file).await;
         }
         if let Some(number) = number {
@@ -142,13 +164,14 @@ impl Volume {
         }
     }
 
-    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Vec<OsString>>) {
+    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Names>) {
         let mut table = self.table();
-        let names = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
-        (table.recall(file, leases, stamp), names)
+        let told = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
+        let number = table.recall(file, leases, stamp);
+        (number, told.zip(number).map(|(told, number)| vec![(number, told)]))
     }
 
-    async fn forget(&self, number: u64, pages: bool, names: Option<Vec<OsString>>) {
+    async fn forget(&self, number: u64, pages: bool, names: Option<Names>) {
         let (done, is_done) = oneshot::channel();
         let _ = self.invalidate.send(Invalidate { number, pages, names, done: Some(done) });
         if tokio::time::timeout(KERNEL_PATIENCE, is_done).await.is_err() {
@@ -171,10 +194,11 @@ impl Volume {
     fn lost(&self, stamp: Stamp) {
         tracing::warn!("all leases of a volume have ended");
         let mut table = self.table();
+        let names = table.all_told_names();
         table.lose_all(stamp);
         let numbers: Vec<u64> = table.iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
         drop(table);
-        let _ = self.invalidate.send(Invalidate { number: ROOT, pages: false, names: Some(Vec::new()), done: None });
+        let _ = self.invalidate.send(Invalidate { number: ROOT, pages: false, names: Some(names), done: None });
         for number in numbers {
             let _ = self.invalidate.send(Invalidate { number, pages: true, names: None, done: None });
         }
@@ -183,12 +207,13 @@ impl Volume {
     /// Returns when nothing is remembered any more.
     pub(super) async fn forget_everything(&self) {
         self.lost(Stamp(0));
-        self.forget(ROOT, false, Some(Vec::new())).await;
+        // What was sent before is carried out before.
+        self.forget(ROOT, false, None).await;
     }
 
     /// Keeps the share until the kernel has forgotten what it was told to forget until now.
     async fn forget_before(&self, share: Share) {
-        self.forget(ROOT, false, Some(Vec::new())).await;
+        self.forget(ROOT, false, None).await;
         drop(share);
     }
 }

@@ -8,14 +8,20 @@ use std::{
     time::Instant,
 };
 
-use super::order::{Cursor, Orders};
-use crate::store::{Attributes, Entry, FileId, Handle, Leases, Listed, Stamp};
+use super::{
+    order::{Cursor, Orders},
+    unborn::{Newborn, Own, Unborn},
+};
+use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
 
 /// Numbers from here on stand for files whose own number is taken.
 const FIRST_ALIAS: u64 = 1 << 62;
+
+/// The generation of files that the store does not know yet: their inode is the kernel's number. It is never sent.
+const UNBORN: u64 = u64::MAX;
 
 /// Files that are remembered at most, at about 400 bytes each: a large source tree.
 const MAX_NODES: usize = 100_000;
@@ -60,6 +66,22 @@ pub(super) struct Node {
     pub pages_doubtful: bool,
     /// Names that were asked for one by one since the leases of the directory were lost.
     pub asked: u32,
+    /// What the kernel was told with the number, which stays as long as the number.
+    pub generation: u64,
+    /// The directory's number and the name that it was last found by, of directories.
+    pub at: Option<(u64, OsString)>,
+    /// Of a directory that this session has made; under [`Leases::WRITE`] its names may be made in memory.
+    pub own: Option<Arc<Own>>,
+    /// Of a file that the store does not know yet.
+    pub unborn: Option<Box<Newborn>>,
+    /// Files in it that the store does not know yet.
+    pub children: u32,
+    /// What was changed of its attributes in memory.
+    pub changed: Option<Changes>,
+    /// How often names were made in it in memory.
+    pub made: u64,
+    /// Why it never came to be.
+    pub fault: Option<Errno>,
 }
 
 /// A name as it is remembered.
@@ -84,6 +106,13 @@ pub(super) struct Table {
     writable: HashSet<FileId>,
     /// No answer with a lower stamp is remembered.
     floor: Stamp,
+    /// What is on its way to the store.
+    pub unborn: Unborn,
+}
+
+/// Whether the store does not know the file, or did not when it was told of.
+pub(super) fn is_provisional(file: FileId) -> bool {
+    file.generation == UNBORN && file.inode >= FIRST_ALIAS
 }
 
 impl Table {
@@ -95,6 +124,7 @@ impl Table {
             recalled: HashMap::new(),
             writable: HashSet::new(),
             floor: Stamp(0),
+            unborn: Unborn::default(),
         };
         table.insert(ROOT, root);
         table
@@ -119,15 +149,59 @@ impl Table {
             target: None,
             pages_doubtful: true,
             asked: 0,
+            generation: file.generation,
+            at: None,
+            own: None,
+            unborn: None,
+            children: 0,
+            changed: None,
+            made: 0,
+            fault: None,
         };
         self.nodes.insert(number, node);
-        self.numbers.insert(file, number);
+        if !is_provisional(file) {
+            self.numbers.insert(file, number);
+        }
+    }
+
+    /// A file that the store does not know.
+    pub fn insert_unborn(&mut self) -> u64 {
+        if self.nodes.len() >= MAX_NODES {
+            self.make_room();
+        }
+        let number = self.next_alias;
+        self.next_alias += 1;
+        self.insert(number, FileId { inode: number, generation: UNBORN });
+        number
+    }
+
+    /// It was not made after all.
+    pub fn discard(&mut self, number: u64) {
+        self.nodes.remove(&number);
+    }
+
+    /// The store knows it from now on.
+    pub fn bear(&mut self, number: u64, file: FileId) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.file = file;
+            if let Some(attributes) = &mut node.attributes {
+                attributes.id = file;
+            }
+            self.numbers.insert(file, number);
+        }
+    }
+
+    /// Notes where a directory was found.
+    pub fn place(&mut self, file: FileId, parent: u64, name: &OsStr) {
+        if let Some(node) = self.of_mut(file) {
+            node.at = Some((parent, name.to_owned()));
+        }
     }
 
     /// The kernel's number of a file, given now if it has none.
     pub fn number(&mut self, file: FileId) -> u64 {
-        if let Some(number) = self.numbers.get(&file) {
-            return *number;
+        if let Some(number) = self.number_of(file) {
+            return number;
         }
         if self.nodes.len() >= MAX_NODES {
             self.make_room();
@@ -144,7 +218,8 @@ impl Table {
         let mut surplus = self.nodes.len().saturating_sub(MAX_NODES / 2);
         let numbers = &mut self.numbers;
         self.nodes.retain(|number, node| {
-            let goes = surplus > 0 && node.lookups == 0 && node.handles.is_empty() && *number != ROOT;
+            let is_used = node.lookups > 0 || !node.handles.is_empty() || node.is_ahead();
+            let goes = surplus > 0 && !is_used && *number != ROOT;
             if goes {
                 surplus -= 1;
                 numbers.remove(&node.file);
@@ -162,15 +237,18 @@ impl Table {
     }
 
     pub fn of(&self, file: FileId) -> Option<&Node> {
-        self.nodes.get(self.numbers.get(&file)?)
+        self.nodes.get(&self.number_of(file)?)
     }
 
     pub fn of_mut(&mut self, file: FileId) -> Option<&mut Node> {
-        self.nodes.get_mut(self.numbers.get(&file)?)
+        self.nodes.get_mut(&self.number_of(file)?)
     }
 
     /// The number of a file that has one.
     pub fn number_of(&self, file: FileId) -> Option<u64> {
+        if is_provisional(file) {
+            return self.nodes.contains_key(&file.inode).then_some(file.inode);
+        }
         self.numbers.get(&file).copied()
     }
 
@@ -213,6 +291,10 @@ impl Table {
         if !entry.leases.contains(Leases::ENTRIES) {
             node.forget_names();
         }
+        if node.is_ahead() {
+            // What was done here since, the store will hear.
+            return true;
+        }
         let may = entry.leases.contains(Leases::ATTRIBUTES);
         let rights = |of: &Attributes| (of.mode, of.uid, of.gid);
         if node.attributes.as_ref().map(rights) != Some(rights(&entry.attributes)) {
@@ -242,7 +324,8 @@ impl Table {
     /// Remembers a name, if its directory's answer allowed it.
     pub fn name(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         let Some(node) = self.of_mut(directory) else { return };
-        if node.leases.contains(Leases::ENTRIES) {
+        let is_unborn = node.names.get(name).is_some_and(|known| known.is_some_and(is_provisional));
+        if node.leases.contains(Leases::ENTRIES) && !is_unborn {
             node.names.insert(name.to_owned(), file);
         }
     }
@@ -293,6 +376,12 @@ impl Table {
         self.of(directory).map(|node| node.names.keys().cloned().collect()).unwrap_or_default()
     }
 
+    /// The same of all directories, by their numbers.
+    pub fn all_told_names(&self) -> Vec<(u64, Vec<OsString>)> {
+        let with_names = self.nodes.iter().filter(|(_, node)| !node.names.is_empty());
+        with_names.map(|(number, node)| (*number, node.names.keys().cloned().collect())).collect()
+    }
+
     /// How many files, and how many leases.
     pub fn counts(&self) -> (u64, u64) {
         let leases = self.nodes.values().map(|node| u64::from(node.leases.bits().count_ones())).sum();
@@ -301,6 +390,15 @@ impl Table {
 }
 
 impl Node {
+    /// Whether the store has yet to hear of something that was done here.
+    pub fn is_ahead(&self) -> bool {
+        self.unborn.is_some() || self.children > 0 || self.changed.is_some()
+    }
+
+    pub fn is_directory(&self) -> bool {
+        self.attributes.is_some_and(|attributes| attributes.kind == Kind::Directory)
+    }
+
     fn forget_names(&mut self) {
         self.names.clear();
         self.listing = None;
@@ -310,8 +408,12 @@ impl Node {
 
     /// Forgets what the leases were for.
     pub fn lose(&mut self, leases: Leases) {
+        if self.unborn.is_some() {
+            // Nobody else knows it.
+            return;
+        }
         self.leases -= leases;
-        if leases.contains(Leases::ATTRIBUTES) {
+        if leases.contains(Leases::ATTRIBUTES) && !self.is_ahead() {
             self.attributes = None;
             self.target = None;
             self.reader = None;

@@ -131,7 +131,7 @@ impl Volume {
     fn known_entry(&self, directory: FileId, name: &OsStr) -> Option<Entry> {
         let table = self.table();
         let Known::File(file) = table.known(table.number_of(directory)?, name) else { return None };
-        let node = table.of(file).filter(|node| self.is_good(node))?;
+        let node = table.of(file).filter(|node| self.is_good(node) && node.unborn.is_none())?;
         Some(Entry { attributes: node.attributes?, leases: node.leases, stamp: node.stamp })
     }
 }

@@ -56,33 +56,34 @@ struct Tour {
 }
 
 impl Tours {
-    /// A program lists a directory, which is in `parent`. The tour that it is on; the directories beside it are expected next if it is the
-    /// first of one, as `siblings` gives them.
+    /// A program lists a directory, which is in `parent`. The tours that it is on, most often one; the directories beside it are expected
+    /// next if it is the first of one, as `siblings` gives them.
     pub fn visited(
         &mut self,
         directory: FileId,
         parent: Option<FileId>,
         siblings: impl FnOnce(FileId) -> Vec<FileId>,
-    ) -> Option<TourId> {
-        let known = self.tours.iter().position(|tour| tour.members.contains(&directory));
-        let begins = parent.filter(|parent| known.is_none() && self.recent.contains(parent));
+    ) -> Vec<TourId> {
+        let known: Vec<TourId> = self.seen(directory);
+        let begins = parent.filter(|parent| known.is_empty() && self.recent.contains(parent));
         self.recent.retain(|other| *other != directory);
         self.recent.push_back(directory);
         if self.recent.len() > RECENT {
             self.recent.pop_front();
         }
-        if let Some(place) = known {
-            let mut tour = self.tours.remove(place);
-            tour.visited(directory);
-            let id = tour.id;
-            self.tours.push(tour);
-            return Some(id);
-        }
-        let id = self.begin(siblings(begins?), FIRST_WINDOW);
+        let Some(parent) = begins else { return known };
+        let id = self.begin(siblings(parent), FIRST_WINDOW);
         if let Some(tour) = self.get(id) {
             tour.members.insert(directory);
         }
-        Some(id)
+        vec![id]
+    }
+
+    fn seen(&mut self, directory: FileId) -> Vec<TourId> {
+        // A stable sort: the others stay in their order.
+        self.tours.sort_by_key(|tour| tour.members.contains(&directory));
+        let on_it = self.tours.iter_mut().filter(|tour| tour.members.contains(&directory));
+        on_it.map(|tour| tour.visited(directory)).collect()
     }
 
     /// A tour through what somebody is going to name, as fast as it goes.
@@ -149,7 +150,7 @@ impl Tours {
 }
 
 impl Tour {
-    fn visited(&mut self, directory: FileId) {
+    fn visited(&mut self, directory: FileId) -> TourId {
         if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == directory) {
             // Those before it were passed over, or will be opened in some other order.
             self.ahead.drain(..=place);
@@ -157,6 +158,7 @@ impl Tour {
         } else if let Some(place) = self.expected.iter().rposition(|expected| *expected == directory) {
             self.expected.remove(place);
         }
+        self.id
     }
 
     fn next(&mut self) -> Vec<FileId> {
@@ -186,13 +188,13 @@ mod tests {
     #[test]
     fn what_lies_in_a_directory_is_expected_before_what_lies_beside_it() {
         let mut tours = Tours::default();
-        assert_eq!(tours.visited(id(1), None, |_| unreachable!()), None);
-        let tour = tours.visited(id(10), Some(id(1)), |_| ids(20..30)).unwrap();
+        assert_eq!(tours.visited(id(1), None, |_| unreachable!()), []);
+        let tour = tours.visited(id(10), Some(id(1)), |_| ids(20..30))[0];
         tours.listed(tour, id(10), 2, &ids([11, 12]));
         assert_eq!(tours.next(tour), ids([11, 12, 20, 21]));
         assert_eq!(tours.next(tour), []);
         // Opened as expected: twice as much is listed ahead.
-        assert_eq!(tours.visited(id(11), Some(id(10)), |_| unreachable!()), Some(tour));
+        assert_eq!(tours.visited(id(11), Some(id(10)), |_| unreachable!()), [tour]);
         tours.listed(tour, id(12), 1, &ids([13]));
         assert_eq!(tours.next(tour), ids([13, 22, 23, 24, 25]));
     }
@@ -202,7 +204,7 @@ mod tests {
         let mut tours = Tours::default();
         for number in 0..100 {
             // In a directory that nobody has listed.
-            assert_eq!(tours.visited(id(number), Some(id(1000)), |_| unreachable!()), None);
+            assert_eq!(tours.visited(id(number), Some(id(1000)), |_| unreachable!()), []);
         }
     }
 

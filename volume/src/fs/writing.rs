@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::{Volume, files::Open, table::Node};
+use super::{Volume, files::Open, table::Node, unborn::Which};
 use crate::store::{Caller, Errno, FileId, Leases, OpenFlags, Write};
 
 /// All that may be on its way: a link of 1 Gbit/s at 250 ms.
@@ -39,8 +39,8 @@ pub enum Source {
 /// Writes of all files.
 pub(super) struct Writes {
     files: Mutex<HashMap<FileId, Pending>>,
-    room: Arc<Semaphore>,
-    dirty: AtomicU64,
+    pub(super) room: Arc<Semaphore>,
+    pub(super) dirty: AtomicU64,
     /// Whenever something has arrived.
     arrived: Notify,
 }
@@ -172,14 +172,19 @@ impl Volume {
     /// # Errors
     /// Of this write, where it is waited for.
     pub async fn write(self: &Arc<Self>, open: u64, offset: u64, data: Bytes, from: Source) -> Result<(), Errno> {
+        let number = open;
         let open = self.open_file(open)?;
         if data.is_empty() {
             return Ok(());
         }
+        let is_at_the_end = open.flags.contains(OpenFlags::APPEND) && from == Source::Call;
+        if self.write_newborn(&open, (number, offset), &data, is_at_the_end) {
+            return Ok(());
+        }
+        let open = self.born_open(number).await?;
         let is_alone = |node: &Node| node.leases.contains(Leases::WRITE) && self.is_good(node);
         let is_alone = self.table().of(open.file).is_some_and(is_alone);
-        let at_the_end = open.flags.contains(OpenFlags::APPEND) && from == Source::Call;
-        let appends = at_the_end && !is_alone;
+        let appends = is_at_the_end && !is_alone;
         if appends || self.settings.sync || open.flags.contains(OpenFlags::DIRECT) {
             return self.write_through(&open, offset, data, appends).await;
         }
@@ -274,8 +279,9 @@ impl Volume {
         }
     }
 
-    /// The same for all files.
+    /// The same for all files, also those that were made here.
     pub async fn drain_all(&self) {
+        self.bring_out(Which::All).await;
         let files: Vec<FileId> = self.writes.files().keys().copied().collect();
         for file in files {
             self.drain(file).await;

@@ -16,9 +16,12 @@ use nix::{
 
 use super::Users;
 use crate::{
-    fs::{ROOT, Told},
+    fs::{Name, ROOT, Told},
     store::{Access, Allocation, AttributeChange, Caller, Errno, Kind, NewTime, OpenFlags, RangeLock, Sought, Time},
 };
+
+/// No file that is told of has a number with this bit.
+const NOBODY: u64 = 1 << 63;
 
 /// What goes with a name that is not there: number 0.
 pub(super) const NOTHING: FileAttr = FileAttr {
@@ -92,9 +95,12 @@ pub(super) fn attr(told: &Told) -> FileAttr {
     }
 }
 
-/// A directory entry without attributes.
-pub(super) fn name_only(inode: u64, kind: Kind) -> FileAttr {
-    FileAttr { ino: INodeNo(inode), kind: file_type(kind), ..NOTHING }
+/// A directory entry without attributes. fuser gives the kernel this number as the file's, too: the kernel heeds it for all names but `.`
+/// and `..`, and must not take what it knows by that number for a file that has become another.
+pub(super) fn name_only(name: &Name) -> FileAttr {
+    let is_dots = name.name == OsStr::new(".") || name.name == OsStr::new("..");
+    let number = if is_dots { name.inode } else { name.inode | NOBODY };
+    FileAttr { ino: INodeNo(number), kind: file_type(name.kind), ..NOTHING }
 }
 
 pub(super) fn file_type(kind: Kind) -> FileType {

@@ -22,7 +22,7 @@ use super::{
     convert::{self, attr, error, kind_of_mode, new_time, open_flags},
 };
 use crate::{
-    fs::{Opened, Source, Told, Volume},
+    fs::{Name, Opened, Source, Told, Volume},
     store::{Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
 };
 
@@ -47,7 +47,7 @@ macro_rules! reply {
 
 fn entry(volume: &Volume, parent: u64, entry: &Entry, reply: ReplyEntry) {
     volume.tell(parent, entry, |told| {
-        let generation = Generation(entry.attributes.id.generation);
+        let generation = Generation(told.generation);
         reply.entry_with_ttls(&told.attributes_life, &told.name_life, &attr(&told), generation);
     });
 }
@@ -61,6 +61,17 @@ fn open_reply_flags(opened: &Opened) -> FopenFlags {
         flags |= FopenFlags::FOPEN_KEEP_CACHE;
     }
     flags
+}
+
+/// Whether there was room for it.
+fn add_name(reply: &mut ReplyDirectoryPlus, name: &Name, told: Option<Told>) -> bool {
+    let Some(told) = told else {
+        let nobody = convert::name_only(name);
+        return !reply.add(nobody.ino, name.next, &name.name, &Duration::ZERO, &nobody, Generation(0));
+    };
+    let life = told.attributes_life.min(told.name_life);
+    let generation = Generation(told.generation);
+    !reply.add(INodeNo(told.number), name.next, &name.name, &life, &attr(&told), generation)
 }
 
 impl Filesystem for Adapter {
@@ -261,7 +272,7 @@ impl Filesystem for Adapter {
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
                 volume.tell(parent.0, &entry, |told: Told| {
                     let life = told.attributes_life.min(told.name_life);
-                    let generation = Generation(entry.attributes.id.generation);
+                    let generation = Generation(told.generation);
                     reply.created(
                         &life,
                         &attr(&told),
@@ -368,24 +379,21 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn readdirplus(&self, _: &Request, number: INodeNo, open: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, _: &Request, number: INodeNo, open: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let volume = Arc::clone(&self.volume);
         self.answer(async move {
-            let names = match volume.read_directory(open.0, offset).await {
-                Ok(names) => names,
-                Err(errno) => return reply.error(error(errno)),
-            };
-            volume
-                .tell_all(number.0, names, reply, |reply, name, told| {
-                    let Some(told) = told else {
-                        let nobody = convert::name_only(name.inode, name.kind);
-                        return !reply.add(INodeNo(0), name.next, &name.name, &Duration::ZERO, &nobody, Generation(0));
-                    };
-                    let life = told.attributes_life.min(told.name_life);
-                    let generation = Generation(told.attributes.id.generation);
-                    !reply.add(INodeNo(told.number), name.next, &name.name, &life, &attr(&told), generation)
-                })
-                .ok();
+            loop {
+                let names = match volume.read_directory_with_attributes(open.0, offset).await {
+                    Ok(names) => names,
+                    Err(errno) => return reply.error(error(errno)),
+                };
+                let (filled, count) = volume.tell_all(number.0, &names, reply, add_name);
+                if count > 0 || names.is_empty() {
+                    return filled.ok();
+                }
+                // An empty answer would be the end of the directory: the first file has changed meanwhile.
+                reply = filled;
+            }
         });
     }
 

@@ -3,7 +3,9 @@
 //! a plain directory.
 #![allow(clippy::unwrap_used)]
 
+mod held;
 mod kept;
+mod locks;
 mod model;
 mod seen;
 mod site;

@@ -12,6 +12,7 @@ use posh_volume::{
     disk::DiskCache,
     fs::{Settings, Volume},
     fuse::{self, Users},
+    journal::Journal,
     mount::{self, Wanted},
 };
 use tempfile::TempDir;
@@ -54,12 +55,14 @@ impl Site {
         let store = Arc::new(DirectorySession::open(Arc::clone(directory), Liveness::Own));
         let disk = DiskCache::open(&self.root.path().join(format!("disk{number}")), CACHE).unwrap();
         let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: CACHE }, Some(disk));
+        let journal = Journal::open(&self.root.path().join(format!("journal{number}"))).unwrap();
+        runtime.block_on(volume.keep_journal(journal)).unwrap();
         let is_root = geteuid().is_root();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
         let device = mount::mount(&wanted, &path).unwrap();
-        self.mounts.push(path);
         let users = if is_root { Users::All } else { Users::Own };
-        fuse::serve(Arc::clone(&volume), invalidations, device, users).unwrap();
+        fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users).unwrap();
+        self.mounts.push(path);
         self.volumes.push(volume);
     }
 
@@ -84,7 +87,7 @@ impl Site {
     }
 
     pub fn settle(&self, number: usize) {
-        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle()).unwrap();
+        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle());
     }
 }
 

@@ -1,0 +1,210 @@
+//! What there is, by readdir(3), stat(2), readlink(2), open(2) and read(2), as the volume, its server and a plain
+//! directory have it; and what files show that stay open.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{Attempt, LabError, Result};
+use crate::generate::Numbers;
+
+/// Files do not grow beyond it: their tails are appended to each other.
+const LARGEST_BYTES: u64 = 40_000;
+/// What is left of one that did.
+const CUT_TO_BYTES: u64 = 500;
+/// Files that are held open at a time.
+const HELD: usize = 4;
+/// The one that commands make.
+const ARCHIVE: &str = "t.tar";
+/// How much of a content a difference shows.
+const SHOWN: usize = 30;
+/// How many differences of one look are told: the first ones tell most.
+const TOLD: usize = 4;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    attributes: Attributes,
+    content: Vec<u8>,
+}
+
+/// What the server and its volume agree on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Attributes {
+    inode: u64,
+    links: u64,
+    mode: u32,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Attributes {
+    fn of(metadata: &Metadata) -> Attributes {
+        Attributes {
+            inode: metadata.ino(),
+            links: metadata.nlink(),
+            mode: metadata.mode(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+type Picture = BTreeMap<PathBuf, Seen>;
+
+fn picture(root: &Path, below: &Path, into: &mut Picture) -> io::Result<()> {
+    for entry in fs::read_dir(root.join(below))? {
+        let path = below.join(entry?.file_name());
+        let whole = root.join(&path);
+        let metadata = fs::symlink_metadata(&whole)?;
+        let content = if metadata.is_dir() {
+            Vec::new()
+        } else if metadata.is_symlink() {
+            fs::read_link(&whole)?.into_os_string().into_encoded_bytes()
+        } else {
+            fs::read(&whole)?
+        };
+        let is_directory = metadata.is_dir();
+        into.insert(path.clone(), Seen { attributes: Attributes::of(&metadata), content });
+        if is_directory {
+            picture(root, &path, into)?;
+        }
+    }
+    Ok(())
+}
+
+fn whole(root: &Path) -> std::result::Result<Picture, String> {
+    let mut seen = Picture::new();
+    picture(root, Path::new(""), &mut seen).map_err(|error| format!("a read fails: {error}"))?;
+    Ok(seen)
+}
+
+/// How the volume differs from its server, and the server from the plain directory, where times and numbers are others.
+/// Counts what was looked at.
+pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) -> Vec<String> {
+    let pictures = whole(volume).and_then(|ours| Ok((ours, whole(server)?, whole(plain)?)));
+    let (ours, server, plain) = match pictures {
+        Ok(pictures) => pictures,
+        Err(fault) => return vec![fault],
+    };
+    *reads += ours.len();
+    let mut found = compare(("the volume", &ours), ("its server", &server), Seen::clone);
+    // An archive has times in it.
+    let [server, plain] = [server, plain].map(|mut all| {
+        all.remove(Path::new(ARCHIVE));
+        all
+    });
+    found.extend(compare(("the server", &server), ("a plain directory", &plain), without_what_differs));
+    found.truncate(TOLD);
+    found
+}
+
+/// Of a plain directory numbers, sizes of directories and times are others.
+fn without_what_differs(seen: &Seen) -> Seen {
+    let mode = seen.attributes.mode;
+    let attributes = Attributes { inode: 0, links: 0, mode, size: 0, modified: (0, 0), changed: (0, 0) };
+    Seen { attributes, content: seen.content.clone() }
+}
+
+fn compare(
+    (name, ours): (&str, &Picture),
+    (other_name, theirs): (&str, &Picture),
+    of_interest: impl Fn(&Seen) -> Seen,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for path in ours.keys().chain(theirs.keys().filter(|path| !ours.contains_key(*path))) {
+        let [left, right] = [ours, theirs].map(|all| all.get(path).map(&of_interest));
+        if left != right {
+            let [left, right] = [left, right].map(|seen| seen.as_ref().map_or("nothing".to_owned(), describe));
+            found.push(format!("{}: {name} has {left}, {other_name} {right}", path.display()));
+        }
+    }
+    found
+}
+
+/// In a line; all of the content is in its sum.
+fn describe(seen: &Seen) -> String {
+    let Attributes { inode, links, mode, size, modified, changed } = &seen.attributes;
+    let start: String = String::from_utf8_lossy(&seen.content).chars().take(SHOWN).collect();
+    let (length, sum) = (seen.content.len(), crate::generate::sum(&seen.content));
+    format!(
+        "{mode:o} {inode} links {links} size {size} times {modified:?} {changed:?}, {length} bytes {start:?} {sum:x}"
+    )
+}
+
+/// Cuts files that have grown, everywhere.
+pub fn bound(volume: &Path, plain: &Path) -> Result<()> {
+    let mut seen = Picture::new();
+    // What can't be read has been told of.
+    let _ = picture(volume, Path::new(""), &mut seen);
+    let large = |seen: &Seen| seen.attributes.mode & 0o170_000 == 0o100_000 && seen.attributes.size > LARGEST_BYTES;
+    for path in seen.iter().filter(|(_, seen)| large(seen)).map(|(path, _)| path) {
+        for root in [volume, plain] {
+            // An archive may be none in the plain directory's size.
+            let Ok(file) = File::options().write(true).open(root.join(path)) else { continue };
+            file.set_len(CUT_TO_BYTES).attempt(|| format!("cut {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a directory what another is.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::remove_dir_all(to).and_then(|()| fs::create_dir(to)).attempt(|| format!("empty {}", to.display()))?;
+    let mut copy = Command::new("cp");
+    let output = copy.arg("-aT").args([from, to]).output().attempt(|| "run cp".into())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(LabError::Command { command: format!("{copy:?}"), host: "this machine".into(), stderr })
+}
+
+/// Files that stay open while their names come and go: by the volume and, at the same time, on its server.
+#[derive(Debug, Default)]
+pub struct Handles(Vec<(PathBuf, [File; 2])>);
+
+impl Handles {
+    /// Now and then another file, so that old ones go.
+    pub fn change(&mut self, numbers: &mut Numbers, [volume, server, _]: &[PathBuf; 3]) {
+        if numbers.below(3) > 0 {
+            return;
+        }
+        let path = Path::new(["a", "b", "d/a"][usize::try_from(numbers.below(3)).expect("below 3")]);
+        let regular = |file: &File| file.metadata().is_ok_and(|metadata| metadata.is_file());
+        // There may be none now.
+        let [Ok(ours), Ok(theirs)] = [volume, server].map(|root| File::open(root.join(path))) else { return };
+        if regular(&ours) && regular(&theirs) {
+            self.0.push((path.to_owned(), [ours, theirs]));
+            self.0.drain(..self.0.len().saturating_sub(HELD));
+        }
+    }
+
+    /// How what they show differs.
+    pub fn differences(&self, reads: &mut usize) -> Vec<String> {
+        *reads += self.0.len();
+        let compare = |(path, files): &(PathBuf, [File; 2])| {
+            let [ours, theirs] = files.each_ref().map(shown);
+            (ours != theirs).then(|| format!("{}, held open, has {ours}, on the server {theirs}", path.display()))
+        };
+        self.0.iter().filter_map(compare).collect()
+    }
+}
+
+/// Attributes, and what pread(2) gives.
+fn shown(file: &File) -> String {
+    let attributes = match file.metadata() {
+        Ok(metadata) => Attributes::of(&metadata),
+        Err(error) => return format!("no attributes: {error}"),
+    };
+    let mut content = vec![0; usize::try_from(attributes.size + 1).expect("files are small")];
+    match file.read_at(&mut content, 0) {
+        Ok(length) => content.truncate(length),
+        Err(error) => return format!("no content: {error}"),
+    }
+    describe(&Seen { attributes, content })
+}

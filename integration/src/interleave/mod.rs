@@ -1,0 +1,181 @@
+//! Coherence of volumes as numbers: random commands, most of them on the server, in turns with changes and reads of
+//! programs of the workstation, while the link is cut now and then. After each step every name, content and
+//! attribute that the volume shows is held against the server's directory, and against a plain one where
+//! bash did the same.
+//!
+//! Also how soon a change by another client is seen (`client`). What a step can be is `steps`' matter, what is
+//! looked at is `look`'s, and what came of it `tally`'s.
+
+mod client;
+mod look;
+mod session;
+mod steps;
+mod tally;
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Attempt, LabError, Result};
+use crate::generate::Numbers;
+use crate::host::HOME;
+use crate::lab::{Lab, LabSpec};
+use crate::network;
+use crate::oracle::Under;
+use crate::programs::Programs;
+use crate::volumes::Mounts;
+
+use look::Handles;
+use session::Session;
+use steps::Step;
+pub use tally::Tally;
+
+/// Below the mount, so that the volume's root changes too.
+const BELOW: &str = "w";
+/// Cuts last from next to nothing to a second, which TCP sits out.
+const SHORTEST_CUT: Duration = Duration::from_millis(50);
+const CUT_SPREAD_MS: u64 = 950;
+/// Within which a cut begins after its command has.
+const CUT_BEGINS_MS: u64 = 25;
+
+/// How much is done.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// How many steps.
+    #[arg(long, default_value_t = 1000)]
+    pub steps: usize,
+    /// Which steps.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The link is cut during one of so many steps; 0: never.
+    #[arg(long, default_value_t = 50)]
+    pub cut_every: u64,
+    /// How many changes by another client are timed.
+    #[arg(long, default_value_t = 200)]
+    pub changes: usize,
+    /// Tell each step.
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+/// Runs all of it; what came of it.
+///
+/// # Errors
+/// The laboratory's own; what volumes do wrong is in the tally.
+pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
+    let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::Volume), programs)?;
+    let mut site = Site::start(&lab, options)?;
+    for number in 0..options.steps {
+        let told = site.one(number)?;
+        if options.verbose {
+            eprintln!("{told}");
+        }
+    }
+    let mut tally = site.end()?;
+    tally.seen = client::delays(&lab, options.changes)?;
+    Ok(tally)
+}
+
+struct Site<'a> {
+    lab: &'a Lab,
+    numbers: Numbers,
+    cut_every: u64,
+    volume: Session,
+    plain: Session,
+    /// Of the volume, its server, and where bash does the same on a plain directory; as this process can open them.
+    roots: [PathBuf; 3],
+    handles: Handles,
+    tally: Tally,
+}
+
+impl<'a> Site<'a> {
+    fn start(lab: &'a Lab, options: &Options) -> Result<Self> {
+        let (here, there) = (lab.mount(1).join(BELOW), lab.data(1).join(BELOW));
+        let plain = format!("{HOME}/plain");
+        let host = &lab.workstation;
+        for directory in [host.path(&here), host.path(&plain)] {
+            fs::create_dir(&directory).attempt(|| format!("make {}", directory.display()))?;
+        }
+        let roots = [host.path(&here), there, host.path(&plain)];
+        let volume = Session::start(host, Under::PoshExplained, &here)?;
+        let plain = Session::start(host, Under::Shell, plain.as_ref())?;
+        let numbers = Numbers::seeded(options.seed);
+        let (handles, tally) = (Handles::default(), Tally::default());
+        Ok(Site { lab, numbers, cut_every: options.cut_every, volume, plain, roots, handles, tally })
+    }
+
+    /// The step in words.
+    fn one(&mut self, number: usize) -> Result<String> {
+        let step = Step::any(&mut self.numbers);
+        let is_cut = self.cut_every > 0 && self.numbers.below(self.cut_every) == 0;
+        let begun = Instant::now();
+        let mut faults = match &step {
+            Step::Here(change) => {
+                let [volume, _, plain] = &self.roots;
+                let (ours, plain) = (change.carry_out(volume), change.carry_out(plain));
+                let differs = (ours != plain).then(|| format!("it gave {ours:?}, and {plain:?} on a plain directory"));
+                differs.into_iter().collect()
+            }
+            Step::Command(line) if is_cut => self.command_with_cut(line)?,
+            Step::Command(line) => self.command(line)?,
+        };
+        self.tally.note_step(&step, is_cut, begun.elapsed());
+        faults.extend(self.look());
+        let told = format!("step {number}, {step}{}", if is_cut { ", link cut" } else { "" });
+        faults.iter().for_each(|fault| self.tally.note_fault(format!("{told}: {fault}")));
+        look::bound(&self.roots[0], &self.roots[2])?;
+        self.handles.change(&mut self.numbers, &self.roots);
+        Ok(told)
+    }
+
+    fn command(&mut self, line: &str) -> Result<Vec<String>> {
+        self.volume.begin(line)?;
+        self.plain.begin(line)?;
+        let (ours, bash) = (self.volume.status()?, self.plain.status()?);
+        let differs = (ours != bash).then(|| format!("status {ours}, and {bash} under bash"));
+        Ok(differs.into_iter().collect())
+    }
+
+    /// The link goes while the command is about to begin, at work, or at its end. It may fail for that, as it may on
+    /// any mount, but what it did is seen.
+    fn command_with_cut(&mut self, line: &str) -> Result<Vec<String>> {
+        let before = self.numbers.below(2) == 0;
+        let lasts = SHORTEST_CUT + Duration::from_millis(self.numbers.below(CUT_SPREAD_MS));
+        let begins = Duration::from_millis(self.numbers.below(CUT_BEGINS_MS));
+        if before {
+            network::set_link(&self.lab.workstation, 1, network::Link::Down)?;
+            self.volume.begin(line)?;
+        } else {
+            self.volume.begin(line)?;
+            thread::sleep(begins);
+            network::set_link(&self.lab.workstation, 1, network::Link::Down)?;
+        }
+        self.plain.begin(line)?;
+        thread::sleep(lasts);
+        network::set_link(&self.lab.workstation, 1, network::Link::Up)?;
+        let (ours, bash) = (self.volume.status()?, self.plain.status()?);
+        if ours != bash {
+            self.tally.failed_by_cut += 1;
+            look::copy(&self.roots[1], &self.roots[2])?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Everything there is, as each of the three has it.
+    fn look(&mut self) -> Vec<String> {
+        let mut faults = look::differences(&self.roots, &mut self.tally.reads);
+        self.tally.stale += usize::from(!faults.is_empty());
+        faults.extend(self.handles.differences(&mut self.tally.reads));
+        faults
+    }
+
+    /// Ends the sessions; what ran where is in the report.
+    fn end(self) -> Result<Tally> {
+        let mut tally = self.tally;
+        self.plain.end()?;
+        let report = self.volume.end()?.ok_or_else(|| LabError::Report("the session explained nothing".to_owned()))?;
+        tally.note_report(&report);
+        Ok(tally)
+    }
+}

@@ -1,0 +1,97 @@
+//! The counts of interleavings, and what was wrong.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::steps::Step;
+use crate::explain::{Report, Stage};
+
+/// By when a change by another client must be seen.
+const SEEN_WITHIN: Duration = Duration::from_millis(100);
+/// One in so many commands may run here although nothing has failed: which commands belong together is found out against the clock.
+const MISSED: usize = 50;
+/// How many faults are told in full: one stale file shows in each step after it.
+const TOLD: usize = 20;
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Steps that were commands, and that were calls of a program here.
+    pub commands: usize,
+    /// See [`Tally::commands`].
+    pub changes: usize,
+    /// Commands during which the link was cut.
+    pub cuts: usize,
+    /// Of those, how many did not end as under bash.
+    pub failed_by_cut: usize,
+    /// Stages on the server, and here.
+    pub offloaded: usize,
+    /// See [`Tally::offloaded`].
+    pub local: usize,
+    /// Names, contents and attributes that were looked at.
+    pub reads: usize,
+    /// Steps after which something old was seen, or something else than bash does.
+    pub stale: usize,
+    /// From a change by another client to its sight, shortest first.
+    pub seen: Vec<Duration>,
+    longest: Duration,
+    faults: Vec<String>,
+}
+
+impl Tally {
+    pub(super) fn note_step(&mut self, step: &Step, is_cut: bool, took: Duration) {
+        match step {
+            Step::Command(_) => {
+                self.commands += 1;
+                self.cuts += usize::from(is_cut);
+            }
+            Step::Here(_) => self.changes += 1,
+        }
+        self.longest = self.longest.max(took);
+    }
+
+    pub(super) fn note_fault(&mut self, fault: String) {
+        if self.faults.len() < TOLD {
+            eprintln!("{fault}");
+        }
+        self.faults.push(fault);
+    }
+
+    pub(super) fn note_report(&mut self, report: &Report) {
+        let stages = || report.pipelines.iter().flat_map(|pipeline| &pipeline.stages);
+        self.offloaded = stages().filter(|stage| stage.is_offloaded()).count();
+        // Where there is nothing to read from the volume, there is nothing to offload.
+        let here: Vec<&Stage> = stages().filter(|stage| !stage.is_offloaded()).collect();
+        self.local = here.len();
+    }
+
+    /// Nothing old was seen, the commands ran where they should, and other clients' changes are seen soon.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        let most_are_offloaded = self.offloaded > 0 && self.local <= self.cuts * 2 + self.offloaded / MISSED;
+        self.faults.is_empty() && most_are_offloaded && self.seen.last().is_none_or(|worst| *worst <= SEEN_WITHIN)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally { commands, changes, cuts, failed_by_cut, offloaded, local, reads, stale, .. } = self;
+        writeln!(f, "{} steps: {commands} command lines, {changes} changes by programs here", commands + changes)?;
+        writeln!(f, "{offloaded} commands on the server, {local} here")?;
+        writeln!(
+            f,
+            "{cuts} cuts of the link, {failed_by_cut} commands ended otherwise for that; longest step {:.1?}",
+            self.longest
+        )?;
+        writeln!(
+            f,
+            "{reads} files looked at, {stale} steps after which something was stale, {} faults",
+            self.faults.len()
+        )?;
+        if let (Some(worst), Some(median)) = (self.seen.last(), self.seen.get(self.seen.len() / 2)) {
+            let count = self.seen.len();
+            writeln!(f, "{count} changes by another client: seen after {median:.1?} (median), {worst:.1?} (worst)")?;
+        }
+        self.faults.iter().take(TOLD).try_for_each(|fault| writeln!(f, "  {fault}"))
+    }
+}

@@ -1,0 +1,418 @@
+//! Files made and changed in memory, in directories that this session has made itself and that nobody else knows: no
+//! round trip for each of them. Each of these says whether it could be done so; if not, the file is born first, and
+//! the store is asked as for any other. `births` sends them.
+//!
+//! What is not possible in memory: anything where the server might say no by other reasons than mode and owner, or
+//! where others could tell the difference.
+
+use std::{
+    ffi::{OsStr, OsString},
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::{Duration, Instant, SystemTime},
+};
+
+use bytes::Bytes;
+
+use super::{
+    Opened, Volume,
+    files::Open,
+    table::{Known, Table, is_provisional},
+    unborn::{Newborn, Own, Stage, What},
+};
+use crate::store::{Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Time};
+
+/// A larger file is written to the server while it grows.
+pub(super) const NEWBORN_BYTES: u64 = 256 << 10;
+
+/// The bits above the permissions, which the server gives and takes by rules of its own.
+const SPECIAL: u32 = 0o7000;
+
+/// A new directory in one with this bit has it, too.
+const SETGID: u32 = 0o2000;
+
+/// What the maker of a directory needs to make names in it.
+const MAY_MAKE: u32 = 0o300;
+
+/// What is remembered of a file that nobody else knows.
+const ALL_ITS_LEASES: Leases = Leases::ATTRIBUTES.union(Leases::ENTRIES).union(Leases::WRITE);
+
+impl Volume {
+    /// Makes a file, if it may be done in memory.
+    pub(super) async fn conceive(
+        &self,
+        caller: &Caller,
+        (parent, name): (u64, &OsStr),
+        (what, mode): (What, u32),
+        flags: OpenFlags,
+    ) -> Option<(Entry, Option<Opened>)> {
+        let is_plain = mode & SPECIAL == 0 && !flags.contains(OpenFlags::DIRECT);
+        if !is_plain || self.settings.sync || self.births.journal().is_none() {
+            return None;
+        }
+        if !self.may_make(&self.table(), caller, parent, name) {
+            return None;
+        }
+        let room = Arc::clone(&self.births.files).acquire_owned().await.ok()?;
+        let kind = match &what {
+            What::Regular(_) => Kind::Regular,
+            What::Directory => Kind::Directory,
+            What::Symlink(_) => Kind::Symlink,
+        };
+        let mut table = self.table();
+        // Again, since there was a wait.
+        if !self.may_make(&table, caller, parent, name) {
+            return None;
+        }
+        let own = table.node(parent)?.own.clone()?;
+        let attributes = self.new_attributes(&table, parent, &own, (&what, mode));
+        let number = table.insert_unborn();
+        let order = table.unborn.next();
+        let open = (kind == Kind::Regular).then(|| self.fresh_number());
+        let stage = open.map_or(Stage::Waiting, Stage::Open);
+        let (since, caller_) = (Instant::now(), caller.clone());
+        let node = table.node_mut(number)?;
+        let attributes = Attributes { id: node.file, ..attributes };
+        node.attributes = Some(attributes);
+        node.leases = ALL_ITS_LEASES;
+        node.at = Some((parent, name.to_owned()));
+        node.is_complete = true;
+        node.own = (kind == Kind::Directory).then(|| Arc::clone(&own));
+        let room = (room, None);
+        let newborn =
+            Newborn { what, caller: caller_, mode, flags, own, stage, order, since, is_noted: false, room };
+        node.unborn = Some(Box::new(newborn));
+        let entry = Entry { attributes, leases: node.leases, stamp: node.stamp };
+        if let Some(open) = open {
+            table.unborn.has_begun(number);
+            self.add_name(&mut table, parent, name, number);
+            drop(table);
+            self.add_open(Open::new(entry.attributes.id, flags, caller), open);
+            self.births.wake();
+            return Some((entry, Some(Opened { number: open, keeps_pages: false, is_direct: false })));
+        }
+        if !self.births.note(&table, number) {
+            table.discard(number);
+            return None;
+        }
+        table.unborn.is_ready(number, 0);
+        self.add_name(&mut table, parent, name, number);
+        drop(table);
+        self.births.wake();
+        Some((entry, None))
+    }
+
+    /// Whether the directory is one whose names are made in memory, and the name is a new one.
+    fn may_make(&self, table: &Table, caller: &Caller, parent: u64, name: &OsStr) -> bool {
+        let Some(node) = table.node(parent) else { return false };
+        let (Some(own), Some(attributes)) = (&node.own, &node.attributes) else { return false };
+        let is_as_made = (attributes.uid, attributes.gid) == (own.attributes.uid, own.attributes.gid)
+            && attributes.mode & MAY_MAKE == MAY_MAKE;
+        own.maker == *caller
+            && is_as_made
+            && node.fault.is_none()
+            && node.is_complete
+            && self.is_held(table, parent)
+            && table.known(parent, name) == Known::Absent
+    }
+
+    /// Whether a directory of our own is ours alone, up to the one that the store knows.
+    fn is_held(&self, table: &Table, directory: u64) -> bool {
+        let mut at = directory;
+        loop {
+            let Some(node) = table.node(at) else { return false };
+            if node.unborn.is_none() {
+                return node.fault.is_none()
+                    && node.leases.contains(Leases::WRITE | Leases::ENTRIES)
+                    && self.is_good(node);
+            }
+            let Some((parent, _)) = &node.at else { return false };
+            at = *parent;
+        }
+    }
+
+    fn new_attributes(&self, table: &Table, parent: u64, own: &Own, (what, mode): (&What, u32)) -> Attributes {
+        let now = self.births.now();
+        let new = Attributes { mode, links: 1, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, ..own.attributes };
+        match what {
+            What::Regular(_) => Attributes { kind: Kind::Regular, ..new },
+            What::Symlink(target) => {
+                Attributes { kind: Kind::Symlink, mode: 0o777, size: target.len() as u64, ..new }
+            }
+            What::Directory => {
+                let above = table.node(parent).and_then(|node| node.attributes).map_or(0, |parent| parent.mode);
+                let Attributes { links, size, blocks, .. } = own.attributes;
+                Attributes { kind: Kind::Directory, mode: mode | above & SETGID, links, size, blocks, ..new }
+            }
+        }
+    }
+
+    fn add_name(&self, table: &mut Table, parent: u64, name: &OsStr, number: u64) {
+        let now = self.births.now();
+        let is_directory = table.node(number).is_some_and(|node| node.is_directory());
+        let file = table.node(number).map(|node| node.file);
+        let Some(node) = table.node_mut(parent) else { return };
+        node.names.insert(name.to_owned(), file);
+        node.listing = None;
+        node.orders = None;
+        node.children += 1;
+        node.made += 1;
+        if let Some(attributes) = &mut node.attributes {
+            attributes.mtime = now;
+            attributes.ctime = now;
+            // Where directories count theirs.
+            attributes.links += u32::from(is_directory && attributes.links > 1);
+        }
+    }
+
+    pub(super) fn add_open(&self, open: Open, number: u64) {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(open));
+    }
+
+    /// What is known of an unborn file by its name.
+    pub(super) fn unborn_entry(&self, parent: u64, name: &OsStr) -> Option<Entry> {
+        let table = self.table();
+        let (_, node) = table.unborn_child(parent, name)?;
+        Some(Entry { attributes: node.attributes?, leases: node.leases, stamp: node.stamp })
+    }
+
+    /// Attributes that the store has yet to hear of.
+    pub(super) fn unborn_attributes(&self, number: u64) -> Option<Attributes> {
+        let table = self.table();
+        table.node(number).filter(|node| node.unborn.is_some())?.attributes
+    }
+
+    pub(super) fn unborn_target(&self, number: u64) -> Option<OsString> {
+        match &self.table().node(number)?.unborn.as_ref()?.what {
+            What::Symlink(target) => Some(target.clone()),
+            _ => None,
+        }
+    }
+
+    /// Writes to an open file. `false`: it is not one of these (any more).
+    pub(super) fn write_newborn(&self, open: &Open, at: (u64, u64), data: &Bytes, appends: bool) -> bool {
+        let (number, offset) = at;
+        let mut table = self.table();
+        let now = self.births.now();
+        let Some(file) = table.number_of(open.file) else { return false };
+        let Some(node) = table.node_mut(file) else { return false };
+        let (Some(newborn), Some(attributes)) = (&mut node.unborn, &mut node.attributes) else { return false };
+        let offset = if appends { attributes.size } else { offset };
+        let end = offset.saturating_add(data.len() as u64);
+        let Some(end) = Some(end).filter(|end| *end <= NEWBORN_BYTES).and_then(|end| usize::try_from(end).ok()) else {
+            return false;
+        };
+        if newborn.stage != Stage::Open(number) || !self.resize(newborn, end, false) {
+            return false;
+        }
+        let What::Regular(contents) = &mut newborn.what else { return false };
+        contents[end - data.len()..end].copy_from_slice(data);
+        newborn.is_noted = false;
+        let size = contents.len() as u64;
+        *attributes = Attributes { size, blocks: blocks_of(size), mtime: now, ctime: now, ..*attributes };
+        true
+    }
+
+    /// Whether there is room for so many bytes.
+    fn resize(&self, newborn: &mut Newborn, length: usize, cuts: bool) -> bool {
+        let What::Regular(contents) = &mut newborn.what else { return false };
+        let grows = length.saturating_sub(contents.len());
+        if grows > 0 {
+            let permits = u32::try_from(grows).unwrap_or(u32::MAX);
+            let Ok(room) = Arc::clone(&self.writes.room).try_acquire_many_owned(permits) else { return false };
+            self.writes.dirty.fetch_add(grows as u64, Ordering::Relaxed);
+            match &mut newborn.room.1 {
+                Some(all) => all.merge(room),
+                none => *none = Some(room),
+            }
+        }
+        if grows > 0 || cuts {
+            // What it had taken it keeps until it is born.
+            contents.resize(length, 0);
+        }
+        true
+    }
+
+    /// Contents of an open file that is not born yet.
+    pub(super) fn read_newborn(&self, open: &Open, offset: u64, size: u32) -> Option<Bytes> {
+        if !is_provisional(open.file) {
+            return None;
+        }
+        let table = self.table();
+        let What::Regular(contents) = &table.of(open.file)?.unborn.as_ref()?.what else { return None };
+        let within = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(contents.len());
+        let end = offset.saturating_add(u64::from(size));
+        Some(Bytes::copy_from_slice(&contents[within(offset)..within(end)]))
+    }
+
+    /// close(2): the journal has it from now on. `false`: it is to be born.
+    pub(super) fn flush_newborn(&self, open: &Open) -> bool {
+        let mut table = self.table();
+        let Some(number) = table.number_of(open.file) else { return false };
+        let Some(newborn) = table.node(number).and_then(|node| node.unborn.as_ref()) else { return false };
+        if newborn.is_noted {
+            return true;
+        }
+        if !newborn.is_here() || !self.births.note(&table, number) {
+            return false;
+        }
+        if let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) {
+            newborn.is_noted = true;
+        }
+        true
+    }
+
+    /// The last close: it goes with the next ones. `false`: it is not one of these (any more).
+    pub(super) fn release_newborn(&self, number: u64, open: &Open) -> bool {
+        if !self.flush_newborn(open) {
+            return false;
+        }
+        let mut table = self.table();
+        let Some(file) = table.number_of(open.file).filter(|file| !table.unborn.is_demanded(*file)) else {
+            return false;
+        };
+        let Some(newborn) = table.node_mut(file).and_then(|node| node.unborn.as_mut()) else { return false };
+        if newborn.stage != Stage::Open(number) {
+            return false;
+        }
+        newborn.stage = Stage::Waiting;
+        let bytes = newborn.bytes();
+        table.unborn.is_ready(file, bytes);
+        drop(table);
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        self.births.wake();
+        true
+    }
+
+    /// chmod(2) and the others, of an unborn file or a directory of our own.
+    pub(super) fn change_newborn(
+        &self,
+        caller: &Caller,
+        number: u64,
+        open: Option<u64>,
+        changes: &Changes,
+    ) -> Option<Attributes> {
+        let mut table = self.table();
+        let node = table.node(number)?;
+        let is_held = self.is_held(&table, number);
+        let own = match &node.unborn {
+            Some(newborn) if newborn.is_here() => Arc::clone(&newborn.own),
+            None if is_held && node.is_complete => node.own.clone()?,
+            _ => return None,
+        };
+        let may = may_change(&own, caller, &node.attributes?, changes);
+        let order = table.unborn.next();
+        let now = self.births.now();
+        let node = table.node_mut(number)?;
+        let attributes = node.attributes.as_mut().filter(|_| may)?;
+        if let Some(size) = changes.size {
+            let newborn = node.unborn.as_mut()?;
+            let is_open = newborn.flags.contains(OpenFlags::WRITE) && open.is_some_and(|o| newborn.stage == Stage::Open(o));
+            let length = usize::try_from(size).ok().filter(|_| is_open && size <= NEWBORN_BYTES)?;
+            if !self.resize(newborn, length, true) {
+                return None;
+            }
+            *attributes = Attributes { size, blocks: blocks_of(size), mtime: now, ..*attributes };
+        }
+        attributes.mode = changes.mode.unwrap_or(attributes.mode);
+        attributes.uid = changes.uid.unwrap_or(attributes.uid);
+        attributes.gid = changes.gid.unwrap_or(attributes.gid);
+        attributes.atime = changes.atime.map_or(attributes.atime, |time| time_of(time, now));
+        attributes.mtime = changes.mtime.map_or(attributes.mtime, |time| time_of(time, now));
+        attributes.ctime = now;
+        let changed = *attributes;
+        let is_waiting = node.unborn.as_ref().is_some_and(|newborn| newborn.stage == Stage::Waiting);
+        if let Some(newborn) = &mut node.unborn {
+            newborn.is_noted = false;
+        }
+        table.note_changed(number, *changes, order);
+        if is_waiting {
+            // What was noted at the close is another now; if that fails, it is noted as it was.
+            self.births.note(&table, number);
+        }
+        drop(table);
+        self.births.wake();
+        Some(changed)
+    }
+
+    /// unlink(2) of a file that has not been sent: it never was.
+    pub(super) fn remove_newborn(&self, caller: &Caller, parent: u64, name: &OsStr) -> bool {
+        let mut table = self.table();
+        let Some((number, node)) = table.unborn_child(parent, name) else { return false };
+        let is_file = !node.is_directory();
+        let Some(newborn) = node.unborn.as_ref() else { return false };
+        let (bytes, order) = (newborn.bytes(), newborn.order);
+        let may = newborn.caller == *caller && newborn.stage == Stage::Waiting && is_file;
+        let may_write = |attributes: Attributes| attributes.mode & MAY_MAKE == MAY_MAKE;
+        if !may || !table.node(parent).and_then(|node| node.attributes).is_some_and(may_write) {
+            return false;
+        }
+        self.births.is_done(&[order]);
+        table.unborn.withdraw(number, bytes);
+        if let Some(node) = table.node_mut(number) {
+            node.fault = Some(Errno::ESTALE);
+            node.unborn.take().into_iter().for_each(|newborn| self.give_back(newborn.room));
+        }
+        let (now, order) = (self.births.now(), table.unborn.next());
+        if let Some(node) = table.node_mut(parent) {
+            node.names.insert(name.to_owned(), None);
+            node.children = node.children.saturating_sub(1);
+            node.made += 1;
+            if let Some(attributes) = &mut node.attributes {
+                attributes.mtime = now;
+                attributes.ctime = now;
+            }
+        }
+        table.note_changed(parent, Changes::default(), order);
+        true
+    }
+}
+
+/// As chmod(2), chown(2) and utimensat(2) have it, for what needs no further question.
+fn may_change(own: &Own, caller: &Caller, attributes: &Attributes, changes: &Changes) -> bool {
+    let is_root = own.is_root() && caller.uid == 0;
+    let is_owner = own.maker == *caller && attributes.uid == own.attributes.uid;
+    let is_same = |new: Option<u32>, is: u32| new.is_none_or(|new| new == is);
+    let stays_with = is_same(changes.uid, attributes.uid) && is_same(changes.gid, attributes.gid);
+    let is_plain = |mode: u32| {
+        let may_make = attributes.kind != Kind::Directory || mode & MAY_MAKE == MAY_MAKE;
+        mode & SPECIAL == 0 && attributes.mode & SPECIAL == 0 && may_make
+    };
+    (is_root || is_owner && stays_with) && changes.mode.is_none_or(is_plain)
+}
+
+fn time_of(time: NewTime, now: Time) -> Time {
+    match time {
+        NewTime::Now => now,
+        NewTime::At(time) => time,
+    }
+}
+
+fn blocks_of(size: u64) -> u64 {
+    // As most file systems do, until the server says.
+    size.div_ceil(4096) * 8
+}
+
+/// How far another machine's clock is ahead (or behind), as its time between two of ours tells: as little as may be.
+pub(super) fn clock_offset((asked, answered): (SystemTime, SystemTime), there: Time) -> i64 {
+    let nanoseconds = |time: SystemTime| {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    };
+    let there = there.seconds.saturating_mul(1_000_000_000).saturating_add(there.nanoseconds.into());
+    let (least, most) = (there.saturating_sub(nanoseconds(answered)), there.saturating_sub(nanoseconds(asked)));
+    0.clamp(least.min(most), most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_may_agree_agree() {
+        let at = |nanoseconds| SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds);
+        let there = |nanoseconds: u32| Time { seconds: 0, nanoseconds };
+        assert_eq!(clock_offset((at(100), at(200)), there(150)), 0);
+        assert_eq!(clock_offset((at(100), at(200)), there(500)), 300);
+        assert_eq!(clock_offset((at(100), at(200)), there(30)), -70);
+    }
+}

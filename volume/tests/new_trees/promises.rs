@@ -1,0 +1,249 @@
+//! One promise after the other.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    process::Command,
+    sync::atomic::Ordering,
+};
+
+use bytes::Bytes;
+use posh_volume::{Errno, fs::Source, store::*};
+
+use crate::client::{NEW, Site};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tree_takes_a_few_requests() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    let before = client.asked();
+    for directory in 0..10 {
+        client.make_directory(format!("t/{directory}")).await.unwrap();
+        for file in 0..100 {
+            let path = format!("t/{directory}/{file}");
+            client.put(&path, path.repeat(file).as_bytes(), 1_000_000 + file as i64).await.unwrap();
+        }
+        client.symlink(format!("t/{directory}/link"), "7").await.unwrap();
+        let number = client.number(format!("t/{directory}").as_ref()).await.unwrap();
+        let mtime = Some(NewTime::At(Time { seconds: 77, nanoseconds: 6 }));
+        let changes = Changes { mtime, mode: Some(0o711), ..Changes::default() };
+        client.volume.change(&client.caller, number, None, changes).await.unwrap();
+    }
+    client.volume.drain_all().await;
+    let asked = client.asked() - before;
+    assert!(asked <= 60, "{asked} requests for 1000 files");
+    for directory in 0..10 {
+        let found = fs::metadata(site.path(&format!("t/{directory}"))).unwrap();
+        assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o711, 77, 6));
+        assert_eq!(fs::read_link(site.path(&format!("t/{directory}/link"))).unwrap().to_str(), Some("7"));
+        for file in 0..100 {
+            let path = format!("t/{directory}/{file}");
+            let found = fs::metadata(site.path(&path)).unwrap();
+            assert_eq!(fs::read(site.path(&path)).unwrap(), path.repeat(file).as_bytes());
+            assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o600, 1_000_000 + file as i64, 5));
+            assert_eq!((found.atime(), found.atime_nsec()), (7, 5));
+        }
+    }
+    assert_eq!(client.volume.state().dirty_bytes, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_looks_sees_all_that_was_made() {
+    let site = Site::new();
+    let (one, other) = (site.client("a").await, site.client("b").await);
+    one.make_directory("t").await.unwrap();
+    for round in 0..20 {
+        one.make_directory(format!("t/{round}")).await.unwrap();
+        one.put(format!("t/{round}/f"), b"contents", 5).await.unwrap();
+        let (open, _) = one.create(format!("t/{round}/open"), NEW).await.unwrap();
+        one.volume.write(open.number, 0, Bytes::from_static(b"so far"), Source::Call).await.unwrap();
+        let shown = one.stat(format!("t/{round}")).await.unwrap();
+        match round % 4 {
+            0 => assert_eq!(other.names(format!("t/{round}")).await.unwrap(), ["f", "open"]),
+            1 => assert_eq!(other.read(format!("t/{round}/open")).await.unwrap(), b"so far"),
+            2 => assert_eq!(other.stat(format!("t/{round}/f")).await.unwrap().size, 8),
+            _ => assert_eq!(other.create(format!("t/{round}/f"), NEW).await.map(drop), Err(Errno::EEXIST)),
+        }
+        assert_eq!(other.read(format!("t/{round}/f")).await.unwrap(), b"contents");
+        assert_eq!(other.stat(format!("t/{round}")).await.unwrap().mtime, shown.mtime);
+        one.volume.write(open.number, 6, Bytes::from_static(b", and more"), Source::Call).await.unwrap();
+        one.close(open).await.unwrap();
+        assert_eq!(other.read(format!("t/{round}/open")).await.unwrap(), b"so far, and more");
+        assert_eq!(one.names(format!("t/{round}")).await.unwrap(), ["f", "open"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_on_the_server_see_all_after_it_was_settled() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.make_directory("t/sub").await.unwrap();
+    client.put("t/sub/f", b"contents", 5).await.unwrap();
+    let (open, _) = client.create("t/open", NEW).await.unwrap();
+    client.volume.settle().await;
+    assert_eq!(fs::read(site.path("t/sub/f")).unwrap(), b"contents");
+    assert!(site.path("t/open").exists());
+    let script = "echo changed > f; echo new > g";
+    Command::new("sh").args(["-c", script]).current_dir(site.path("t/sub")).status().unwrap();
+    client.volume.catch_up().await;
+    assert_eq!(client.read("t/sub/f").await.unwrap(), b"changed\n");
+    assert_eq!(client.names("t/sub").await.unwrap(), ["f", "g"]);
+    // It is not ours alone any more: what is made there is made on the server.
+    let before = client.asked();
+    let (new, _) = client.create("t/sub/h", NEW).await.unwrap();
+    assert!(client.asked() > before && site.path("t/sub/h").exists());
+    client.close(new).await.unwrap();
+    client.close(open).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_directories_that_were_there_are_made_on_the_server() {
+    let site = Site::new();
+    fs::create_dir(site.path("old")).unwrap();
+    let client = site.client("a").await;
+    let (open, _) = client.create("old/lock", NEW).await.unwrap();
+    assert!(site.path("old/lock").exists());
+    client.close(open).await.unwrap();
+    client.make_directory("t").await.unwrap();
+    // No leave to write: the server says so.
+    let number = client.number("t".as_ref()).await.unwrap();
+    let changes = Changes { mode: Some(0o500), ..Changes::default() };
+    client.volume.change(&client.caller, number, None, changes).await.unwrap();
+    assert_eq!(fs::metadata(site.path("t")).unwrap().permissions().mode() & 0o7777, 0o500);
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+#[test]
+fn what_was_closed_survives_the_death_of_the_gateway() {
+    let site = Site::new();
+    let killed = runtime();
+    killed.block_on(async {
+        let client = site.client("a").await;
+        client.make_directory("old").await.unwrap();
+        client.make_directory("old/t").await.unwrap();
+        client.put("old/t/sent", b"sent", 5).await.unwrap();
+        client.volume.drain_all().await;
+        client.store.is_dead.store(true, Ordering::Relaxed);
+        client.make_directory("old/t/sub").await.unwrap();
+        client.put("old/t/sub/f", b"contents", 123).await.unwrap();
+        client.symlink("old/t/link", "sub/f").await.unwrap();
+        client.put("old/t/taken", b"ours", 5).await.unwrap();
+    });
+    // With everything that it was about to do.
+    killed.shutdown_background();
+    fs::remove_file(site.path("old/t/sent")).unwrap();
+    assert!(!site.path("old/t/sub").exists());
+    fs::write(site.path("old/t/taken"), "theirs").unwrap();
+    runtime().block_on(async {
+        let client = site.client("a").await;
+        assert_eq!(client.read("old/t/sub/f").await.unwrap(), b"contents");
+        assert_eq!(fs::metadata(site.path("old/t/sub/f")).unwrap().mtime(), 123);
+        assert_eq!(fs::read_link(site.path("old/t/link")).unwrap().to_str(), Some("sub/f"));
+        assert!(!site.path("old/t/sent").exists(), "it was on the server before, and removed there");
+        assert_eq!(fs::read(site.path("old/t/taken")).unwrap(), b"theirs");
+        let lost = client.volume.state().lost.unwrap();
+        assert!(lost.contains("old/t/taken"), "{lost}");
+        let kept = fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+        assert_eq!(kept.collect::<Vec<_>>(), [b"ours"]);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_server_refuses_is_never_silent() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    *client.store.refused.lock().unwrap() = Some(("full", Errno::ENOSPC));
+    let number = client.put("t/full", b"contents", 5).await.unwrap();
+    client.put("t/other", b"other", 5).await.unwrap();
+    client.volume.drain_all().await;
+    assert_eq!(client.volume.attributes(&client.caller, number).await, Err(Errno::ENOSPC));
+    assert_eq!(client.volume.open(&client.caller, number, OpenFlags::READ).await, Err(Errno::ENOSPC));
+    assert_eq!(client.stat("t/full").await, Err(Errno::ENOENT));
+    assert_eq!(fs::read(site.path("t/other")).unwrap(), b"other");
+    let lost = client.volume.state().lost.unwrap();
+    let kept = lost.split(" is in ").last().unwrap();
+    assert!(lost.contains("t/full could not be made"), "{lost}");
+    assert_eq!(fs::read(kept).unwrap(), b"contents");
+    *client.store.refused.lock().unwrap() = None;
+    client.put("t/full", b"again", 5).await.unwrap();
+    assert_eq!(client.read("t/full").await.unwrap(), b"again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn numbers_and_times_stay_when_a_file_is_born() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.make_directory("t/sub").await.unwrap();
+    let (open, number) = client.create("t/sub/f", NEW).await.unwrap();
+    client.volume.write(open.number, 3, Bytes::from_static(b"data"), Source::Call).await.unwrap();
+    assert_eq!(client.volume.read(open.number, 0, 100).await.unwrap(), b"\0\0\0data"[..]);
+    client.close(open).await.unwrap();
+    let seen = |attributes: Attributes| (attributes.mode, attributes.size, attributes.mtime, attributes.atime);
+    let client = &client;
+    let told = |path: &'static str| async move {
+        (client.number(path.as_ref()).await.unwrap(), seen(client.stat(path).await.unwrap()))
+    };
+    let before = (told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime);
+    assert_eq!(before.0.0, number);
+    client.volume.drain_all().await;
+    assert!(site.path("t/sub/f").exists());
+    assert_eq!((told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_removed_before_it_was_sent_never_was() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.store.held.send_replace(true);
+    client.put("t/first", b"holds the others up", 5).await.unwrap();
+    while client.store.writes.load(Ordering::Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    client.put("t/temporary", b"contents", 5).await.unwrap();
+    client.remove("t/temporary", Removal::File).await.unwrap();
+    assert_eq!(client.stat("t/temporary").await, Err(Errno::ENOENT));
+    client.put("t/temporary", b"again", 5).await.unwrap();
+    client.store.held.send_replace(false);
+    assert_eq!(client.names("t").await.unwrap(), ["first", "temporary"]);
+    assert_eq!(fs::read(site.path("t/temporary")).unwrap(), b"again");
+    client.remove("t/temporary", Removal::File).await.unwrap();
+    assert!(!site.path("t/temporary").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_files_are_written_while_they_grow() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    let (open, _) = client.create("t/large", NEW).await.unwrap();
+    let piece = Bytes::from(vec![7; 100_000]);
+    for number in 0..30 {
+        client.volume.write(open.number, number * 100_000, piece.clone(), Source::Call).await.unwrap();
+    }
+    client.close(open).await.unwrap();
+    assert_eq!(fs::read(site.path("t/large")).unwrap(), vec![7; 3_000_000]);
+    assert_eq!(client.read("t/large").await.unwrap(), vec![7; 3_000_000]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_stays_open_is_on_the_server_soon() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    let (open, _) = client.create("t/log", NEW).await.unwrap();
+    client.volume.write(open.number, 0, Bytes::from_static(b"line\n"), Source::Call).await.unwrap();
+    let began = std::time::Instant::now();
+    while fs::read(site.path("t/log")).unwrap_or_default() != b"line\n" {
+        assert!(began.elapsed().as_secs() < 10, "it is not there");
+        tokio::task::yield_now().await;
+    }
+    client.close(open).await.unwrap();
+}
