@@ -118,7 +118,10 @@ impl Journal {
         });
         let next = segments.last().map_or(0, |last| last + 1);
         state.current = Some((next, new_segment(directory, next)?, 0));
-        Ok((Self { directory: directory.to_owned(), state: Mutex::new(state), _lock: lock }, left.into_values().collect()))
+        Ok((
+            Self { directory: directory.to_owned(), state: Mutex::new(state), _lock: lock },
+            left.into_values().collect(),
+        ))
     }
 
     /// The order of the next record must be above.
@@ -281,7 +284,8 @@ fn new_segment(directory: &Path, number: u64) -> io::Result<File> {
 }
 
 fn segments(directory: &Path) -> io::Result<Vec<u64>> {
-    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(SEGMENT)?.parse().ok();
+    let number =
+        |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(SEGMENT)?.parse().ok();
     Ok(fs::read_dir(directory)?.filter_map(number).collect())
 }
 

@@ -193,7 +193,12 @@ impl Volume {
         let orders: Vec<u64> = match results {
             Ok(results) => {
                 let results = results.into_iter().chain(std::iter::repeat(Err(Errno::EPROTO)));
-                flight.numbers.into_iter().zip(results).filter_map(|(n, result)| self.landed(n, result, asked)).collect()
+                flight
+                    .numbers
+                    .into_iter()
+                    .zip(results)
+                    .filter_map(|(n, result)| self.landed(n, result, asked))
+                    .collect()
             }
             Err(errno) => flight.numbers.into_iter().filter_map(|n| self.landed(n, Err(errno), asked)).collect(),
         };
@@ -283,7 +288,10 @@ impl Volume {
         }
     }
 
-    pub(super) fn give_back(&self, room: (tokio::sync::OwnedSemaphorePermit, Option<tokio::sync::OwnedSemaphorePermit>)) {
+    pub(super) fn give_back(
+        &self,
+        room: (tokio::sync::OwnedSemaphorePermit, Option<tokio::sync::OwnedSemaphorePermit>),
+    ) {
         let bytes = room.1.as_ref().map_or(0, tokio::sync::OwnedSemaphorePermit::num_permits);
         self.writes.dirty.fetch_sub(bytes as u64, Ordering::Relaxed);
     }

@@ -230,12 +230,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn sync_directory(
-        self: &Arc<Self>,
-        caller: &Caller,
-        number: u64,
-        what: Synced,
-    ) -> Result<(), Errno> {
+    pub async fn sync_directory(self: &Arc<Self>, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
         let place = self.born(number).await?.into();
         self.ask(caller, Op::Sync { place, what }).await.map(drop)
     }

@@ -101,7 +101,8 @@ impl Volume {
             Known::Absent => Some(Err(Errno::ENOENT)),
             Known::Unknown => None,
             Known::File(file) => {
-                let node = table.of(file).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
+                let node =
+                    table.of(file).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
                 let attributes = node.attributes?;
                 Some(Ok(Entry { attributes, leases: node.leases, stamp: node.stamp }))
             }
@@ -177,13 +178,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn link(
-        self: &Arc<Self>,
-        caller: &Caller,
-        file: u64,
-        parent: u64,
-        name: &OsStr,
-    ) -> Result<Entry, Errno> {
+    pub async fn link(self: &Arc<Self>, caller: &Caller, file: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         let file = self.born(file).await?;
         self.drain(file).await;
         let (parent, name) = (self.born(parent).await?, name.to_owned());

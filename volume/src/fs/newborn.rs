@@ -78,8 +78,7 @@ impl Volume {
         node.is_complete = true;
         node.own = (kind == Kind::Directory).then(|| Arc::clone(&own));
         let room = (room, None);
-        let newborn =
-            Newborn { what, caller: caller_, mode, flags, own, stage, order, since, is_noted: false, room };
+        let newborn = Newborn { what, caller: caller_, mode, flags, own, stage, order, since, is_noted: false, room };
         node.unborn = Some(Box::new(newborn));
         let entry = Entry { attributes, leases: node.leases, stamp: node.stamp };
         if let Some(open) = open {
@@ -132,12 +131,11 @@ impl Volume {
 
     fn new_attributes(&self, table: &Table, parent: u64, own: &Own, (what, mode): (&What, u32)) -> Attributes {
         let now = self.births.now();
-        let new = Attributes { mode, links: 1, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, ..own.attributes };
+        let new =
+            Attributes { mode, links: 1, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, ..own.attributes };
         match what {
             What::Regular(_) => Attributes { kind: Kind::Regular, ..new },
-            What::Symlink(target) => {
-                Attributes { kind: Kind::Symlink, mode: 0o777, size: target.len() as u64, ..new }
-            }
+            What::Symlink(target) => Attributes { kind: Kind::Symlink, mode: 0o777, size: target.len() as u64, ..new },
             What::Directory => {
                 let above = table.node(parent).and_then(|node| node.attributes).map_or(0, |parent| parent.mode);
                 let Attributes { links, size, blocks, .. } = own.attributes;
@@ -306,7 +304,8 @@ impl Volume {
         let attributes = node.attributes.as_mut().filter(|_| may)?;
         if let Some(size) = changes.size {
             let newborn = node.unborn.as_mut()?;
-            let is_open = newborn.flags.contains(OpenFlags::WRITE) && open.is_some_and(|o| newborn.stage == Stage::Open(o));
+            let is_open =
+                newborn.flags.contains(OpenFlags::WRITE) && open.is_some_and(|o| newborn.stage == Stage::Open(o));
             let length = usize::try_from(size).ok().filter(|_| is_open && size <= NEWBORN_BYTES)?;
             if !self.resize(newborn, length, true) {
                 return None;

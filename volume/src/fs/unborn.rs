@@ -212,7 +212,6 @@ impl Unborn {
         let overdue = self.open.iter().filter(|(number, order)| **order <= self.demanded_open || is_old(number));
         overdue.map(|(number, _)| *number).collect()
     }
-
 }
 
 impl Newborn {
@@ -389,12 +388,13 @@ impl Table {
                 self.unborn.dirty.remove(&number);
                 continue;
             };
-            let (Some(own), Some(attributes), Some(changed)) = (&node.own, &node.attributes, node.changed)
-            else {
+            let (Some(own), Some(attributes), Some(changed)) = (&node.own, &node.attributes, node.changed) else {
                 self.unborn.dirty.remove(&number);
                 continue;
             };
-            if flight.as_ref().is_some_and(|flight| flight.caller != own.maker || flight.writes.len() >= FLIGHT_FILES * 2)
+            if flight
+                .as_ref()
+                .is_some_and(|flight| flight.caller != own.maker || flight.writes.len() >= FLIGHT_FILES * 2)
             {
                 continue;
             }

@@ -17,27 +17,75 @@ use crate::client::{Client, NEW, Site};
 /// What one call does. Names are few, so that they meet.
 #[derive(Debug, Clone)]
 enum Call {
-    Create { name: u8, length: u16, stays_open: bool },
-    Write { name: u8, offset: u16, length: u16 },
-    Append { name: u8, length: u16 },
+    Create {
+        name: u8,
+        length: u16,
+        stays_open: bool,
+    },
+    Write {
+        name: u8,
+        offset: u16,
+        length: u16,
+    },
+    Append {
+        name: u8,
+        length: u16,
+    },
     CloseAll,
-    Truncate { name: u8, length: u32 },
-    Mode { name: u8, mode: u8 },
-    Times { name: u8, seconds: u16 },
-    Remove { name: u8 },
-    MakeDirectory { name: u8 },
-    RemoveDirectory { name: u8 },
-    Rename { from: u8, to: u8 },
-    Link { from: u8, to: u8 },
-    Symlink { name: u8 },
-    Read { name: u8 },
-    Stat { name: u8 },
-    List { name: u8 },
+    Truncate {
+        name: u8,
+        length: u32,
+    },
+    Mode {
+        name: u8,
+        mode: u8,
+    },
+    Times {
+        name: u8,
+        seconds: u16,
+    },
+    Remove {
+        name: u8,
+    },
+    MakeDirectory {
+        name: u8,
+    },
+    RemoveDirectory {
+        name: u8,
+    },
+    Rename {
+        from: u8,
+        to: u8,
+    },
+    Link {
+        from: u8,
+        to: u8,
+    },
+    Symlink {
+        name: u8,
+    },
+    Read {
+        name: u8,
+    },
+    Stat {
+        name: u8,
+    },
+    List {
+        name: u8,
+    },
     /// The same by the other session.
-    OtherReads { name: u8 },
-    OtherStats { name: u8 },
-    OtherLists { name: u8 },
-    OtherCreates { name: u8 },
+    OtherReads {
+        name: u8,
+    },
+    OtherStats {
+        name: u8,
+    },
+    OtherLists {
+        name: u8,
+    },
+    OtherCreates {
+        name: u8,
+    },
     /// What is on the server is compared.
     Settle,
 }

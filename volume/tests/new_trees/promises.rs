@@ -148,7 +148,8 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
         assert_eq!(fs::read(site.path("old/t/taken")).unwrap(), b"theirs");
         let lost = client.volume.state().lost.unwrap();
         assert!(lost.contains("old/t/taken"), "{lost}");
-        let kept = fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+        let kept =
+            fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
         assert_eq!(kept.collect::<Vec<_>>(), [b"ours"]);
     });
 }
