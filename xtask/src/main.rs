@@ -1,4 +1,4 @@
-//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz | guards`. Each does
+//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz | guards | volumes`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
@@ -8,6 +8,7 @@ mod fuzz;
 mod guards;
 mod setup;
 mod test;
+mod volumes;
 
 use std::process::ExitCode;
 
@@ -63,6 +64,12 @@ enum Chore {
         /// Only these targets.
         targets: Vec<String>,
     },
+    /// Runs test suites for file systems and random commands on volumes, at length.
+    Volumes {
+        /// Minutes instead of an hour.
+        #[arg(long)]
+        quick: bool,
+    },
     /// Takes guards out, one after the other, and looks whether the tests of attacks notice.
     Guards {
         /// Only guards whose description or test holds this.
@@ -109,6 +116,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Fuzz { seconds, jobs, targets } => {
             setup::toolchain()?;
             fuzz::run(&targets, seconds, jobs)
+        }
+        Chore::Volumes { quick } => {
+            setup::packages(setup::Need::Everything)?;
+            volumes::run(quick)
         }
         Chore::Guards { filter } => {
             setup::toolchain()?;

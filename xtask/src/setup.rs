@@ -61,6 +61,10 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("perl", "perl-base", false),
     ("python3", "python3", false),
     ("su", "util-linux", false),
+    // What volumes are tried by.
+    ("sqlite3", "sqlite3", false),
+    ("vim.tiny", "vim-tiny", false),
+    ("rsync", "rsync", false),
     // GNU's; the bench compares with it.
     ("parallel", "parallel", false),
 ];

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use posh_integration::host::PATH;
 use posh_integration::programs::Programs;
 use posh_integration::wire::Profile;
-use posh_integration::{Lab, LabSpec, cases, chaos, demo, init, interleave, network, wire};
+use posh_integration::{Lab, LabSpec, cases, chaos, demo, init, interleave, network, suites, wire};
 
 /// Runs laboratories for posh.
 #[derive(Debug, Parser)]
@@ -53,6 +53,8 @@ enum Task {
     Cases(cases::options::Options),
     /// Runs commands on a volume's server in turns with reads here, and counts what was stale.
     Coherence(interleave::Options),
+    /// Runs test suites for file systems on volumes.
+    Suites(suites::Options),
     /// Runs pipelines while executors, links, gateways and disks fail, and compares.
     Chaos(chaos::Options),
 }
@@ -77,6 +79,10 @@ fn main() -> Result<ExitCode> {
             let tally = interleave::run(&options, &Programs::beside_this()?)?;
             print!("{tally}");
             return Ok(if tally.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Task::Suites(options) => {
+            let is_good = suites::run(&options, &Programs::beside_this()?)?;
+            return Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Task::Chaos(options) => {
             let tally = chaos::run(&options, &Programs::beside_this()?)?;

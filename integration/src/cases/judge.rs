@@ -9,6 +9,7 @@ use super::{Case, Wanted};
 use crate::explain::Report;
 use crate::oracle::replace;
 use crate::tree::{Tree, differences, renamed};
+use crate::volumes::Mounts;
 
 /// What stands for the name of a run's directory; as long as that.
 const NAME: &str = "run-RUNRUN";
@@ -81,11 +82,16 @@ fn time(path: &Path, one: &Run, other: &Run) -> Option<String> {
 }
 
 /// Which commands did not run where the case demands it.
-pub fn misplaced(case: &Case, report: &Report) -> Vec<String> {
-    let there = case.offloads.iter().filter(|w| count(report, w, true) < w.count);
-    let here = case.local.iter().filter(|w| count(report, w, false) < w.count);
-    let there = there.map(|w| format!("not offloaded: {w}"));
-    there.chain(here.map(|w| format!("did not run here: {w}"))).collect()
+pub fn misplaced(case: &Case, report: &Report, mounts: Mounts) -> Vec<String> {
+    let (mut there, mut here): (Vec<_>, Vec<_>) = (case.offloads.iter().collect(), case.local.iter().collect());
+    match mounts {
+        Mounts::Sshfs => here.extend(&case.by_sshfs),
+        Mounts::Volume => there.extend(&case.by_sshfs),
+    }
+    let there = there.into_iter().filter(|w| count(report, w, true) < w.count);
+    let here = here.into_iter().filter(|w| count(report, w, false) < w.count);
+    let there: Vec<_> = there.map(|w| format!("not offloaded: {w}")).collect();
+    there.into_iter().chain(here.map(|w| format!("did not run here: {w}"))).collect()
 }
 
 fn count(report: &Report, wanted: &Wanted, offloaded: bool) -> usize {

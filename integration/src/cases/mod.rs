@@ -37,6 +37,9 @@ pub struct Case {
     /// Commands that must have run here.
     #[serde(default)]
     pub local: Vec<Wanted>,
+    /// Commands that must have run here where the mount is an sshfs, for what that does to files; on volumes they run on the server.
+    #[serde(default)]
+    pub by_sshfs: Vec<Wanted>,
     /// Who reads the script.
     #[serde(default)]
     pub shell: Language,

@@ -89,7 +89,7 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
     let (posh, mut faults) = loop {
         let posh = site.run(case, Way::Posh)?;
         let mut faults = judge::differing(case, oracle, &posh);
-        let misplaced = judge::misplaced(case, posh.outcome.report());
+        let misplaced = judge::misplaced(case, posh.outcome.report(), site.mounts());
         if faults.is_empty() && !misplaced.is_empty() && missed + 1 < TRIES {
             missed += 1;
             continue;

@@ -130,6 +130,11 @@ impl Site {
         Ok(())
     }
 
+    /// What the servers' directories are mounted by.
+    pub fn mounts(&self) -> Mounts {
+        self.setting.mounts
+    }
+
     /// Runs a case one way, in a fresh directory that is gone afterwards.
     pub fn run(&mut self, case: &Case, way: Way) -> Result<Run> {
         self.serial += 1;
@@ -141,9 +146,8 @@ impl Site {
         };
         let directory = Path::new(root).join(&name);
         let data = owner.path(&directory);
-        fs::create_dir(&data)
-            .and_then(|()| chown(&data, Some(number), Some(number)))
-            .attempt(|| format!("make {}", data.display()))?;
+        self.make_directory(&name, way, who)?;
+        chown(&data, Some(number), Some(number)).attempt(|| format!("give {} away", data.display()))?;
         self.setting.fixture.put(&data, number)?;
         prepare(owner, &directory, number, &case.prepare)?;
         let host = if way == Way::Copy { &self.local } else { &self.lab.workstation };
@@ -163,6 +167,20 @@ impl Site {
         let home = tree::snapshot(&host.path(who.home), &[STATUSES])?;
         fs::remove_dir_all(&data).attempt(|| format!("remove {}", data.display()))?;
         Ok(Run { outcome, statuses, left, home, name })
+    }
+
+    /// By the mount, where that may remember that there is no such name: on a volume of an executor without root, for some seconds.
+    fn make_directory(&self, name: &str, way: Way, who: &Who) -> Result<()> {
+        if self.setting.mounts == Mounts::Volume && way != Way::Copy {
+            let mut make = self.lab.workstation.command("mkdir");
+            make.arg(Path::new(who.mount).join(name));
+            return self.lab.workstation.must(people::as_number(make, who.here)).map(drop);
+        }
+        let data = match way {
+            Way::Copy => self.local.path(who.mount).join(name),
+            Way::Mount | Way::Posh => self.lab.servers[0].host.path(who.directory).join(name),
+        };
+        fs::create_dir(&data).attempt(|| format!("make {}", data.display()))
     }
 
     fn script(&self, case: &Case, name: &str, who: &Who) -> Script {

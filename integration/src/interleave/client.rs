@@ -38,7 +38,7 @@ pub fn delays(lab: &Lab, changes: usize) -> Result<Vec<Duration>> {
 
 /// In place, or by another file of that name.
 fn change(path: &Path, number: usize, text: &str) -> Result<()> {
-    let changed = if number % 2 == 0 {
+    let changed = if number.is_multiple_of(2) {
         fs::write(path, text)
     } else {
         let new = path.with_extension("new");

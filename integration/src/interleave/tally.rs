@@ -1,10 +1,11 @@
 //! The counts of interleavings, and what was wrong.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use super::steps::Step;
-use crate::explain::{Report, Stage};
+use crate::explain::Report;
 
 /// By when a change by another client must be seen.
 const SEEN_WITHIN: Duration = Duration::from_millis(100);
@@ -35,6 +36,8 @@ pub struct Tally {
     /// From a change by another client to its sight, shortest first.
     pub seen: Vec<Duration>,
     longest: Duration,
+    /// Why commands ran here, and how many.
+    reasons: BTreeMap<String, usize>,
     faults: Vec<String>,
 }
 
@@ -60,9 +63,10 @@ impl Tally {
     pub(super) fn note_report(&mut self, report: &Report) {
         let stages = || report.pipelines.iter().flat_map(|pipeline| &pipeline.stages);
         self.offloaded = stages().filter(|stage| stage.is_offloaded()).count();
-        // Where there is nothing to read from the volume, there is nothing to offload.
-        let here: Vec<&Stage> = stages().filter(|stage| !stage.is_offloaded()).collect();
-        self.local = here.len();
+        for stage in stages().filter(|stage| !stage.is_offloaded()) {
+            self.local += 1;
+            *self.reasons.entry(format!("{}: {}", stage.command, stage.reason)).or_default() += 1;
+        }
     }
 
     /// Nothing old was seen, the commands ran where they should, and other clients' changes are seen soon.
@@ -92,6 +96,7 @@ impl fmt::Display for Tally {
             let count = self.seen.len();
             writeln!(f, "{count} changes by another client: seen after {median:.1?} (median), {worst:.1?} (worst)")?;
         }
+        self.reasons.iter().try_for_each(|(reason, count)| writeln!(f, "  {count} here: {reason}"))?;
         self.faults.iter().take(TOLD).try_for_each(|fault| writeln!(f, "  {fault}"))
     }
 }

@@ -153,8 +153,8 @@ impl Volume {
 
     fn opened_from_memory(&self) -> Vec<(u64, FileId)> {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
-        let without_handle = opens.iter().filter(|(_, open)| open.handle().is_none());
-        without_handle.map(|(number, open)| (*number, open.file)).collect()
+        let from_memory = opens.iter().filter(|(_, open)| open.pinned.is_some() && open.handle().is_none());
+        from_memory.map(|(number, open)| (*number, open.file)).collect()
     }
 
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {

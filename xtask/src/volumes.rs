@@ -1,0 +1,50 @@
+//! `cargo xtask volumes`: what takes too long for every check of volumes. The suites that are run come from crates.io and lie in the target
+//! directory; what is run and how it is judged is in `integration`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::cargo;
+
+/// The suites, and the releases whose counts docs and limits are about.
+const SUITES: [(&str, &str); 2] = [("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
+
+/// Steps of random commands and reads; a few.
+const STEPS: &str = "10000";
+const FEW_STEPS: &str = "300";
+
+/// Runs everything, and all of it whatever comes of the first.
+pub fn run(is_quick: bool) -> Result<ExitCode> {
+    cargo::build(&["--release"])?;
+    let tools = suites()?;
+    let steps = if is_quick { FEW_STEPS } else { STEPS };
+    let coherence = lab(&["coherence", "--steps", steps]);
+    let tools = tools.to_string_lossy().into_owned();
+    let quick: &[&str] = if is_quick { &["--quick"] } else { &[] };
+    let suites = lab(&[&["suites", "--tools", &tools][..], quick].concat());
+    coherence.and(suites)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn lab(words: &[&str]) -> Result<()> {
+    cargo::must(cargo::command(&[&["run", "--quiet", "--release", "--bin", "posh-lab", "--"][..], words].concat()))
+}
+
+/// The directory of the suites' programs, installed unless they are there.
+fn suites() -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let place = std::path::absolute(target.join("suites")).context("cannot tell where the target directory is")?;
+    let programs = place.join("bin");
+    for (suite, version) in SUITES {
+        if programs.join(suite).exists() {
+            continue;
+        }
+        println!("set-up: building {suite} {version} from crates.io");
+        let mut install = cargo::command(&["install", "--quiet", "--locked", suite, "--version", version, "--root"]);
+        install.arg(&place);
+        cargo::must(install)?;
+    }
+    Ok(programs)
+}
