@@ -355,9 +355,10 @@ impl LeaseTable {
     pub fn may_be_held_back(&mut self, session: SessionId) -> bool {
         let files = &self.files;
         let is_held = |holder, file| files.get(file).is_some_and(|held: &Held| held.is_writable_by(holder));
-        let may = self.writable.iter().any(|(holder, held)| {
-            *holder != session && held.iter().any(|file| is_held(*holder, file))
-        });
+        let may = self
+            .writable
+            .iter()
+            .any(|(holder, held)| *holder != session && held.iter().any(|file| is_held(*holder, file)));
         if !may {
             // So that the next look is a short one.
             self.writable.retain(|holder, _| *holder == session);
