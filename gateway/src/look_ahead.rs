@@ -1,7 +1,7 @@
 //! Lists directories on slow mounts before a shell does (design: think in round trips): the
 //! kernel and the mount's daemon then have the names at hand when the shell asks, which
 //! would list one directory after the other. What is listed is what the shell would see: nothing
-//! of it has run, or nothing that could have changed it (`before`). While a look is under way its mount is told to
+//! of it has run, or nothing that could have changed it (`before`); a volume is told what changes. While a look is under way its mount is told to
 //! forget nothing, and no look leaves its mount.
 
 mod before;
@@ -45,7 +45,12 @@ impl LookAhead {
             |texts: &'_ [Bytes]| texts.iter().map(|text| PathBuf::from(OsStr::from_bytes(text))).collect::<Vec<_>>();
         let before = (!ahead.second.is_empty()).then(|| Before::read(table, library, ahead, path)).flatten();
         let mut second = paths(&ahead.second);
-        second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
+        // What a volume shows is true whenever it was looked at.
+        let is_kept = |directory: &Path| {
+            let keeps = before.as_ref().is_some_and(|before| before.keeps(table, directory));
+            keeps || on_slow_mount(table, directory).is_some_and(|(mount, _)| mount.adapter() == Adapter::Volume)
+        };
+        second.retain(|directory| is_kept(directory));
         for directory in paths(&ahead.first).into_iter().chain(second).collect::<BTreeSet<_>>() {
             if let Some((mount, directory)) = on_slow_mount(table, &directory) {
                 self.look(mount, directory);

@@ -259,7 +259,7 @@ fn volume(about: &About) -> wire::Volume {
         Err(why) => return wire::Volume { state: format!("not mounted: {why}"), ..known },
     };
     let in_reach = if state.store.in_reach { "mounted" } else { "out of reach" };
-    let fault = state.store.fault.as_ref().filter(|_| !state.store.in_reach);
+    let fault = state.store.fault.as_ref().filter(|_| !state.store.in_reach).or(state.lost.as_ref());
     wire::Volume {
         state: fault.map_or_else(|| in_reach.to_owned(), |fault| format!("{in_reach}: {fault}")),
         cached_bytes: state.cached_bytes,

@@ -14,6 +14,7 @@ use posh_volume::{
     disk::DiskCache,
     fs::{Settings, Volume},
     fuse::{self, Users},
+    journal::{Journal, Record},
     mount::{self, Wanted},
     remote::{Connector, Patience, Remote},
     store::Returned,
@@ -58,7 +59,13 @@ impl Serving {
             let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
             let session = remote.session();
             let disk = disk_for(&config);
+            let journal = journal_for(&config).filter(|_| !read_only);
             let (volume, invalidations) = Volume::new(Arc::new(remote), settings, disk);
+            if let Some(journal) = journal
+                && let Err(errno) = volume.keep_journal(journal).await
+            {
+                tracing::warn!(%errno, "what a former gateway has left is not on the server yet");
+            }
             let path = config.path.clone();
             let source = config.source();
             let for_everybody = geteuid().is_root();
@@ -121,7 +128,7 @@ impl Connector for Way {
 
 /// Where contents of a volume are kept. Without a disk that keeps them they are fetched again.
 fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
-    let directory = cache_home()?.join("posh/volumes").join(config.source().replace('/', "%"));
+    let directory = xdg_home("XDG_CACHE_HOME", ".cache")?.join("posh/volumes").join(config.source().replace('/', "%"));
     // It would keep what is kept of what is kept.
     if directory.starts_with(&config.path) {
         return None;
@@ -135,8 +142,19 @@ fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
     }
 }
 
+/// Where it is noted what was closed and is not on the server yet. Without it nothing is put off.
+fn journal_for(config: &VolumeConfig) -> Option<(Journal, Vec<Record>)> {
+    let home = xdg_home("XDG_STATE_HOME", ".local/state")?;
+    let directory = home.join("posh/volumes").join(config.source().replace('/', "%"));
+    if directory.starts_with(&config.path) {
+        return None;
+    }
+    let journal = Journal::open(&directory);
+    journal.inspect_err(|error| tracing::warn!(directory = %directory.display(), %error, "no journal is kept")).ok()
+}
+
 /// As the XDG base directory specification has it.
-fn cache_home() -> Option<PathBuf> {
-    let given = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    given.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
+fn xdg_home(variable: &str, otherwise: &str) -> Option<PathBuf> {
+    let given = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    given.or_else(|| std::env::home_dir().map(|home| home.join(otherwise)))
 }

@@ -8,7 +8,6 @@ use std::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
-    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
@@ -160,15 +159,9 @@ impl Nodes {
         self.remember(fd, Some((parent.id, name)), keep)
     }
 
-    /// A file several names down, not through symbolic links.
+    /// A file several names down, not through symbolic links. Each on the way is found again by its name.
     pub fn descend(&self, from: &Node, names: &[OsString]) -> Result<Node, Fault> {
-        names.iter().try_for_each(|name| check_name(name))?;
-        if names.is_empty() {
-            return Ok(from.clone());
-        }
-        let path: PathBuf = names.iter().collect();
-        let fd = self.open_beneath(from.fd.as_fd(), path.as_os_str())?;
-        self.remember(fd, None, Keep::Open)
+        names.iter().try_fold(from.clone(), |at, name| self.child(&at, name, Keep::Open))
     }
 
     /// Gives a file its id. `at`: where it was found.

@@ -16,6 +16,7 @@ use super::{
     chunks::CHUNK,
     readers::{By, Reached, ReaderId, Readers},
     reading::Origin,
+    table::Node,
 };
 use crate::store::{Caller, Entry, Errno, FileId, Kind, Leases, ReadPart};
 
@@ -200,7 +201,9 @@ impl Volume {
             part.extend_from_slice(&data);
             if piece.is_last && is_same {
                 self.keep((*file, 0), *version, parts.remove(&piece.part).unwrap_or_default().freeze());
-                if let Some(node) = self.table().of_mut(*file) {
+                // With other rights it has another version.
+                let is_it = |node: &&mut Node| node.attributes.is_some_and(|a| a.version == *version);
+                if let Some(node) = self.table().of_mut(*file).filter(is_it) {
                     node.reader = Some(caller.uid);
                 }
                 self.loading.give_up((*file, 0), *version);

@@ -253,6 +253,10 @@ impl Volume {
         let (from, to) = ((self.born(from).await?, name.to_owned()), (self.born(to).await?, new_name.to_owned()));
         let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
+        if how == Renaming::Replace && other.is_some_and(|other| other.attributes.id == file.attributes.id) {
+            // Both are names of one file: then rename(2) leaves them as they are.
+            return Ok(());
+        }
         self.table().place(file.attributes.id, at.1, new_name);
         let exchanged = other.filter(|_| how == Renaming::Exchange).map(|entry| entry.attributes.id);
         if let Some(exchanged) = exchanged {

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio_stream::StreamExt as _;
 
 use super::{
@@ -237,24 +237,49 @@ impl Volume {
         let part = ReadPart { place: origin.place, range: *next * CHUNK..chunks.end * CHUNK };
         let asked = Instant::now();
         let mut pieces = self.store.read(origin.caller, vec![part]).await;
-        let mut data = BytesMut::new();
+        let mut data = Arrived::default();
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
             if self.learn_from(&piece, asked).is_some_and(|entry| entry.attributes.version != version) {
                 return Ok(());
             }
             let is_last = piece.is_last;
-            data.extend_from_slice(&piece.data?);
-            while data.len() as u64 >= CHUNK || is_last && !data.is_empty() {
-                let chunk = data.split_to(data.len().min(usize::try_from(CHUNK).unwrap_or(usize::MAX)));
+            data.add(piece.data?);
+            while let Some(chunk) = data.take_chunk(is_last) {
                 let key = (file, *next);
-                self.keep(key, version, chunk.freeze());
+                self.keep(key, version, chunk);
                 self.loading.give_up(key, version);
                 self.loaded.notify_waiters();
                 *next += 1;
             }
         }
         Ok(())
+    }
+}
+
+/// Pieces of a file, one after the other, that are no chunk yet.
+#[derive(Default)]
+struct Arrived {
+    pieces: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Arrived {
+    fn add(&mut self, piece: Bytes) {
+        self.bytes += piece.len();
+        self.pieces.push(piece);
+    }
+
+    /// Copied at most once, into memory of just that size.
+    fn take_chunk(&mut self, is_last: bool) -> Option<Bytes> {
+        let chunk_bytes = usize::try_from(CHUNK).unwrap_or(usize::MAX);
+        if self.bytes < chunk_bytes && !(is_last && self.bytes > 0) {
+            return None;
+        }
+        let surplus = self.bytes.saturating_sub(chunk_bytes);
+        let rest = self.pieces.last_mut().map(|last| last.split_off(last.len() - surplus)).filter(|_| surplus > 0);
+        self.bytes = surplus;
+        Some(joined(std::mem::replace(&mut self.pieces, rest.into_iter().collect())))
     }
 }
 
@@ -269,6 +294,20 @@ fn joined(mut parts: Vec<Bytes>) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_are_cut_where_they_end() {
+        let chunk = usize::try_from(CHUNK).unwrap();
+        let mut arrived = Arrived::default();
+        let mut taken = Vec::new();
+        for (length, is_last) in [(chunk - 1, false), (2, false), (chunk + 5, false), (3, true)] {
+            arrived.add(vec![0; length].into());
+            while let Some(chunk) = arrived.take_chunk(is_last) {
+                taken.push(chunk.len());
+            }
+        }
+        assert_eq!(taken, [chunk, chunk, 9]);
+    }
 
     #[test]
     fn the_window_grows_while_it_is_read_in_order() {

@@ -190,14 +190,18 @@ impl Store for Remote {
     }
 
     async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        // One for each round trip that somebody may wait for.
+        tracing::trace!(export = self.shared.export, ?op, "asks");
         self.shared.call(caller, op).await
     }
 
     async fn read(&self, caller: &Caller, parts: Vec<ReadPart>) -> Pieces {
+        tracing::trace!(export = self.shared.export, parts = parts.len(), "reads");
         transfer::read(self.shared.clone(), caller.clone(), parts)
     }
 
     async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+        tracing::trace!(export = self.shared.export, writes = writes.len(), "writes");
         transfer::write(&self.shared, caller, writes).await
     }
 
