@@ -458,7 +458,7 @@ impl Volume {
             let node = table.node(number).ok_or(Errno::EIO)?;
             let (Some(newborn), Some(attributes)) = (&node.unborn, &node.attributes) else { return Err(Errno::EIO) };
             let (_, name) = node.at.clone().ok_or(Errno::EIO)?;
-            let flags = newborn.flags - OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE;
+            let flags = (newborn.flags - OpenFlags::TRUNCATE) | OpenFlags::EXCLUSIVE;
             let op = Op::Create { parent: above.file, name, mode: newborn.mode, flags };
             (op, newborn.caller.clone(), (newborn.contents(), changes_of(attributes, node.changed)))
         };
