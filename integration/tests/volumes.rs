@@ -1,6 +1,11 @@
 //! Volumes that the gateway serves: mounted by word and by configuration, used by commands here and there, and taken
 //! out of the tree whatever became of the gateway.
 
+mod applications;
+mod interleavings;
+mod links;
+mod ordinary;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Output, Stdio};

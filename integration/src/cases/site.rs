@@ -27,7 +27,7 @@ use crate::tree::{self, Tree};
 use crate::volumes::Mounts;
 
 /// How long a script may take on a busy machine. A hanging one costs a laboratory too.
-const CASE_LIMIT: Duration = Duration::from_secs(60);
+const CASE_LIMIT: Duration = Duration::from_secs(120);
 /// The same with a rule left out, where hanging is one way of failing.
 const CASE_LIMIT_WITHOUT: Duration = Duration::from_secs(15);
 /// The user's settings, by which git may run on either machine.
@@ -146,10 +146,14 @@ impl Site {
         };
         let directory = Path::new(root).join(&name);
         let data = owner.path(&directory);
-        self.make_directory(&name, way, who)?;
-        chown(&data, Some(number), Some(number)).attempt(|| format!("give {} away", data.display()))?;
+        fs::create_dir(&data)
+            .and_then(|()| chown(&data, Some(number), Some(number)))
+            .attempt(|| format!("make {}", data.display()))?;
         self.setting.fixture.put(&data, number)?;
         prepare(owner, &directory, number, &case.prepare)?;
+        if self.setting.mounts == Mounts::Volume && way != Way::Copy {
+            self.wait_seen(&name, who)?;
+        }
         let host = if way == Way::Copy { &self.local } else { &self.lab.workstation };
         empty(&host.path(who.home))?;
         let settings = host.path(who.home).join(".gitconfig");
@@ -169,18 +173,11 @@ impl Site {
         Ok(Run { outcome, statuses, left, home, name })
     }
 
-    /// By the mount, where that may remember that there is no such name: on a volume of an executor without root, for some seconds.
-    fn make_directory(&self, name: &str, way: Way, who: &Who) -> Result<()> {
-        if self.setting.mounts == Mounts::Volume && way != Way::Copy {
-            let mut make = self.lab.workstation.command("mkdir");
-            make.arg(Path::new(who.mount).join(name));
-            return self.lab.workstation.must(people::as_number(make, who.here)).map(drop);
-        }
-        let data = match way {
-            Way::Copy => self.local.path(who.mount).join(name),
-            Way::Mount | Way::Posh => self.lab.servers[0].host.path(who.directory).join(name),
-        };
-        fs::create_dir(&data).attempt(|| format!("make {}", data.display()))
+    /// What another program does on the server is seen soon, not at once, where a volume remembers that there is no such name.
+    fn wait_seen(&self, name: &str, who: &Who) -> Result<()> {
+        let mut wait = self.lab.workstation.command("sh");
+        wait.args(["-c", "until [ -d \"$1\" ]; do :; done", "sh"]).arg(Path::new(who.mount).join(name));
+        self.lab.workstation.must(people::as_number(wait, who.here)).map(drop)
     }
 
     fn script(&self, case: &Case, name: &str, who: &Who) -> Script {

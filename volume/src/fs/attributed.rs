@@ -32,9 +32,9 @@ impl Volume {
             let mut names = self.read_directory(open, offset).await?;
             let Some(last) = names.last().map(|name| name.next) else { return Ok(names) };
             let answers = self.look_up_missing(open, &names).await?;
-            let missing = names.iter().enumerate().filter(|(_, name)| name.lacks_attributes()).map(|(place, _)| place);
+            let mut missing = names.iter().enumerate().filter(|(_, name)| name.lacks_attributes());
             // The rest is for the next part.
-            let end = missing.skip(answers.len()).next().unwrap_or(names.len());
+            let end = missing.nth(answers.len()).map_or(names.len(), |(place, _)| place);
             let last = if end < names.len() { names[end - 1].next } else { last };
             names.truncate(end);
             let mut gone = Vec::new();

@@ -27,7 +27,8 @@ fn content(file: &File) -> String {
 
 /// All names with their attributes, as `ls -l` has them.
 fn listed(top: &Path) -> usize {
-    fs::read_dir(top).unwrap().map(|entry| entry.unwrap().metadata().unwrap()).count()
+    let all: Vec<fs::Metadata> = fs::read_dir(top).unwrap().map(|entry| entry.unwrap().metadata().unwrap()).collect();
+    all.len()
 }
 
 /// The listing after the change names the file when its attributes are not known any more.

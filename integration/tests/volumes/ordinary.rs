@@ -1,0 +1,50 @@
+//! Volumes of somebody who is not root, by fusermount3.
+
+use std::fs;
+
+use posh_integration::explain::Report;
+use posh_integration::oracle::Under;
+use posh_integration::people::{self, Person};
+use posh_integration::volumes::{self, Mounts, User};
+use posh_integration::{Host, Lab, LabSpec, Script};
+
+use super::shell;
+use crate::programs;
+
+fn hers(host: &Host, words: &[&str]) -> (bool, String) {
+    let output = volumes::output(host, User::Ordinary, words).unwrap();
+    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+/// As the ordinary user, under posh or not.
+fn as_her(host: &Host, text: &str, under: Under) -> (String, Option<Report>) {
+    let mut script = Script::new(text).directory(people::HOME);
+    script.account = Some(people::HERE);
+    script.variables.extend(Person::variables().map(|(name, value)| (name.to_owned(), value)));
+    let outcome = script.run(host, under).unwrap();
+    (String::from_utf8_lossy(&[outcome.stdout, outcome.stderr].concat()).into_owned(), outcome.report)
+}
+
+#[test]
+fn an_ordinary_user_mounts_works_and_unmounts() {
+    let lab = Lab::start(&LabSpec::servers(1).different().mounts(Mounts::Volume), &programs()).unwrap();
+    let host = &lab.workstation;
+    let info = shell(host, "cat /proc/self/mountinfo");
+    let line = info.lines().find(|line| line.contains(&format!(" {} ", people::MOUNT))).unwrap();
+    assert!(line.contains(" - fuse.posh store1:u1 ") && line.contains("nosuid,nodev"), "{line}");
+    let text = format!("cd {}; seq 500 > f; sort -r f > g; head -n 1 g; rm f; ls; chmod 600 g", people::MOUNT);
+    let (said, report) = as_her(host, &text, Under::PoshExplained);
+    assert_eq!(said, "99\ng\n");
+    assert!(report.unwrap().stages("sort").all(|stage| stage.is_offloaded()));
+    let there = lab.servers[0].host.path(people::DIRECTORY).join("g");
+    assert_eq!(fs::read_to_string(there).unwrap().lines().count(), 500);
+    // It is hers alone: not even root looks in.
+    assert!(shell(host, &format!("cat {}/g 2>&1 || true", people::MOUNT)).contains("Permission denied"));
+    let (done, said) = hers(host, &["umount", people::MOUNT]);
+    assert!(done, "{said}");
+    let (done, said) = hers(host, &["mount", "store1:u1", people::MOUNT, "--read-only"]);
+    assert!(done, "{said}");
+    let (said, _) = as_her(host, &format!("wc -l < {0}/g; touch {0}/new", people::MOUNT), Under::Shell);
+    assert!(said.starts_with("500\n") && said.contains("Read-only"), "{said}");
+    assert!(hers(host, &["umount", people::MOUNT]).0);
+}
