@@ -16,7 +16,9 @@ use posh_volume::{
 #[tokio::main(worker_threads = 2)]
 async fn main() {
     let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
-    let [directory, mount_point, rest @ ..] = &arguments[..] else { panic!("DIRECTORY MOUNT_POINT [CACHE_SIZE [JOURNAL]]") };
+    let [directory, mount_point, rest @ ..] = &arguments[..] else {
+        panic!("DIRECTORY MOUNT_POINT [CACHE_SIZE [JOURNAL]]")
+    };
     let cache = rest.first().and_then(|size| size.to_str()).map_or(64 << 20, |size| size.parse().unwrap());
     let is_root = geteuid().is_root();
     let rights = if is_root { Rights::Callers } else { Rights::Own };
