@@ -192,15 +192,21 @@ fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
     let lab = mounted();
     let host = &lab.workstation;
     shell(host, &format!("echo text > {VOLUME}/closed"));
-    let kill = |host: &Host| {
+    let pid = |host: &Host| {
         let status = must(host, &["status", "--json"]);
         let pid = status.lines().find_map(|line| line.trim().strip_prefix("\"pid\": ")).unwrap();
-        shell(host, &format!("kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid.trim_end_matches(',')));
+        pid.trim_end_matches(',').to_owned()
     };
+    let kill = |host: &Host| shell(host, &format!("kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid(host)));
     kill(host);
     assert_eq!(mounts(host).len(), 1);
     must(host, &["mount", "store1:s1", VOLUME]);
     assert_eq!((mounts(host).len(), shell(host, &format!("cat {VOLUME}/closed"))), (1, "text\n".to_owned()));
+    // While what was closed is on its way.
+    let make = format!("mkdir {VOLUME}/new; for i in $(seq 300); do echo $i > {VOLUME}/new/$i; done");
+    shell(host, &format!("{make}; kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid(host)));
+    must(host, &["mount", "store1:s1", VOLUME]);
+    assert_eq!(shell(host, &format!("cat {VOLUME}/new/* | wc -l")), "300\n");
     kill(host);
     must(host, &["umount", VOLUME]);
     assert_eq!(mounts(host), [""; 0]);

@@ -62,8 +62,8 @@ pub struct LeaseTable {
     sessions: HashMap<SessionId, Session>,
     /// Files with recalls that have no answer yet.
     recalling: HashSet<File>,
-    /// Files that somebody may write; perhaps some more.
-    writable: HashSet<File>,
+    /// Files of which changes may be held back, by who does; perhaps some more.
+    writable: HashMap<SessionId, HashSet<File>>,
     last_session: u64,
     last_stamp: u64,
 }
@@ -129,6 +129,7 @@ impl LeaseTable {
     /// The holder goes for good.
     pub fn end_session(&mut self, session: SessionId) {
         self.drop_leases(session);
+        self.writable.remove(&session);
         self.sessions.remove(&session);
     }
 
@@ -158,7 +159,7 @@ impl LeaseTable {
             own.files += 1;
         }
         if leases.contains(Leases::WRITE) {
-            self.writable.insert(file.0);
+            self.writable.entry(session).or_default().insert(file.0);
         }
         self.drop_if_unused(file.0);
         (leases, stamp)
@@ -217,11 +218,10 @@ impl LeaseTable {
 
     /// Recalls all rights to write of other sessions; of all, without a session.
     pub fn begin_flush(&mut self, session: Option<SessionId>, now: Instant) -> Ticket {
-        let files = mem::take(&mut self.writable);
-        let is_still = |file: &File| self.files.get(file).is_some_and(Held::is_writable);
-        self.writable = files.into_iter().filter(is_still).collect();
+        self.forget_written();
         let of = |file: &File| Some((*file, self.files.get(file)?.id, Intent::Look));
-        let intents: Vec<_> = self.writable.iter().filter_map(of).collect();
+        let others = self.writable.iter().filter(|(holder, _)| Some(**holder) != session);
+        let intents: Vec<_> = others.flat_map(|(_, files)| files).filter_map(of).collect();
         self.begin(session, &intents, now)
     }
 
@@ -354,8 +354,24 @@ impl LeaseTable {
     /// Whether anybody but the session may hold changes back.
     pub fn may_be_held_back(&mut self, session: SessionId) -> bool {
         let files = &self.files;
-        self.writable.retain(|file| files.get(file).is_some_and(Held::is_writable));
-        self.writable.iter().filter_map(|file| files.get(file)).any(|held| held.is_writable_by_others(session))
+        let is_held = |holder, file| files.get(file).is_some_and(|held: &Held| held.is_writable_by(holder));
+        let may = self
+            .writable
+            .iter()
+            .any(|(holder, held)| *holder != session && held.iter().any(|file| is_held(*holder, file)));
+        if !may {
+            // So that the next look is a short one.
+            self.writable.retain(|holder, _| *holder == session);
+        }
+        may
+    }
+
+    fn forget_written(&mut self) {
+        let files = &self.files;
+        for (holder, held) in &mut self.writable {
+            held.retain(|file| files.get(file).is_some_and(|held| held.is_writable_by(*holder)));
+        }
+        self.writable.retain(|_, held| !held.is_empty());
     }
 
     /// An order among answers and recalls.
@@ -448,16 +464,11 @@ impl Held {
         self.grants.is_empty() && self.recalled.is_empty() && self.changing.is_empty()
     }
 
-    fn is_writable(&self) -> bool {
-        let mut granted = self.grants.values().map(|grant| grant.leases);
-        let mut recalled = self.recalled.iter().map(|recalled| recalled.leases);
-        granted.any(|leases| leases.contains(Leases::WRITE)) || recalled.any(|leases| leases.contains(Leases::WRITE))
-    }
-
-    fn is_writable_by_others(&self, session: SessionId) -> bool {
-        let granted = self.grants.iter().map(|(holder, grant)| (*holder, grant.leases));
-        let mut all = granted.chain(self.recalled.iter().map(|recalled| (recalled.session, recalled.leases)));
-        all.any(|(holder, leases)| holder != session && leases.contains(Leases::WRITE))
+    /// Whether that session holds changes back, or has yet to answer that it does not.
+    fn is_writable_by(&self, session: SessionId) -> bool {
+        let granted = self.grants.get(&session).map(|grant| grant.leases);
+        let recalled = self.recalled.iter().filter(|recalled| recalled.session == session).map(|r| r.leases);
+        granted.into_iter().chain(recalled).any(|leases| leases.contains(Leases::WRITE))
     }
 
     /// What of `wanted` the session may have now.

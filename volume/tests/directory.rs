@@ -526,3 +526,83 @@ async fn a_large_directory_is_listed_in_parts() {
     }
     assert_eq!(names.len(), 2500);
 }
+
+async fn make_directory(store: &dyn Store, name: &str) -> Entry {
+    let op = Op::MakeDirectory { parent: store.root(), name: name.into(), mode: 0o755 };
+    match call(store, op).await.unwrap() {
+        Answer::Made { entry, .. } => entry,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn who_makes_a_directory_may_hold_its_names_back_until_somebody_else_looks() {
+    let site = Site::new();
+    let (one, other) = (site.session(), site.session());
+    let (mut recalls, _others) = (one.notices(), other.notices());
+    fs::create_dir(site.path("old")).unwrap();
+    assert!(!find(&one, "old").await.leases.contains(Leases::WRITE));
+    let made = make_directory(&one, "new").await;
+    assert!(made.leases.contains(Leases::WRITE | Leases::ENTRIES));
+    assert!(find(&one, "new").await.leases.contains(Leases::WRITE), "its own looks change nothing");
+    // What the other session would remove is perhaps not sent yet.
+    let op = Op::Remove { parent: made.attributes.id, name: "unsent".into(), what: Removal::File };
+    let removal = tokio::spawn(async move { call(&other, op).await });
+    let notice = tokio::time::timeout(SOON, recalls.next()).await.unwrap().unwrap();
+    let Notice::Recall { file, leases, stamp } = notice else { panic!("{notice:?}") };
+    assert_eq!((file, leases.contains(Leases::WRITE)), (made.attributes.id, true));
+    let put = Put {
+        directory: file,
+        path: vec!["unsent".into()],
+        what: NewFile::Regular { data: Bytes::from_static(b"x") },
+        mode: 0o644,
+        changes: Changes::default(),
+    };
+    one.write(&me(), vec![Write::Put(put)]).await.unwrap().remove(0).unwrap();
+    call(&one, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+    assert!(matches!(removal.await.unwrap(), Ok(Answer::Removed { .. })));
+    assert!(!site.path("new/unsent").exists());
+    assert!(!find(&one, "new").await.leases.contains(Leases::WRITE), "once only");
+}
+
+#[tokio::test]
+async fn permissions_that_come_of_a_default_acl_are_the_servers_alone() {
+    let site = Site::new();
+    let store = site.session();
+    let _recalls = store.notices();
+    // Version 2; u::rwx, g::r-x, o::r-x (acl(5), as the kernel has it).
+    let acl = [
+        &[2_u8, 0, 0, 0][..],
+        &[1, 0, 7, 0, 255, 255, 255, 255],
+        &[4, 0, 5, 0, 255, 255, 255, 255],
+        &[32, 0, 5, 0, 255, 255, 255, 255],
+    ];
+    let above = make_directory(&store, "above").await.attributes.id;
+    let (place, how) = (above.into(), AttributeChange::Any);
+    let value = Bytes::from(acl.concat());
+    let op = Op::SetAttribute { place, name: "system.posix_acl_default".into(), value, how };
+    call(&store, op).await.unwrap();
+    let op = Op::MakeDirectory { parent: above, name: "below".into(), mode: 0o755 };
+    let Answer::Made { entry, .. } = call(&store, op).await.unwrap() else { panic!("made") };
+    assert!(!entry.leases.contains(Leases::WRITE));
+}
+
+#[tokio::test]
+async fn directories_that_were_reached_through_others_are_found_again() {
+    let site = Site::new();
+    let store = site.session();
+    let directory = |path: &[&str]| {
+        let path = path.iter().map(OsString::from).collect();
+        let (what, changes) = (NewFile::Directory, Changes::default());
+        Write::Put(Put { directory: store.root(), path, what, mode: 0o755, changes })
+    };
+    // More than descriptors are kept for.
+    let others = || (0..5000).map(|number| format!("other{number}"));
+    let tree = [directory(&["a"]), directory(&["a", "b"]), directory(&["a", "b", "c"])];
+    let made = store.write(&me(), tree.to_vec()).await.unwrap();
+    let many: Vec<Write> = others().map(|name| directory(&[&name])).collect();
+    store.write(&me(), many).await.unwrap();
+    for entry in made {
+        call(&store, Op::List { directory: entry.unwrap().attributes.id, cookie: 0, limit: 1 }).await.unwrap();
+    }
+}

@@ -102,7 +102,7 @@ async fn a_run_waits_for_what_a_session_holds_back() {
         };
         assert!(file == place.file && leases.contains(Leases::WRITE));
         let write = Write::At { place, offset: 0, data: Bytes::from_static(b"new") };
-        remote.write(&Caller::default(), vec![write]).await.unwrap()[0].clone().unwrap();
+        remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
         remote.call(&Caller::default(), Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
     };
     let (outcome, ()) = tokio::join!(lab.run(pipeline(&["cat f"])), holder);

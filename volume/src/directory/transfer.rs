@@ -238,7 +238,8 @@ impl Session {
                 }
                 drop(acting);
                 let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
-                return self.entry_of_node(&node);
+                // Nobody else knows it.
+                return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
             }
         }
         drop(acting);

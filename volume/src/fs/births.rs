@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use bytes::Bytes;
 use tokio::{
     sync::{Notify, Semaphore},
     time::timeout_at,
@@ -21,20 +20,19 @@ use tokio::{
 use super::{
     Volume,
     files::Open,
+    newborn::NEWBORN_BYTES,
+    openings::OPEN_LINGER,
     recalls::Invalidate,
     table::{Table, is_provisional},
-    unborn::{Newborn, Stage, What, Which, changes_of},
+    unborn::{Stage, What, Which},
 };
 use crate::{
     journal::{Journal, Record},
-    store::{Answer, Changes, Entry, Errno, FileId, Leases, NewFile, Op, OpenFlags, Place, Put, Time, Write},
+    store::{Entry, Errno, FileId, Leases, Time},
 };
 
 /// How long closed files wait for others to go with.
 const LINGER: Duration = Duration::from_millis(20);
-
-/// A file that is open for longer is made on the server: somebody there may wait for what it gets.
-const OPEN_LINGER: Duration = Duration::from_millis(200);
 
 /// Files that may be unborn at the same time.
 const UNBORN_FILES: usize = 20_000;
@@ -47,19 +45,11 @@ pub(super) struct Births {
     /// There is something to be sent, or somebody waits.
     wake: Notify,
     /// Whenever something has arrived.
-    arrived: Notify,
+    pub arrived: Notify,
     /// By how many nanoseconds the server's clock is ahead.
     clock: AtomicI64,
     /// The last that could not be born.
     fault: Mutex<Option<String>>,
-}
-
-/// A file that is made by itself, since it is open.
-struct Opening {
-    number: u64,
-    open: u64,
-    parent: u64,
-    order: u64,
 }
 
 impl Births {
@@ -117,16 +107,9 @@ impl Births {
 
 /// A file as it would be put from the root.
 fn record_of(table: &Table, number: u64) -> Option<Record> {
-    let node = table.node(number)?;
-    let (newborn, attributes) = (node.unborn.as_ref()?, node.attributes.as_ref()?);
-    let (above, path) = table.path_below(number)?;
-    let what = match &newborn.what {
-        What::Regular(data) => NewFile::Regular { data: Bytes::copy_from_slice(data) },
-        What::Directory => NewFile::Directory,
-        What::Symlink(target) => NewFile::Symlink { target: target.clone() },
-    };
-    let changes = changes_of(attributes, node.changed);
-    let put = Put { directory: table.node(above)?.file, path, what, mode: newborn.mode, changes };
+    let newborn = table.node(number)?.unborn.as_ref()?;
+    let (above, _) = table.path_below(number)?;
+    let put = table.put_of(number)?;
     Some(Record { order: newborn.order, home: table.path_to(above)?, caller: newborn.caller.clone(), put })
 }
 
@@ -230,6 +213,7 @@ impl Volume {
         let node = table.node_mut(number)?;
         let (leases, is_directory) = (node.leases, node.is_directory());
         node.pages_doubtful = !leases.contains(Leases::DATA);
+        node.own = Some(Arc::clone(&newborn.own));
         let names = is_directory.then(|| table.told_names(entry.attributes.id));
         drop(table);
         if let (What::Regular(data), true) = (newborn.what, leases.contains(Leases::DATA))
@@ -247,7 +231,7 @@ impl Volume {
     }
 
     /// What the store says of a file that it did not know before.
-    fn take_over(&self, table: &mut Table, number: u64, entry: &Entry, asked: Instant) {
+    pub(super) fn take_over(&self, table: &mut Table, number: u64, entry: &Entry, asked: Instant) {
         let id = entry.attributes.id;
         table.bear(number, id);
         if let Some(node) = table.node_mut(number) {
@@ -271,19 +255,28 @@ impl Volume {
         }
     }
 
-    /// The attributes of a directory were set.
+    /// Attributes were set.
     fn is_set(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) {
         let mut table = self.table();
         table.unborn.has_arrived(number);
+        let before = table.node(number).and_then(|node| node.attributes);
         let is_changed_again = table.unborn.will_change_again(number);
         if let Some(node) = table.node_mut(number).filter(|_| !is_changed_again) {
             node.changed = None;
         }
         match result {
-            Ok(entry) => drop(table.learn(&entry, asked)),
+            Ok(entry) => {
+                table.learn(&entry, asked);
+                drop(table);
+                let (key, new) = ((entry.attributes.id, 0), entry.attributes);
+                // The contents are those of the version before, all that there are.
+                let same = before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
+                let kept = same.and_then(|before| self.chunks.get(key, before.version));
+                kept.into_iter().for_each(|kept| self.chunks.put(key, new.version, kept));
+            }
             Err(errno) => {
                 drop(table);
-                self.tell_fault(number, &format!("attributes of a directory could not be set: {errno}"));
+                self.tell_fault(number, &format!("attributes could not be set: {errno}"));
             }
         }
     }
@@ -297,7 +290,7 @@ impl Volume {
     }
 
     /// It never came to be, though somebody was told so.
-    fn is_stillborn(&self, number: u64, errno: Errno) {
+    pub(super) fn is_stillborn(&self, number: u64, errno: Errno) {
         let mut table = self.table();
         let record = record_of(&table, number);
         let Some(node) = table.node_mut(number) else { return };
@@ -353,7 +346,7 @@ impl Volume {
         self.arrived_when(|table| table.unborn.has_landed(last)).await;
     }
 
-    async fn arrived_when(&self, is_so: impl Fn(&Table) -> bool) {
+    pub(super) async fn arrived_when(&self, is_so: impl Fn(&Table) -> bool) {
         loop {
             let arrived = self.births.arrived.notified();
             tokio::pin!(arrived);
@@ -390,146 +383,13 @@ impl Volume {
     /// The open file, which the store knows then.
     pub(super) async fn born_open(self: &Arc<Self>, open: u64) -> Result<Arc<Open>, Errno> {
         let found = self.open_file(open)?;
-        if is_provisional(found.file) {
-            let number = self.table().number_of(found.file).ok_or(Errno::ESTALE)?;
-            self.born(number).await?;
-            return self.open_file(open);
-        }
-        Ok(found)
-    }
-
-    /// Makes those that have been open for long, or that somebody waits for.
-    fn open_overdue(self: &Arc<Self>) {
-        let begun_before = Instant::now().checked_sub(OPEN_LINGER);
-        let overdue = {
+        let ahead = {
             let table = self.table();
-            begun_before.map(|before| table.unborn.overdue(&table, before)).unwrap_or_default()
+            let number = table.number_of(found.file);
+            number.filter(|number| table.node(*number).is_some_and(|node| node.is_ahead() || node.fault.is_some()))
         };
-        for number in overdue {
-            if let Some(opening) = self.claim_open(number) {
-                let volume = Arc::clone(self);
-                tokio::spawn(async move { volume.make_open(opening).await });
-            }
-        }
-    }
-
-    /// Makes a file on the server that is open.
-    async fn bear_open(self: &Arc<Self>, number: u64) {
-        match self.claim_open(number) {
-            Some(opening) => {
-                // To the end, also if who asked has gone.
-                let volume = Arc::clone(self);
-                let _ = tokio::spawn(async move { volume.make_open(opening).await }).await;
-            }
-            None => self.bring_out(Which::Closed).await,
-        }
-    }
-
-    /// From now on it is not changed in memory.
-    fn claim_open(&self, number: u64) -> Option<Opening> {
-        let mut table = self.table();
-        let node = table.node_mut(number)?;
-        let parent = node.at.as_ref()?.0;
-        let newborn = node.unborn.as_mut()?;
-        let Stage::Open(open) = newborn.stage else { return None };
-        newborn.stage = Stage::Leaving;
-        let order = table.unborn.leaves(number);
-        Some(Opening { number, open, parent, order })
-    }
-
-    async fn make_open(self: Arc<Self>, opening: Opening) {
-        self.table().unborn.demand(Which::Closed);
-        self.births.wake();
-        let parent = opening.parent;
-        self.arrived_when(|table| table.node(parent).is_none_or(|node| node.unborn.is_none())).await;
-        if let Err(errno) = self.make_on_server(&opening).await {
-            self.is_stillborn(opening.number, errno);
-        }
-        self.births.arrived.notify_waiters();
-        self.births.wake();
-    }
-
-    async fn make_on_server(&self, opening: &Opening) -> Result<(), Errno> {
-        let Opening { number, open, parent, order } = *opening;
-        let (op, caller, writes) = {
-            let table = self.table();
-            let above = table.node(parent).ok_or(Errno::EIO)?;
-            above.fault.map_or(Ok(()), Err)?;
-            let node = table.node(number).ok_or(Errno::EIO)?;
-            let (Some(newborn), Some(attributes)) = (&node.unborn, &node.attributes) else { return Err(Errno::EIO) };
-            let (_, name) = node.at.clone().ok_or(Errno::EIO)?;
-            let flags = (newborn.flags - OpenFlags::TRUNCATE) | OpenFlags::EXCLUSIVE;
-            let op = Op::Create { parent: above.file, name, mode: newborn.mode, flags };
-            (op, newborn.caller.clone(), (newborn.contents(), changes_of(attributes, node.changed)))
-        };
-        let asked = Instant::now();
-        let Answer::Opened { handle, entry, parent: above } = self.store.call(&caller, op).await? else {
-            return Err(Errno::EPROTO);
-        };
-        let place = Place { file: entry.attributes.id, handle: Some(handle) };
-        let written = self.write_first(&caller, place, writes).await;
-        let latest = written.as_ref().map_or(entry, |written| *written);
-        let mut table = self.table();
-        let newborn = table.node_mut(number).and_then(|node| node.unborn.take());
-        if let Some(node) = table.node_mut(number) {
-            node.changed = None;
-            node.handles.push(handle);
-        }
-        // The directory has another time by that, until it is set.
-        table.note_changed(parent, Changes::default(), order);
-        self.take_over(&mut table, number, &latest, asked);
-        let leases = table.node(number).map_or(Leases::empty(), |node| node.leases);
-        if let Some(above) = above {
-            table.learn(&above, asked);
-        }
-        drop(table);
-        if !leases.contains(Leases::DATA | Leases::ATTRIBUTES) {
-            self.forget_pages(place.file);
-        }
-        self.exchange_open(open, place);
-        if let Err(errno) = written {
-            self.note_fault(place.file, errno);
-        }
-        if let Some(newborn) = newborn {
-            self.births.is_done(&[newborn.order]);
-            self.give_back(newborn.room);
-        }
-        Ok(())
-    }
-
-    async fn write_first(
-        &self,
-        caller: &crate::store::Caller,
-        place: Place,
-        (data, changes): (Bytes, Changes),
-    ) -> Result<Entry, Errno> {
-        let mut writes = Vec::new();
-        if !data.is_empty() {
-            writes.push(Write::At { place, offset: 0, data });
-        }
-        writes.push(Write::Set { place, changes });
-        let mut results = self.store.write(caller, writes).await?;
-        let last = results.pop().ok_or(Errno::EPROTO)?;
-        results.into_iter().collect::<Result<Vec<_>, _>>()?;
-        last
-    }
-
-    /// The open file has a handle now.
-    fn exchange_open(&self, open: u64, place: Place) {
-        let mut opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = opens.get_mut(&open) {
-            let new = Open::new(place.file, known.flags, &known.caller);
-            *new.handle.lock().unwrap_or_else(PoisonError::into_inner) = place.handle;
-            *known = Arc::new(new);
-        }
-    }
-}
-
-impl Newborn {
-    fn contents(&self) -> Bytes {
-        match &self.what {
-            What::Regular(data) => Bytes::copy_from_slice(data),
-            _ => Bytes::new(),
-        }
+        let Some(number) = ahead else { return Ok(found) };
+        self.born(number).await?;
+        self.open_file(open)
     }
 }

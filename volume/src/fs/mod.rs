@@ -7,7 +7,7 @@
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named
 //! * `writing`: contents on their way out
-//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `births`: on their way to the store; `replay`: those
+//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
 //!   that a killed gateway has left
 //! * `recalls`: what the store says on its own account, and what the kernel must forget
 //!
@@ -26,10 +26,12 @@ mod attributes;
 mod births;
 mod chunks;
 mod files;
+mod flights;
 mod keep;
 mod listing;
 mod names;
 mod newborn;
+mod openings;
 mod order;
 mod readers;
 mod reading;

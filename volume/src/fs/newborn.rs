@@ -53,11 +53,6 @@ impl Volume {
             return None;
         }
         let room = Arc::clone(&self.births.files).acquire_owned().await.ok()?;
-        let kind = match &what {
-            What::Regular(_) => Kind::Regular,
-            What::Directory => Kind::Directory,
-            What::Symlink(_) => Kind::Symlink,
-        };
         let mut table = self.table();
         // Again, since there was a wait.
         if !self.may_make(&table, caller, parent, name) {
@@ -65,39 +60,34 @@ impl Volume {
         }
         let own = table.node(parent)?.own.clone()?;
         let attributes = self.new_attributes(&table, parent, &own, (&what, mode));
-        let number = table.insert_unborn();
-        let order = table.unborn.next();
-        let open = (kind == Kind::Regular).then(|| self.fresh_number());
-        let stage = open.map_or(Stage::Waiting, Stage::Open);
-        let (since, caller_) = (Instant::now(), caller.clone());
-        let node = table.node_mut(number)?;
-        let attributes = Attributes { id: node.file, ..attributes };
-        node.attributes = Some(attributes);
-        node.leases = ALL_ITS_LEASES;
-        node.at = Some((parent, name.to_owned()));
-        node.is_complete = true;
-        node.own = (kind == Kind::Directory).then(|| Arc::clone(&own));
-        let room = (room, None);
-        let newborn = Newborn { what, caller: caller_, mode, flags, own, stage, order, since, is_noted: false, room };
-        node.unborn = Some(Box::new(newborn));
-        let entry = Entry { attributes, leases: node.leases, stamp: node.stamp };
-        if let Some(open) = open {
+        let open = matches!(what, What::Regular(_)).then(|| self.fresh_number());
+        let newborn = Newborn {
+            what,
+            caller: caller.clone(),
+            mode,
+            flags,
+            own,
+            stage: open.map_or(Stage::Waiting, Stage::Open),
+            order: table.unborn.next(),
+            since: Instant::now(),
+            is_noted: false,
+            room: (room, None),
+        };
+        let (number, entry) = table.add_newborn(newborn, attributes, (parent, name))?;
+        let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct: false });
+        if let Some(opened) = opened {
             table.unborn.has_begun(number);
-            self.add_name(&mut table, parent, name, number);
-            drop(table);
-            self.add_open(Open::new(entry.attributes.id, flags, caller), open);
-            self.births.wake();
-            return Some((entry, Some(Opened { number: open, keeps_pages: false, is_direct: false })));
-        }
-        if !self.births.note(&table, number) {
+            self.add_open(Open::new(entry.attributes.id, flags, caller), opened.number);
+        } else if self.births.note(&table, number) {
+            table.unborn.is_ready(number, 0);
+        } else {
             table.discard(number);
             return None;
         }
-        table.unborn.is_ready(number, 0);
         self.add_name(&mut table, parent, name, number);
         drop(table);
         self.births.wake();
-        Some((entry, None))
+        Some((entry, opened))
     }
 
     /// Whether the directory is one whose names are made in memory, and the name is a new one.
@@ -120,9 +110,8 @@ impl Volume {
         loop {
             let Some(node) = table.node(at) else { return false };
             if node.unborn.is_none() {
-                return node.fault.is_none()
-                    && node.leases.contains(Leases::WRITE | Leases::ENTRIES)
-                    && self.is_good(node);
+                let needed = if node.is_directory() { Leases::ENTRIES } else { Leases::ATTRIBUTES };
+                return node.fault.is_none() && node.leases.contains(Leases::WRITE | needed) && self.is_good(node);
             }
             let Some((parent, _)) = &node.at else { return false };
             at = *parent;
@@ -281,7 +270,7 @@ impl Volume {
         true
     }
 
-    /// chmod(2) and the others, of an unborn file or a directory of our own.
+    /// chmod(2) and the others, of what this session has made and nobody else knows.
     pub(super) fn change_newborn(
         &self,
         caller: &Caller,
@@ -294,14 +283,15 @@ impl Volume {
         let is_held = self.is_held(&table, number);
         let own = match &node.unborn {
             Some(newborn) if newborn.is_here() => Arc::clone(&newborn.own),
-            None if is_held && node.is_complete => node.own.clone()?,
+            // What is written to it may come later.
+            None if is_held && !self.writes.is_dirty(node.file) => node.own.clone()?,
             _ => return None,
         };
         let may = may_change(&own, caller, &node.attributes?, changes);
         let order = table.unborn.next();
         let now = self.births.now();
-        let node = table.node_mut(number)?;
-        let attributes = node.attributes.as_mut().filter(|_| may)?;
+        let node = table.node_mut(number).filter(|_| may)?;
+        let attributes = node.attributes.as_mut()?;
         if let Some(size) = changes.size {
             let newborn = node.unborn.as_mut()?;
             let is_open =
@@ -312,17 +302,12 @@ impl Volume {
             }
             *attributes = Attributes { size, blocks: blocks_of(size), mtime: now, ..*attributes };
         }
-        attributes.mode = changes.mode.unwrap_or(attributes.mode);
-        attributes.uid = changes.uid.unwrap_or(attributes.uid);
-        attributes.gid = changes.gid.unwrap_or(attributes.gid);
-        attributes.atime = changes.atime.map_or(attributes.atime, |time| time_of(time, now));
-        attributes.mtime = changes.mtime.map_or(attributes.mtime, |time| time_of(time, now));
-        attributes.ctime = now;
+        apply(attributes, changes, now);
         let changed = *attributes;
-        let is_waiting = node.unborn.as_ref().is_some_and(|newborn| newborn.stage == Stage::Waiting);
         if let Some(newborn) = &mut node.unborn {
             newborn.is_noted = false;
         }
+        let is_waiting = node.unborn.as_ref().is_some_and(|newborn| newborn.stage == Stage::Waiting);
         table.note_changed(number, *changes, order);
         if is_waiting {
             // What was noted at the close is another now; if that fails, it is noted as it was.
@@ -366,6 +351,27 @@ impl Volume {
     }
 }
 
+impl Table {
+    /// Without its name in the directory.
+    fn add_newborn(
+        &mut self,
+        newborn: Newborn,
+        attributes: Attributes,
+        (parent, name): (u64, &OsStr),
+    ) -> Option<(u64, Entry)> {
+        let number = self.insert_unborn();
+        let node = self.node_mut(number)?;
+        let attributes = Attributes { id: node.file, ..attributes };
+        node.attributes = Some(attributes);
+        node.leases = ALL_ITS_LEASES;
+        node.at = Some((parent, name.to_owned()));
+        node.is_complete = true;
+        node.own = Some(Arc::clone(&newborn.own));
+        node.unborn = Some(Box::new(newborn));
+        Some((number, Entry { attributes, leases: node.leases, stamp: node.stamp }))
+    }
+}
+
 /// As chmod(2), chown(2) and utimensat(2) have it, for what needs no further question.
 fn may_change(own: &Own, caller: &Caller, attributes: &Attributes, changes: &Changes) -> bool {
     let is_root = own.is_root() && caller.uid == 0;
@@ -377,6 +383,16 @@ fn may_change(own: &Own, caller: &Caller, attributes: &Attributes, changes: &Cha
         mode & SPECIAL == 0 && attributes.mode & SPECIAL == 0 && may_make
     };
     (is_root || is_owner && stays_with) && changes.mode.is_none_or(is_plain)
+}
+
+/// All but the size.
+fn apply(attributes: &mut Attributes, changes: &Changes, now: Time) {
+    attributes.mode = changes.mode.unwrap_or(attributes.mode);
+    attributes.uid = changes.uid.unwrap_or(attributes.uid);
+    attributes.gid = changes.gid.unwrap_or(attributes.gid);
+    attributes.atime = changes.atime.map_or(attributes.atime, |time| time_of(time, now));
+    attributes.mtime = changes.mtime.map_or(attributes.mtime, |time| time_of(time, now));
+    attributes.ctime = now;
 }
 
 fn time_of(time: NewTime, now: Time) -> Time {

@@ -70,7 +70,7 @@ pub(super) struct Node {
     pub generation: u64,
     /// The directory's number and the name that it was last found by, of directories.
     pub at: Option<(u64, OsString)>,
-    /// Of a directory that this session has made; under [`Leases::WRITE`] its names may be made in memory.
+    /// Of what this session has made; under [`Leases::WRITE`] its attributes are changed in memory, and names are made in a directory.
     pub own: Option<Arc<Own>>,
     /// Of a file that the store does not know yet.
     pub unborn: Option<Box<Newborn>>,

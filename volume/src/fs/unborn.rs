@@ -8,20 +8,16 @@ use std::{
     time::Instant,
 };
 
-use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::table::{Known, Node, ROOT, Table};
-use crate::store::{Attributes, Caller, Changes, Entry, Errno, Leases, NewFile, NewTime, OpenFlags, Place, Put, Write};
+use super::{
+    flights::{FLIGHT_BYTES, FLIGHT_FILES},
+    table::{Known, Node, ROOT, Table},
+};
+use crate::store::{Attributes, Caller, Changes, Entry, Leases, OpenFlags};
 
-/// One request's worth of contents: large enough to fill a link.
-const FLIGHT_BYTES: usize = 2 << 20;
-
-/// New files of one request, which the server makes one after the other.
-const FLIGHT_FILES: usize = 2048;
-
-/// Components of a path on the wire at most; deeper ones wait until their directories are born.
-const MAX_DEPTH: usize = 64;
+/// Names of a path, as PATH_MAX has room for them: more are a circle, made by renaming at the same time.
+const PATH_NAMES: usize = 2048;
 
 /// What files have that are made in a directory of our own making: what the directory itself got.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,14 +70,14 @@ pub(super) enum Stage {
 #[derive(Debug, Default)]
 pub(super) struct Unborn {
     last: u64,
-    queue: VecDeque<(u64, u64)>,
+    pub(super) queue: VecDeque<(u64, u64)>,
     /// Directories whose attributes are to be set: by number, since when.
-    dirty: BTreeMap<u64, u64>,
-    leaving: HashMap<u64, u64>,
+    pub(super) dirty: BTreeMap<u64, u64>,
+    pub(super) leaving: HashMap<u64, u64>,
     open: HashMap<u64, u64>,
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Somebody waits for all up to here.
-    demanded: u64,
+    pub(super) demanded: u64,
     /// And for those that are open.
     demanded_open: u64,
 }
@@ -91,15 +87,6 @@ pub(super) struct Unborn {
 pub(super) enum Which {
     Closed,
     All,
-}
-
-/// One request.
-#[derive(Debug)]
-pub(super) struct Flight {
-    pub caller: Caller,
-    pub writes: Vec<Write>,
-    /// Whom each of them is about.
-    pub numbers: Vec<u64>,
 }
 
 impl Unborn {
@@ -257,7 +244,7 @@ impl Table {
             let (parent, name) = self.node(at)?.at.clone()?;
             names.push(name);
             at = parent;
-            if names.len() > MAX_DEPTH * MAX_DEPTH {
+            if names.len() > PATH_NAMES {
                 return None;
             }
         }
@@ -284,87 +271,6 @@ impl Table {
         Some((number, self.node(number).filter(|node| node.unborn.is_some())?))
     }
 
-    /// The next request: new files in their order, then what is to be set of directories when no more files of them are coming, or
-    /// somebody waits. Those that can't go any more are given apart, with the reason.
-    pub fn next_flight(&mut self) -> (Option<Flight>, Vec<(u64, Errno)>) {
-        let mut lost = Vec::new();
-        let mut flight: Option<Flight> = None;
-        let mut bytes = 0;
-        while let Some((order, number)) = self.unborn.queue.front().copied() {
-            let Some(unborn) = self.node(number).and_then(|node| node.unborn.as_ref()) else {
-                self.unborn.queue.pop_front();
-                continue;
-            };
-            let (size, caller) = (unborn.bytes(), unborn.caller.clone());
-            let is_full = flight.as_ref().is_some_and(|flight| {
-                flight.writes.len() >= FLIGHT_FILES || bytes + size > FLIGHT_BYTES || flight.caller != caller
-            });
-            if is_full {
-                break;
-            }
-            let put = self.put_of(number);
-            if put.is_none() && flight.is_some() {
-                break;
-            }
-            self.unborn.queue.pop_front();
-            self.unborn.bytes = self.unborn.bytes.saturating_sub(size);
-            let put = match put {
-                Some(Ok(put)) => put,
-                Some(Err(errno)) => {
-                    lost.push((number, errno));
-                    continue;
-                }
-                None => {
-                    lost.push((number, Errno::ENAMETOOLONG));
-                    continue;
-                }
-            };
-            self.unborn.leaving.insert(number, order);
-            bytes += size;
-            let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
-            flight.writes.push(Write::Put(put));
-            flight.numbers.push(number);
-            self.note_leaving(number, order);
-        }
-        self.add_sets(&mut flight);
-        (flight, lost)
-    }
-
-    /// `None`: too deep to go together with its directories.
-    fn put_of(&self, number: u64) -> Option<Result<Put, Errno>> {
-        let node = self.node(number)?;
-        let (Some(unborn), Some(attributes)) = (&node.unborn, &node.attributes) else { return Some(Err(Errno::EIO)) };
-        let Some((above, path)) = self.path_below(number) else { return Some(Err(Errno::EIO)) };
-        let Some(above) = self.node(above) else { return Some(Err(Errno::EIO)) };
-        if let Some(errno) = above.fault {
-            return Some(Err(errno));
-        }
-        if path.len() > MAX_DEPTH {
-            return None;
-        }
-        let what = match &unborn.what {
-            What::Regular(data) => NewFile::Regular { data: Bytes::copy_from_slice(data) },
-            What::Directory => NewFile::Directory,
-            What::Symlink(target) => NewFile::Symlink { target: target.clone() },
-        };
-        let changes = changes_of(attributes, node.changed);
-        Some(Ok(Put { directory: above.file, path, what, mode: unborn.mode, changes }))
-    }
-
-    /// The store's directory gets another time by the new name; what is changed of the file from now on comes later.
-    fn note_leaving(&mut self, number: u64, order: u64) {
-        let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
-        if let Some(node) = self.node_mut(number) {
-            node.changed = None;
-            if let Some(unborn) = &mut node.unborn {
-                unborn.stage = Stage::Leaving;
-            }
-        }
-        if let Some(parent) = parent {
-            self.note_changed(parent, Changes::default(), order);
-        }
-    }
-
     /// Attributes of a directory are others than the store has, by these changes and its times.
     pub fn note_changed(&mut self, number: u64, changes: Changes, order: u64) {
         let Some(node) = self.node_mut(number) else { return };
@@ -377,44 +283,6 @@ impl Table {
         if is_born {
             self.unborn.is_dirty(number, order);
         }
-    }
-
-    fn add_sets(&mut self, flight: &mut Option<Flight>) {
-        let is_last = self.unborn.queue.is_empty();
-        let demanded = self.unborn.demanded;
-        let dirty: Vec<(u64, u64)> = self.unborn.dirty.iter().map(|(number, order)| (*number, *order)).collect();
-        for (number, order) in dirty.into_iter().filter(|(_, order)| is_last || *order <= demanded) {
-            let Some(node) = self.node(number).filter(|node| node.unborn.is_none() && node.fault.is_none()) else {
-                self.unborn.dirty.remove(&number);
-                continue;
-            };
-            let (Some(own), Some(attributes), Some(changed)) = (&node.own, &node.attributes, node.changed) else {
-                self.unborn.dirty.remove(&number);
-                continue;
-            };
-            if flight
-                .as_ref()
-                .is_some_and(|flight| flight.caller != own.maker || flight.writes.len() >= FLIGHT_FILES * 2)
-            {
-                continue;
-            }
-            let write = Write::Set { place: Place::from(node.file), changes: changes_of(attributes, Some(changed)) };
-            let caller = own.maker.clone();
-            self.unborn.dirty.remove(&number);
-            self.unborn.leaving.insert(number, order);
-            let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
-            flight.writes.push(write);
-            flight.numbers.push(number);
-        }
-    }
-}
-
-/// What was changed, and the times as they were shown, which so stay what they are.
-pub(super) fn changes_of(attributes: &Attributes, changed: Option<Changes>) -> Changes {
-    Changes {
-        atime: Some(NewTime::At(attributes.atime)),
-        mtime: Some(NewTime::At(attributes.mtime)),
-        ..changed.unwrap_or_default()
     }
 }
 

@@ -171,6 +171,14 @@ async fn what_the_server_refuses_is_never_silent() {
     let kept = lost.split(" is in ").last().unwrap();
     assert!(lost.contains("t/full could not be made"), "{lost}");
     assert_eq!(fs::read(kept).unwrap(), b"contents");
+    client.make_directory("u").await.unwrap();
+    *client.store.refused.lock().unwrap() = Some(("directory", Errno::EDQUOT));
+    client.make_directory("u/directory").await.unwrap();
+    client.put("u/directory/inside", b"inside", 5).await.unwrap();
+    client.volume.drain_all().await;
+    let kept = fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+    let kept: Vec<Vec<u8>> = kept.collect();
+    assert!(kept.contains(&b"inside".to_vec()), "{kept:?} {:?}", client.volume.state());
     *client.store.refused.lock().unwrap() = None;
     client.put("t/full", b"again", 5).await.unwrap();
     assert_eq!(client.read("t/full").await.unwrap(), b"again");

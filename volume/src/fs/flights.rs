@@ -1,0 +1,149 @@
+//! Requests made of what is ready: which files go together in one, and in which order. No waiting here, and no store.
+
+use bytes::Bytes;
+
+use super::{
+    table::Table,
+    unborn::{Stage, What},
+};
+use crate::store::{Attributes, Caller, Changes, Errno, NewFile, NewTime, Place, Put, Write};
+
+/// One request's worth of contents: large enough to fill a link.
+pub(super) const FLIGHT_BYTES: usize = 2 << 20;
+
+/// New files of one request, which the server makes one after the other.
+pub(super) const FLIGHT_FILES: usize = 2048;
+
+/// Components of a path on the wire at most; deeper ones wait until their directories are born.
+pub(super) const MAX_DEPTH: usize = 64;
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub caller: Caller,
+    pub writes: Vec<Write>,
+    /// Whom each of them is about.
+    pub numbers: Vec<u64>,
+}
+
+impl Table {
+    /// The next request: new files in their order, then what is to be set of directories when no more files of them are coming, or
+    /// somebody waits. Those that can't go any more are given apart, with the reason.
+    pub fn next_flight(&mut self) -> (Option<Flight>, Vec<(u64, Errno)>) {
+        let mut lost = Vec::new();
+        let mut flight: Option<Flight> = None;
+        let mut bytes = 0;
+        while let Some((order, number)) = self.unborn.queue.front().copied() {
+            let Some(unborn) = self.node(number).and_then(|node| node.unborn.as_ref()) else {
+                self.unborn.queue.pop_front();
+                continue;
+            };
+            let (size, caller) = (unborn.bytes(), unborn.caller.clone());
+            let is_full = flight.as_ref().is_some_and(|flight| {
+                flight.writes.len() >= FLIGHT_FILES || bytes + size > FLIGHT_BYTES || flight.caller != caller
+            });
+            if is_full {
+                break;
+            }
+            let put = self.put_that_may_go(number);
+            if put == Err(Errno::ENAMETOOLONG) && flight.is_some() {
+                // Shorter when its directories are born.
+                break;
+            }
+            self.unborn.queue.pop_front();
+            self.unborn.bytes = self.unborn.bytes.saturating_sub(size);
+            let put = match put {
+                Ok(put) => put,
+                Err(errno) => {
+                    lost.push((number, errno));
+                    continue;
+                }
+            };
+            self.unborn.leaving.insert(number, order);
+            bytes += size;
+            let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
+            flight.writes.push(Write::Put(put));
+            flight.numbers.push(number);
+            self.note_leaving(number, order);
+        }
+        self.add_sets(&mut flight);
+        (flight, lost)
+    }
+
+    /// `ENAMETOOLONG`: too deep to go together with its directories.
+    fn put_that_may_go(&self, number: u64) -> Result<Put, Errno> {
+        let put = self.put_of(number).ok_or(Errno::EIO)?;
+        let above = self.of(put.directory).ok_or(Errno::EIO)?;
+        match above.fault {
+            Some(errno) => Err(errno),
+            None if put.path.len() > MAX_DEPTH => Err(Errno::ENAMETOOLONG),
+            None => Ok(put),
+        }
+    }
+
+    /// An unborn file as it would be put now.
+    pub fn put_of(&self, number: u64) -> Option<Put> {
+        let node = self.node(number)?;
+        let (unborn, attributes) = node.unborn.as_ref().zip(node.attributes.as_ref())?;
+        let (above, path) = self.path_below(number)?;
+        let above = self.node(above)?;
+        let what = match &unborn.what {
+            What::Regular(data) => NewFile::Regular { data: Bytes::copy_from_slice(data) },
+            What::Directory => NewFile::Directory,
+            What::Symlink(target) => NewFile::Symlink { target: target.clone() },
+        };
+        let changes = changes_of(attributes, node.changed);
+        Some(Put { directory: above.file, path, what, mode: unborn.mode, changes })
+    }
+
+    /// The store's directory gets another time by the new name; what is changed of the file from now on comes later.
+    fn note_leaving(&mut self, number: u64, order: u64) {
+        let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
+        if let Some(node) = self.node_mut(number) {
+            node.changed = None;
+            if let Some(unborn) = &mut node.unborn {
+                unborn.stage = Stage::Leaving;
+            }
+        }
+        if let Some(parent) = parent {
+            self.note_changed(parent, Changes::default(), order);
+        }
+    }
+
+    fn add_sets(&mut self, flight: &mut Option<Flight>) {
+        let is_last = self.unborn.queue.is_empty();
+        let demanded = self.unborn.demanded;
+        let dirty: Vec<(u64, u64)> = self.unborn.dirty.iter().map(|(number, order)| (*number, *order)).collect();
+        for (number, order) in dirty.into_iter().filter(|(_, order)| is_last || *order <= demanded) {
+            let Some((caller, write)) = self.set_of(number) else {
+                self.unborn.dirty.remove(&number);
+                continue;
+            };
+            let full = |flight: &Flight| flight.caller != caller || flight.writes.len() >= 2 * FLIGHT_FILES;
+            if flight.as_ref().is_some_and(full) {
+                continue;
+            }
+            self.unborn.dirty.remove(&number);
+            self.unborn.leaving.insert(number, order);
+            let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
+            flight.writes.push(write);
+            flight.numbers.push(number);
+        }
+    }
+
+    /// By whom, and what.
+    fn set_of(&self, number: u64) -> Option<(Caller, Write)> {
+        let node = self.node(number).filter(|node| node.unborn.is_none() && node.fault.is_none())?;
+        let changes = changes_of(node.attributes.as_ref()?, Some(node.changed?));
+        Some((node.own.as_ref()?.maker.clone(), Write::Set { place: Place::from(node.file), changes }))
+    }
+}
+
+/// What was changed, and the times as they were shown, which so stay what they are.
+pub(super) fn changes_of(attributes: &Attributes, changed: Option<Changes>) -> Changes {
+    Changes {
+        atime: Some(NewTime::At(attributes.atime)),
+        mtime: Some(NewTime::At(attributes.mtime)),
+        ..changed.unwrap_or_default()
+    }
+}
