@@ -19,7 +19,7 @@ const OFFLOADING: usize = 450;
 /// At most one in so many may be placed only when tried again.
 const MISSED: usize = 100;
 /// On volumes, one of so many runs.
-const SAMPLE: u64 = 20;
+const SAMPLE: u64 = 23;
 /// The smallest machine that runs this has two cores, and other tests run beside it.
 const JOBS: usize = 1;
 

@@ -24,7 +24,7 @@ use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services;
 use crate::tree::{self, Tree};
-use crate::volumes::Mounts;
+use crate::volumes::{self, Mounts};
 
 /// How long a script may take on a busy machine. A hanging one costs a laboratory too.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
@@ -162,6 +162,9 @@ impl Site {
             .attempt(|| format!("write {}", settings.display()))?;
         let under = if way == Way::Posh { Under::PoshExplained } else { Under::Shell };
         let outcome = self.script(case, &name, who).run(host, under)?;
+        if self.setting.mounts == Mounts::Volume && way != Way::Copy {
+            self.settle(&name, who)?;
+        }
         let mut left = tree::snapshot(&data, &[])?;
         // Her number on the workstation and that on the server are the same person.
         let hers = left.values_mut().filter(|e| way == Way::Copy && case.user && e.owner == (who.here, who.here));
@@ -178,6 +181,13 @@ impl Site {
         let mut wait = self.lab.workstation.command("sh");
         wait.args(["-c", "until [ -d \"$1\" ]; do :; done", "sh"]).arg(Path::new(who.mount).join(name));
         self.lab.workstation.must(people::as_number(wait, who.here)).map(drop)
+    }
+
+    /// What was made last may still be on its way to the server, which this process looks at next. A command there waits for it.
+    fn settle(&self, name: &str, who: &Who) -> Result<()> {
+        let text = format!("cat {}", Path::new(who.mount).join(name).display());
+        let user = if who.here == 0 { volumes::User::Root } else { volumes::User::Ordinary };
+        volumes::output(&self.lab.workstation, user, &["-c", &text]).map(drop)
     }
 
     fn script(&self, case: &Case, name: &str, who: &Who) -> Script {

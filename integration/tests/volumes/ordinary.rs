@@ -1,6 +1,7 @@
-//! Volumes of somebody who is not root, by fusermount3.
+//! Volumes of somebody who is not root, by fusermount3; and how much memory a gateway takes that serves some.
 
 use std::fs;
+use std::io::{Read, Write};
 
 use posh_integration::explain::Report;
 use posh_integration::oracle::Under;
@@ -8,8 +9,15 @@ use posh_integration::people::{self, Person};
 use posh_integration::volumes::{self, Mounts, User};
 use posh_integration::{Host, Lab, LabSpec, Script};
 
-use super::shell;
+use super::{VOLUME, mounted, must, shell};
 use crate::programs;
+
+/// What a gateway needs besides its cache in memory.
+const RESIDENT_KIB: u64 = 64 << 10;
+/// What a volume keeps in memory of contents, at most.
+const CACHE_KIB: u64 = 64 << 10;
+/// The C library's allocator holds back as much again of what was in that cache.
+const HELD_BACK_KIB: u64 = CACHE_KIB;
 
 fn hers(host: &Host, words: &[&str]) -> (bool, String) {
     let output = volumes::output(host, User::Ordinary, words).unwrap();
@@ -47,4 +55,30 @@ fn an_ordinary_user_mounts_works_and_unmounts() {
     let (said, _) = as_her(host, &format!("wc -l < {0}/g; touch {0}/new", people::MOUNT), Under::Shell);
     assert!(said.starts_with("500\n") && said.contains("Read-only"), "{said}");
     assert!(hers(host, &["umount", people::MOUNT]).0);
+}
+
+/// More contents than are kept in memory, and many names.
+#[test]
+fn memory_is_bounded_however_much_is_read() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    let megabyte: Vec<u8> = (0..1_u32 << 20).map(|byte| (byte % 251) as u8).collect();
+    let mut large = fs::File::create(lab.data(1).join("large")).unwrap();
+    (0..200).for_each(|_| large.write_all(&megabyte).unwrap());
+    for directory in 0..20 {
+        let directory = lab.data(1).join(format!("many/{directory}"));
+        fs::create_dir_all(&directory).unwrap();
+        (0..250).for_each(|file| fs::write(directory.join(format!("file {file}")), "text").unwrap());
+    }
+    let mut read = fs::File::open(host.path(format!("{VOLUME}/large"))).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    while read.read(&mut piece).unwrap() > 0 {}
+    assert_eq!(shell(host, &format!("find {VOLUME}/many -type f -size -2 | wc -l")), "5000\n");
+    let status = must(host, &["status", "--json"]);
+    let pid = status.lines().find_map(|line| line.trim().strip_prefix("\"pid\": ")).unwrap().trim_end_matches(',');
+    // Without the program itself, which is large here: it carries what a debugger wants.
+    let resident = shell(host, &format!("grep RssAnon /proc/{pid}/status | tr -dc 0-9"));
+    let resident: u64 = resident.trim().parse().unwrap();
+    println!("{resident} KiB");
+    assert!(resident < RESIDENT_KIB + CACHE_KIB + HELD_BACK_KIB, "{resident} KiB");
 }
