@@ -30,4 +30,5 @@ mod memory;
 mod peers;
 mod serve;
 
+pub use memory::keep_little;
 pub use serve::{Error, Listeners, run};

@@ -34,6 +34,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    posh_gateway::keep_little();
     let arguments = Arguments::parse();
     // Whoever read the log may be gone; to say so there would be a panic.
     tracing_subscriber::fmt()

@@ -1,5 +1,19 @@
 //! Giving memory back to the system.
-#![allow(unsafe_code, reason = "malloc_trim(3) has no safe wrapper")]
+#![allow(unsafe_code, reason = "mallopt(3) and malloc_trim(3) have no safe wrappers")]
+
+/// Allocations from here on are mapped by themselves, and given back when they are freed: contents of files, which come as chunks of
+/// 1 MiB. glibc would raise that bound with the first of them, and keep as much again between those that live longer.
+#[cfg(target_env = "gnu")]
+const MAPPED_FROM_BYTES: nix::libc::c_int = 256 << 10;
+
+/// To be called before anything else is done.
+pub fn keep_little() {
+    // SAFETY: mallopt takes no pointers; there is one thread.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES);
+    }
+}
 
 /// Returns what the allocator holds and nobody uses.
 pub fn trim() {

@@ -39,7 +39,7 @@ fn sqlite_keeps_what_was_committed_when_its_writer_is_killed() {
     shell(host, &format!("sqlite3 {database} 'create table rows(number integer primary key, text)'"));
     // Its standard output is the transactions that have ended.
     let writer = format!(
-        "from=$(sqlite3 {database} 'select coalesce(max(number), 0) from rows')
+        "echo $$ > ~/group; from=$(sqlite3 {database} 'select coalesce(max(number), 0) from rows')
          for n in $(seq $((from + 1)) $((from + 10000))); do
              printf \"begin; insert into rows values(%d, hex(randomblob(2000))); commit; select %d;\\n\" $n $n
          done | sqlite3 -bail {database} > ~/committed"
@@ -54,8 +54,9 @@ fn sqlite_keeps_what_was_committed_when_its_writer_is_killed() {
             assert!(process.try_wait().unwrap().is_none(), "the writer has ended in round {round}");
         }
         assert!(!process.wait_at_most(Duration::from_millis(17 * round)).unwrap(), "the writer has ended");
-        shell(host, "pkill -9 -x sqlite3; while pgrep -x sqlite3; do :; done > /dev/null");
-        drop(process);
+        shell(host, "read group < ~/group; kill -9 -- -$group");
+        process.wait().unwrap();
+        shell(host, "read group < ~/group; while kill -0 -- -$group 2> /dev/null; do :; done");
         let last = shell(host, "tail -n 1 ~/committed | grep -x '[0-9]*' || tail -n 2 ~/committed | head -n 1");
         let last: u64 = last.trim().parse().unwrap();
         let query = format!("pragma integrity_check; select count(*) from rows where number <= {last}");

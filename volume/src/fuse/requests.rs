@@ -54,12 +54,8 @@ fn entry(volume: &Volume, parent: u64, entry: &Entry, reply: ReplyEntry) {
 
 fn open_reply_flags(opened: &Opened) -> FopenFlags {
     let mut flags = FopenFlags::empty();
-    if opened.is_direct {
-        flags |= FopenFlags::FOPEN_DIRECT_IO;
-    }
-    if opened.keeps_pages {
-        flags |= FopenFlags::FOPEN_KEEP_CACHE;
-    }
+    flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.is_direct);
+    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keeps_pages);
     flags
 }
 
