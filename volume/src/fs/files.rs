@@ -11,7 +11,12 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{Volume, reading::Pattern, table::is_provisional, unborn::What};
+use super::{
+    Volume,
+    reading::Pattern,
+    table::is_provisional,
+    unborn::{What, Which},
+};
 use crate::store::{
     Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, Op, OpenFlags, Place, RangeLock,
     Sought, Synced, Wait,
@@ -232,6 +237,8 @@ impl Volume {
     /// Of the call.
     pub async fn sync_directory(self: &Arc<Self>, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
         let place = self.born(number).await?.into();
+        // Its names, too.
+        self.bring_out(Which::All).await;
         self.ask(caller, Op::Sync { place, what }).await.map(drop)
     }
 

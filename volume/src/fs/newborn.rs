@@ -283,6 +283,8 @@ impl Volume {
         let is_held = self.is_held(&table, number);
         let own = match &node.unborn {
             Some(newborn) if newborn.is_here() => Arc::clone(&newborn.own),
+            // It is on its way as it was: that it is another since follows it.
+            Some(newborn) if is_held && changes.size.is_none() => Arc::clone(&newborn.own),
             // What is written to it may come later.
             None if is_held && !self.writes.is_dirty(node.file) => node.own.clone()?,
             _ => return None,
