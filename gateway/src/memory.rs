@@ -4,7 +4,7 @@
 /// Allocations from here on are mapped by themselves, and given back when they are freed: contents of files, which come as chunks of
 /// 1 MiB. glibc would raise that bound with the first of them, and keep as much again between those that live longer.
 #[cfg(target_env = "gnu")]
-const MAPPED_FROM_BYTES: nix::libc::c_int = 256 << 10;
+const MAPPED_FROM_BYTES: nix::libc::c_int = 1 << 20;
 
 /// To be called before anything else is done.
 pub fn keep_little() {
