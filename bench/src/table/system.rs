@@ -184,6 +184,11 @@ impl System {
         if let Some(file) = self.configuration() {
             script = script.variable("POSH_CONFIG", file);
         }
+        if self.has_volumes() && !workload.results.is_empty() {
+            // New files of new directories are still on their way when a program here ends. What is compared is on the server, and getting
+            // there belongs to the time.
+            script.text += "\nsync \"$S1\"\n";
+        }
         (script, if self.is_posh() { Under::Posh } else { Under::Shell })
     }
 
