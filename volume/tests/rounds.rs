@@ -189,7 +189,10 @@ async fn list(volume: &Arc<Volume>, number: u64) -> Vec<(OsString, u64)> {
         let Some(last) = names.last() else { break };
         next = last.next;
         let known = names.into_iter().filter_map(|name| Some((name.name, name.entry?)));
-        all.extend(known.map(|(name, entry)| (name, volume.tell(number, &entry, |told| told.number))));
+        for (name, entry) in known {
+            let number = volume.tell((number, &name), &entry, |told| told.number);
+            all.push((name, number));
+        }
     }
     volume.close_directory(open);
     all
@@ -253,7 +256,7 @@ async fn read_named(volume: &Arc<Volume>, directory: u64, file: u64) {
     let mut number = ROOT;
     for name in [name(directory), name(file)] {
         let entry = volume.lookup(&caller, number, &name).await.unwrap();
-        number = volume.tell(number, &entry, |told| told.number);
+        number = volume.tell((number, &name), &entry, |told| told.number);
     }
     read(volume, number).await;
 }

@@ -214,7 +214,8 @@ impl Volume {
         let (leases, is_directory) = (node.leases, node.is_directory());
         node.pages_doubtful = !leases.contains(Leases::DATA);
         node.own = Some(Arc::clone(&newborn.own));
-        let names = is_directory.then(|| table.told_names(entry.attributes.id));
+        let is_leased = leases.contains(Leases::ATTRIBUTES) && (!is_directory || leases.contains(Leases::ENTRIES));
+        let doubtful = (!is_leased).then(|| table.take_told(entry.attributes.id));
         drop(table);
         if let (What::Regular(data), true) = (newborn.what, leases.contains(Leases::DATA))
             && !data.is_empty()
@@ -222,10 +223,9 @@ impl Volume {
             self.chunks.put((entry.attributes.id, 0), entry.attributes.version, data.into());
         }
         self.give_back(newborn.room);
-        let is_leased = leases.contains(Leases::ATTRIBUTES) && (!is_directory || leases.contains(Leases::ENTRIES));
-        if !is_leased {
+        if doubtful.is_some() {
             // What the kernel was told, nobody holds true any more.
-            let _ = self.invalidate.send(Invalidate::of(number, names));
+            let _ = self.invalidate.send(Invalidate::of(number, doubtful));
         }
         Some(newborn.order)
     }

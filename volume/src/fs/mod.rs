@@ -224,11 +224,14 @@ impl Volume {
     }
 
     /// Gives a reply to the kernel about a file that has been looked up by name, with the time that it may be kept. `parent` is the
-    /// directory's number.
-    pub fn tell<R>(&self, parent: u64, entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
+    /// number of the directory with that name.
+    pub fn tell<R>(&self, (parent, name): (u64, &OsStr), entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
         let mut table = self.table();
         let number = table.looked_up(entry.attributes.id);
         let name_life = self.names_life(&table, parent);
+        if !name_life.is_zero() {
+            table.told(parent, name);
+        }
         let attributes_life = self.attributes_life(&table, number, &entry.attributes);
         let generation = table.node(number).map_or(0, |node| node.generation);
         reply(Told { number, generation, attributes: entry.attributes, attributes_life, name_life })
@@ -244,9 +247,13 @@ impl Volume {
 
     /// The same for a name that is not there.
     pub fn tell_absent<R>(&self, parent: u64, name: &OsStr, reply: impl FnOnce(Duration) -> R) -> R {
-        let table = self.table();
+        let mut table = self.table();
         let is_known = table.known(parent, name) == table::Known::Absent;
-        reply(if is_known { self.names_life(&table, parent) } else { Duration::ZERO })
+        let life = if is_known { self.names_life(&table, parent) } else { Duration::ZERO };
+        if !life.is_zero() {
+            table.told(parent, name);
+        }
+        reply(life)
     }
 
     /// The same for names of a directory, until `take` says that there is no more room, or something was heard of a file since its
@@ -279,6 +286,9 @@ impl Volume {
             count += 1;
             if let Some(told) = told {
                 table.looked_up(told.attributes.id);
+                if !told.name_life.is_zero() {
+                    table.told(parent, &name.name);
+                }
             }
         }
         (into, count)

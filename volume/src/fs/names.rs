@@ -262,6 +262,12 @@ impl Volume {
         if let Some(exchanged) = exchanged {
             self.table().place(exchanged, at.0, name);
         }
+        {
+            // The kernel gives names that it remembers to each other.
+            let mut table = self.table();
+            table.told(at.1, new_name);
+            table.told(at.0, name);
+        }
         if from.attributes.id == to.attributes.id {
             self.note_name(&to, name, exchanged);
             // Both are names of one directory, of which the later answer counts.

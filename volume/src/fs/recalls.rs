@@ -166,7 +166,7 @@ impl Volume {
 
     fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Names>) {
         let mut table = self.table();
-        let told = leases.contains(Leases::ENTRIES).then(|| table.told_names(file));
+        let told = leases.contains(Leases::ENTRIES).then(|| table.take_told(file));
         let number = table.recall(file, leases, stamp);
         (number, told.zip(number).map(|(told, number)| vec![(number, told)]))
     }
@@ -194,7 +194,7 @@ impl Volume {
     fn lost(&self, stamp: Stamp) {
         tracing::warn!("all leases of a volume have ended");
         let mut table = self.table();
-        let names = table.all_told_names();
+        let names = table.take_all_told();
         table.lose_all(stamp);
         let numbers: Vec<u64> = table.iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
         drop(table);

@@ -48,6 +48,8 @@ pub(super) struct Node {
     pub heard: Instant,
     /// Names that were looked up, under [`Leases::ENTRIES`]; `None`: there is no such name.
     pub names: HashMap<OsString, Option<FileId>>,
+    /// Names that the kernel may remember, there or not. They outlive `names`, and go when the kernel is made to forget them.
+    pub told: HashSet<OsString>,
     /// All names in order, under [`Leases::ENTRIES`].
     pub listing: Option<Arc<Vec<Listed>>>,
     /// Whether `names` has all that there are.
@@ -140,6 +142,7 @@ impl Table {
             stamp: Stamp(0),
             heard: Instant::now(),
             names: HashMap::new(),
+            told: HashSet::new(),
             listing: None,
             is_complete: false,
             orders: None,
@@ -371,15 +374,24 @@ impl Table {
         self.nodes.values_mut().for_each(|node| node.lose(Leases::all()));
     }
 
-    /// Names of a directory that the kernel may have been told of.
-    pub fn told_names(&self, directory: FileId) -> Vec<OsString> {
-        self.of(directory).map(|node| node.names.keys().cloned().collect()).unwrap_or_default()
+    /// The kernel may remember a name of a directory from now on.
+    pub fn told(&mut self, directory: u64, name: &OsStr) {
+        if let Some(node) = self.nodes.get_mut(&directory)
+            && !node.told.contains(name)
+        {
+            node.told.insert(name.to_owned());
+        }
+    }
+
+    /// Names of a directory that the kernel may remember, and that it is made to forget now.
+    pub fn take_told(&mut self, directory: FileId) -> Vec<OsString> {
+        self.of_mut(directory).map(|node| std::mem::take(&mut node.told).into_iter().collect()).unwrap_or_default()
     }
 
     /// The same of all directories, by their numbers.
-    pub fn all_told_names(&self) -> Vec<(u64, Vec<OsString>)> {
-        let with_names = self.nodes.iter().filter(|(_, node)| !node.names.is_empty());
-        with_names.map(|(number, node)| (*number, node.names.keys().cloned().collect())).collect()
+    pub fn take_all_told(&mut self) -> Vec<(u64, Vec<OsString>)> {
+        let with_names = self.nodes.iter_mut().filter(|(_, node)| !node.told.is_empty());
+        with_names.map(|(number, node)| (*number, std::mem::take(&mut node.told).into_iter().collect())).collect()
     }
 
     /// How many files, and how many leases.

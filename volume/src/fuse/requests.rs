@@ -45,8 +45,8 @@ macro_rules! reply {
     };
 }
 
-fn entry(volume: &Volume, parent: u64, entry: &Entry, reply: ReplyEntry) {
-    volume.tell(parent, entry, |told| {
+fn entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
+    volume.tell(at, entry, |told| {
         let generation = Generation(told.generation);
         reply.entry_with_ttls(&told.attributes_life, &told.name_life, &attr(&told), generation);
     });
@@ -100,7 +100,7 @@ impl Filesystem for Adapter {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
             match volume.lookup(&caller, parent.0, &name).await {
-                Ok(found) => entry(&volume, parent.0, &found, reply),
+                Ok(found) => entry(&volume, (parent.0, &name), &found, reply),
                 Err(Errno::ENOENT) => volume.tell_absent(parent.0, &name, |life| {
                     if life.is_zero() {
                         return reply.error(fuser::Errno::ENOENT);
@@ -170,7 +170,7 @@ impl Filesystem for Adapter {
         self.answer(async move {
             let what = (kind_of_mode(mode), convert::device(rdev));
             let made = volume.make_node(&caller, (parent.0, &name), mode & 0o7777, what).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, parent.0, &made, reply));
+            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -178,7 +178,7 @@ impl Filesystem for Adapter {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
             let made = volume.make_directory(&caller, parent.0, &name, mode & 0o7777).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, parent.0, &made, reply));
+            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -203,7 +203,7 @@ impl Filesystem for Adapter {
         let target = target.as_os_str().to_owned();
         self.answer(async move {
             let made = volume.symlink(&caller, parent.0, &name, &target).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, parent.0, &made, reply));
+            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -235,7 +235,7 @@ impl Filesystem for Adapter {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
             let made = volume.link(&caller, number.0, parent.0, &name).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, parent.0, &made, reply));
+            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -266,7 +266,7 @@ impl Filesystem for Adapter {
         self.answer(async move {
             let created = volume.create(&caller, (parent.0, &name), mode & 0o7777, open_flags(flags)).await;
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
-                volume.tell(parent.0, &entry, |told: Told| {
+                volume.tell((parent.0, &name), &entry, |told: Told| {
                     let life = told.attributes_life.min(told.name_life);
                     let generation = Generation(told.generation);
                     reply.created(

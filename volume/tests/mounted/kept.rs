@@ -75,7 +75,7 @@ async fn read_anew(directory: &Arc<Directory>, disk: &Path, name: &str) -> (Vec<
     let heard = tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
     let caller = Caller::default();
     let found = volume.lookup(&caller, 1, name.as_ref()).await.unwrap();
-    let number = volume.tell(1, &found, |told| told.number);
+    let number = volume.tell((1, name.as_ref()), &found, |told| told.number);
     let open = volume.open(&caller, number, OpenFlags::READ).await.unwrap().number;
     let mut contents = Vec::new();
     loop {

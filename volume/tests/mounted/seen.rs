@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::unistd::geteuid;
 use proptest::{
     prelude::Rng as _,
     test_runner::{RngAlgorithm, TestRng},
@@ -20,6 +21,14 @@ const CHANGES: usize = 400;
 
 /// By when a change of another program must be seen.
 const SEEN_WITHIN: Duration = Duration::from_millis(100);
+
+/// All names that changes are about.
+const NAMES: [&str; 4] = ["a", "b", "d/a", "d/b"];
+
+/// Which of the names there are: asked one by one, also for those that are not there.
+fn there(top: &Path) -> [bool; 4] {
+    NAMES.map(|name| top.join(name).symlink_metadata().is_ok())
+}
 
 /// What there is below a directory: names, contents and sizes.
 fn picture(top: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
@@ -47,7 +56,7 @@ fn below(random: &mut TestRng, limit: u32) -> usize {
 
 /// One change, of which each is possible at any time.
 fn change(top: &Path, random: &mut TestRng) {
-    let name = |random: &mut TestRng| top.join(["a", "b", "d/a", "d/b"][below(random, 4)]);
+    let name = |random: &mut TestRng| top.join(NAMES[below(random, 4)]);
     let (path, other) = (name(random), name(random));
     match below(random, 7) {
         0 => drop(fs::write(&path, vec![b'w'; below(random, 9000)])),
@@ -77,14 +86,17 @@ fn what_one_mount_does_the_other_sees_at_once() {
         change(site.mount(below(&mut random, 2)), &mut random);
         let real = picture(&site.origin());
         for mount in 0..2 {
+            assert_eq!(there(site.mount(mount)), there(&site.origin()), "mount {mount} after change {number}");
             assert_eq!(picture(site.mount(mount)), real, "mount {mount} after change {number}");
+            // All names are known now: also those that are not there are remembered without a question.
+            there(site.mount(mount));
         }
     }
 }
 
 /// The same by another process: what the process of the store does itself is no news to it.
 fn change_elsewhere(top: &Path, random: &mut TestRng) {
-    let mut name = || ["a", "b", "d/a", "d/b"][below(random, 4)];
+    let mut name = || NAMES[below(random, 4)];
     let (path, other) = (name(), name());
     let (length, offset) = (below(random, 9000), below(random, 5000));
     let script = match below(random, 7) {
@@ -103,14 +115,57 @@ fn change_elsewhere(top: &Path, random: &mut TestRng) {
 /// As an offloaded command's changes, after which the gateway asks.
 #[test]
 fn what_is_done_on_the_server_is_seen_when_it_was_asked_for() {
-    let site = Site::new(1);
+    changes_are_seen(&Site::new(1));
+}
+
+/// The kernel is made to forget in another way then.
+#[test]
+fn what_is_done_on_the_server_is_seen_also_around_other_mounts() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let mut site = Site::new(1);
+    site.mount_below(0);
+    changes_are_seen(&site);
+}
+
+fn changes_are_seen(site: &Site) {
     let mut random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     for number in 0..CHANGES {
         change(site.mount(0), &mut random);
         site.settle(0);
         change_elsewhere(&site.origin(), &mut random);
         site.catch_up(0);
+        assert_eq!(there(site.mount(0)), there(&site.origin()), "after change {number}");
         assert_eq!(picture(site.mount(0)), picture(&site.origin()), "after change {number}");
+        there(site.mount(0));
+    }
+}
+
+/// The kernel is told of each name then, also of those of which it was said that they are not there: of a directory that this session has made,
+/// and of one that was listed, nobody was asked. Needs root, who alone may mount something there.
+#[test]
+fn names_that_were_not_there_are_seen_when_a_run_has_made_them() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let mut site = Site::new(1);
+    site.mount_below(0);
+    for number in 0..10 {
+        let own = format!("new{number}/own");
+        fs::create_dir_all(site.mount(0).join(&own)).unwrap();
+        let listed = format!("listed{number}");
+        let made = Command::new("mkdir").arg(site.origin().join(&listed)).status().unwrap();
+        assert!(made.success());
+        site.catch_up(0);
+        assert_eq!(fs::read_dir(site.mount(0).join(&listed)).unwrap().count(), 0);
+        let names = [own, listed].map(|directory| format!("{directory}/made"));
+        assert!(names.iter().all(|name| !site.mount(0).join(name).exists()));
+        site.settle(0);
+        let made = Command::new("touch").args(&names).current_dir(site.origin()).status().unwrap();
+        assert!(made.success());
+        site.catch_up(0);
+        assert!(names.iter().all(|name| site.mount(0).join(name).exists()), "{number}: {names:?}");
     }
 }
 

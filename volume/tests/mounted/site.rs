@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use nix::unistd::geteuid;
+use nix::{mount::MsFlags, unistd::geteuid};
 use posh_volume::{
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
     disk::DiskCache,
@@ -24,6 +24,7 @@ pub const CACHE: u64 = 4 << 20;
 pub struct Site {
     root: TempDir,
     mounts: Vec<PathBuf>,
+    below: Vec<PathBuf>,
     volumes: Vec<Arc<Volume>>,
     runtime: Option<Runtime>,
 }
@@ -40,7 +41,8 @@ impl Site {
             let _entered = runtime.enter();
             Directory::open(Machine::start().unwrap(), &origin, rights, Mutability::ReadWrite).unwrap()
         };
-        let mut site = Self { root, mounts: Vec::new(), volumes: Vec::new(), runtime: Some(runtime) };
+        let mut site =
+            Self { root, mounts: Vec::new(), below: Vec::new(), volumes: Vec::new(), runtime: Some(runtime) };
         for number in 0..mounts {
             site.add(&directory, number);
         }
@@ -64,6 +66,15 @@ impl Site {
         fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users).unwrap();
         self.mounts.push(path);
         self.volumes.push(volume);
+    }
+
+    /// Mounts something in a directory of a mount. The kernel can't be told then that all names are doubtful, which would take that along.
+    pub fn mount_below(&mut self, number: usize) {
+        let place = self.mounts[number].join("below");
+        fs::create_dir(&place).unwrap();
+        let nothing = None::<&str>;
+        nix::mount::mount(nothing, &place, Some("tmpfs"), MsFlags::empty(), nothing).unwrap();
+        self.below.push(place);
     }
 
     /// What is mounted.
@@ -93,6 +104,9 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
+        for path in &self.below {
+            let _ = nix::mount::umount(path);
+        }
         for path in &self.mounts {
             let _ = mount::unmount(path);
         }

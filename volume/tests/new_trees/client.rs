@@ -182,7 +182,7 @@ impl Client {
             }
             let found = self.volume.lookup(&self.caller, at, name).await?;
             kind = found.attributes.kind;
-            at = self.volume.tell(at, &found, |told| told.number);
+            at = self.volume.tell((at, name), &found, |told| told.number);
         }
         Ok(at)
     }
@@ -204,7 +204,7 @@ impl Client {
     pub async fn make_directory(&self, path: impl AsRef<Path>) -> Result<u64, Errno> {
         let (parent, name) = self.parent(path.as_ref()).await?;
         let made = self.volume.make_directory(&self.caller, parent, name, 0o755).await?;
-        Ok(self.volume.tell(parent, &made, |told| told.number))
+        Ok(self.volume.tell((parent, name), &made, |told| told.number))
     }
 
     pub async fn symlink(&self, path: impl AsRef<Path>, target: &str) -> Result<(), Errno> {
@@ -215,7 +215,7 @@ impl Client {
     pub async fn create(&self, path: impl AsRef<Path>, flags: OpenFlags) -> Result<(Opened, u64), Errno> {
         let (parent, name) = self.parent(path.as_ref()).await?;
         let (opened, entry) = self.volume.create(&self.caller, (parent, name), 0o644, flags).await?;
-        Ok((opened, self.volume.tell(parent, &entry, |told| told.number)))
+        Ok((opened, self.volume.tell((parent, name), &entry, |told| told.number)))
     }
 
     pub async fn close(&self, opened: Opened) -> Result<(), Errno> {
