@@ -41,6 +41,9 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an ending gateway goes on writing what was not closed.
 const LAST_WRITES: Duration = Duration::from_secs(10);
 
+/// Until a volume that is no mount any more has ended on its server, too.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// All volumes of a gateway.
 #[derive(Debug)]
 pub struct Volumes {
@@ -127,11 +130,11 @@ impl Volumes {
         gateway.mounts_changed();
         let outcome = Serving::begin(gateway, &known.config, volumes.handle()).await;
         match outcome {
-            Ok((serving, ended)) => {
-                known.become_(Phase::Mounted(serving));
+            Ok(serving) => {
+                known.become_(Phase::Mounted(serving.clone()));
                 let (weak, known) = (Arc::downgrade(gateway), Arc::clone(&known));
                 tokio::spawn(async move {
-                    let _ = ended.await;
+                    serving.ended().await;
                     if let Some(gateway) = weak.upgrade() {
                         gateway.volumes.has_ended(&gateway, &known);
                     }
@@ -193,6 +196,10 @@ impl Volumes {
         let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&place)).await;
         let unmounted = unmounted.map_err(|error| error.to_string())?;
         unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
+        if let Some(serving) = &serving {
+            // Files that are open still keep it.
+            let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
+        }
         if is_whole {
             Ok(())
         } else {
@@ -224,7 +231,8 @@ impl Volumes {
     /// After a command has ended: returns when the volumes show what it has changed, as their executor has told them.
     pub async fn caught_up(&self, marks: &[VolumeMark], changes: Changes) {
         for mark in marks {
-            let serving = self.known().iter().filter_map(|known| known.serving()).find(|s| s.session == mark.session);
+            let serving =
+                self.known().iter().filter_map(|known| known.serving()).find(|s| *s.session() == mark.session);
             if let Some(serving) = serving {
                 serving.volume.caught_up(Stamp(mark.stamp), changes).await;
             }
@@ -233,7 +241,7 @@ impl Volumes {
 
     /// After a command has changed something there of which not all were told: these ask.
     pub async fn catch_up(&self, mount: &Mount, told: &[VolumeMark]) {
-        let was_told = |serving: &Serving| told.iter().any(|mark| mark.session == serving.session);
+        let was_told = |serving: &Serving| told.iter().any(|mark| mark.session == *serving.session());
         for serving in self.of(mount).into_iter().filter(|serving| !was_told(serving)) {
             serving.volume.catch_up().await;
         }
@@ -256,6 +264,7 @@ impl Volumes {
                 tracing::warn!(path = %path.display(), "what was written last is not on the server");
             }
             let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&path)).await;
+            let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
             tracing::info!(path = %known.config.path.display(), ?unmounted, "volume unmounted");
         }
         if let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() {

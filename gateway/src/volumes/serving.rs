@@ -19,7 +19,7 @@ use posh_volume::{
     remote::{Connector, Patience, Remote},
     store::Returned,
 };
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::{runtime::Handle, sync::watch};
 use tonic::transport::Channel;
 
 use crate::state::Gateway;
@@ -34,17 +34,17 @@ const MEMORY_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
     pub volume: Arc<Volume>,
-    /// As its executor knows it.
-    pub session: Bytes,
+    session: Bytes,
+    ended: watch::Receiver<bool>,
 }
 
 impl Serving {
-    /// Connects and mounts. The receiver hears when the mount has ended.
+    /// Connects and mounts.
     pub async fn begin(
         gateway: &Gateway,
         config: &VolumeConfig,
         runtime: Result<Handle, String>,
-    ) -> Result<(Self, oneshot::Receiver<()>), String> {
+    ) -> Result<Self, String> {
         let executors = gateway.volumes.added_to(&gateway.config);
         let executor = executors.executor(&config.executor).ok_or("the executor is not in the configuration")?;
         let route = Route::to(executor, &executors);
@@ -53,14 +53,13 @@ impl Serving {
         let begun = runtime?.spawn(async move {
             let way = Way { route, carrier: Mutex::new(None) };
             let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
-            let remote =
-                Remote::open(Arc::new(way), &config.export, patience).await.map_err(|error| error.to_string())?;
+            let remote = Remote::open(Arc::new(way), &config.export, patience).await;
+            let remote = Arc::new(remote.map_err(|error| error.to_string())?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
-            let session = remote.session();
             let disk = disk_for(&config);
             let journal = journal_for(&config).filter(|_| !read_only);
-            let (volume, invalidations) = Volume::new(Arc::new(remote), settings, disk);
+            let (volume, invalidations) = Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
             if let Some(journal) = journal
                 && let Err(errno) = volume.keep_journal(journal).await
             {
@@ -80,15 +79,30 @@ impl Serving {
                 tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users));
             let thread =
                 served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
-            let (end, ended) = oneshot::channel();
-            tokio::task::spawn_blocking(move || {
-                let _ = thread.join();
-                let _ = end.send(());
+            let (end, ended) = watch::channel(false);
+            let session = remote.session();
+            tokio::spawn(async move {
+                // Whoever unmounts it, and with whatever program.
+                let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+                // Nobody on the server needs to wait for the end of its leases.
+                remote.close().await;
+                let _ = end.send(true);
             });
             read_ahead(&path);
-            Ok((Self { volume, session }, ended))
+            Ok(Self { volume, session, ended })
         });
         begun.await.map_err(|error| error.to_string())?
+    }
+
+    /// The session, as its executor knows it.
+    pub fn session(&self) -> &Bytes {
+        &self.session
+    }
+
+    /// Returns when it is a mount no more, nor a session on its server.
+    pub async fn ended(&self) {
+        // An error: its runtime has ended.
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 
     /// For a run of which it is to be told.

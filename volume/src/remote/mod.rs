@@ -163,8 +163,9 @@ impl Remote {
         self.shared.connection.borrow().read_only
     }
 
-    /// Ends the session at once: what it had open is closed, its locks and leases are given back.
-    pub async fn close(self) {
+    /// Ends the session at once: what it had open is closed, its locks and leases are given back, and nobody waits for
+    /// their end. Nothing works any more afterwards.
+    pub async fn close(&self) {
         let outgoing = self.shared.connection.borrow().outgoing.clone();
         if let Some(outgoing) = outgoing {
             let bye = to_volume::Kind::Bye(posh_proto::volume::Nothing {});
@@ -174,6 +175,7 @@ impl Remote {
             let ended = connection.wait_for(|connection| connection.outgoing.is_none());
             let _ = tokio::time::timeout(HEARTBEAT, ended).await;
         }
+        self.link.abort();
     }
 }
 
