@@ -147,6 +147,7 @@ impl Host {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").stdin(Stdio::null());
+        command.envs(std::env::var_os("POSH_LOG").map(|log| ("POSH_LOG", log)));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         if !matches!(self.place, Place::Plain) {
             command.current_dir(HOME);

@@ -15,7 +15,9 @@ use arbitrary::Unstructured;
 use bytes::{Bytes, BytesMut};
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{Chunk, Credit, Exited, Finished, Offset, Rejected, RunOutput, Started, exited::How, run_output},
+    executor::{
+        Chunk, Credit, Exited, Finished, Offset, Rejected, RunOutput, Started, VolumeMark, exited::How, run_output,
+    },
     frame,
     gateway::{OpenSessionRequest, gateway_client::GatewayClient},
     stage::{self, Descriptor, Enlist, ToGateway, ToStage, descriptor::Kind, to_gateway, to_stage},
@@ -96,7 +98,12 @@ fn said(kind: run_output::Kind) -> Bytes {
 fn outputs() -> Vec<Bytes> {
     use run_output::Kind;
     let exited = Exited { stage: 0, how: Some(How::Code(0)), ..Exited::default() };
-    let odd = Exited { offsets: vec![Offset { fd: 1, offset: 7 }], changes_incomplete: true, ..exited.clone() };
+    let odd = Exited {
+        offsets: vec![Offset { fd: 1, offset: 7 }],
+        changes_incomplete: true,
+        volume_marks: vec![VolumeMark { session: vec![b'a'; 16].into(), stamp: 1 }],
+        ..exited.clone()
+    };
     let mut all = vec![said(Kind::Started(Started::default()))];
     all.extend((0..6).flat_map(|stream| {
         [said(Kind::Chunk(Chunk { stream, data: "x\n".into() })), said(Kind::End(stream)), said(Kind::Closed(stream))]

@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -15,9 +15,13 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
         Chunk, Credit, DescribeRequest, Descriptor, File, Guard, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
-        RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, WatchedTree, WindowSize, descriptor::Source,
-        executor_client::ExecutorClient, run_input, run_output,
+        ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession, WatchedTree,
+        WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
     },
+};
+use posh_volume::{
+    remote::{Patience, Remote},
+    store::FileId,
 };
 use prost::Message;
 use prost_reflect::{DynamicMessage, ServiceDescriptor};
@@ -25,7 +29,7 @@ use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use tonic::transport::Channel;
 
-use crate::{calls::Call, hostile};
+use crate::{calls::Call, hostile, volume::Direct};
 
 /// Where the workstation has the export.
 pub const MOUNT: &str = "/mnt/fuzzed/logs";
@@ -48,6 +52,8 @@ pub struct Peer {
     sound: Vec<DynamicMessage>,
     calls: AtomicU64,
     _store: TempDir,
+    // A volume's session, which runs may name.
+    _volume: Remote,
 }
 
 /// The one of this process, which is never ended: the fuzzer's end is its end.
@@ -73,13 +79,15 @@ fn start() -> Peer {
     let channel = runtime.block_on(channel.connect()).unwrap();
     let pool = hostile::pool();
     let service = pool.get_service_by_name("posh.executor.v1.Executor").unwrap();
-    let sound = sound().into_iter().map(|(name, bytes)| {
+    let volume = Remote::open(Arc::new(Direct(address)), "logs", Patience::default());
+    let volume = runtime.block_on(volume).unwrap();
+    let sound = sound(&volume).into_iter().map(|(name, bytes)| {
         DynamicMessage::decode(pool.get_message_by_name(&format!("posh.executor.v1.{name}")).unwrap(), &bytes[..])
             .unwrap()
     });
     let sound = sound.collect();
     let address = address.to_string();
-    Peer { runtime, channel, address, service, sound, calls: AtomicU64::new(0), _store: store }
+    Peer { runtime, channel, address, service, sound, calls: AtomicU64::new(0), _store: store, _volume: volume }
 }
 
 /// `posh-executor`, built beside this program, or as `POSH_EXECUTOR` says.
@@ -182,9 +190,12 @@ fn outlet(stream: u32, source: u32) -> Outlet {
     Outlet { stream, sources: vec![source], initial_credit_bytes: 1 << 20 }
 }
 
-/// One with everything in it.
-fn elaborate() -> RunSpec {
+/// One with everything in it, beside a volume.
+fn elaborate(volume: &Remote) -> RunSpec {
     let mut spec = pipeline();
+    let FileId { inode, generation } = volume.root();
+    let returned = vec![ReturnedLease { inode, generation, stamp: 1 }];
+    spec.volumes = vec![VolumeSession { session: volume.session(), returned }];
     spec.trace = true;
     spec.pipes.extend([98, 103]);
     spec.ptys = vec![Pty { id: 97, size: Some(WindowSize { rows: 24, columns: 80, ..WindowSize::default() }) }];
@@ -209,7 +220,7 @@ fn elaborate() -> RunSpec {
     spec
 }
 
-fn sound() -> Vec<(&'static str, Vec<u8>)> {
+fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
     use run_input::Kind;
     let mut all = vec![
         ("DescribeRequest", DescribeRequest { protocol: PROTOCOL_VERSION }.encode_to_vec()),
@@ -217,9 +228,9 @@ fn sound() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let inputs = [
         Kind::Spec(pipeline()),
-        Kind::Spec(elaborate()),
+        Kind::Spec(elaborate(volume)),
         Kind::Spec(pipeline()),
-        Kind::Spec(elaborate()),
+        Kind::Spec(elaborate(volume)),
         Kind::Chunk(Chunk { stream: 3, data: "bytes\n".into() }),
         Kind::End(3),
         Kind::Credit(Credit { stream: 1, bytes: 1 << 20 }),

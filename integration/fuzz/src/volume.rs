@@ -57,7 +57,7 @@ struct Peer {
 }
 
 /// Straight to the executor.
-struct Direct(SocketAddr);
+pub struct Direct(pub SocketAddr);
 
 #[async_trait::async_trait]
 impl Connector for Direct {

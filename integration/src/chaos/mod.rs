@@ -42,6 +42,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What is still running so long after its end was left behind: killed runs go on for the grace of their connection.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
+/// Plans, too: what ran where tells the cause of what is wrong.
+const LOG: &str = "info,posh_gateway::dispatch=debug";
+
 /// How much is done.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
@@ -136,7 +139,8 @@ impl Site<'_> {
     fn wait_offloaded(&self) -> Result<()> {
         let end = Instant::now() + READY;
         loop {
-            let outcome = Script::new("cat /mnt/s1/probe").run(&self.lab.workstation, Under::PoshExplained)?;
+            let script = Script::new("cat /mnt/s1/probe").variable("POSH_LOG", LOG);
+            let outcome = script.run(&self.lab.workstation, Under::PoshExplained)?;
             if outcome.report().pipelines.iter().flat_map(|p| &p.stages).any(|stage| stage.is_offloaded()) {
                 return Ok(());
             }
@@ -159,15 +163,16 @@ impl Site<'_> {
         let script = |directory: &str| {
             let script = Script { directory: Some(directory.into()), limit: LIMIT, ..Script::new(injected.work.text) };
             let date = "2024-01-01T00:00:00Z";
-            script.variable("GIT_AUTHOR_DATE", date).variable("GIT_COMMITTER_DATE", date)
+            script.variable("POSH_LOG", LOG).variable("GIT_AUTHOR_DATE", date).variable("GIT_COMMITTER_DATE", date)
         };
         let bash = script(&own).run(&self.lab.workstation, Under::Shell)?;
-        let before = self.retried();
+        let before = self.log();
         proxy.arm(injected.point, injected.fault, injected.after_chunks);
         let posh = script(&theirs).run(&self.lab.workstation, Under::Posh);
         let ended = Instant::now();
         let fired = proxy.disarm().map(|fired| (fired, ended));
-        let after = self.retried();
+        let log = self.log();
+        let log = log.strip_prefix(&before).unwrap_or(&log);
         let there_path = format!("{}/posh-{index}", self.lab.servers[0].spec.exports[0].directory());
         let left = |host: &Host, path: &str, directory: &Path| {
             let commits = injected.work.effect == Effect::Commits;
@@ -177,21 +182,20 @@ impl Site<'_> {
         let ours = left(&self.lab.workstation, &own, &here)?;
         let remote = left(&self.lab.servers[0].host, &there_path, &there)?;
         let verdict = verdict::judge(injected, (&bash, &ours), (posh, &remote), fired);
-        let verdict = Verdict { again: after.0 > before.0, resumed: after.1 > before.1, ..verdict };
+        let again = log.contains("run again here");
+        let resumed = log.contains("goes on by a new connection");
+        let verdict = Verdict { again, resumed, log: log.to_owned(), ..verdict };
         for target in [&here, &there] {
             fs::remove_dir_all(target).attempt(|| format!("remove {}", target.display()))?;
         }
         Ok(verdict)
     }
 
-    /// How often the gateways of the workstation have had commands run again, and gone on with runs.
-    fn retried(&self) -> (usize, usize) {
-        let mut logs = String::new();
-        let files = quiet::files_below(&self.lab.workstation.path(RUNTIME)).unwrap_or_default();
-        for file in files.into_iter().filter(|file| file.extension().is_some_and(|e| e == "log")) {
-            logs.push_str(&String::from_utf8_lossy(&fs::read(file).unwrap_or_default()));
-        }
-        (logs.matches("run again here").count(), logs.matches("goes on by a new connection").count())
+    /// What the gateways of the workstation have said: what was placed where, run again, gone on with.
+    fn log(&self) -> String {
+        let mut files = quiet::files_below(&self.lab.workstation.path(RUNTIME)).unwrap_or_default();
+        files.retain(|file| file.extension().is_some_and(|e| e == "log"));
+        files.iter().map(|file| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned()).collect()
     }
 
     /// Processes, mounts and temporary files that nobody needs any more.

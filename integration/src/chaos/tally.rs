@@ -57,6 +57,7 @@ impl Tally {
         }
         let How::Wrong(what) = &verdict.how else { return None };
         let line = format!("pipeline {index}: {:?}, {} {}: {what}", work.text, fault.words(), point.words());
+        let line = format!("{line}\n--- gateway:\n{}", verdict.log);
         self.wrong.push(line.clone());
         Some(line)
     }

@@ -57,6 +57,8 @@ pub struct Verdict {
     pub again: bool,
     /// A run went on by a new connection.
     pub resumed: bool,
+    /// What the gateway said meanwhile.
+    pub log: String,
 }
 
 /// Compares what is under bash with what is under posh, and looks at the clock.
@@ -77,7 +79,7 @@ pub fn judge(
             Err(what) => How::Wrong(format!("{what}\n--- bash: {bash}\n--- posh: {posh}")),
         },
     };
-    Verdict { how, fired: fired.is_some(), took, again: false, resumed: false }
+    Verdict { how, fired: fired.is_some(), took, again: false, resumed: false, log: String::new() }
 }
 
 fn compare(
