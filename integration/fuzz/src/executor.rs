@@ -21,7 +21,7 @@ use posh_proto::{
 };
 use posh_volume::{
     remote::{Patience, Remote},
-    store::FileId,
+    store::{FileId, Store as _},
 };
 use prost::Message;
 use prost_reflect::{DynamicMessage, ServiceDescriptor};

@@ -64,7 +64,7 @@ pub(super) struct Readers {
 struct Reader {
     id: ReaderId,
     expected: VecDeque<FileId>,
-    /// Asked for or fetched, and not opened yet, with their sizes.
+    /// Asked for or fetched, and not opened yet, with their sizes; none for what was there before.
     ahead: VecDeque<(FileId, u64)>,
     members: HashSet<FileId>,
     window: usize,
@@ -203,12 +203,11 @@ impl Reader {
                 break;
             }
             self.expected.pop_front();
+            // Also what is there already: it is still to be opened, and no reason to look at all that follows.
+            self.ahead.push_back((file, its));
             if its > 0 {
-                self.ahead.push_back((file, its));
                 files.push(file);
                 bytes += its;
-            } else {
-                self.members.remove(&file);
             }
         }
         if files.is_empty() {
@@ -247,6 +246,23 @@ mod tests {
         readers.fetched(id, 1600);
         assert_eq!(count(&mut readers, id, 100), [256, 256]);
         assert_eq!(readers.opened(FileId { inode: 5000, generation: 0 }), []);
+    }
+
+    #[test]
+    fn what_is_there_already_is_looked_at_once() {
+        let files = ids(0..10_000);
+        let mut readers = Readers::default();
+        let id = readers.begin(&files[1..], (files[0], By::Name));
+        let looks = std::cell::Cell::new(0);
+        for file in &files[1..] {
+            assert_eq!(readers.opened(*file), [id]);
+            let there = |_| {
+                looks.set(looks.get() + 1);
+                None
+            };
+            assert_eq!(readers.request(id, LIMIT_BYTES, there), None);
+        }
+        assert!(looks.get() < files.len(), "{looks:?}");
     }
 
     #[test]
