@@ -18,6 +18,9 @@ const CALLS_FAIL_AFTER: Duration = Duration::from_secs(30);
 /// On a busy machine, on top of it.
 const LATE: Duration = Duration::from_secs(15);
 
+/// What a session holds ends by itself so long after its last sign of life; there is one every other second.
+const LEASES_LAST: Duration = Duration::from_secs(10);
+
 /// Reads something new of the server in a thread of its own; whoever waits for it is told.
 fn reading(path: PathBuf) -> mpsc::Receiver<(std::io::Result<Vec<u8>>, Duration)> {
     let (sender, receiver) = mpsc::sync_channel(1);
@@ -112,4 +115,23 @@ impl Switch {
         self.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         self.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     }
+}
+
+/// Its session ends with it: what it held on the server is nobody's any more.
+#[test]
+fn a_volume_that_is_unmounted_makes_nobody_wait() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    shell(host, "mkdir /mnt/other");
+    must(host, &["mount", "store1:s1", "/mnt/other"]);
+    // A right to write that only this volume has.
+    shell(host, &format!("mkdir {VOLUME}/new; echo first > {VOLUME}/new/f; sync {VOLUME}/new"));
+    must(host, &["umount", VOLUME]);
+    let began = Instant::now();
+    assert_eq!(
+        shell(host, "cat /mnt/other/new/f; echo second >> /mnt/other/new/f; cat /mnt/other/new/f"),
+        "first\nfirst\nsecond\n"
+    );
+    assert!(began.elapsed() < LEASES_LAST / 2, "{:?}", began.elapsed());
+    must(host, &["umount", "/mnt/other"]);
 }
