@@ -89,10 +89,15 @@ impl Keeper {
         stamp
     }
 
-    /// See [`LeaseTable::changed`].
-    pub fn changed(&self, file: File, leases: Leases) {
-        self.table().changed(file, leases, Instant::now());
-        self.noticed.notify_waiters();
+    /// See [`LeaseTable::changed`]. Of most of what other programs change, nobody here has heard.
+    pub fn changed(&self, changes: impl IntoIterator<Item = (File, Leases)>) {
+        let now = Instant::now();
+        let mut table = self.table();
+        let told = changes.into_iter().filter(|(file, leases)| table.changed(*file, *leases, now)).count();
+        drop(table);
+        if told > 0 {
+            self.noticed.notify_waiters();
+        }
     }
 
     /// See [`LeaseTable::lose_all`].

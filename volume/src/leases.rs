@@ -190,9 +190,9 @@ impl LeaseTable {
         ticket
     }
 
-    /// Something has changed already, by somebody who holds no leases: recalls, and nobody waits.
-    pub fn changed(&mut self, file: File, leases: Leases, now: Instant) {
-        self.recall(file, None, (leases | Leases::WRITE, leases | Leases::WRITE), now);
+    /// Something has changed already, by somebody who holds no leases: recalls, and nobody waits. Whether somebody is told.
+    pub fn changed(&mut self, file: File, leases: Leases, now: Instant) -> bool {
+        self.recall(file, None, (leases | Leases::WRITE, leases | Leases::WRITE), now)
     }
 
     /// Whether nothing stands in the way any more.
@@ -380,11 +380,11 @@ impl LeaseTable {
         Stamp(self.last_stamp)
     }
 
-    /// Recalls from all but `session`: who holds one of the first leases loses all of the second.
-    fn recall(&mut self, file: File, session: Option<SessionId>, masks: (Leases, Leases), now: Instant) {
+    /// Recalls from all but `session`: who holds one of the first leases loses all of the second. Whether somebody does.
+    fn recall(&mut self, file: File, session: Option<SessionId>, masks: (Leases, Leases), now: Instant) -> bool {
         let stamp = self.next_stamp();
-        let Some(held) = self.files.get_mut(&file) else { return };
-        let mut emptied = Vec::new();
+        let Some(held) = self.files.get_mut(&file) else { return false };
+        let (mut emptied, mut is_told) = (Vec::new(), false);
         for (holder, grant) in &mut held.grants {
             let is_writer = grant.leases.contains(Leases::WRITE);
             let lost = grant.leases & if is_writer { masks.1 } else { masks.0 };
@@ -392,6 +392,7 @@ impl LeaseTable {
                 continue;
             }
             grant.leases -= lost;
+            is_told = true;
             let time = if lost.contains(Leases::WRITE) { FLUSH_TIME } else { ANSWER_TIME };
             self.recalling.insert(file);
             held.recalled.push(Recalled { session: *holder, leases: lost, stamp, until: now + time });
@@ -403,6 +404,7 @@ impl LeaseTable {
             }
         }
         emptied.into_iter().for_each(|holder| self.drop_empty_grant(file, holder));
+        is_told
     }
 
     /// Ends what is over by time.

@@ -38,8 +38,7 @@ impl Volumes {
             served.store.give_back(returned.into_iter().map(returned_of).collect());
             beside.0.push((session, Arc::downgrade(&served)));
         }
-        let machine = self.machine.lock().expect("not poisoned").clone();
-        let Some(machine) = machine else { return Ok(beside) };
+        let Some(machine) = self.machine_in_use() else { return Ok(beside) };
         let flush = machine.keeper.begin_flush(None);
         match tokio::time::timeout(FLUSH_LIMIT, flush.clear()).await {
             Ok(()) => Ok(beside),

@@ -203,6 +203,18 @@ impl Volumes {
         sessions.len() < before
     }
 
+    /// What sessions share, if there are some. When the last one is gone, what other programs change is watched no more: that costs them something.
+    fn machine_in_use(&self) -> Option<Arc<Machine>> {
+        let mut machine = self.machine.lock().expect("not poisoned");
+        let mut directories = self.directories.lock().expect("not poisoned");
+        directories.retain(|known| Arc::strong_count(&known.directory) > 1);
+        // Whatever still works on a directory has a share of it.
+        if directories.is_empty() && machine.as_ref().is_some_and(|machine| Arc::strong_count(machine) == 1) {
+            *machine = None;
+        }
+        machine.clone()
+    }
+
     /// The export's directory, opened once for each kind of rights. May block.
     fn directory(&self, export: &Export, rights: Rights) -> io::Result<Arc<Directory>> {
         let machine = {

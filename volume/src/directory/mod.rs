@@ -169,6 +169,6 @@ impl Directory {
 
     /// Somebody's leases are of a file that was touched without announcement.
     fn touched(&self, file: FileId, leases: Leases) {
-        self.machine.keeper.changed(self.nodes.file(file), leases);
+        self.machine.keeper.changed([(self.nodes.file(file), leases)]);
     }
 }

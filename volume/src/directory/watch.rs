@@ -144,22 +144,22 @@ impl Shared {
                 return;
             }
             let events = sys::events(&buffer[..length]);
-            events.iter().filter(|event| event.pid != own).for_each(|event| self.take(event));
-        }
-    }
-
-    fn take(&self, event: &Event) {
-        if event.mask & libc::FAN_Q_OVERFLOW != 0 {
-            self.keeper.lose_all();
-            return;
-        }
-        for file in &event.files {
-            let leases = affected(event.mask, file);
-            if !leases.is_empty() {
-                self.keeper.changed(File { system: file.system, generation: file.handle.number() }, leases);
+            if events.iter().any(|event| event.mask & libc::FAN_Q_OVERFLOW != 0) {
+                self.keeper.lose_all();
             }
+            let of_others = events.iter().filter(|event| event.pid != own);
+            self.keeper.changed(of_others.flat_map(changes));
         }
     }
+}
+
+/// The files of an event, and what it ends of each.
+fn changes(event: &Event) -> impl Iterator<Item = (File, Leases)> + '_ {
+    let changes = event.files.iter().map(|file| {
+        let id = File { system: file.system, generation: file.handle.number() };
+        (id, affected(event.mask, file))
+    });
+    changes.filter(|(_, leases)| !leases.is_empty())
 }
 
 /// What an event ends of one of its files.
