@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     journal::{Journal, Record},
-    store::{Entry, Errno, FileId, Leases, Time},
+    store::{Attributes, Caller, Entry, Errno, FileId, Kind, Leases, Time},
 };
 
 /// How long closed files wait for others to go with.
@@ -111,6 +111,11 @@ fn record_of(table: &Table, number: u64) -> Option<Record> {
     let (above, _) = table.path_below(number)?;
     let put = table.put_of(number)?;
     Some(Record { order: newborn.order, home: table.path_to(above)?, caller: newborn.caller.clone(), put })
+}
+
+/// Whether who has made a file may read it: what an open would say.
+fn is_readable(maker: &Caller, made: &Attributes) -> bool {
+    made.kind == Kind::Regular && maker.uid == made.uid && (maker.uid == 0 || made.mode & 0o400 != 0)
 }
 
 /// Sends for as long as there is a volume.
@@ -214,6 +219,9 @@ impl Volume {
         let (leases, is_directory) = (node.leases, node.is_directory());
         node.pages_doubtful = !leases.contains(Leases::DATA);
         node.own = Some(Arc::clone(&newborn.own));
+        if is_readable(&newborn.caller, &entry.attributes) {
+            node.reader = Some(newborn.caller.uid);
+        }
         let is_leased = leases.contains(Leases::ATTRIBUTES) && (!is_directory || leases.contains(Leases::ENTRIES));
         let doubtful = (!is_leased).then(|| table.take_told(entry.attributes.id));
         drop(table);
@@ -360,16 +368,20 @@ impl Volume {
 
     /// The file of a number, as the store knows it, with all in it that was made here.
     pub(super) async fn born(self: &Arc<Self>, number: u64) -> Result<FileId, Errno> {
-        let (stage, is_ahead) = {
+        let stage = {
             let table = self.table();
             let node = table.node(number).ok_or(Errno::ESTALE)?;
-            (node.unborn.as_ref().map(|newborn| newborn.stage), node.is_ahead())
+            node.unborn.as_ref().map(|newborn| newborn.stage)
         };
         match stage {
             Some(Stage::Open(_)) => self.bear_open(number).await,
             Some(_) => self.bring_out(Which::Closed).await,
-            None if is_ahead => self.bring_out(Which::All).await,
             None => {}
+        }
+        // Also files in it that are open: the store would make a second one of the same name.
+        let is_ahead = self.table().node(number).is_some_and(|node| node.unborn.is_none() && node.is_ahead());
+        if is_ahead {
+            self.bring_out(Which::All).await;
         }
         let table = self.table();
         let node = table.node(number).ok_or(Errno::ESTALE)?;
