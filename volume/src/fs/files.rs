@@ -13,6 +13,7 @@ use bytes::Bytes;
 
 use super::{
     Volume,
+    newborn::NEWBORN_BYTES,
     reading::Pattern,
     table::is_provisional,
     unborn::{What, Which},
@@ -270,6 +271,9 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn copy(self: &Arc<Self>, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u64, Errno> {
+        if let Some(copied) = self.copy_to_newborn(from, to, length).await {
+            return Ok(copied);
+        }
         let (source, target) = (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
         self.drain(source.file).await;
         self.drain(target.file).await;
@@ -278,6 +282,30 @@ impl Volume {
             Answer::Copied { bytes, .. } => Ok(bytes),
             _ => Err(Errno::EPROTO),
         }
+    }
+
+    /// A small file is read, which most often was fetched ahead, and written to what is made in memory: no round trip for each file of a tree.
+    async fn copy_to_newborn(self: &Arc<Self>, from: (u64, u64), to: (u64, u64), length: u64) -> Option<u64> {
+        let (source, target) = (self.open_file(from.0).ok()?, self.open_file(to.0).ok()?);
+        if !is_provisional(target.file) || source.file == target.file {
+            return None;
+        }
+        self.drain(source.file).await;
+        let size = self.size_known(source.file)?;
+        let length = size.saturating_sub(from.1).min(length);
+        if to.1.saturating_add(length) > NEWBORN_BYTES {
+            return None;
+        }
+        let data = self.read(from.0, from.1, u32::try_from(length).ok()?).await.ok()?;
+        let copied = data.len() as u64;
+        (data.is_empty() || self.write_newborn(&target, to, &data, false)).then_some(copied)
+    }
+
+    fn size_known(&self, file: FileId) -> Option<u64> {
+        let table = self.table();
+        let node = table.of(file)?;
+        let is_sure = node.unborn.is_some() || node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node);
+        node.attributes.filter(|_| is_sure).map(|attributes| attributes.size)
     }
 
     /// flock(2), and fcntl(2)'s locks. What was written under a lock is on the server before the lock goes.

@@ -131,8 +131,13 @@ impl Site {
         self.top.path().join("state").join(name)
     }
 
-    /// A volume of its own session, with the journal of that name.
+    /// A volume of its own session, with the journal of that name. It keeps next to nothing of what it reads.
     pub async fn client(&self, name: &str) -> Client {
+        self.client_with(name, 1 << 20).await
+    }
+
+    /// The same, which keeps so much of what it reads and writes.
+    pub async fn client_with(&self, name: &str, memory_bytes: u64) -> Client {
         let store = Arc::new(Observed {
             inner: DirectorySession::open(Arc::clone(&self.directory), Liveness::Own),
             calls: AtomicUsize::new(0),
@@ -141,7 +146,7 @@ impl Site {
             held: watch::Sender::new(false),
             is_dead: AtomicBool::new(false),
         });
-        let settings = Settings { sync: false, memory_bytes: 1 << 20 };
+        let settings = Settings { sync: false, memory_bytes };
         let (volume, mut invalidations) = Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);
         tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
         let journal = loop {

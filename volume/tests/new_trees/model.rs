@@ -61,6 +61,13 @@ enum Call {
         from: u8,
         to: u8,
     },
+    /// copy_file_range(2) of a part to a new file.
+    Copy {
+        from: u8,
+        to: u8,
+        offset: u16,
+        length: u32,
+    },
     Symlink {
         name: u8,
     },
@@ -106,6 +113,8 @@ fn call() -> impl Strategy<Value = Call> {
         1 => name().prop_map(|name| Call::RemoveDirectory { name }),
         2 => (name(), name()).prop_map(|(from, to)| Call::Rename { from, to }),
         1 => (name(), name()).prop_map(|(from, to)| Call::Link { from, to }),
+        2 => (name(), name(), any::<u16>(), 0..600_000_u32)
+            .prop_map(|(from, to, offset, length)| Call::Copy { from, to, offset, length }),
         1 => name().prop_map(|name| Call::Symlink { name }),
         2 => name().prop_map(|name| Call::Read { name }),
         4 => name().prop_map(|name| Call::Stat { name }),
@@ -203,6 +212,22 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
             let (parent, name) = client.parent(&to).await?;
             client.volume.link(&client.caller, number, parent, name).await?;
         }
+        Call::Copy { from, to, offset, length } => {
+            let number = file(client, from).await?;
+            let source = client.volume.open(&client.caller, number, OpenFlags::READ).await?;
+            let target = match client.create(path_of(to), NEW).await {
+                Ok((target, _)) => target,
+                Err(errno) => {
+                    client.close(source).await?;
+                    return Err(errno);
+                }
+            };
+            let (source_at, target_at) = ((source.number, offset.into()), (target.number, u64::from(offset) / 2));
+            let copied = client.volume.copy(source_at, target_at, length.into()).await?;
+            client.close(source).await?;
+            client.close(target).await?;
+            return Ok(copied.to_string());
+        }
         Call::Symlink { name } => client.symlink(path_of(name), "somewhere").await?,
         Call::Read { name } | Call::OtherReads { name } => {
             file(client, name).await?;
@@ -292,6 +317,14 @@ fn theirs(call: &Call, top: &Path, open: &mut Vec<(PathBuf, File)>) -> io::Resul
         Call::RemoveDirectory { name } => fs::remove_dir(path(name))?,
         Call::Rename { from, to } => fs::rename(path(from), path(to))?,
         Call::Link { from, to } => fs::hard_link(path(from), path(to))?,
+        Call::Copy { from, to, offset, length } => {
+            let source = regular(&path(from), OpenOptions::new().read(true))?;
+            let target = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(path(to))?;
+            let (mut here, mut there) = (u64::from(offset), u64::from(offset) / 2);
+            let copied =
+                rustix::fs::copy_file_range(source, Some(&mut here), target, Some(&mut there), length as usize)?;
+            return Ok(copied.to_string());
+        }
         Call::Symlink { name } => symlink("somewhere", path(name))?,
         Call::Read { name } | Call::OtherReads { name } => {
             regular(&path(name), OpenOptions::new().read(true))?;

@@ -48,6 +48,59 @@ async fn a_tree_takes_a_few_requests() {
     assert_eq!(client.volume.state().dirty_bytes, 0);
 }
 
+/// Of a directory that is not on the server yet, with a file in it that is open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_is_there_is_not_made_again() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    for round in 0..20 {
+        client.make_directory(format!("t/{round}")).await.unwrap();
+        let name = format!("t/{round}/f");
+        let (open, _) = client.create(&name, NEW).await.unwrap();
+        client.volume.write(open.number, 0, Bytes::from_static(b"first"), Source::Call).await.unwrap();
+        assert_eq!(client.create(&name, NEW).await.map(drop), Err(Errno::EEXIST));
+        client.close(open).await.unwrap();
+        client.volume.settle().await;
+        assert_eq!(fs::read(site.path(&name)).unwrap(), b"first");
+    }
+}
+
+/// cp -r within a volume: it asks the kernel to copy, and so the volume.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copied_tree_takes_a_few_requests() {
+    let site = Site::new();
+    let client = site.client_with("a", 16 << 20).await;
+    client.make_directory("from").await.unwrap();
+    for file in 0..200 {
+        client.put(format!("from/{file}"), format!("{file}").repeat(file).as_bytes(), 5).await.unwrap();
+    }
+    client.volume.drain_all().await;
+    let before = client.asked();
+    client.make_directory("to").await.unwrap();
+    assert_eq!(client.names("from").await.unwrap().len(), 200);
+    for file in 0..200 {
+        let number = client.number(format!("from/{file}").as_ref()).await.unwrap();
+        let source = client.volume.open(&client.caller, number, OpenFlags::READ).await.unwrap();
+        let (target, _) = client.create(format!("to/{file}"), NEW).await.unwrap();
+        let mut copied = 0;
+        loop {
+            match client.volume.copy((source.number, copied), (target.number, copied), 1 << 40).await.unwrap() {
+                0 => break,
+                more => copied += more,
+            }
+        }
+        client.close(source).await.unwrap();
+        client.close(target).await.unwrap();
+    }
+    client.volume.drain_all().await;
+    let asked = client.asked() - before;
+    assert!(asked <= 20, "{asked} requests for 200 files");
+    for file in 0..200 {
+        assert_eq!(fs::read(site.path(&format!("to/{file}"))).unwrap(), format!("{file}").repeat(file).as_bytes());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_looks_sees_all_that_was_made() {
     let site = Site::new();
