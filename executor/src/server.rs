@@ -11,7 +11,7 @@ use std::{
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{
-    DESCRIPTORS, MAX_MESSAGE_BYTES,
+    DESCRIPTORS, MAX_MESSAGE_BYTES, brief,
     executor::{enrolment_server::EnrolmentServer, executor_server::ExecutorServer},
     volume::volume_server::VolumeServer,
 };
@@ -26,6 +26,7 @@ use tonic::{
     service::interceptor::InterceptedService,
     transport::{Server, server::Connected},
 };
+use tower::util::MapResponseLayer;
 
 use crate::{
     Config, Error, Stdio,
@@ -159,7 +160,7 @@ pub async fn run_stdio(
 
 async fn serve<C>(
     (shared, admission, tls): (Arc<Shared>, Admission, Option<Arc<Serving>>),
-    mut builder: Server,
+    builder: Server,
     incoming: impl Stream<Item = io::Result<C>>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error>
@@ -181,6 +182,7 @@ where
     let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone()))
         .max_decoding_message_size(MAX_ENROLMENT_BYTES);
     let router = builder
+        .layer(MapResponseLayer::new(brief::shortened))
         .add_service(InterceptedService::new(health_service, admission.clone()))
         .add_service(InterceptedService::new(reflection()?, admission.clone()))
         .add_service(InterceptedService::new(executor, admission.clone()))

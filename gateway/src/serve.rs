@@ -19,7 +19,7 @@ use fs_mapper::{
 };
 use posh_annotations::{Because, Library};
 use posh_proto::{
-    DESCRIPTORS, MAX_MESSAGE_BYTES,
+    DESCRIPTORS, MAX_MESSAGE_BYTES, brief,
     gateway::gateway_server::GatewayServer,
     rule::{self, Rule},
 };
@@ -30,6 +30,7 @@ use tokio::{
 };
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tonic::transport::Server;
+use tower::util::MapResponseLayer;
 
 use crate::{
     assembly::{Assembler, Pipeline},
@@ -149,6 +150,7 @@ async fn serve_grpc(service: Service, listener: UnixListener, end: impl Future<O
         _ => true,
     });
     let server = Server::builder()
+        .layer(MapResponseLayer::new(brief::shortened))
         .add_service(GatewayServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add_service(health)
         .add_service(reflection)

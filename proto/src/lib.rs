@@ -1,7 +1,7 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
 //! ([`runtime`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
-//! share ([`clock`]), what delivered bytes are known again by ([`digest`]) and the switches of the
+//! share ([`clock`]), how long an error's message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the switches of the
 //! rules ([`rule`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
+pub mod brief;
 pub mod clock;
 pub mod digest;
 pub mod frame;

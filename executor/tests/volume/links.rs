@@ -9,9 +9,11 @@ use std::{
 use bytes::Bytes;
 use posh_volume::{
     Errno, Store as _,
-    remote::{Patience, Remote},
+    remote::{Connector, Patience, Remote},
     store::*,
 };
+
+use tonic::transport::Channel;
 
 use super::harness::*;
 
@@ -190,6 +192,27 @@ async fn only_what_is_exported_is_served() {
     let site = Site::new().await;
     let refused = Remote::open(Arc::new(Direct(site.address)), "other", Patience::default()).await;
     assert!(refused.unwrap_err().to_string().contains("no export `other`"));
+}
+
+/// As long as gRPC allows: what is said of it is not, since HTTP/2 ends connections with such headers.
+#[tokio::test]
+async fn a_refusal_of_something_long_leaves_the_connection_as_it_was() {
+    let site = Site::new().await;
+    let channel = Direct(site.address).connect().await.unwrap();
+    let refused = Remote::open(Arc::new(Same(channel.clone())), &"long".repeat(10_000), Patience::default()).await;
+    assert!(refused.unwrap_err().to_string().contains("no export `longlong"));
+    let store = Remote::open(Arc::new(Same(channel)), EXPORT, Patience::default()).await.unwrap();
+    assert_eq!(store.state().reconnects, 0);
+}
+
+/// One connection for all.
+struct Same(Channel);
+
+#[async_trait::async_trait]
+impl Connector for Same {
+    async fn connect(&self) -> Result<Channel, String> {
+        Ok(self.0.clone())
+    }
 }
 
 #[tokio::test]
