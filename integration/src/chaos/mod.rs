@@ -51,6 +51,9 @@ pub struct Options {
     /// How many pipelines.
     #[arg(long, default_value_t = 300)]
     pub pipelines: usize,
+    /// Leave out those before this one: to try one again, `--first 288 --pipelines 289`.
+    #[arg(long, default_value_t = 0)]
+    pub first: usize,
     /// Which pipelines and faults.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -95,7 +98,7 @@ fn in_one_lab(
     work::make_files(&lab.workstation, &format!("{HOME}/originals"))?;
     std::thread::scope(|scope| {
         let proxy = Proxy::start(scope, &lab)?;
-        for index in (number..options.pipelines).step_by(labs) {
+        for index in (number..options.pipelines).step_by(labs).filter(|index| *index >= options.first) {
             let injected = plan(options, index);
             let verdict = site.one(index, &injected, &proxy);
             let done = match verdict {

@@ -24,6 +24,9 @@ const SHOWN: usize = 30;
 /// How many differences of one look are told: the first ones tell most.
 const TOLD: usize = 4;
 
+/// What a volume numbers by itself has numbers that no file system gives.
+const FIRST_OWN_NUMBER: u64 = 1 << 62;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     attributes: Attributes,
@@ -92,7 +95,7 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
         Err(fault) => return vec![fault],
     };
     *reads += ours.len();
-    let mut found = compare(("the volume", &ours), ("its server", &server), Seen::clone);
+    let mut found = compare(("the volume", &numbered_alike(ours, &server)), ("its server", &server), Seen::clone);
     // An archive has times in it.
     let [server, plain] = [server, plain].map(|mut all| {
         all.remove(Path::new(ARCHIVE));
@@ -101,6 +104,17 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
     found.extend(compare(("the server", &server), ("a plain directory", &plain), without_what_differs));
     found.truncate(TOLD);
     found
+}
+
+/// A file that the volume has made in memory keeps the number that it got there (docs/consistency.md), under all its names: it stands for the server's.
+fn numbered_alike(mut ours: Picture, server: &Picture) -> Picture {
+    let mut meant = BTreeMap::new();
+    for (path, seen) in ours.iter_mut().filter(|(_, seen)| seen.attributes.inode >= FIRST_OWN_NUMBER) {
+        if let Some(theirs) = server.get(path) {
+            seen.attributes.inode = *meant.entry(seen.attributes.inode).or_insert(theirs.attributes.inode);
+        }
+    }
+    ours
 }
 
 /// Of a plain directory numbers, sizes of directories and times are others.
