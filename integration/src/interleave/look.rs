@@ -202,23 +202,29 @@ impl Handles {
     pub fn differences(&self, reads: &mut usize) -> Vec<String> {
         *reads += self.0.len();
         let compare = |(path, files): &(PathBuf, [File; 2])| {
-            let [ours, theirs] = files.each_ref().map(shown);
+            let [ours, theirs] = files.each_ref().map(seen);
+            let [ours, theirs] = shown(ours, theirs);
             (ours != theirs).then(|| format!("{}, held open, has {ours}, on the server {theirs}", path.display()))
         };
         self.0.iter().filter_map(compare).collect()
     }
 }
 
-/// Attributes, and what pread(2) gives.
-fn shown(file: &File) -> String {
-    let attributes = match file.metadata() {
-        Ok(metadata) => Attributes::of(&metadata),
-        Err(error) => return format!("no attributes: {error}"),
-    };
-    let mut content = vec![0; usize::try_from(attributes.size + 1).expect("files are small")];
-    match file.read_at(&mut content, 0) {
-        Ok(length) => content.truncate(length),
-        Err(error) => return format!("no content: {error}"),
+/// In words; a number of the volume's own stands for the server's.
+fn shown(mut ours: io::Result<Seen>, theirs: io::Result<Seen>) -> [String; 2] {
+    if let (Ok(ours), Ok(theirs)) = (&mut ours, &theirs)
+        && ours.attributes.inode >= FIRST_OWN_NUMBER
+    {
+        ours.attributes.inode = theirs.attributes.inode;
     }
-    describe(&Seen { attributes, content })
+    [ours, theirs].map(|seen| seen.map_or_else(|error| format!("an error: {error}"), |seen| describe(&seen)))
+}
+
+/// Attributes, and what pread(2) gives.
+fn seen(file: &File) -> io::Result<Seen> {
+    let attributes = Attributes::of(&file.metadata()?);
+    let mut content = vec![0; usize::try_from(attributes.size + 1).expect("files are small")];
+    let length = file.read_at(&mut content, 0)?;
+    content.truncate(length);
+    Ok(Seen { attributes, content })
 }

@@ -12,7 +12,7 @@ mod session;
 mod steps;
 mod tally;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -164,8 +164,12 @@ impl<'a> Site<'a> {
 
     /// Everything there is, as each of the three has it.
     fn look(&mut self) -> Vec<String> {
-        let mut faults = look::differences(&self.roots, &mut self.tally.reads);
-        self.tally.stale += usize::from(!faults.is_empty());
+        // What this machine has made itself its server has when somebody there asks, or now.
+        let sent = File::open(&self.roots[0]).and_then(|root| root.sync_all());
+        let mut faults: Vec<String> = sent.err().map(|error| format!("a sync fails: {error}")).into_iter().collect();
+        let stale = look::differences(&self.roots, &mut self.tally.reads);
+        self.tally.stale += usize::from(!stale.is_empty());
+        faults.extend(stale);
         faults.extend(self.handles.differences(&mut self.tally.reads));
         faults
     }

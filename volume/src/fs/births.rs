@@ -5,6 +5,7 @@
 //! the store refuses is never silent: the file gives the error from then on, its contents are kept, and the volume's state tells.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicI64, Ordering},
@@ -48,6 +49,8 @@ pub(super) struct Births {
     pub arrived: Notify,
     /// By how many nanoseconds the server's clock is ahead.
     clock: AtomicI64,
+    /// Files of which the kernel was told something that the server has otherwise since: the time of change, and sizes of directories.
+    outdated: Mutex<HashSet<u64>>,
     /// The last that could not be born.
     fault: Mutex<Option<String>>,
 }
@@ -60,6 +63,7 @@ impl Births {
             wake: Notify::new(),
             arrived: Notify::new(),
             clock: AtomicI64::new(0),
+            outdated: Mutex::default(),
             fault: Mutex::new(None),
         })
     }
@@ -234,6 +238,8 @@ impl Volume {
         if doubtful.is_some() {
             // What the kernel was told, nobody holds true any more.
             let _ = self.invalidate.send(Invalidate::of(number, doubtful));
+        } else {
+            self.is_outdated(number);
         }
         Some(newborn.order)
     }
@@ -276,6 +282,7 @@ impl Volume {
             Ok(entry) => {
                 table.learn(&entry, asked);
                 drop(table);
+                self.is_outdated(number);
                 let (key, new) = ((entry.attributes.id, 0), entry.attributes);
                 // The contents are those of the version before, all that there are.
                 let same = before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
@@ -328,6 +335,23 @@ impl Volume {
         });
         self.tell_fault(number, &kept.unwrap_or_else(|| format!("a new file could not be made: {errno}")));
         self.births.is_done(&[order]);
+    }
+
+    /// What was told of a file stays as long as nobody compares it with what the server has.
+    pub(super) fn is_outdated(&self, number: u64) {
+        let mut outdated = self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner);
+        outdated.insert(number);
+        let are_many = outdated.len() >= UNBORN_FILES;
+        drop(outdated);
+        if are_many {
+            self.show_as_sent();
+        }
+    }
+
+    /// From now on the kernel asks anew.
+    pub(super) fn show_as_sent(&self) {
+        let outdated = std::mem::take(&mut *self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner));
+        outdated.into_iter().for_each(|number| self.forget_attributes(number));
     }
 
     fn tell_fault(&self, number: u64, message: &str) {

@@ -240,6 +240,7 @@ impl Volume {
         let place = self.born(number).await?.into();
         // Its names, too.
         self.bring_out(Which::All).await;
+        self.show_as_sent();
         self.ask(caller, Op::Sync { place, what }).await.map(drop)
     }
 

@@ -212,6 +212,7 @@ impl Volume {
     /// Before a command runs on the server: returns when what was written here is there. What others hold back its executor asks for.
     pub async fn settle(&self) {
         self.drain_all().await;
+        self.show_as_sent();
     }
 
     /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.

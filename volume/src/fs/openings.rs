@@ -116,6 +116,7 @@ impl Volume {
         if !leases.contains(Leases::DATA | Leases::ATTRIBUTES) {
             self.forget_pages(place.file);
         }
+        self.is_outdated(number);
         self.exchange_open(open, place);
         if let Err(errno) = written {
             self.note_fault(place.file, errno);
