@@ -1,8 +1,8 @@
 //! Lists directories on slow mounts before a shell does (design: think in round trips): the
 //! kernel and the mount's daemon then have the names at hand when the shell asks, which
 //! would list one directory after the other. What is listed is what the shell would see: nothing
-//! of it has run, or nothing that could have changed it (`before`); a volume is told what changes. While a look is under way its mount is told to
-//! forget nothing, and no look leaves its mount.
+//! of it has run, or nothing that could have changed it (`before`). While a look is under way its mount is told to
+//! forget nothing, and no look leaves its mount. A volume of our own is told what changes: it is asked itself, and for all that the text names.
 
 mod before;
 
@@ -26,6 +26,7 @@ use posh_annotations::Library;
 use posh_proto::gateway as wire;
 use tokio::sync::watch;
 
+use crate::volumes::Volumes;
 use before::Before;
 
 /// Looks at one mount at once, of all sessions: one that hangs must not take all threads.
@@ -40,17 +41,17 @@ pub struct LookAhead {
 
 impl LookAhead {
     /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out.
-    pub fn begin(self: &Arc<Self>, table: &MountTable, library: &Library, ahead: &wire::LookAhead, path: &Path) {
-        let paths =
-            |texts: &'_ [Bytes]| texts.iter().map(|text| PathBuf::from(OsStr::from_bytes(text))).collect::<Vec<_>>();
+    pub fn begin(
+        self: &Arc<Self>,
+        (table, library): (&MountTable, &Library),
+        volumes: &Volumes,
+        ahead: &wire::LookAhead,
+        path: &Path,
+    ) {
+        volumes.look_ahead(table, &paths(&ahead.named), &paths(&ahead.listed));
         let before = (!ahead.second.is_empty()).then(|| Before::read(table, library, ahead, path)).flatten();
         let mut second = paths(&ahead.second);
-        // What a volume shows is true whenever it was looked at.
-        let is_kept = |directory: &Path| {
-            let keeps = before.as_ref().is_some_and(|before| before.keeps(table, directory));
-            keeps || on_slow_mount(table, directory).is_some_and(|(mount, _)| mount.adapter() == Adapter::Volume)
-        };
-        second.retain(|directory| is_kept(directory));
+        second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
         for directory in paths(&ahead.first).into_iter().chain(second).collect::<BTreeSet<_>>() {
             if let Some((mount, directory)) = on_slow_mount(table, &directory) {
                 self.look(mount, directory);
@@ -85,6 +86,10 @@ impl LookAhead {
     }
 }
 
+fn paths(texts: &[Bytes]) -> Vec<PathBuf> {
+    texts.iter().map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
+}
+
 fn add(looks: &mut BTreeMap<PathBuf, usize>, top: &Path) -> bool {
     let count = looks.entry(top.to_owned()).or_default();
     *count += usize::from(*count < AT_ONCE);
@@ -112,10 +117,11 @@ fn list(top: &Path, directory: &Path) -> io::Result<usize> {
     Ok(Dir::from_fd(opened)?.iter().count())
 }
 
-/// The mount that a directory is on, and the directory as that has it. Listing it costs round trips: a bind mount is as
-/// fast as a disk.
+/// The mount that a directory is on, and the directory as that has it. Listing it costs round trips through the kernel: a bind mount is as
+/// fast as a disk, and a volume is asked itself.
 fn on_slow_mount<'t>(table: &'t MountTable, directory: &Path) -> Option<(&'t Mount, PathBuf)> {
     let Resolution::Owned(owned) = table.resolve(directory, Path::new("/")) else { return None };
     let mount = table.mount(owned.mount);
-    (mount.mounted() && mount.adapter() != Adapter::Bind).then(|| (mount, owned.client_path.as_path().to_owned()))
+    (mount.mounted() && !matches!(mount.adapter(), Adapter::Bind | Adapter::Volume))
+        .then(|| (mount, owned.client_path.as_path().to_owned()))
 }

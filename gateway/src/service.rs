@@ -137,7 +137,8 @@ impl GatewayService for Service {
         }
         let view = self.gateway.view();
         if let Some(ahead) = &request.look_ahead {
-            self.gateway.look_ahead.begin(&view.table, &view.library, ahead, &path(&request.path));
+            let known = (&*view.table, &*view.library);
+            self.gateway.look_ahead.begin(known, &self.gateway.volumes, ahead, &path(&request.path));
         }
         let request = session::Request {
             pid: request.pid,

@@ -213,11 +213,36 @@ fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
     assert!(Path::new(&lab.data(1)).join("closed").exists());
 }
 
+/// A figure of `posh volumes`, of all of them.
+fn figure(host: &Host, name: &str) -> u64 {
+    let volumes: serde_json::Value = serde_json::from_str(&must(host, &["volumes", "--json"])).unwrap();
+    volumes.as_array().into_iter().flatten().filter_map(|volume| volume[name].as_u64()).sum()
+}
+
 /// What is kept of a volume's contents, in bytes.
 fn kept_bytes(host: &Host) -> u64 {
-    let volumes: serde_json::Value = serde_json::from_str(&must(host, &["volumes", "--json"])).unwrap();
-    let bytes = volumes.as_array().into_iter().flatten().filter_map(|volume| volume["cached_bytes"].as_u64());
-    bytes.sum()
+    figure(host, "cached_bytes")
+}
+
+/// The shell does nothing meanwhile.
+#[test]
+fn what_a_script_names_is_looked_up_while_its_shell_begins() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    fs::create_dir_all(lab.data(1).join("a/b")).unwrap();
+    fs::write(lab.data(1).join("a/b/f"), "x").unwrap();
+    shell(host, "mkfifo /tmp/wait");
+    let text = format!("read -r line < /tmp/wait; : {VOLUME}/a/b/f {VOLUME}/new");
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(text).run(host, Under::Posh).unwrap());
+        let began = Instant::now();
+        // The root is leased all the time that it is known.
+        while figure(host, "leases") < 4 && began.elapsed() < PATIENCE {}
+        let leases = figure(host, "leases");
+        shell(host, "echo go > /tmp/wait");
+        let outcome = running.join().unwrap();
+        assert!(outcome.status.success() && leases >= 4, "{leases} files are known: {outcome}");
+    });
 }
 
 /// The command reads its standard input first, which has nothing to read before the files are there.

@@ -273,7 +273,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
     Ok(Session { client, id: reply.session, shims })
 }
 
-/// Directories that the shell will list.
+/// What the shell will list and name.
 fn look_ahead(launch: &Launch) -> Option<LookAhead> {
     if !matches!(launch.shell, Shell::Bash | Shell::Dash) {
         return None;
@@ -284,8 +284,8 @@ fn look_ahead(launch: &Launch) -> Option<LookAhead> {
         Program::Script(words) => beginning(Path::new(&words[0]))?,
     };
     let text = &text[..text.len().min(plan_only::LOOKED_AT_BYTES)];
-    let has_pattern = text.iter().any(|byte| b"*?[".contains(byte));
-    has_pattern.then(|| plan_only::look_ahead(&String::from_utf8_lossy(text))).flatten()
+    let may_name_paths = text.iter().any(|byte| b"*?[/$~".contains(byte));
+    may_name_paths.then(|| plan_only::look_ahead(&String::from_utf8_lossy(text))).flatten()
 }
 
 /// As much of a script as is looked at; a pipe is left to the shell.

@@ -111,21 +111,26 @@ fn planned(stage: Stage) -> PlannedStage {
     }
 }
 
-/// What the shell that is about to start will list, as the contract has it.
+/// What the shell that is about to start will list and name, as the contract has it.
 #[must_use]
 pub fn look_ahead(text: &str) -> Option<LookAhead> {
     let cwd = env::current_dir().ok()?;
-    let Ahead { first, second } = listed_ahead(text, &cwd, &|name| env::var_os(name));
+    let Ahead { first, second, touched } = listed_ahead(text, &cwd, &|name| env::var_os(name));
     let bytes = |text: OsString| text.into_vec().into();
     let paths = |paths: Vec<PathBuf>| paths.into_iter().map(|path| bytes(path.into_os_string())).collect();
-    let mut ahead = LookAhead { first: paths(first), ..LookAhead::default() };
+    let mut ahead = LookAhead {
+        first: paths(first),
+        named: paths(touched.named),
+        listed: paths(touched.listed),
+        ..LookAhead::default()
+    };
     if let Some(second) = second.filter(|second| !is_prepared(&second.before)) {
         ahead.second = paths(second.listed);
         ahead.before = second.before.into_iter().map(planned).collect();
         ahead.cwd = bytes(second.cwd.into_os_string());
         ahead.environment = env::vars_os().map(|(name, value)| bytes([name, value].join(OsStr::new("=")))).collect();
     }
-    Some(ahead).filter(|ahead| !ahead.first.is_empty() || !ahead.second.is_empty())
+    Some(ahead).filter(|ahead| *ahead != LookAhead::default())
 }
 
 /// Whether the environment makes bash begin with something else than the text: a start-up file, options, a

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use posh_volume::{
-    fs::{Expected, ROOT, Settings, Volume},
+    fs::{Expected, Look, ROOT, Settings, Volume},
     store::*,
 };
 use tokio::sync::oneshot;
@@ -116,6 +116,8 @@ impl Store for Far {
         self.round().await;
         Ok(match op {
             Op::Walk { from, names } => Answer::Walked(self.walk(from, &names)),
+            Op::Explore { from, paths } => Answer::Explored(paths.iter().map(|names| self.walk(from, names)).collect()),
+            Op::Attributes(place) => Answer::Entry(entry(place.file.inode)),
             Op::List { directory, .. } => Answer::Listing(self.list(directory)),
             Op::Open { file, .. } => {
                 Answer::Opened { handle: Handle(file.inode), entry: entry(file.inode), parent: None }
@@ -165,7 +167,7 @@ async fn answer(far: &Far, rounds: &Cell<usize>) {
 
 /// How many rounds a program takes.
 fn rounds<F: Future<Output = ()>>(tree: Tree, program: impl FnOnce(Arc<Volume>) -> F) -> usize {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let rounds = Cell::new(0);
     runtime.block_on(async {
         let far = Far { tree, waiting: Arc::default() };
@@ -297,4 +299,35 @@ fn an_expectation_that_has_ended_asks_for_nothing_more() {
         list(&volume, ROOT).await;
     });
     assert_eq!(taken, 1);
+}
+
+/// As a shell does it that opens a redirection and then lists, with and without somebody who has read its text.
+fn looked_up(look: Option<Look>) -> usize {
+    rounds(Tree { directories: 5, files: 20 }, |volume| async move {
+        let caller = Caller::default();
+        if let Some(look) = look {
+            volume.look_ahead(&caller, &look);
+        }
+        volume.attributes(&caller, ROOT).await.unwrap();
+        assert_eq!(volume.lookup(&caller, ROOT, "new".as_ref()).await, Err(Errno::ENOENT));
+        let (directory, file) = (name(3), name(3_000));
+        let entry = volume.lookup(&caller, ROOT, &directory).await.unwrap();
+        let number = volume.tell((ROOT, &directory), &entry, |told| told.number);
+        volume.lookup(&caller, number, &file).await.unwrap();
+        assert_eq!(volume.lookup(&caller, number, "new".as_ref()).await, Err(Errno::ENOENT));
+        list(&volume, number).await;
+    })
+}
+
+#[test]
+fn what_a_shell_is_going_to_look_up_is_found_in_one_round_trip() {
+    assert_eq!(looked_up(None), 6);
+    let path = |names: &[OsString]| names.iter().collect::<PathBuf>();
+    let look = Look {
+        named: vec!["new".into(), path(&[name(3), name(3_000)]), path(&[name(3), "new".into()])],
+        listed: vec![path(&[name(3)])],
+    };
+    assert_eq!(looked_up(Some(look)), 2);
+    // What was not expected is asked for beside it.
+    assert_eq!(looked_up(Some(Look { named: vec!["other".into()], listed: Vec::new() })), 6);
 }

@@ -1,5 +1,6 @@
 //! What a command that runs here is going to read is known from its words before it opens anything: its volumes are told,
-//! and fetch it meanwhile (informed prefetch). The command waits for none of that, and ends it when it ends.
+//! and fetch it meanwhile (informed prefetch). The command waits for none of that, and ends it when it ends. Likewise what a
+//! shell is going to look up and list.
 
 use std::{
     collections::BTreeMap,
@@ -7,10 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::{LastLink, Resolution, Resolver, coherence::Adapter};
+use fs_mapper::{LastLink, MountTable, Resolution, Resolver, coherence::Adapter};
 use nix::unistd::{getegid, geteuid, getgroups};
 use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, StdinUse};
-use posh_volume::{fs::Expected, store::Caller};
+use posh_volume::{
+    fs::{Expected, Look},
+    store::Caller,
+};
 use tokio::io::Interest;
 
 use super::Volumes;
@@ -51,6 +55,32 @@ impl Volumes {
         }
         (!told.is_empty()).then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
     }
+
+    /// Tells the volumes what a shell may look up, and which directories it may list: absolute paths, as its text has them.
+    pub fn look_ahead(&self, table: &MountTable, named: &[PathBuf], listed: &[PathBuf]) {
+        if *self.mounted.borrow() == 0 {
+            return;
+        }
+        let mut looks: BTreeMap<PathBuf, Look> = BTreeMap::new();
+        let mut note = |paths: &[PathBuf], of: fn(&mut Look) -> &mut Vec<PathBuf>| {
+            for path in paths {
+                let found = on_volume(table, &mut Resolver::new(table, Path::new("/")), path, LastLink::Keep);
+                if let Some((mount, below)) = found {
+                    of(looks.entry(mount).or_default()).push(below);
+                }
+            }
+        };
+        note(named, |look| &mut look.named);
+        note(listed, |look| &mut look.listed);
+        let Ok(runtime) = self.handle() else { return };
+        for (path, look) in looks {
+            let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
+            if let Some(serving) = serving {
+                let _in_runtime = runtime.enter();
+                serving.volume.look_ahead(&own_caller(), &look);
+            }
+        }
+    }
 }
 
 /// Commands of other users do not come to this gateway.
@@ -65,7 +95,7 @@ fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
     let Ok(invocation) = world.library.classify(&stage.name, &stage.argv, &lookup) else { return inputs };
     let mut resolver = Resolver::new(world.table, &stage.cwd);
     let mut note = |path: &Path, last, expected: fn(PathBuf) -> Expected| {
-        if let Some((mount, below)) = on_volume(world, &mut resolver, path, last) {
+        if let Some((mount, below)) = on_volume(world.table, &mut resolver, path, last) {
             inputs.entry(mount).or_default().push(expected(below));
         }
     };
@@ -98,13 +128,13 @@ fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expe
 
 /// The mount point of the volume that a path is on, and the path below it. Where only the server can say what it means, there is nothing to fetch.
 fn on_volume(
-    world: &World<'_>,
+    table: &MountTable,
     resolver: &mut Resolver<'_>,
     path: &Path,
     last: LastLink,
 ) -> Option<(PathBuf, PathBuf)> {
     let Resolution::Owned(owned) = resolver.resolve_with(path, last) else { return None };
-    let mount = world.table.mount(owned.mount);
+    let mount = table.mount(owned.mount);
     if mount.adapter() != Adapter::Volume || owned.uncertain {
         return None;
     }

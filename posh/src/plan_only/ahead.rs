@@ -1,6 +1,7 @@
 //! What a shell will list: the directories of the patterns in a text's first two
 //! commands. On a slow mount a shell lists them one after the other, a few round trips
-//! each; somebody who knows them can list them all at once, before the shell asks.
+//! each; somebody who knows them can list them all at once, before the shell asks. And what all its commands name, for volumes, which
+//! are told what changes.
 //!
 //! Before the first command nothing has run, so that whoever lists a directory now sees what the shell would
 //! see. Before the second one only the first has: it is told with it, word by word, as far as it consists of
@@ -10,6 +11,7 @@
 use std::{
     collections::HashSet,
     ffi::OsString,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -30,6 +32,8 @@ const LINES: usize = 24;
 pub const BYTES: usize = 4096;
 /// Directories at most: a shell that lists more has other worries.
 const DIRECTORIES: usize = 64;
+/// Paths that commands name, at most.
+const NAMED: usize = 64;
 
 /// Builtins that change nothing a word of the next command depends on, but for the variables they name.
 const HARMLESS: [&str; 6] = [":", "export", "readonly", "set", "true", "umask"];
@@ -41,6 +45,17 @@ pub struct Ahead {
     pub first: Vec<PathBuf>,
     /// By the next one, and what the first one is.
     pub second: Option<Second>,
+    /// What commands of the text's beginning name or list, whatever else they do.
+    pub touched: Touched,
+}
+
+/// Paths that may be of interest, absolute, each once.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Words and redirections: files, directories, new names, and words that are no paths.
+    pub named: Vec<PathBuf>,
+    /// Directories of patterns.
+    pub listed: Vec<PathBuf>,
 }
 
 /// What a second command lists, unless the first one changes it.
@@ -58,7 +73,7 @@ pub struct Second {
 /// touched, and a text that can't be read has none.
 #[must_use]
 pub fn listed_ahead(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Ahead {
-    let mut ahead = Ahead::default();
+    let mut ahead = Ahead { touched: touched(text, cwd, variable), ..Ahead::default() };
     let mut end = 0;
     for line in text.split_inclusive('\n').take(LINES) {
         end += line.len();
@@ -85,6 +100,35 @@ pub fn listed_ahead(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<Os
     ahead
 }
 
+/// What the commands of a text's beginning touch, up to where nobody can tell in which directory they run.
+fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Touched {
+    let ends = text.split_inclusive('\n').take(LINES).scan(0, |end, line| {
+        *end += line.len();
+        Some(*end)
+    });
+    let ends: Vec<usize> = ends.filter(|end| *end <= BYTES).collect();
+    // An unfinished command can't be read.
+    let Some(program) = ends.iter().rev().find_map(|end| parse(&text[..*end]).ok()) else { return Touched::default() };
+    let mut reader = Reader { cwd: cwd.to_owned(), assigned: HashSet::new(), variable };
+    let mut touched = Touched::default();
+    let lists = program.complete_commands.iter().flat_map(|list| &list.0);
+    for pipeline in lists.flat_map(|item| item.0.iter().map(|(_, pipeline)| pipeline.seq.as_slice())) {
+        touched.named.extend(reader.named(pipeline));
+        touched.listed.extend(reader.listed(pipeline));
+        if !reader.is_harmless(pipeline) && reader.goes_elsewhere(pipeline) {
+            break;
+        }
+    }
+    let once = |paths: &mut Vec<PathBuf>, most| {
+        let mut seen = HashSet::new();
+        paths.retain(|path| seen.insert(path.clone()));
+        paths.truncate(most);
+    };
+    once(&mut touched.named, NAMED);
+    once(&mut touched.listed, DIRECTORIES);
+    touched
+}
+
 /// What is known on the way through a text.
 struct Reader<'a> {
     cwd: PathBuf,
@@ -106,6 +150,35 @@ impl Reader<'_> {
         let listed = patterns.flat_map(|word| self.with_scope(|scope| words::listed(word, &self.cwd, scope)));
         let mut seen = HashSet::new();
         listed.filter(|directory| seen.insert(directory.clone())).take(DIRECTORIES).collect()
+    }
+
+    /// What a pipeline's words may name: those that are certain and neither options nor patterns, after the commands' names.
+    fn named(&self, pipeline: &[Command]) -> Vec<PathBuf> {
+        let words = pipeline.iter().flat_map(|command| match command {
+            Command::Simple(command) => {
+                let name = command.word_or_name.iter().map(|name| name.value.as_str());
+                let words = command_words(command).skip(name.count());
+                words.chain(redirected(command)).collect()
+            }
+            _ => Vec::new(),
+        });
+        let names = words.filter_map(|word| self.with_scope(|scope| words::unlisted(word, scope))).flatten();
+        let is_path = |name: &OsString| {
+            let first = name.as_bytes().first();
+            first.is_some_and(|first| *first != b'-') && !name.as_bytes().iter().any(|byte| b"*?[".contains(byte))
+        };
+        names.filter(is_path).map(|name| self.cwd.join(name)).collect()
+    }
+
+    /// Whether the commands after it run in a directory that is not known.
+    fn goes_elsewhere(&self, pipeline: &[Command]) -> bool {
+        match pipeline {
+            [Command::Simple(command)] => command_words(command)
+                .next()
+                .is_some_and(|name| ["cd", "pushd", "popd", "exit", "exec"].contains(&name)),
+            [_] => true,
+            _ => false,
+        }
     }
 
     /// The stages of a pipeline of which all words are certain, but for what patterns become; `None` where it is
@@ -291,6 +364,32 @@ mod tests {
         ] {
             check_second(&format!("{first}\ncat $S2/*"), None);
         }
+    }
+
+    #[test]
+    fn all_that_is_named_up_to_an_unknown_directory() {
+        let check = |text: &str, named: &str, listed: &str| {
+            let touched = ahead(text).touched;
+            let joined = |paths: &[PathBuf]| {
+                let paths: Vec<&str> = paths.iter().map(|path| path.to_str().unwrap()).collect();
+                paths.join(" ")
+            };
+            assert_eq!(
+                (joined(&touched.named), joined(&touched.listed)),
+                (named.to_owned(), listed.to_owned()),
+                "{text}"
+            );
+        };
+        check(
+            "cat $S1/f-0 | grep -v x > $S1/out\nrm -r $S2/d; cat $S2/a/*",
+            "/mnt/s1/f-0 /cwd/x /mnt/s1/out /mnt/s2/d",
+            "/mnt/s2/a/",
+        );
+        check("mkdir $S1/t\ncd $S1/t && tar -x -f ../t.tar", "/mnt/s1/t /mnt/s1/t/../t.tar", "");
+        check("sort < f >> g; cd $1; cat h", "/cwd/f /cwd/g", "");
+        check("for f in $S1/*; do cat $f; done; cat g", "", "/mnt/s1/");
+        check("D=/x\ncat $D/f $(ls) {a,b}", "/cwd/a /cwd/b", "");
+        check("cat a\ncat '", "/cwd/a", "");
     }
 
     #[test]

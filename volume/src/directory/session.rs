@@ -26,8 +26,8 @@ use crate::{
     keeper::{Begun, Keeper},
     leases::{File, Intent, LEASE_TIME, SessionId},
     store::{
-        Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op, OpenFlags, Pieces, Place,
-        ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
+        Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, MOST_PATHS, Notice, Notices, Op, OpenFlags,
+        Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
     },
 };
 
@@ -280,6 +280,12 @@ impl Session {
         let change = |id: FileId, leases| self.intent(id, Intent::Change(leases));
         Ok(match op {
             Op::Walk { from, names } => self.looks(|| self.walked_ids(*from, names)),
+            Op::Explore { from, paths } => {
+                if paths.len() > MOST_PATHS {
+                    return Err(Errno::E2BIG.into());
+                }
+                self.looks(|| paths.iter().flat_map(|names| self.walked_ids(*from, names)).collect())
+            }
             Op::List { directory, cookie, limit } => self.looks(|| self.listed_ids(*directory, *cookie, *limit)),
             Op::Attributes(place) | Op::Seek { place, .. } => vec![self.intent(place.file, Intent::Look)],
             Op::Set { place, changes } => vec![change(place.file, leases_of(changes))],
@@ -319,6 +325,10 @@ impl Session {
     fn execute(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
+            Op::Explore { from, paths } => {
+                let walks = paths.iter().map(|names| self.walk(*from, names));
+                walks.collect::<Result<_, _>>().map(Answer::Explored)
+            }
             Op::List { directory, cookie, limit } => {
                 self.list(caller, *directory, (*cookie, *limit)).map(Answer::Listing)
             }

@@ -215,17 +215,28 @@ impl Volume {
 
     /// Asks for a listing, or waits for whoever does.
     async fn list_one_ahead(self: Arc<Self>, caller: &Caller, tour: TourId, (directory, is_ours): (FileId, bool)) {
-        let listed = if is_ours {
-            let listed = self.ask_for_listing(caller, directory).await;
-            self.listings.give_up(directory);
-            listed
-        } else {
-            self.list_all(caller, directory).await
-        };
-        if let Ok(names) = listed {
+        if let Ok(names) = self.list_claimed(caller, directory, is_ours).await {
             self.heard_of(caller, tour, directory, &names);
             self.list_ahead(caller, tour);
         }
+    }
+
+    /// Lists a directory that somebody may open soon, who then waits for this.
+    pub(super) async fn list_beforehand(&self, caller: &Caller, directory: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+        if let Some(names) = self.remembered_listing(directory) {
+            return Ok(names);
+        }
+        let is_ours = self.listings.claim(directory);
+        self.list_claimed(caller, directory, is_ours).await
+    }
+
+    async fn list_claimed(&self, caller: &Caller, directory: FileId, is_ours: bool) -> Result<Arc<Vec<Listed>>, Errno> {
+        if !is_ours {
+            return self.list_all(caller, directory).await;
+        }
+        let listed = self.ask_for_listing(caller, directory).await;
+        self.listings.give_up(directory);
+        listed
     }
 
     fn heard_of(self: &Arc<Self>, caller: &Caller, tour: TourId, directory: FileId, names: &[Listed]) {

@@ -5,7 +5,7 @@
 //! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
-//!   these, `told` what somebody has named
+//!   these, `told` what somebody has named, `look` finds what a shell may look up
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
 //!   that a killed gateway has left
@@ -29,6 +29,7 @@ mod files;
 mod flights;
 mod keep;
 mod listing;
+mod look;
 mod names;
 mod newborn;
 mod openings;
@@ -67,6 +68,7 @@ use chunks::Chunks;
 use files::Open;
 use keep::Keep;
 use listing::Listings;
+use look::Looks;
 use readers::Readers;
 use reading::Loading;
 use table::{Node, Table};
@@ -75,6 +77,7 @@ use writing::Writes;
 
 pub use files::Opened;
 pub use listing::{Directory, Name};
+pub use look::Look;
 pub use recalls::{Changes, Invalidate};
 pub use table::ROOT;
 pub use told::{Expectation, Expected};
@@ -145,6 +148,7 @@ pub struct Volume {
     readers: Mutex<Readers>,
     tours: Mutex<Tours>,
     listings: Listings,
+    looks: Looks,
     /// What works for as long as there is the volume.
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -185,6 +189,7 @@ impl Volume {
             readers: Mutex::default(),
             tours: Mutex::default(),
             listings: Listings::default(),
+            looks: Looks::default(),
             tasks: Mutex::default(),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));

@@ -2,7 +2,12 @@
 
 use std::{ffi::OsStr, sync::Arc, time::SystemTime};
 
-use super::{Volume, newborn::clock_offset, table::Known, unborn::What};
+use super::{
+    Volume,
+    newborn::clock_offset,
+    table::{Known, ROOT},
+    unborn::What,
+};
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Op, OpenFlags, Removal, Renaming};
 
 /// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
@@ -38,6 +43,12 @@ impl Volume {
         }
         if let Some(known) = self.remembered(parent, name) {
             return known;
+        }
+        if parent == ROOT {
+            self.looks.passed(Some(name)).await;
+            if let Some(known) = self.remembered(parent, name) {
+                return known;
+            }
         }
         let directory = self.born(parent).await?;
         if self.is_asked_often(parent) {
@@ -82,14 +93,7 @@ impl Volume {
 
     /// A name as its directory's answer had it, unless something was heard of the directory since.
     pub(super) fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
-        let mut table = self.table();
-        let id = directory.attributes.id;
-        if table.of(id).is_some_and(|node| node.stamp == directory.stamp) {
-            table.name(id, name, file);
-            if let Some(node) = file.and_then(|file| table.of_mut(file)) {
-                node.parent = Some(id);
-            }
-        }
+        self.table().found(directory, name, file);
     }
 
     fn remembered(&self, parent: u64, name: &OsStr) -> Option<Result<Entry, Errno>> {

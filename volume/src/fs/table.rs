@@ -12,7 +12,7 @@ use super::{
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
-use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp};
+use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Walked};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -308,6 +308,39 @@ impl Table {
             node.target = None;
         }
         may
+    }
+
+    /// A name as its directory's answer had it, unless something was heard of the directory since.
+    pub fn found(&mut self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
+        let id = directory.attributes.id;
+        if self.of(id).is_some_and(|node| node.stamp == directory.stamp) {
+            self.name(id, name, file);
+            if let Some(node) = file.and_then(|file| self.of_mut(file)) {
+                node.parent = Some(id);
+            }
+        }
+    }
+
+    /// The answer about a path that nobody waits for. It ends where names were made in memory: the kernel may be making them
+    /// now. What the path leads to.
+    pub fn walked(&mut self, path: &[OsString], walked: &Walked, asked: Instant) -> Option<Entry> {
+        let mut at = walked.from;
+        self.learn(&at, asked);
+        for (name, entry) in path.iter().zip(walked.entries.iter().map(Some).chain([None])) {
+            if self.of(at.attributes.id).is_none_or(|node| node.made > 0 || node.children > 0) {
+                return None;
+            }
+            let Some(entry) = entry else {
+                if walked.error == Some(Errno::ENOENT) {
+                    self.found(&at, name, None);
+                }
+                return None;
+            };
+            self.learn(entry, asked);
+            self.found(&at, name, Some(entry.attributes.id));
+            at = *entry;
+        }
+        walked.error.is_none().then_some(at)
     }
 
     /// What is remembered of a name.

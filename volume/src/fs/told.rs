@@ -148,7 +148,7 @@ fn by_directory(expected: Vec<Expected>) -> BTreeMap<Vec<OsString>, Vec<OsString
     all
 }
 
-fn plain_names(path: &Path) -> Option<Vec<OsString>> {
+pub(super) fn plain_names(path: &Path) -> Option<Vec<OsString>> {
     let name = |component| match component {
         Component::CurDir => None,
         Component::Normal(name) => Some(Some(name.to_owned())),

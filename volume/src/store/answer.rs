@@ -22,6 +22,8 @@ pub enum Answer {
     Entry(Entry),
     /// The file of each name, as far as they are there.
     Walked(Walked),
+    /// The same for several paths, one after the other.
+    Explored(Vec<Walked>),
     /// Part of a directory.
     Listing(Listing),
     /// Where a symbolic link leads.
@@ -56,7 +58,8 @@ impl Answer {
     pub fn entries(&self) -> Vec<Entry> {
         match self {
             Self::Entry(entry) | Self::Copied { entry, .. } => vec![*entry],
-            Self::Walked(walked) => std::iter::once(walked.from).chain(walked.entries.iter().copied()).collect(),
+            Self::Walked(walked) => walked.all().collect(),
+            Self::Explored(walks) => walks.iter().flat_map(Walked::all).collect(),
             Self::Listing(listing) => {
                 let entries = listing.names.iter().filter_map(|listed| listed.entry);
                 std::iter::once(listing.directory).chain(entries).collect()
@@ -87,6 +90,13 @@ pub struct Walked {
     /// Why it ended before the last name: `ENOENT` (remembered under the last directory's [`Leases::ENTRIES`]), `ENOTDIR`
     /// (also at a symbolic link, whose entry is then the last), `EACCES`, `EXDEV` where another file system is mounted, ...
     pub error: Option<Errno>,
+}
+
+impl Walked {
+    /// Of the whole way.
+    fn all(&self) -> impl Iterator<Item = Entry> {
+        std::iter::once(self.from).chain(self.entries.iter().copied())
+    }
 }
 
 /// Part of a directory.

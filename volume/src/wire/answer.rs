@@ -12,11 +12,10 @@ impl From<Answer> for pb::Answer {
         let kind = match answer {
             Answer::Done => To::Done(pb::Nothing {}),
             Answer::Entry(entry) => To::Entry(entry.into()),
-            Answer::Walked(walked) => To::Walked(pb::Walked {
-                from: Some(walked.from.into()),
-                entries: walked.entries.into_iter().map(Into::into).collect(),
-                error: walked.error.map_or(0, |errno| errno as i32),
-            }),
+            Answer::Walked(walked) => To::Walked(walked.into()),
+            Answer::Explored(walks) => {
+                To::Explored(pb::Explored { walks: walks.into_iter().map(Into::into).collect() })
+            }
             Answer::Listing(listing) => To::Listing(listing.into()),
             Answer::Target { target, stamp } => To::Target(stamped(vec![bytes(&target)], stamp)),
             Answer::Made { entry, parent } => To::Made(entries(vec![entry, parent])),
@@ -44,6 +43,28 @@ impl From<Answer> for pb::Answer {
             Answer::Settled(stamp) => To::Settled(stamp.0),
         };
         Self { kind: Some(kind) }
+    }
+}
+
+impl From<Walked> for pb::Walked {
+    fn from(walked: Walked) -> Self {
+        Self {
+            from: Some(walked.from.into()),
+            entries: walked.entries.into_iter().map(Into::into).collect(),
+            error: walked.error.map_or(0, |errno| errno as i32),
+        }
+    }
+}
+
+impl TryFrom<pb::Walked> for Walked {
+    type Error = Malformed;
+
+    fn try_from(walked: pb::Walked) -> Result<Self, Malformed> {
+        Ok(Self {
+            from: needed(walked.from, "from")?,
+            entries: walked.entries.into_iter().map(Entry::try_from).collect::<Result<_, _>>()?,
+            error: errno(walked.error),
+        })
     }
 }
 
@@ -94,11 +115,10 @@ impl TryFrom<pb::Answer> for Answer {
         Ok(match answer.kind.ok_or(Malformed("answer"))? {
             From::Done(_) => Self::Done,
             From::Entry(entry) => Self::Entry(entry.try_into()?),
-            From::Walked(walked) => Self::Walked(Walked {
-                from: needed(walked.from, "from")?,
-                entries: walked.entries.into_iter().map(Entry::try_from).collect::<Result<_, _>>()?,
-                error: errno(walked.error),
-            }),
+            From::Walked(walked) => Self::Walked(walked.try_into()?),
+            From::Explored(its) => {
+                Self::Explored(its.walks.into_iter().map(Walked::try_from).collect::<Result<_, _>>()?)
+            }
             From::Listing(listing) => Self::Listing(listing.try_into()?),
             From::Target(its) => Self::Target { target: text(&first(&its)), stamp: Stamp(its.stamp) },
             From::Made(its) => {
