@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// A runner without runs for this long is ended.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(300);
 
 /// How often idle runners are looked for.
 const RETIRE_INTERVAL: Duration = Duration::from_secs(10);

@@ -16,6 +16,7 @@ pub mod brief;
 pub mod clock;
 pub mod digest;
 pub mod frame;
+pub mod packed;
 pub mod rule;
 pub mod runtime;
 pub mod secret;

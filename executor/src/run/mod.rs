@@ -26,9 +26,12 @@ use std::{
 };
 
 use nix::libc;
-use posh_proto::executor::{
-    Exited, Finished, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started, WindowSize,
-    WrittenFile, exited::How, run_input, run_output,
+use posh_proto::{
+    executor::{
+        Exited, Finished, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started, WindowSize,
+        WrittenFile, exited::How, run_input, run_output,
+    },
+    packed,
 };
 use tokio::{
     net::unix::pipe,
@@ -100,8 +103,15 @@ pub struct Origin {
 /// it must be cleaned up after its client has gone.
 pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<RunInput>) -> Messages {
     let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
-    match input.message().await {
-        Ok(Some(RunInput { kind: Some(run_input::Kind::Spec(spec)) })) => {
+    let first = match input.message().await {
+        Ok(Some(RunInput { kind: Some(run_input::Kind::Packed(packed)) })) => {
+            packed::unpack(&packed).map(run_input::Kind::Spec)
+        }
+        Ok(first) => first.and_then(|first| first.kind),
+        Err(_) => None,
+    };
+    match first {
+        Some(run_input::Kind::Spec(spec)) => {
             let outbox = Outbox::new(spec.grace_ms > 0);
             let messages = outbox.attach();
             let returns = match outbox.keeps() {
@@ -114,7 +124,7 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
             tokio::spawn(serve(shared, origin, spec, Client { input, is_open: true, returns }, outbox));
             messages
         }
-        Ok(Some(RunInput { kind: Some(run_input::Kind::Resume(resume)) })) => {
+        Some(run_input::Kind::Resume(resume)) => {
             let (Origin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
@@ -469,7 +479,7 @@ impl Run {
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;
             }
-            Some(run_input::Kind::Spec(_) | run_input::Kind::Resume(_)) => {
+            Some(run_input::Kind::Spec(_) | run_input::Kind::Packed(_) | run_input::Kind::Resume(_)) => {
                 return Err(End::Violation("a second specification".to_owned()));
             }
             // A newer gateway may say what we do not know; it can't matter to us.

@@ -9,8 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posh_proto::executor::{
-    Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_input, run_output,
+use posh_proto::{
+    executor::{Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_output},
+    packed,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -285,7 +286,7 @@ async fn open_in_time(
 
 async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, NotOpened> {
     let (input, requests) = mpsc::channel(QUEUE);
-    let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
+    let first = RunInput { kind: Some(packed::pack(spec)) };
     let _ = input.send(first).await;
     let lost = |status: &Status| NotOpened::Lost(connection.clone(), status.message().to_owned());
     let response = connection.client.clone().run(ReceiverStream::new(requests)).await;

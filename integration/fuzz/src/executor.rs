@@ -14,10 +14,11 @@ use posh_executor::Config;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Chunk, Credit, DescribeRequest, Descriptor, File, Guard, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
-        ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession, WatchedTree,
+        Chunk, Credit, DescribeRequest, Descriptor, EnvVar, File, Guard, Inlet, Merge, MountPoint, Outlet, PathUse,
+        Pty, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession, WatchedTree,
         WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
     },
+    packed::pack,
 };
 use posh_volume::{
     remote::{Patience, Remote},
@@ -220,6 +221,13 @@ fn elaborate(volume: &Remote) -> RunSpec {
     spec
 }
 
+/// Long enough to be packed.
+fn packed(mut spec: RunSpec) -> run_input::Kind {
+    let long = EnvVar { name: "LONG".into(), value: "x".repeat(8192).into() };
+    spec.stages.iter_mut().for_each(|stage| stage.env.push(long.clone()));
+    pack(spec)
+}
+
 fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
     use run_input::Kind;
     let mut all = vec![
@@ -231,6 +239,7 @@ fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
         Kind::Spec(elaborate(volume)),
         Kind::Spec(pipeline()),
         Kind::Spec(elaborate(volume)),
+        packed(pipeline()),
         Kind::Chunk(Chunk { stream: 3, data: "bytes\n".into() }),
         Kind::End(3),
         Kind::Credit(Credit { stream: 1, bytes: 1 << 20 }),

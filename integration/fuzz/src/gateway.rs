@@ -122,6 +122,8 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
             before: vec![PlannedStage { argv: argv.clone(), ..PlannedStage::default() }],
             cwd: "/".into(),
             environment: vec!["PATH=/bin".into()],
+            named: vec![file.clone().into()],
+            listed: vec![mount.clone().into()],
         }),
         ..OpenSessionRequest::default()
     };
