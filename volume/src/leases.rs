@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::store::{FileId, Leases, Notice, Stamp};
+use crate::store::{Entry, FileId, Leases, Notice, Stamp};
 
 /// How long leases hold without a sign of life. A writer waits for so long when a holder is out of reach.
 pub const LEASE_TIME: Duration = Duration::from_secs(10);
@@ -23,6 +23,8 @@ pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 pub const FLUSH_TIME: Duration = Duration::from_secs(60);
 /// Files that one session has leases of: about 150 bytes each. Beyond, answers come without leases.
 pub const MAX_FILES_PER_SESSION: usize = 500_000;
+/// Changed files of which a session is told how they are: whoever has changed more does not look at all of them at once.
+const MAX_CHANGED: usize = 32;
 
 /// A file, among all file systems of the keeper's machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,6 +101,8 @@ struct Session {
     outbox: Vec<Notice>,
     /// When it last lost everything.
     lost: Stamp,
+    /// Files that it held leases of, and that have changed since this was last asked for: the first of them.
+    changed: Vec<FileId>,
 }
 
 impl LeaseTable {
@@ -114,7 +118,10 @@ impl LeaseTable {
         let id = SessionId(self.last_session);
         // What somebody remembers from before, of another session, is not covered.
         let lost = self.next_stamp();
-        self.sessions.insert(id, Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost });
+        self.sessions.insert(
+            id,
+            Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost, changed: Vec::new() },
+        );
         id
     }
 
@@ -223,6 +230,18 @@ impl LeaseTable {
         let others = self.writable.iter().filter(|(holder, _)| Some(**holder) != session);
         let intents: Vec<_> = others.flat_map(|(_, files)| files).filter_map(of).collect();
         self.begin(session, &intents, now)
+    }
+
+    /// Files that others than sessions have changed since this was last asked, of those that were recalled from the session.
+    pub fn take_changed(&mut self, session: SessionId) -> Vec<FileId> {
+        self.sessions.get_mut(&session).map(|session| mem::take(&mut session.changed)).unwrap_or_default()
+    }
+
+    /// Tells the session how a file is, as it would an answer.
+    pub fn tell(&mut self, session: SessionId, entry: Entry) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.outbox.push(Notice::Is(entry));
+        }
     }
 
     /// Puts a mark behind all that the session is to be told until now. `None`: there is no such session.
@@ -398,6 +417,9 @@ impl LeaseTable {
             held.recalled.push(Recalled { session: *holder, leases: lost, stamp, until: now + time });
             if let Some(holder) = self.sessions.get_mut(holder) {
                 holder.outbox.push(Notice::Recall { file: held.id, leases: lost, stamp });
+                if session.is_none() && holder.changed.len() < MAX_CHANGED && !holder.changed.contains(&held.id) {
+                    holder.changed.push(held.id);
+                }
             }
             if grant.leases.is_empty() {
                 emptied.push(*holder);
@@ -477,9 +499,9 @@ impl Held {
     fn compatible(&self, session: SessionId, wanted: Leases) -> Leases {
         let mut others = self.grants.iter().filter(|(holder, _)| **holder != session).map(|(_, grant)| grant.leases);
         let is_changing = self.changing.iter().any(|by| *by != Some(session));
-        // Before it has answered a recall, a session gets nothing that it would have to give back by the same answer.
-        let is_recalled =
-            self.recalled.iter().any(|recalled| recalled.session == session || recalled.leases.contains(Leases::WRITE));
+        // What was recalled from the session itself it may have again before it has answered: the answer bears the recall's stamp, which
+        // is lower. But a right to write comes back when everybody has seen what was written.
+        let is_recalled = self.recalled.iter().any(|recalled| recalled.leases.contains(Leases::WRITE));
         if is_changing || is_recalled || others.clone().any(|leases| leases.contains(Leases::WRITE)) {
             return Leases::empty();
         }

@@ -160,7 +160,7 @@ impl World {
                 match notice {
                     Notice::Recall { file, leases, stamp } => client.recalls.push((file.generation, leases, stamp)),
                     Notice::Lost { .. } => *client = Client::default(),
-                    Notice::All { .. } => {}
+                    Notice::Is(_) | Notice::All { .. } => {}
                 }
             }
         }

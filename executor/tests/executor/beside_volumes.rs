@@ -68,7 +68,7 @@ async fn before_its_end_is_told_a_command_has_told_the_volumes_what_it_changed()
                     remote.call(&Caller::default(), Op::Return(returned)).await.unwrap();
                 }
                 Notice::All { stamp } if stamp.0 >= marks[0].stamp => break,
-                Notice::All { .. } => {}
+                Notice::Is(_) | Notice::All { .. } => {}
                 Notice::Lost { .. } => panic!("lost"),
             }
         }
@@ -96,7 +96,7 @@ async fn a_run_waits_for_what_a_session_holds_back() {
         let (file, leases, stamp) = loop {
             match next(&mut notices).await {
                 Notice::Recall { file, leases, stamp } => break (file, leases, stamp),
-                Notice::All { .. } => {}
+                Notice::Is(_) | Notice::All { .. } => {}
                 Notice::Lost { .. } => panic!("lost"),
             }
         };
@@ -131,7 +131,7 @@ async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
     loop {
         match next(&mut notices).await {
             Notice::All { stamp } if stamp.0 >= marks[0].stamp => break,
-            Notice::All { .. } => {}
+            Notice::Is(_) | Notice::All { .. } => {}
             other => panic!("{other:?}"),
         }
     }

@@ -46,7 +46,7 @@ impl Caching {
                         }
                         let _ = its.call(&me(), Op::Return(vec![Returned { file, leases, stamp }])).await;
                     }
-                    Notice::All { .. } => {}
+                    Notice::Is(_) | Notice::All { .. } => {}
                     Notice::Lost { stamp } => {
                         let mut memory = remembered.lock().unwrap();
                         memory.contents.clear();

@@ -214,7 +214,7 @@ fn sound([root, file, directory]: [FileId; 3]) -> Vec<(&'static str, Vec<u8>)> {
         Kind::TestLock(lock()),
         Kind::Unlock(wire::Unlock { file: Some(id(file)), owner: 1 }),
         Kind::ReturnLeases(wire::ReturnLeases {
-            leases: vec![wire::Notice { file: Some(id(directory)), leases: 15, stamp: 1, is_all: false }],
+            leases: vec![wire::Notice { file: Some(id(directory)), leases: 15, stamp: 1, ..wire::Notice::default() }],
         }),
         Kind::Settle(true),
     ];

@@ -103,6 +103,7 @@ impl DirectorySession {
     /// session has ended.
     pub async fn mark(&self) -> Option<Stamp> {
         self.0.catch_up().await.ok()?;
+        self.0.tell_changed().await.ok()?;
         self.0.keeper().mark(self.0.id)
     }
 
@@ -263,6 +264,26 @@ impl Session {
         }
         self.keeper().begin_answers(self.id).clear().await;
         Ok(Answer::Settled(self.keeper().table().next_stamp()))
+    }
+
+    /// Whoever has run a command that changed files is likely to look at them next: it is told how they are before it asks.
+    async fn tell_changed(self: &Arc<Self>) -> Result<(), Errno> {
+        let changed = self.keeper().table().take_changed(self.id);
+        if changed.is_empty() || self.directory.watched == Watched::LeaseEnd {
+            return Ok(());
+        }
+        let session = Arc::clone(self);
+        let tell = move || {
+            for file in changed {
+                let entry = session.directory.nodes.node(file).and_then(|node| session.entry_of_node(&node));
+                // It is gone, or somebody else holds it.
+                if let Some(entry) = entry.ok().filter(|entry| !entry.leases.is_empty()) {
+                    session.keeper().table().tell(session.id, entry);
+                }
+            }
+            Ok(())
+        };
+        self.directory.machine.workers.run(tell).await
     }
 
     /// What others have done is recalled when this returns.

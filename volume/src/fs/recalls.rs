@@ -1,6 +1,10 @@
 //! What the store says on its own account, and what the kernel must forget for it.
 
-use std::{ffi::OsString, sync::Weak, time::Duration};
+use std::{
+    ffi::OsString,
+    sync::Weak,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt as _;
@@ -29,6 +33,9 @@ pub enum Changes {
 
 /// Names of directories, by the directories' numbers.
 pub type Names = Vec<(u64, Vec<OsString>)>;
+
+/// The file's number, if it is known, and what the kernel was told of its names.
+type Taken = (Option<u64>, Option<Names>);
 
 /// What the kernel must forget. Dropping it says that it has.
 #[derive(Debug)]
@@ -70,8 +77,11 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
                 tokio::spawn(async move { volume.forget_before(share).await });
             }
             Notice::Recall { file, leases, stamp } => {
-                tokio::spawn(async move { volume.recalled(file, (leases, stamp), share).await });
+                // Before anything that is told later.
+                let taken = volume.take_leases(file, leases, stamp);
+                tokio::spawn(async move { volume.recalled(file, (leases, stamp), taken, share).await });
             }
+            Notice::Is(entry) => volume.table().learn_known(&entry, Instant::now()),
             Notice::All { stamp } => {
                 let before = std::mem::replace(&mut forgetting, Forgetting::new());
                 // The next one waits for this one, too.
@@ -142,13 +152,15 @@ impl Volume {
         taken.into_iter().map(|(file, stamp)| Returned { file, leases: Leases::WRITE, stamp }).collect()
     }
 
-    async fn recalled(&self, file: FileId, (leases, stamp): (Leases, Stamp), share: Share) {
-        let is_known = self.table().number_of(file).is_some();
-        if !is_known {
-            // It may be one that was made here, whose answer is on its way.
-            self.landing().await;
-        }
-        let (number, names) = self.take_leases(file, leases, stamp);
+    async fn recalled(&self, file: FileId, (leases, stamp): (Leases, Stamp), taken: Taken, share: Share) {
+        let (number, names) = match taken {
+            (None, _) => {
+                // It may be one that was made here, whose answer is on its way.
+                self.landing().await;
+                self.take_leases(file, leases, stamp)
+            }
+            taken => taken,
+        };
         if leases.contains(Leases::WRITE) {
             self.bring_out(Which::All).await;
             self.drain(file).await;
@@ -164,7 +176,7 @@ impl Volume {
         }
     }
 
-    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> (Option<u64>, Option<Names>) {
+    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> Taken {
         let mut table = self.table();
         let told = leases.contains(Leases::ENTRIES).then(|| table.take_told(file));
         let number = table.recall(file, leases, stamp);

@@ -310,6 +310,13 @@ impl Table {
         may
     }
 
+    /// As [`Self::learn`], of a file that was heard of before.
+    pub fn learn_known(&mut self, entry: &Entry, now: Instant) {
+        if self.number_of(entry.attributes.id).is_some() {
+            self.learn(entry, now);
+        }
+    }
+
     /// A name as its directory's answer had it, unless something was heard of the directory since.
     pub fn found(&mut self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
         let id = directory.attributes.id;

@@ -206,7 +206,12 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
             let answer = answer_of(reply);
             shared.calls.lock().expect("not poisoned").answered(number, answer);
         }
-        from_volume::Kind::Notice(notice) => noticed(shared, link, notice.into()).await,
+        from_volume::Kind::Notice(notice) => {
+            // What can't be read can only be an offer of leases.
+            if let Ok(notice) = notice.try_into() {
+                noticed(shared, link, notice).await;
+            }
+        }
         from_volume::Kind::Alive(alive) => {
             while let Some((id, sent)) = link.beats.front().copied().filter(|(id, _)| *id <= alive.id) {
                 link.beats.pop_front();

@@ -144,6 +144,8 @@ pub enum Notice {
     Recall { file: FileId, leases: Leases, stamp: Stamp },
     /// All leases have ended, by time or because the keeper has begun anew; nobody waits for an answer. Open handles and locks may be lost, too.
     Lost { stamp: Stamp },
+    /// How a file is after a change of which there was a [`Notice::Recall`] before, with leases that were not asked for: as in an answer.
+    Is(Entry),
     /// All that had to be told up to that stamp has been told: so much is known of what a command on the keeper's machine has changed.
     All { stamp: Stamp },
 }

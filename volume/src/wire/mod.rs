@@ -246,7 +246,7 @@ impl TryFrom<pb::Entry> for Entry {
 }
 
 fn notice(file: FileId, leases: Leases, stamp: Stamp) -> pb::Notice {
-    pb::Notice { file: Some(file.into()), leases: leases.bits(), stamp: stamp.0, is_all: false }
+    pb::Notice { file: Some(file.into()), leases: leases.bits(), stamp: stamp.0, ..pb::Notice::default() }
 }
 
 /// Of its number; 0 is none.
@@ -260,20 +260,24 @@ impl From<Notice> for pb::Notice {
         match its {
             Notice::Recall { file, leases, stamp } => notice(file, leases, stamp),
             Notice::Lost { stamp } => Self { stamp: stamp.0, ..Self::default() },
+            Notice::Is(entry) => Self { entry: Some(entry.into()), ..Self::default() },
             Notice::All { stamp } => Self { stamp: stamp.0, is_all: true, ..Self::default() },
         }
     }
 }
 
-impl From<pb::Notice> for Notice {
-    fn from(its: pb::Notice) -> Self {
+impl TryFrom<pb::Notice> for Notice {
+    type Error = Malformed;
+
+    fn try_from(its: pb::Notice) -> Result<Self, Malformed> {
         let stamp = Stamp(its.stamp);
         let leases = Leases::from_bits_truncate(its.leases);
-        match its.file {
-            Some(file) => Self::Recall { file: file.into(), leases, stamp },
-            None if its.is_all => Self::All { stamp },
-            None => Self::Lost { stamp },
-        }
+        Ok(match (its.entry, its.file) {
+            (Some(entry), _) => Self::Is(entry.try_into()?),
+            (None, Some(file)) => Self::Recall { file: file.into(), leases, stamp },
+            (None, None) if its.is_all => Self::All { stamp },
+            (None, None) => Self::Lost { stamp },
+        })
     }
 }
 

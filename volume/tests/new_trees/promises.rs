@@ -66,6 +66,44 @@ async fn a_name_that_is_there_is_not_made_again() {
     }
 }
 
+/// What a command on the server has changed is known here when its end is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn how_changed_files_are_is_told_with_the_end_of_a_command() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    fs::create_dir(site.path("d")).unwrap();
+    fs::write(site.path("d/f"), "old").unwrap();
+    fs::write(site.path("d/gone"), "").unwrap();
+    if client.store.state().watched == Watched::LeaseEnd {
+        // Nobody knows what has changed.
+        assert_ne!(rustix::process::geteuid().as_raw(), 0);
+        return;
+    }
+    for round in 0..20 {
+        client.names("d").await.unwrap();
+        let old = client.stat("d/f").await.unwrap();
+        Command::new("sh")
+            .args([
+                "-c",
+                "echo \"new $1\" >> d/f; echo > \"d/new $1\"; rm d/gone; echo > d/gone",
+                "sh",
+                &round.to_string(),
+            ])
+            .current_dir(site.path(""))
+            .status()
+            .unwrap();
+        client.volume.caught_up(client.store.mark().await, posh_volume::fs::Changes::Possible).await;
+        let before = client.asked();
+        let new = client.stat("d/f").await.unwrap();
+        assert_eq!(new.size, fs::metadata(site.path("d/f")).unwrap().len());
+        assert!(new.size > old.size);
+        let of_directory = client.stat("d").await.unwrap();
+        assert_eq!(of_directory.mtime.seconds, fs::metadata(site.path("d")).unwrap().mtime());
+        // Only the name: it is the directory's matter, which has changed.
+        assert_eq!(client.asked() - before, 1, "round {round}");
+    }
+}
+
 /// cp -r within a volume: it asks the kernel to copy, and so the volume.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copied_tree_takes_a_few_requests() {
