@@ -1,6 +1,6 @@
 //! Specifications of runs that fit into the first packets of a connection: a command's words are often the names of hundreds of files
-//! of one directory, each also among its paths. TCP sends some 14 KiB at once, or as much as its estimate of the
-//! link allows (RFC 6928, RFC 9002's pacing); what is more than that takes up to a round trip more. Deflated (RFC 1951) it is a tenth.
+//! of one directory, each also among its paths. TCP begins with some 14 KiB (RFC 6928), and paces even these where its congestion
+//! control is BBR: 24 KiB of 400 names took half a round trip more than a short command. Deflated (RFC 1951) it is a tenth.
 
 use std::io::{Read as _, Write as _};
 
