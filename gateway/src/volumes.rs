@@ -24,7 +24,7 @@ use posh_volume::{
     mount,
     store::Stamp,
 };
-use tokio::{runtime::Runtime, sync::watch};
+use tokio::{runtime::Runtime, sync::watch, task::JoinSet};
 
 use crate::state::Gateway;
 use serving::Serving;
@@ -192,8 +192,9 @@ impl Volumes {
         } else if !is_left_behind(path) {
             return Err(format!("no volume is mounted on {}", path.display()));
         }
-        let place = path.to_owned();
-        let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&place)).await;
+        let (place, its) = (path.to_owned(), serving.clone());
+        let unmount = move || its.map_or_else(|| mount::unmount(&place), |serving| serving.unmount(&place));
+        let unmounted = tokio::task::spawn_blocking(unmount).await;
         let unmounted = unmounted.map_err(|error| error.to_string())?;
         unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
         if let Some(serving) = &serving {
@@ -257,16 +258,9 @@ impl Volumes {
     /// Writes what is left and unmounts all.
     pub async fn end(&self) {
         let all: Vec<_> = self.known().drain(..).collect();
-        for known in all {
-            let Some(serving) = known.serving() else { continue };
-            let path: PathBuf = known.config.path.clone();
-            if tokio::time::timeout(LAST_WRITES, serving.volume.drain_all()).await.is_err() {
-                tracing::warn!(path = %path.display(), "what was written last is not on the server");
-            }
-            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&path)).await;
-            let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
-            tracing::info!(path = %known.config.path.display(), ?unmounted, "volume unmounted");
-        }
+        let ending = all.into_iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?)));
+        let mut ending: JoinSet<()> = ending.map(|(path, serving)| end_one(path, serving)).collect();
+        while ending.join_next().await.is_some() {}
         if let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() {
             runtime.shutdown_background();
         }
@@ -309,6 +303,17 @@ impl Volumes {
             .map_err(|error| format!("cannot start threads: {error}"))?;
         Ok(runtime.insert(built).handle().clone())
     }
+}
+
+/// Writes what is left of one and unmounts it.
+async fn end_one(path: PathBuf, serving: Serving) {
+    if tokio::time::timeout(LAST_WRITES, serving.volume.drain_all()).await.is_err() {
+        tracing::warn!(path = %path.display(), "what was written last is not on the server");
+    }
+    let (place, its) = (path.clone(), serving.clone());
+    let unmounted = tokio::task::spawn_blocking(move || its.unmount(&place)).await;
+    let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
+    tracing::info!(path = %path.display(), ?unmounted, "volume unmounted");
 }
 
 /// `None`: the gateway has gone.

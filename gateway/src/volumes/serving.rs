@@ -1,6 +1,7 @@
 //! One volume from its connection to its mount.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -35,6 +36,8 @@ const MEMORY_BYTES: u64 = 64 << 20;
 pub(super) struct Serving {
     pub volume: Arc<Volume>,
     session: Bytes,
+    /// The mount's, where it could be told.
+    device: Option<(u32, u32)>,
     ended: watch::Receiver<bool>,
 }
 
@@ -88,8 +91,11 @@ impl Serving {
                 remote.close().await;
                 let _ = end.send(true);
             });
-            read_ahead(&path);
-            Ok(Self { volume, session, ended })
+            let device = device_at(&path);
+            if let Some(device) = device {
+                mount::read_ahead(device, READ_AHEAD_KIB);
+            }
+            Ok(Self { volume, session, device, ended })
         });
         begun.await.map_err(|error| error.to_string())?
     }
@@ -97,6 +103,19 @@ impl Serving {
     /// The session, as its executor knows it.
     pub fn session(&self) -> &Bytes {
         &self.session
+    }
+
+    /// Takes it out of the tree, and nothing that somebody has mounted over it. Blocks.
+    ///
+    /// # Errors
+    /// What the kernel says, or that it is covered.
+    pub fn unmount(&self, path: &Path) -> io::Result<()> {
+        match (self.device, device_at(path)) {
+            (Some(ours), Some(other)) if ours != other => {
+                Err(io::Error::other("another file system is mounted over it; unmount that first"))
+            }
+            _ => mount::unmount(path),
+        }
     }
 
     /// Returns when it is a mount no more, nor a session on its server.
@@ -117,11 +136,10 @@ impl Serving {
     }
 }
 
-fn read_ahead(path: &Path) {
-    let Ok(info) = MountInfo::read() else { return };
-    if let Some(entry) = info.visible().into_iter().find(|entry| entry.mount_point == path) {
-        mount::read_ahead(entry.device, READ_AHEAD_KIB);
-    }
+/// Of what a path lookup finds mounted there.
+fn device_at(path: &Path) -> Option<(u32, u32)> {
+    let info = MountInfo::read().ok()?;
+    info.visible().into_iter().find(|entry| entry.mount_point == path).map(|entry| entry.device)
 }
 
 /// Makes connections for one volume: bulk data is not to stand in the way of runs, nor they in its.

@@ -6,8 +6,10 @@ mod client;
 mod start;
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use fs_mapper::{config::Config, mountinfo::MountInfo, sshfs};
@@ -18,6 +20,10 @@ pub use start::start;
 pub(crate) use start::{c_string, environment};
 
 use crate::Error;
+
+/// A gateway that was asked to end has that time, before it is only said that it will: pipelines, and what was written last, have less.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+const END_POLL: Duration = Duration::from_millis(5);
 
 /// What `--config` and `--socket` named; the environment is looked at by [`find`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -114,8 +120,34 @@ pub fn find_config(target: &Target) -> Result<Option<PathBuf>, Error> {
 pub fn stop(target: &Target) -> Result<String, Error> {
     match Client::connect(require(target)?.socket()) {
         Err(Error::NotRunning { socket, .. }) => Ok(format!("no gateway runs at {}\n", socket.display())),
-        client => client?.shut_down().map(|()| "the gateway ends when its pipelines have ended\n".to_owned()),
+        client => {
+            let mut client = client?;
+            let process = client.status().ok().map(|status| status.pid);
+            client.shut_down()?;
+            let has_ended = process.is_some_and(ends);
+            let words =
+                if has_ended { "the gateway has ended" } else { "the gateway ends when its pipelines have ended" };
+            Ok(format!("{words}\n"))
+        }
     }
+}
+
+/// Waits for the end of a gateway that was asked to: what was mounted is no mount then. Whether it has ended in time.
+fn ends(process: u32) -> bool {
+    let asked = Instant::now();
+    while is_running(process) {
+        if asked.elapsed() > END_TIMEOUT {
+            return false;
+        }
+        thread::sleep(END_POLL);
+    }
+    true
+}
+
+/// Whether there is such a process, and not only what its parent has not fetched (proc_pid_stat(5)).
+fn is_running(process: u32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
+    !status.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['Z', 'X']))
 }
 
 fn non_empty(variable: &str) -> Option<PathBuf> {

@@ -32,6 +32,14 @@ const EMPTY_DIRECTORIES: usize = 64;
 /// A file to be fetched, its version, and the chunks that were claimed for it.
 type Wanted = (FileId, u64, Range<u64>);
 
+/// One of a single chunk.
+struct Small {
+    file: FileId,
+    version: u64,
+    /// Its contents are on this machine's disk.
+    is_kept: bool,
+}
+
 impl Volume {
     /// A small file whose contents are kept, read with the same rights: open(2) would say nothing new.
     pub(super) async fn in_memory(&self, caller: &Caller, file: FileId) -> Option<(Entry, Bytes)> {
@@ -171,8 +179,9 @@ impl Volume {
                 if let Err(errno) = self.fetch_chunks(&origin, *version, chunks.clone(), &mut 0).await {
                     tracing::debug!(%errno, "file not fetched ahead");
                 }
-            } else if self.fetch_from_disk((*file, 0), *version).await.is_none() {
-                small.push((*file, *version));
+            } else {
+                let is_kept = self.fetch_from_disk((*file, 0), *version).await.is_some();
+                small.push(Small { file: *file, version: *version, is_kept });
             }
         }
         if !small.is_empty()
@@ -186,21 +195,25 @@ impl Volume {
         self.loaded.notify_waiters();
     }
 
-    /// Files of one chunk, in one request.
-    async fn fetch_files(&self, caller: &Caller, wanted: &[(FileId, u64)]) -> Result<(), Errno> {
-        let part = |(file, _): &(FileId, u64)| ReadPart { place: (*file).into(), range: 0..CHUNK };
+    /// Files of one chunk, in one request. Of those whose contents are kept it asks for nothing but the right to read them, and for leases.
+    async fn fetch_files(&self, caller: &Caller, wanted: &[Small]) -> Result<(), Errno> {
+        let part = |of: &Small| ReadPart { place: of.file.into(), range: 0..if of.is_kept { 0 } else { CHUNK } };
         let asked = Instant::now();
         let mut pieces = self.store.read(caller, wanted.iter().map(part).collect()).await;
         let mut parts: HashMap<u32, BytesMut> = HashMap::new();
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
-            let Some((file, version)) = wanted.get(piece.part as usize) else { return Err(Errno::EPROTO) };
+            let Some(Small { file, version, is_kept }) = wanted.get(piece.part as usize) else {
+                return Err(Errno::EPROTO);
+            };
             let is_same = self.learn_from(&piece, asked).is_none_or(|entry| entry.attributes.version == *version);
             let Ok(data) = piece.data else { continue };
             let part = parts.entry(piece.part).or_default();
             part.extend_from_slice(&data);
             if piece.is_last && is_same {
-                self.keep((*file, 0), *version, parts.remove(&piece.part).unwrap_or_default().freeze());
+                if !is_kept {
+                    self.keep((*file, 0), *version, parts.remove(&piece.part).unwrap_or_default().freeze());
+                }
                 // With other rights it has another version.
                 let is_it = |node: &&mut Node| node.attributes.is_some_and(|a| a.version == *version);
                 if let Some(node) = self.table().of_mut(*file).filter(is_it) {
