@@ -98,9 +98,11 @@ pub struct GatewayConfig {
 /// Values of `scheduler`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scheduler {
-    /// Algorithms 1 and 2 of the POSH paper (§5).
-    #[default]
+    /// Where the data lives: Algorithms 1 and 2 of the POSH paper (§5).
     Greedy,
+    /// The same, but commands whose files a volume has at hand run here, if that takes less time than asking their server.
+    #[default]
+    Cost,
 }
 
 /// A gateway that nobody has used for ten minutes is one that nobody misses: it
@@ -111,7 +113,7 @@ impl Default for GatewayConfig {
     fn default() -> Self {
         GatewayConfig {
             split: 1,
-            scheduler: Scheduler::Greedy,
+            scheduler: Scheduler::default(),
             idle_timeout_s: DEFAULT_IDLE_TIMEOUT_S,
             annotations: Vec::new(),
             ssh_command: vec![String::from("ssh")],

@@ -2,12 +2,15 @@
 //! from the wire message once, so that nothing behind this file sees protobuf.
 
 use std::{
+    borrow::Cow,
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
 use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
+
+use crate::plan::NOTHING_ON_MOUNTS;
 
 /// A process id of this machine.
 pub type Pid = u32;
@@ -45,8 +48,9 @@ pub struct Enlisted {
     pub mount_namespace: u64,
     /// Of the terminal it writes to, if it does.
     pub window: Option<Window>,
-    /// Nothing of it is on an owned mount, by the quick look; only what it is piped to may be.
-    pub untouched: bool,
+    /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look, or
+    /// a volume has it at hand.
+    pub stays: Option<Cow<'static, str>>,
 }
 
 /// A terminal's size.
@@ -73,6 +77,8 @@ pub struct Descriptor {
     pub flags: u32,
     /// Of a file, in bytes.
     pub offset: u64,
+    /// Of a file: whether it is on an owned mount; what can't be told counts as such.
+    pub on_mount: bool,
     /// Bytes waiting in a pipe.
     pub queued_bytes: u64,
     /// Lower numbered descriptor with the very same open file description, if known.
@@ -170,7 +176,7 @@ impl From<wire::Enlist> for Enlisted {
             limits: message.limits.iter().map(|l| (l.resource, l.soft, l.hard)).collect(),
             nice: message.nice,
             mount_namespace: message.mount_namespace,
-            untouched: message.untouched,
+            stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }
     }
@@ -199,6 +205,7 @@ impl From<&wire::Descriptor> for Descriptor {
             identity: (message.device, message.inode),
             flags: message.flags,
             offset: message.offset,
+            on_mount: true,
             queued_bytes: message.queued_bytes,
             same_as: message.same_as,
         }

@@ -72,7 +72,7 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
         nice: 0,
         mount_namespace: gateway.mount_namespace,
         window: None,
-        untouched: false,
+        stays: None,
     }
 }
 
@@ -90,6 +90,7 @@ fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descript
         identity: (0, u64::from(fd)),
         flags: access.cast_unsigned(),
         offset: 0,
+        on_mount: true,
         queued_bytes: 0,
         same_as: None,
     }

@@ -285,6 +285,16 @@ fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String
     }
 }
 
+/// Whether nothing that a command names, uses or has open is on a mount: what it reads comes from here unless it is piped to it, and what it
+/// writes is no more than that. The quick look that it had takes its current directory for something that it uses.
+#[must_use]
+pub fn is_all_here(stage: &Enlisted, reading: &Reading) -> bool {
+    let is_elsewhere = |place: &Place| matches!(place, Place::At(..));
+    let mut places = reading.places.iter().flatten().chain(&reading.cwd);
+    let mut open = stage.descriptors.iter().filter(|d| d.kind == Kind::File && d.on_mount);
+    !places.any(is_elsewhere) && open.next().is_none() && reading.invocation.output_weight <= 1.0
+}
+
 /// What the pipeline around a stage looks like from its place.
 pub struct Surroundings<'a> {
     /// Pipes between waiting stages.

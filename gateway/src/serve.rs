@@ -178,7 +178,10 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
         let gateway = Arc::clone(&gateway);
         tokio::spawn(async move {
             match stage_link::accept(socket).await {
-                Ok(stage) => gateway.assembler.enlisted(stage).await,
+                Ok(mut stage) => {
+                    dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted));
+                    gateway.assembler.enlisted(stage).await;
+                }
                 Err(error) => tracing::warn!(%error, "a stage was not taken in"),
             }
         });

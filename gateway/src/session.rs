@@ -25,7 +25,10 @@ use prost::Message;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::{enlisted::Pid, report::Reports, trace::Trace};
+use crate::{assembly::pipe_inode, enlisted::Pid, report::Reports, trace::Trace};
+
+/// In a session's directory.
+const SHIMS: &str = "bin";
 
 /// What `posh` asks for.
 #[derive(Debug, Clone)]
@@ -59,6 +62,8 @@ pub struct Session {
     pub reports: Reports,
     /// When, if that was asked for.
     pub trace: Option<Arc<Trace>>,
+    /// Pipes that its shell writes to, by inode.
+    outputs: Vec<u64>,
     directory: PathBuf,
     stage_program: PathBuf,
 }
@@ -84,6 +89,30 @@ pub enum SessionError {
     },
 }
 
+/// Shims that are ready for the next session, so that it needs not wait until there are some.
+#[derive(Debug)]
+struct Spare {
+    directory: PathBuf,
+    made_for: MadeFor,
+}
+
+/// What shims depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct MadeFor {
+    path: PathBuf,
+    stage_program: PathBuf,
+    /// Of each directory of the path, when it was changed last.
+    changes: Vec<Option<(i64, i64)>>,
+}
+
+impl MadeFor {
+    fn of(request: &Request) -> Self {
+        let changed = |directory: PathBuf| fs::metadata(directory).ok().map(|m| (m.mtime(), m.mtime_nsec()));
+        let changes = std::env::split_paths(&request.path).map(changed).collect();
+        Self { path: request.path.clone(), stage_program: request.stage_program.clone(), changes }
+    }
+}
+
 /// All sessions of this gateway.
 #[derive(Debug)]
 pub struct Sessions {
@@ -91,6 +120,8 @@ pub struct Sessions {
     stage_socket: PathBuf,
     next: AtomicU64,
     open: Mutex<BTreeMap<String, Arc<Session>>>,
+    /// For whoever comes next.
+    spare: Mutex<Option<Spare>>,
     changed: tokio::sync::watch::Sender<usize>,
 }
 
@@ -99,7 +130,14 @@ impl Sessions {
     #[must_use]
     pub fn new(directory: PathBuf, stage_socket: PathBuf) -> Arc<Self> {
         let changed = tokio::sync::watch::Sender::new(0);
-        Arc::new(Self { directory, stage_socket, next: AtomicU64::new(0), open: Mutex::default(), changed })
+        Arc::new(Self {
+            directory,
+            stage_socket,
+            next: AtomicU64::new(0),
+            open: Mutex::default(),
+            spare: Mutex::default(),
+            changed,
+        })
     }
 
     /// Makes the shims: one for each command that has an annotation and that the
@@ -110,7 +148,7 @@ impl Sessions {
     pub fn open(
         self: &Arc<Self>,
         request: Request,
-        commands: &[String],
+        commands: &Arc<Vec<String>>,
         prefixes: &[u8],
     ) -> Result<(Arc<Session>, PathBuf), SessionError> {
         let pidfd = watch(request.pid)?;
@@ -123,10 +161,16 @@ impl Sessions {
             split: request.split,
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
+            outputs: outputs_of(request.pid),
             stage_program: request.stage_program.clone(),
         });
-        let shims = session.directory.join("bin");
-        let made = session.make(&shims, &request, commands).and_then(|()| self.write_file(&session, prefixes));
+        let shims = session.directory.join(SHIMS);
+        let made_for = MadeFor::of(&request);
+        let made = match self.take_spare(&made_for, &session.directory) {
+            true => Ok(()),
+            false => make_shims(&session.directory, &made_for, commands),
+        };
+        let made = made.and_then(|()| self.write_file(&session, prefixes));
         if let Err(source) = made {
             session.remove();
             return Err(SessionError::Directory { path: session.directory.clone(), source });
@@ -134,6 +178,8 @@ impl Sessions {
         self.lock().insert(id, Arc::clone(&session));
         self.announce();
         tokio::spawn(Arc::clone(self).close_at_end(Arc::clone(&session), pidfd));
+        let (sessions, commands) = (Arc::clone(self), Arc::clone(commands));
+        tokio::task::spawn_blocking(move || sessions.make_spare(made_for, &commands));
         Ok((session, shims))
     }
 
@@ -147,6 +193,12 @@ impl Sessions {
     #[must_use]
     pub fn roots(&self) -> Vec<Pid> {
         self.lock().values().map(|s| s.pid).collect()
+    }
+
+    /// Pipes that the shells write to, by inode.
+    #[must_use]
+    pub fn outputs(&self) -> HashSet<u64> {
+        self.lock().values().flat_map(|session| session.outputs.iter().copied()).collect()
     }
 
     /// The shells among these processes, each given with its parent: a session's process itself, or, where
@@ -181,8 +233,36 @@ impl Sessions {
         }
     }
 
+    /// Shims for a session that begins, if there are any that are right for it.
+    fn take_spare(&self, wanted: &MadeFor, directory: &Path) -> bool {
+        // Not while one is being made: that takes as long as making another.
+        let spare = self.spare.try_lock().ok().and_then(|mut spare| spare.take_if(|spare| spare.made_for == *wanted));
+        spare.is_some_and(|spare| fs::rename(spare.directory, directory).is_ok())
+    }
+
+    fn make_spare(&self, made_for: MadeFor, commands: &[String]) {
+        // Whoever is as fast as to come before it is ready makes shims as well.
+        let mut spare = self.spare();
+        if spare.as_ref().is_some_and(|spare| spare.made_for == made_for) {
+            return;
+        }
+        spare.take().inspect(Spare::remove);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let directory = self.directory.join(format!("session-{}-{number}", std::process::id()));
+        let new = Spare { directory, made_for };
+        match make_shims(&new.directory, &new.made_for, commands) {
+            Ok(()) => *spare = Some(new),
+            Err(_) => new.remove(),
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<Spare>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Removes every session's directory.
     pub fn close_all(&self) {
+        self.spare().take().inspect(Spare::remove);
         std::mem::take(&mut *self.lock()).into_values().for_each(|s| s.remove());
         self.announce();
     }
@@ -221,6 +301,12 @@ impl Sessions {
         self.lock().remove(&session.id);
         self.announce();
     }
+}
+
+/// The pipes that are a process's output and errors, by inode.
+fn outputs_of(pid: Pid) -> Vec<u64> {
+    let links = [1, 2].into_iter().filter_map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok());
+    links.filter_map(|link| pipe_inode(&link)).collect()
 }
 
 /// Processes, this one aside, one of whose variables is `directory`, or a list of
@@ -264,18 +350,26 @@ impl Session {
         found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
     }
 
-    fn make(&self, shims: &Path, request: &Request, commands: &[String]) -> io::Result<()> {
-        fs::DirBuilder::new().mode(0o700).create(&self.directory)?;
-        fs::DirBuilder::new().mode(0o700).create(shims)?;
-        let names = |c: &&String| has_command(request.path.as_os_str(), c, &request.stage_program);
-        commands.iter().filter(names).try_for_each(|name| symlink(&request.stage_program, shims.join(name)))
-    }
-
     fn remove(&self) {
         if let Err(error) = fs::remove_dir_all(&self.directory) {
             tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
         }
     }
+}
+
+impl Spare {
+    fn remove(&self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Makes a session's directory with its shims.
+fn make_shims(directory: &Path, made_for: &MadeFor, commands: &[String]) -> io::Result<()> {
+    let shims = directory.join(SHIMS);
+    fs::DirBuilder::new().mode(0o700).create(directory)?;
+    fs::DirBuilder::new().mode(0o700).create(&shims)?;
+    let names = |c: &&String| has_command(made_for.path.as_os_str(), c, &made_for.stage_program);
+    commands.iter().filter(names).try_for_each(|name| symlink(&made_for.stage_program, shims.join(name)))
 }
 
 /// Whether a command of that name, other than a shim, is on PATH.

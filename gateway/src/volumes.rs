@@ -4,6 +4,7 @@
 //! They live on a runtime of their own: a thread of the gateway that looks at a path of a volume waits for the
 //! volume, which so must never wait for that thread.
 
+mod at_hand;
 mod prefetch;
 mod serving;
 
@@ -126,6 +127,7 @@ impl Volumes {
     /// The sentence for the user.
     pub async fn mount(gateway: &Arc<Gateway>, config: VolumeConfig) -> Result<(), String> {
         let volumes = &gateway.volumes;
+        volumes.let_end(&config.path).await;
         let known = volumes.enter(gateway, config)?;
         gateway.mounts_changed();
         let outcome = Serving::begin(gateway, &known.config, volumes.handle()).await;
@@ -151,6 +153,14 @@ impl Volumes {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// A volume that was unmounted by whatever program needs a moment to end.
+    async fn let_end(&self, path: &Path) {
+        let known = self.known().iter().find(|known| known.config.path == path).cloned();
+        if let Some(serving) = known.and_then(|known| known.serving()).filter(|serving| !serving.is_at(path)) {
+            let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
         }
     }
 
@@ -340,7 +350,7 @@ impl Known {
     }
 
     fn is_mounted(&self) -> bool {
-        matches!(&*self.phase(), Phase::Mounted(_))
+        matches!(&*self.phase(), Phase::Mounted(serving) if !serving.has_ended())
     }
 
     fn serving(&self) -> Option<Serving> {

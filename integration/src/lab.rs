@@ -37,6 +37,8 @@ pub struct LabSpec {
     pub different: bool,
     /// What the exports are mounted by.
     pub mounts: Mounts,
+    /// Nothing is configured but executors and mounts; else commands run where their data lives, whatever that costs.
+    pub unconfigured: bool,
 }
 
 /// One storage server.
@@ -204,10 +206,11 @@ impl Lab {
         let between = spec.between.map(|link| join_all(&workstation, &servers, link)).transpose()?.unwrap_or_default();
         let (kind, programs) = (spec.mounts, programs.clone());
         let mut lab = Lab { person: None, mounts: Vec::new(), kind, _between: between, workstation, servers, programs };
-        services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
+        let settings = if spec.unconfigured { "" } else { kind.settings() };
+        services::write_file(&lab.workstation, CONFIG, (settings.to_owned() + &lab.mount_table()).as_bytes())?;
         match kind {
             Mounts::Sshfs => lab.mounts = mount_all(&lab.workstation, &spec.servers, &[])?,
-            Mounts::Volume => lab.start_volumes()?,
+            Mounts::Volume | Mounts::AtHand => lab.start_volumes()?,
         }
         let settle = |server: &Server| Person::settle(&lab.workstation, &server.host, &network::addresses(1).1, kind);
         lab.person = lab.servers.first().filter(|_| spec.different).map(settle).transpose()?;

@@ -134,11 +134,11 @@ impl Person {
         let executor = services::start_listening(server, as_number(executor, THERE))?;
         let executor_entry =
             format!("[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n");
-        let table = executor_entry + &mounts.entry(MOUNT, "store1", "u1");
+        let table = mounts.settings().to_owned() + &executor_entry + &mounts.entry(MOUNT, "store1", "u1");
         write_file(workstation, format!("{RUNTIME}/mounts.toml"), table.as_bytes())?;
         let mount = match mounts {
             Mounts::Sshfs => Some(mount_sshfs(workstation, address)?),
-            Mounts::Volume => {
+            Mounts::Volume | Mounts::AtHand => {
                 volumes::start(workstation, volumes::User::Ordinary, &[MOUNT])?;
                 None
             }

@@ -21,17 +21,34 @@ pub enum Mounts {
     /// By sshfs; the configuration says which export is behind each mount.
     #[default]
     Sshfs,
-    /// As volumes, which the gateway serves itself.
+    /// As volumes, which the gateway serves itself; commands run where their data lives, whatever a volume has at hand.
     Volume,
+    /// As volumes, and where that takes less time commands run here, as they do if nothing is configured.
+    AtHand,
 }
 
 impl Mounts {
+    /// Whether the gateway serves them.
+    #[must_use]
+    pub fn are_volumes(self) -> bool {
+        self != Mounts::Sshfs
+    }
+
+    /// What a configuration begins with.
+    #[must_use]
+    pub fn settings(self) -> &'static str {
+        match self {
+            Mounts::Sshfs | Mounts::Volume => "[gateway]\nscheduler = \"greedy\"\n\n",
+            Mounts::AtHand => "",
+        }
+    }
+
     /// The entry of a configuration for one of them.
     #[must_use]
     pub fn entry(self, path: &str, executor: &str, export: &str) -> String {
         let kind = match self {
             Mounts::Sshfs => "mount",
-            Mounts::Volume => "volume",
+            Mounts::Volume | Mounts::AtHand => "volume",
         };
         format!("[[{kind}]]\npath = \"{path}\"\nexecutor = \"{executor}\"\nexport = \"{export}\"\n\n")
     }

@@ -46,8 +46,8 @@ fn cases_are_the_same_under_posh() {
     }
 }
 
-/// The same where the servers' directories are volumes: what is expected of places holds there too. Without
-/// `POSH_TEST_FULL`, a sample.
+/// The same where the servers' directories are volumes: what is expected of places holds there too, unless what is at hand
+/// is used here. Without `POSH_TEST_FULL`, a sample.
 #[test]
 fn cases_are_the_same_on_volumes() {
     let _turn = crate::whole_machine();
@@ -56,8 +56,11 @@ fn cases_are_the_same_on_volumes() {
     cases.retain(|case| case.holds_through(None) && case.is_one_of(count));
     assert!(cases.len() as u64 * count >= CASES as u64 / 2, "only {} cases are in the sample", cases.len());
     let fixture = Arc::new(Fixture::make().unwrap());
-    let setting = Setting { programs: programs(), fixture, without: Vec::new(), door: None, mounts: Mounts::Volume };
-    all_pass(&cases, &setting);
+    for mounts in [Mounts::Volume, Mounts::AtHand] {
+        let setting =
+            Setting { programs: programs(), fixture: Arc::clone(&fixture), without: Vec::new(), door: None, mounts };
+        all_pass(&cases, &setting);
+    }
 }
 
 fn all_pass(cases: &[Case], setting: &Setting) {

@@ -2,6 +2,7 @@
 //! out of the tree whatever became of the gateway.
 
 mod applications;
+mod at_hand;
 mod interleavings;
 mod links;
 mod ordinary;
@@ -196,6 +197,20 @@ fn what_is_mounted_over_a_volume_is_left_alone() {
     assert_eq!(shell(host, &format!("ls {VOLUME}; umount {VOLUME}")), "f\n");
     must(host, &["umount", VOLUME]);
     assert_eq!(mounts(host), [""; 0]);
+}
+
+/// By whatever program: it comes back with its journal, and what it had read.
+#[test]
+fn what_was_unmounted_just_now_can_be_mounted_again() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    shell(host, &format!("echo text > {VOLUME}/f; cat {VOLUME}/f"));
+    for _ in 0..10 {
+        shell(host, &format!("umount {VOLUME}"));
+        must(host, &["mount", "store1:s1", VOLUME]);
+        assert_eq!(shell(host, &format!("cat {VOLUME}/f")), "text\n");
+    }
+    assert_eq!(shell(host, "cat /run/user/posh/gateway-*.log | grep -c 'is kept' || true"), "0\n");
 }
 
 #[test]

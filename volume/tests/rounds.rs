@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use posh_volume::{
     disk::DiskCache,
-    fs::{Expected, Look, ROOT, Settings, Volume},
+    fs::{Expected, Look, ROOT, Settings, Use, Volume},
     store::*,
 };
 use tokio::sync::oneshot;
@@ -381,4 +381,78 @@ fn files_that_are_kept_on_the_disk_are_opened_together() {
     assert!(kept.get() >= 100 * CONTENTS.len() as u64, "{} bytes are kept", kept.get());
     let again = rounds_with(tree, disk(), read_all);
     assert!(first < 40 && again < 40, "{first} and then {again} round trips");
+}
+
+/// What is said to be at hand is what a program then takes.
+#[test]
+fn what_is_at_hand_takes_no_more_than_is_said() {
+    let tree = Tree { directories: 5, files: 20 };
+    let path = |directory: u64, file: u64| PathBuf::from_iter([name(directory), name(file)]);
+    let said = Cell::new((0, 0));
+    let taken = |known: u32, uses: &[Use]| {
+        let uses = uses.to_vec();
+        said.set((0, 0));
+        let before = Cell::new(0);
+        let all = rounds(tree, |volume| {
+            let (said, before) = (&said, &before);
+            async move {
+                let caller = Caller::default();
+                match known {
+                    0 => {}
+                    1 => drop(list(&volume, ROOT).await),
+                    _ => find(Arc::clone(&volume)).await,
+                }
+                if known > 2 {
+                    read_named(&volume, 2, 2000).await;
+                }
+                // What is here by now was counted by the same program in another run.
+                let Some(found) = volume.at_hand(&caller, &uses) else {
+                    before.set(usize::MAX);
+                    return;
+                };
+                said.set((found.round_trips, found.missing));
+                assert_eq!(volume.at_hand(&caller, &uses), Some(found));
+                let files = uses.iter().filter_map(|used| match used {
+                    Use::Read(path) => Some(Expected::File(path.clone())),
+                    _ => None,
+                });
+                let _expectation = volume.will_read(&caller, files.collect());
+                // A program takes longer to begin.
+                (tokio::task::yield_now().await, tokio::task::yield_now().await);
+                for used in &uses {
+                    match used {
+                        Use::Read(path) => {
+                            let mut inodes = path.iter().map(|name| name.to_str().unwrap()[1..].parse().unwrap());
+                            read_named(&volume, inodes.next().unwrap(), inodes.next().unwrap()).await;
+                        }
+                        Use::Look(path) if path.as_os_str().is_empty() => drop(list(&volume, ROOT).await),
+                        Use::LookBelow(_) => find(Arc::clone(&volume)).await,
+                        _ => panic!("not tried"),
+                    }
+                }
+            }
+        });
+        let prepared = rounds(tree, |volume| async move {
+            match known {
+                0 => {}
+                1 => drop(list(&volume, ROOT).await),
+                _ => find(Arc::clone(&volume)).await,
+            }
+            if known > 2 {
+                read_named(&volume, 2, 2000).await;
+            }
+        });
+        (before.get() != usize::MAX).then(|| (all - prepared, said.get()))
+    };
+    let (one, other) = (Use::Read(path(2, 2000)), Use::Read(path(4, 4003)));
+    let (root, all) = (Use::Look(PathBuf::new()), Use::LookBelow(PathBuf::new()));
+    assert_eq!(taken(0, std::slice::from_ref(&one)), None);
+    assert_eq!(taken(1, std::slice::from_ref(&one)), None);
+    assert_eq!(taken(1, std::slice::from_ref(&all)), None);
+    assert_eq!(taken(1, std::slice::from_ref(&root)), Some((0, (0, 0))));
+    assert_eq!(taken(2, std::slice::from_ref(&all)), Some((0, (0, 0))));
+    assert_eq!(taken(3, std::slice::from_ref(&one)), Some((0, (0, 0))));
+    assert_eq!(taken(3, &[root, all, one.clone()]), Some((0, (0, 0))));
+    let (rounds, said) = taken(3, &[one, other]).unwrap();
+    assert_eq!((rounds, said), (1, (1, CONTENTS.len() as u64)));
 }

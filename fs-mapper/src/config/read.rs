@@ -245,10 +245,12 @@ impl Reader<'_> {
             gateway.idle_timeout_s = idle;
         }
         match self.optional(section, "scheduler") {
-            Some(name) if name.value != "greedy" => {
-                self.mistake(name.span, format!("unknown scheduler {:?}", name.value), "the only one is \"greedy\"");
+            Some(name) if !["cost", "greedy"].contains(&name.value) => {
+                let message = format!("unknown scheduler {:?}", name.value);
+                self.mistake(name.span, message, "it is \"cost\" or \"greedy\"");
             }
-            _ => gateway.scheduler = Scheduler::Greedy,
+            Some(name) if name.value == "greedy" => gateway.scheduler = Scheduler::Greedy,
+            _ => gateway.scheduler = Scheduler::Cost,
         }
         gateway.annotations = self.annotations(section);
         if let Some(words) = self.optional(section, "ssh_command").and_then(|command| self.words(command)) {

@@ -169,7 +169,7 @@ annotations = ["~/x", 3]
         "22:8: error: mount path `/mnt/data` is already given in line 16; a path has one owner: remove one of the two",
         "24:10: error: `export` in [[mount]] is 7; it must be a string",
         "26:9: error: `split` in [gateway] is 0; it must be a number from 1 to 1024",
-        "27:13: error: unknown scheduler \"best\"; the only one is \"greedy\"",
+        "27:13: error: unknown scheduler \"best\"; it is \"cost\" or \"greedy\"",
         "28:18: error: `idle_timeout_s` in [gateway] is a string; it must be a number from 1 to 4294967295",
         "29:16: error: directory \"~/x\" begins with ~; write it in full",
         "29:23: error: `annotations` in [gateway] is 3; it must be an array of directories",

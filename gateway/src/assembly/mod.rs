@@ -5,10 +5,11 @@
 
 mod closing;
 mod procfs;
-mod untouched;
+mod staying;
 mod writers;
 
 pub use closing::Edge;
+pub(crate) use procfs::pipe_inode;
 pub use writers::{Writers, Written};
 
 use std::{
@@ -28,7 +29,7 @@ use crate::{
 };
 use closing::{Actors, Closing, Patience};
 use procfs::{Orphans, Process, Snapshot, Wanted};
-use untouched::Untouched;
+use staying::Staying;
 
 /// No stage waits longer than this in all.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -54,8 +55,8 @@ pub struct Pipeline {
     pub stages: Vec<StageLink>,
     /// What joins them.
     pub shape: Shape,
-    /// Nothing of any of them is on a mount.
-    pub untouched: bool,
+    /// All of them run here ([`Enlisted::stays`]).
+    pub stays: bool,
 }
 
 /// What joins the stages of a pipeline, and what they share with others.
@@ -200,14 +201,14 @@ struct Assembly {
     directed: HashSet<Pid>,
     asleep: HashMap<Pid, Sleep>,
     orphans: Orphans,
-    untouched: Untouched,
+    staying: Staying,
 }
 
 impl Assembly {
     fn new(sessions: Arc<Sessions>, complete: mpsc::Sender<Pipeline>) -> Self {
         let (waiting, directed) = (Vec::new(), HashSet::new());
-        let (orphans, untouched) = (Orphans::default(), Untouched::default());
-        Self { sessions, complete, waiting, directed, asleep: HashMap::new(), orphans, untouched }
+        let (orphans, staying) = (Orphans::default(), Staying::default());
+        Self { sessions, complete, waiting, directed, asleep: HashMap::new(), orphans, staying }
     }
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
@@ -242,7 +243,7 @@ impl Assembly {
     fn take(&mut self, event: Event) {
         match event {
             Event::Enlisted(stage) => {
-                self.untouched.enlisted(stage.enlisted.pid);
+                self.staying.enlisted(stage.enlisted.pid);
                 self.waiting.push(Waiting::new(*stage));
             }
             Event::Directed(pid) => drop(self.directed.insert(pid)),
@@ -253,7 +254,7 @@ impl Assembly {
     /// Lets go of every pipeline that is complete now.
     async fn look(&mut self) {
         self.waiting.retain(|w| !w.stage.is_gone());
-        self.release_untouched().await;
+        self.release_staying().await;
         if self.waiting.is_empty() {
             return;
         }
@@ -283,28 +284,31 @@ impl Assembly {
         (snapshot, closing)
     }
 
-    /// What has nothing to do with any mount need not be looked at any closer.
-    async fn release_untouched(&mut self) {
+    /// What runs here anyway need not be looked at any closer.
+    async fn release_staying(&mut self) {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
-        let (groups, edges) = self.untouched.groups(&stages);
+        let (groups, edges) = self.staying.groups(&stages);
         if groups.is_empty() {
             return;
         }
         let mut waiting: Vec<Option<Waiting>> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         for group in groups {
             let stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
-            stages.iter().for_each(|stage| self.untouched.let_go(&stage.enlisted));
+            stages.iter().for_each(|stage| self.staying.let_go(&stage.enlisted));
             let shape = Shape::unshared(stages.len(), closing::edges_of(&group, &edges));
-            let _ = self.complete.send(Pipeline { stages, shape, untouched: true }).await;
+            let _ = self.complete.send(Pipeline { stages, shape, stays: true }).await;
         }
         self.waiting = waiting.into_iter().flatten().collect();
     }
 
     fn wanted(&self) -> Wanted {
         let mut wanted = Wanted::default();
+        let lead_out = self.sessions.outputs();
         for waiting in &self.waiting {
             let stage = &waiting.stage.enlisted;
-            wanted.pipes.extend(closing::used_ends(stage).map(|d| d.identity.1));
+            // What the shell itself writes to was there before it: if a stage should read it, they are not joined.
+            let ends = closing::used_ends(stage).filter(|end| end.reads() || !lead_out.contains(&end.identity.1));
+            wanted.pipes.extend(ends.map(|d| d.identity.1));
             wanted.files.extend(output_files(stage));
         }
         wanted
@@ -330,7 +334,7 @@ impl Assembly {
                 stage_programs: &self.sessions.stage_programs(),
                 shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
-                directed: &|pid| self.directed.contains(&pid) || self.untouched.is_at_work(pid),
+                directed: &|pid| self.directed.contains(&pid) || self.staying.is_at_work(pid),
                 settled: &settled,
             },
         )
@@ -357,11 +361,7 @@ impl Assembly {
             let shared_outputs: Vec<_> =
                 stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
             let shared_inputs = stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
-            pipelines.push(Pipeline {
-                stages,
-                shape: Shape { edges, shared_outputs, shared_inputs },
-                untouched: false,
-            });
+            pipelines.push(Pipeline { stages, shape: Shape { edges, shared_outputs, shared_inputs }, stays: false });
         }
         self.waiting = waiting.into_iter().flatten().collect();
         for pipeline in pipelines {
@@ -385,9 +385,10 @@ fn refresh_offsets(stage: &mut StageLink) {
     }
 }
 
-/// Regular files that a stage writes through descriptors 1 and 2.
+/// Regular files on mounts that a stage writes through descriptors 1 and 2.
 fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
-    [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).filter(|d| d.kind == Kind::File).map(|d| d.path.clone())
+    let files = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
+    files.filter(|d| d.kind == Kind::File && d.on_mount).map(|d| d.path.clone())
 }
 
 /// Output files that another live process has open: it may write through the

@@ -13,19 +13,22 @@ mod settle;
 mod start;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use fs_mapper::{Resolution, config::Scheduler};
 use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::{Edge, Pipeline, Shape},
-    enlisted::Enlisted,
+    enlisted::{Enlisted, Kind},
     executors::Connection,
     explain,
     facts::{self, Reading, Surroundings, World},
@@ -55,7 +58,7 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
     let id = format!("{}-{number}", std::process::id());
     let tracer = Tracer::new(session.as_ref().and_then(|s| s.trace.clone()), number);
-    let report = if pipeline.untouched {
+    let report = if pipeline.stays {
         let explain = session.as_ref().is_some_and(|s| s.explain);
         leave_here(&gateway, pipeline, explain, &tracer).await
     } else {
@@ -75,26 +78,55 @@ async fn leave_here(
 ) -> Option<PipelineReport> {
     let began = Instant::now();
     tracer.assembled(&pipeline.stages);
+    let view = gateway.view();
+    let mut reasons = Vec::new();
     for (index, stage) in pipeline.stages.iter().enumerate() {
-        stage.tell(ForStage::RunHere(plan::NOTHING_ON_MOUNTS.to_owned())).await;
-        tracer.runs_here(index, stage, plan::NOTHING_ON_MOUNTS);
+        let reason = why_it_stays(gateway, &world(gateway, &view), &stage.enlisted);
+        stage.tell(ForStage::RunHere(reason.clone())).await;
+        tracer.runs_here(index, stage, &reason);
+        reasons.push(reason);
     }
     let setup = began.elapsed();
     if !explain {
         return None;
     }
     let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
-    let view = gateway.view();
     let subject = Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default() };
     let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
-    for placement in &mut planned.plan.placements {
-        if matches!(placement, Placement::Remote(_)) {
-            *placement = Placement::Here(plan::NOTHING_ON_MOUNTS.to_owned());
+    for (placement, reason) in planned.plan.placements.iter_mut().zip(reasons) {
+        // What the plan says of one that has nothing on mounts may tell more.
+        if matches!(placement, Placement::Remote(_)) || reason != plan::NOTHING_ON_MOUNTS {
+            *placement = Placement::Here(reason);
         }
     }
     let outcome = start::Outcome::default();
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
     Some(report(gateway, &commands, &pipeline.shape, &planned, &costs))
+}
+
+/// In words; a volume then fetches what it has nearly at hand.
+fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> String {
+    let reason = stage.stays.as_deref().unwrap_or(plan::NOTHING_ON_MOUNTS);
+    let told = (reason != plan::NOTHING_ON_MOUNTS).then(|| gateway.volumes.prefetch(world, stage)).flatten();
+    told.map_or_else(|| reason.to_owned(), |words| format!("{reason}; {words}"))
+}
+
+/// What is known of a stage as soon as it enlists.
+pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    for file in stage.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
+        file.on_mount = matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
+    }
+    if stage.stays.is_some() {
+        return;
+    }
+    let reading = facts::read(&world, stage);
+    if reading.as_ref().is_ok_and(|reading| facts::is_all_here(stage, reading)) {
+        stage.stays = Some(Cow::Borrowed(plan::NOTHING_ON_MOUNTS));
+    } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
+        stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]).map(Cow::Owned);
+    }
 }
 
 #[tracing::instrument(name = "pipeline", skip_all, fields(id))]
@@ -226,6 +258,7 @@ impl Planned {
         let &Subject { commands, shape, split, tracer } = subject;
         let mut step = tracer.now_ns();
         let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
+        keep_what_is_at_hand(gateway, world, commands, &mut readings);
         step = tracer.step("reading the commands", step);
         settle::settle(gateway, commands, &mut readings).await;
         step = tracer.step("settling files", step);
@@ -267,6 +300,22 @@ impl Planned {
                 reason.clone_from(&reason_now);
             }
         }
+    }
+}
+
+/// Where that takes less time than asking a server, all of a pipeline stays here.
+fn keep_what_is_at_hand(
+    gateway: &Gateway,
+    world: &World<'_>,
+    commands: &[Arc<Enlisted>],
+    readings: &mut [Result<Reading, String>],
+) {
+    if gateway.config.gateway.scheduler != Scheduler::Cost || !gateway.volumes.are_there() {
+        return;
+    }
+    let read: Vec<_> = commands.iter().map(AsRef::as_ref).zip(readings.iter()).collect();
+    if let Some(reason) = gateway.volumes.at_hand(world, &read) {
+        readings.iter_mut().filter(|reading| reading.is_ok()).for_each(|reading| *reading = Err(reason.clone()));
     }
 }
 

@@ -25,16 +25,22 @@ use crate::{
 };
 
 /// Commands that look at files and do not read them: contents are fetched only if they open one all the same.
-const LOOKING: [&str; 4] = ["du", "find", "ls", "stat"];
+pub(super) const LOOKING: [&str; 4] = ["du", "find", "ls", "stat"];
 
 /// What a command reads, by the mount point of the volume.
 type Inputs = BTreeMap<PathBuf, Vec<Expected>>;
 
 impl Volumes {
+    /// Whether there is any.
+    #[must_use]
+    pub fn are_there(&self) -> bool {
+        *self.mounted.borrow() > 0
+    }
+
     /// Tells the volumes what a command is going to read, as far as its words say. For `explain`, if there is something.
     #[must_use]
     pub fn prefetch(&self, world: &World<'_>, stage: &Enlisted) -> Option<String> {
-        if *self.mounted.borrow() == 0 || stage.mount_namespace != world.mount_namespace || !stage.cwd.is_absolute() {
+        if !self.are_there() || stage.mount_namespace != world.mount_namespace || !stage.cwd.is_absolute() {
             return None;
         }
         let inputs = inputs(world, stage);
@@ -43,6 +49,9 @@ impl Volumes {
         for (path, expected) in inputs {
             let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
             let Some(serving) = serving else { continue };
+            if serving.volume.has(&own_caller(), &expected) {
+                continue;
+            }
             told.push(path.display().to_string());
             let (caller, pid) = (own_caller(), stage.pid);
             runtime.spawn(async move {
@@ -58,7 +67,7 @@ impl Volumes {
 
     /// Tells the volumes what a shell may look up, and which directories it may list: absolute paths, as its text has them.
     pub fn look_ahead(&self, table: &MountTable, named: &[PathBuf], listed: &[PathBuf]) {
-        if *self.mounted.borrow() == 0 {
+        if !self.are_there() {
             return;
         }
         let mut looks: BTreeMap<PathBuf, Look> = BTreeMap::new();
@@ -84,7 +93,7 @@ impl Volumes {
 }
 
 /// Commands of other users do not come to this gateway.
-fn own_caller() -> Caller {
+pub(super) fn own_caller() -> Caller {
     let groups = getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
     Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups }
 }
@@ -127,7 +136,7 @@ fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expe
 }
 
 /// The mount point of the volume that a path is on, and the path below it. Where only the server can say what it means, there is nothing to fetch.
-fn on_volume(
+pub(super) fn on_volume(
     table: &MountTable,
     resolver: &mut Resolver<'_>,
     path: &Path,

@@ -4,6 +4,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -30,6 +31,10 @@ const READ_AHEAD_KIB: u32 = 1024;
 
 /// Contents that are kept in memory: what is read again and again within seconds, and what is read ahead.
 const MEMORY_BYTES: u64 = 64 << 20;
+
+/// How long a disk cache and a journal are waited for that somebody else has, and how often they are looked at.
+const HANDED_OVER: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A volume that is mounted.
 #[derive(Debug, Clone)]
@@ -60,8 +65,8 @@ impl Serving {
             let remote = Arc::new(remote.map_err(|error| error.to_string())?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
-            let disk = disk_for(&config);
-            let journal = journal_for(&config).filter(|_| !read_only);
+            let disk = disk_for(&config).await;
+            let journal = journal_for(&config).await.filter(|_| !read_only);
             let (volume, invalidations) = Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
             if let Some(journal) = journal
                 && let Err(errno) = volume.keep_journal(journal).await
@@ -118,6 +123,16 @@ impl Serving {
         }
     }
 
+    /// Whether it is what a path lookup finds there; where nobody can tell, it is.
+    pub fn is_at(&self, path: &Path) -> bool {
+        self.device.is_none_or(|device| device_at(path) == Some(device))
+    }
+
+    /// Whether [`Self::ended`] would return at once.
+    pub fn has_ended(&self) -> bool {
+        *self.ended.borrow()
+    }
+
     /// Returns when it is a mount no more, nor a session on its server.
     pub async fn ended(&self) {
         // An error: its runtime has ended.
@@ -159,13 +174,13 @@ impl Connector for Way {
 }
 
 /// Where contents of a volume are kept. Without a disk that keeps them they are fetched again.
-fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
+async fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
     let directory = xdg_home("XDG_CACHE_HOME", ".cache")?.join("posh/volumes").join(config.source().replace('/', "%"));
     // It would keep what is kept of what is kept.
     if directory.starts_with(&config.path) {
         return None;
     }
-    match DiskCache::open(&directory, config.cache_bytes) {
+    match when_free(|| DiskCache::open(&directory, config.cache_bytes)).await {
         Ok(cache) => Some(cache),
         Err(error) => {
             tracing::warn!(directory = %directory.display(), %error, "nothing that is read is kept on the disk");
@@ -175,14 +190,27 @@ fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
 }
 
 /// Where it is noted what was closed and is not on the server yet. Without it nothing is put off.
-fn journal_for(config: &VolumeConfig) -> Option<(Journal, Vec<Record>)> {
+async fn journal_for(config: &VolumeConfig) -> Option<(Journal, Vec<Record>)> {
     let home = xdg_home("XDG_STATE_HOME", ".local/state")?;
     let directory = home.join("posh/volumes").join(config.source().replace('/', "%"));
     if directory.starts_with(&config.path) {
         return None;
     }
-    let journal = Journal::open(&directory);
+    let journal = when_free(|| Journal::open(&directory)).await;
     journal.inspect_err(|error| tracing::warn!(directory = %directory.display(), %error, "no journal is kept")).ok()
+}
+
+/// A volume that was unmounted just now has it for a moment more.
+async fn when_free<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let began = Instant::now();
+    loop {
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < HANDED_OVER => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// As the XDG base directory specification has it.

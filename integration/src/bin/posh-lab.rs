@@ -64,7 +64,7 @@ fn main() -> Result<ExitCode> {
         Task::Init => init::run()?,
         Task::Hold { servers } => hold(servers)?,
         Task::Run { servers, link, command } => {
-            return look_around(LabSpec { link, ..LabSpec::servers(servers) }, &command);
+            return look_around(LabSpec { link, unconfigured: true, ..LabSpec::servers(servers) }, &command);
         }
         Task::Links { links } => links.into_iter().try_for_each(measure)?,
         Task::Demo(options) => {

@@ -87,6 +87,8 @@ pub fn misplaced(case: &Case, report: &Report, mounts: Mounts) -> Vec<String> {
     match mounts {
         Mounts::Sshfs => here.extend(&case.by_sshfs),
         Mounts::Volume => there.extend(&case.by_sshfs),
+        // Whatever is at hand may be used here.
+        Mounts::AtHand => there.clear(),
     }
     let there = there.into_iter().filter(|w| count(report, w, true) < w.count);
     let here = here.into_iter().filter(|w| count(report, w, false) < w.count);

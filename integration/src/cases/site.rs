@@ -151,7 +151,7 @@ impl Site {
             .attempt(|| format!("make {}", data.display()))?;
         self.setting.fixture.put(&data, number)?;
         prepare(owner, &directory, number, &case.prepare)?;
-        if self.setting.mounts == Mounts::Volume && way != Way::Copy {
+        if self.setting.mounts.are_volumes() && way != Way::Copy {
             self.wait_seen(&name, who)?;
         }
         let host = if way == Way::Copy { &self.local } else { &self.lab.workstation };
@@ -162,7 +162,7 @@ impl Site {
             .attempt(|| format!("write {}", settings.display()))?;
         let under = if way == Way::Posh { Under::PoshExplained } else { Under::Shell };
         let outcome = self.script(case, &name, who).run(host, under)?;
-        if self.setting.mounts == Mounts::Volume && way != Way::Copy {
+        if self.setting.mounts.are_volumes() && way != Way::Copy {
             self.settle(&name, who)?;
         }
         let mut left = tree::snapshot(&data, &[])?;
@@ -185,7 +185,7 @@ impl Site {
 
     /// What was made last may still be on its way to the server, which this process looks at next. A command there waits for it.
     fn settle(&self, name: &str, who: &Who) -> Result<()> {
-        let text = format!("cat {}", Path::new(who.mount).join(name).display());
+        let text = format!("sync {}", Path::new(who.mount).join(name).display());
         let user = if who.here == 0 { volumes::User::Root } else { volumes::User::Ordinary };
         volumes::output(&self.lab.workstation, user, &["-c", &text]).map(drop)
     }

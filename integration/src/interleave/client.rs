@@ -61,7 +61,9 @@ fn other_gateway(lab: &Lab) -> Result<()> {
     let (host, server): (&Host, _) = (&lab.workstation, &lab.servers[0]);
     let name = &server.spec.name;
     let executor = format!("[[executor]]\nname = \"{name}\"\naddress = \"{}\"\n\n", server.address);
-    let table = executor + &Mounts::Volume.entry(MOUNT, name, &server.spec.exports[0].name);
+    let table = Mounts::Volume.settings().to_owned()
+        + &executor
+        + &Mounts::Volume.entry(MOUNT, name, &server.spec.exports[0].name);
     volumes::other_root(host, &table)?;
     let point = host.path(MOUNT);
     fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;

@@ -68,6 +68,11 @@ impl Chunks {
         Some(data)
     }
 
+    /// Whether there is a chunk of that version; that is no use of it.
+    pub fn has(&self, key: Key, version: u64) -> bool {
+        self.kept().chunks.get(&key).is_some_and(|chunk| chunk.version == version)
+    }
+
     /// Keeps a chunk.
     pub fn put(&self, key: Key, version: u64, data: Bytes) {
         let mut kept = self.kept();

@@ -55,6 +55,11 @@ impl Volume {
         });
     }
 
+    /// Whether the disk has a chunk.
+    pub(super) fn is_on_disk(&self, key: Key, version: u64) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.cache.has(chunk(key, version)))
+    }
+
     /// A chunk from the disk, which then is in memory, too.
     pub(super) async fn fetch_from_disk(&self, key: Key, version: u64) -> Option<()> {
         let cache = Arc::clone(&self.disk.as_ref()?.cache);

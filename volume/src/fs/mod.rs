@@ -6,6 +6,7 @@
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named, `look` finds what a shell may look up
+//! * `at_hand`: how far a program would get without asking
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
 //!   that a killed gateway has left
@@ -21,6 +22,7 @@
 //! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
 mod ahead;
+mod at_hand;
 mod attributed;
 mod attributes;
 mod births;
@@ -63,6 +65,7 @@ use crate::disk::DiskCache;
 use crate::store::{
     Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store, StoreState, Watched,
 };
+use at_hand::RoundTrip;
 use births::Births;
 use chunks::Chunks;
 use files::Open;
@@ -75,6 +78,7 @@ use table::{Node, Table};
 use tours::Tours;
 use writing::Writes;
 
+pub use at_hand::{AtHand, Use};
 pub use files::Opened;
 pub use listing::{Directory, Name};
 pub use look::Look;
@@ -149,6 +153,7 @@ pub struct Volume {
     tours: Mutex<Tours>,
     listings: Listings,
     looks: Looks,
+    round_trip: RoundTrip,
     /// What works for as long as there is the volume.
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -190,6 +195,7 @@ impl Volume {
             tours: Mutex::default(),
             listings: Listings::default(),
             looks: Looks::default(),
+            round_trip: RoundTrip::default(),
             tasks: Mutex::default(),
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
@@ -356,6 +362,7 @@ impl Volume {
     async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let asked = Instant::now();
         let answer = self.store.call(caller, op).await?;
+        self.round_trip.took(asked.elapsed());
         let mut table = self.table();
         for entry in answer.entries() {
             table.learn(&entry, asked);

@@ -18,6 +18,7 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
         offset: 0,
         queued_bytes: queued,
         same_as: None,
+        on_mount: true,
     });
     Enlisted {
         session: String::new(),
@@ -35,7 +36,7 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
         nice: 0,
         mount_namespace: 0,
         window: None,
-        untouched: false,
+        stays: None,
     }
 }
 

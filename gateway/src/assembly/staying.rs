@@ -1,5 +1,5 @@
-//! Stages that have nothing to do with any mount: the quick look found nothing
-//! of theirs there, and what they read comes from other such stages. They are known by the
+//! Stages that stay here whatever is around them: the quick look found nothing
+//! of theirs on a mount, or a volume has it at hand, and what they read comes from other such stages. They are known by the
 //! inodes of their pipes alone, without a look at the processes, and run here
 //! at once: who reads what they write does not matter to them.
 //!
@@ -15,13 +15,13 @@ const REMEMBERED: usize = 1024;
 
 /// Stages that were let go lately, and the pipes that they write to.
 #[derive(Debug, Default)]
-pub struct Untouched {
+pub struct Staying {
     order: VecDeque<(Pid, Vec<u64>)>,
     stages: HashSet<Pid>,
     pipes: HashSet<u64>,
 }
 
-impl Untouched {
+impl Staying {
     /// This process was let go, and has not enlisted since.
     #[must_use]
     pub fn is_at_work(&self, pid: Pid) -> bool {
@@ -50,7 +50,7 @@ impl Untouched {
     /// The groups among the waiting stages (by index) that may go, and the pipes that join them.
     #[must_use]
     pub fn groups(&self, stages: &[&Enlisted]) -> (Vec<Vec<usize>>, Vec<Edge>) {
-        let mut going: Vec<usize> = (0..stages.len()).filter(|&i| stages[i].untouched).collect();
+        let mut going: Vec<usize> = (0..stages.len()).filter(|&i| stages[i].stays.is_some()).collect();
         let mut count = usize::MAX;
         while going.len() < count {
             count = going.len();
@@ -93,33 +93,33 @@ mod tests {
 
     const NONE: Vec<Vec<usize>> = Vec::new();
 
-    fn found(before: &Untouched, stages: &[Enlisted]) -> Vec<Vec<usize>> {
+    fn found(before: &Staying, stages: &[Enlisted]) -> Vec<Vec<usize>> {
         before.groups(&stages.iter().collect::<Vec<_>>()).0
     }
 
-    fn untouched(pid: Pid, ends: &[(u32, u64, bool)]) -> Enlisted {
-        Enlisted { untouched: true, ..stage(pid, ends, 0, &[]) }
+    fn staying(pid: Pid, ends: &[(u32, u64, bool)]) -> Enlisted {
+        Enlisted { stays: Some("".into()), ..stage(pid, ends, 0, &[]) }
     }
 
     fn pipeline() -> [Enlisted; 3] {
         let ends: [&[_]; 3] = [&[(1, 1, true)], &[(0, 1, false), (1, 2, true)], &[(0, 2, false), (1, 3, true)]];
-        [11, 12, 13].map(|pid| untouched(pid, ends[pid as usize - 11]))
+        [11, 12, 13].map(|pid| staying(pid, ends[pid as usize - 11]))
     }
 
     #[test]
     fn what_they_read_must_come_from_others_of_their_kind() {
-        let before = Untouched::default();
+        let before = Staying::default();
         let [cat, grep, wc] = pipeline();
         assert_eq!(found(&before, &[wc.clone(), cat.clone(), grep.clone()]), [[1, 2, 0]]);
         assert_eq!(found(&before, &[wc.clone(), cat.clone()]), [[1]]);
         assert_eq!(found(&before, &[wc.clone(), grep.clone()]), NONE);
-        let there = Enlisted { untouched: false, ..cat };
+        let there = Enlisted { stays: None, ..cat };
         assert_eq!(found(&before, &[there, grep, wc]), NONE);
     }
 
     #[test]
     fn who_was_let_go_before_counts() {
-        let mut before = Untouched::default();
+        let mut before = Staying::default();
         let [cat, grep, wc] = pipeline();
         before.let_go(&cat);
         assert_eq!(found(&before, &[wc, grep]), [[1, 0]]);
@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn only_so_many_are_remembered() {
-        let mut before = Untouched::default();
-        (1..=REMEMBERED as u32 + 1).for_each(|n| before.let_go(&untouched(n, &[(1, n.into(), true)])));
+        let mut before = Staying::default();
+        (1..=REMEMBERED as u32 + 1).for_each(|n| before.let_go(&staying(n, &[(1, n.into(), true)])));
         assert!(!before.is_at_work(1) && before.is_at_work(2));
-        assert_eq!(found(&before, &[untouched(3000, &[(0, 1, false)])]), NONE);
-        assert_eq!(found(&before, &[untouched(3000, &[(0, 2, false)])]), [[0]]);
+        assert_eq!(found(&before, &[staying(3000, &[(0, 1, false)])]), NONE);
+        assert_eq!(found(&before, &[staying(3000, &[(0, 2, false)])]), [[0]]);
     }
 }

@@ -1,0 +1,95 @@
+//! What a volume has at hand is used here, where asking its server would take longer.
+
+use std::fs;
+
+use posh_integration::explain::Report;
+use posh_integration::oracle::Under;
+use posh_integration::volumes::Mounts;
+use posh_integration::wire::Profile;
+use posh_integration::{Lab, LabSpec, Script};
+
+use crate::programs;
+
+/// More than is fetched within the time that a run on the server takes.
+const LARGE: usize = 4 << 20;
+
+fn lab() -> Lab {
+    let spec = LabSpec::servers(1).link(Profile::WAN).mounts(Mounts::AtHand);
+    let lab = Lab::start(&spec, &programs()).unwrap();
+    let data = lab.data(1);
+    fs::create_dir_all(data.join("d/deep")).unwrap();
+    for (name, text) in [("a", "3\n1\n2\n"), ("b", "5\n4\n"), ("deep/c", "6\n")] {
+        fs::write(data.join("d").join(name), text).unwrap();
+    }
+    fs::write(data.join("d/large"), "0123456\n".repeat(LARGE / 8)).unwrap();
+    lab
+}
+
+/// Where each stage of a command ran, in the order of the report: a letter each, `h`ere or `t`here.
+fn places(report: &Report, command: &str) -> String {
+    report.stages(command).map(|stage| if stage.is_offloaded() { 't' } else { 'h' }).collect()
+}
+
+#[test]
+fn what_is_at_hand_is_used_here_and_the_rest_there() {
+    let lab = lab();
+    let text = "cd /mnt/s1/d
+        cat a; cat a; sort a b | head -n 2; sort a b > sorted; tail -n 1 sorted
+        wc -l large; wc -l < large
+        find deep -name c; ls > /dev/null; ls deep; find deep -name c; grep -r 6 deep; grep -r 6 deep
+        cat none a; echo $?; cut -c 1 < a | tr 3 x; md5sum a | cut -c 1-4";
+    let output = Script::new(text).run(&lab.workstation, Under::PoshExplained).unwrap();
+    let (said, report) = (String::from_utf8_lossy(&output.stdout).into_owned(), output.report());
+    let expect = "3\n1\n2\n3\n1\n2\n1\n2\n5\n524288 large\n524288\ndeep/c\nc\ndeep/c\ndeep/c:6\ndeep/c:6\n3\n1\n2\n1\nx\n1\n2\n8f0e\n";
+    let (digest, expect) = (&said[said.len().saturating_sub(5)..], &expect[..expect.len() - 5]);
+    assert!(digest.len() == 5 && said.starts_with(expect), "{said}\n{report:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "cat: none: No such file or directory\n");
+    // Large files are read where they are, whatever is known of them.
+    assert_eq!(places(report, "wc"), "tt", "{report:?}");
+    // Nothing was known of the directory when it was searched first.
+    assert_eq!(places(report, "find"), "th", "{report:?}");
+    for (command, expect) in [("sort", "hh"), ("head", "h"), ("tail", "h"), ("ls", "hh"), ("md5sum", "h")] {
+        assert_eq!(places(report, command), expect, "{command}: {report:?}");
+    }
+    let cats = places(report, "cat");
+    assert!(cats.ends_with("hh"), "{report:?}");
+    let reasons: Vec<_> = report.stages("cat").map(|stage| stage.reason.as_str()).collect();
+    assert!(reasons[1].contains("what it uses on /mnt/s1 is at hand"), "{reasons:?}");
+}
+
+/// What another has changed is at hand no more as soon as this machine can know of it, and what was changed there is seen here at once.
+#[test]
+fn what_is_at_hand_is_never_old() {
+    let lab = lab();
+    let file = lab.data(1).join("d/a");
+    let host = &lab.workstation;
+    host.must({
+        let mut fifos = host.command("mkfifo");
+        fifos.args(["/tmp/ask", "/tmp/go"]);
+        fifos
+    })
+    .unwrap();
+    let text = "cd /mnt/s1/d; ls > /dev/null
+        for i in 11 12 13 14 15 16; do
+            cat a; cat a > /dev/null; echo $i > /tmp/ask; read -r line < /tmp/go
+            n=0; until grep -qx $i a; do n=$((n + 1)); [ $n -lt 1000 ] || break; done; cat a
+        done
+        for i in 1 2 3 4 5 6; do cat large b | sed \"s/^/$i/\" > new; tail -n 1 new; tail -n 1 new; done";
+    let output = std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(text).run(host, Under::PoshExplained).unwrap());
+        for _ in 0..6 {
+            let number = fs::read_to_string(host.path("/tmp/ask")).unwrap();
+            fs::write(&file, format!("changed\n{number}")).unwrap();
+            fs::write(host.path("/tmp/go"), "go\n").unwrap();
+        }
+        running.join().unwrap()
+    });
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let before = |i: u32| if i == 11 { "3\n1\n2\n".to_owned() } else { format!("changed\n{}\n", i - 1) };
+    let changed: String = (11..=16).map(|i| format!("{}changed\n{i}\n", before(i))).collect();
+    let made: String = (1..=6).map(|i| format!("{i}4\n{i}4\n")).collect();
+    assert_eq!(said, changed + &made);
+    let report = output.report();
+    assert!(places(report, "cat").contains("hh") && places(report, "grep").contains('h'), "{report:?}");
+    assert_eq!(places(report, "sed"), "tttttt", "{report:?}");
+}
