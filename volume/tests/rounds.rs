@@ -418,7 +418,8 @@ fn what_is_at_hand_takes_no_more_than_is_said() {
                 });
                 let _expectation = volume.will_read(&caller, files.collect());
                 // A program takes longer to begin.
-                (tokio::task::yield_now().await, tokio::task::yield_now().await);
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
                 for used in &uses {
                     match used {
                         Use::Read(path) => {

@@ -111,14 +111,18 @@ fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Use
     Some(())
 }
 
-/// `None`: it changes names or files by their names.
+/// `None`: it changes more than one name, or a file that is there.
 fn use_of(invocation: &Invocation, kind: FileKind) -> Option<fn(PathBuf) -> Use> {
+    let copies_files =
+        || invocation.command == "cp" && !invocation.files.iter().any(|file| file.kind == FileKind::InputDir);
     match (kind, LOOKING.contains(&invocation.command.as_str())) {
         (FileKind::InputFile, true) => Some(Use::Look),
         (FileKind::InputFile, false) => Some(Use::Read),
         (FileKind::InputDir, true) => Some(Use::LookBelow),
         (FileKind::InputDir, false) => Some(Use::ReadBelow),
-        (FileKind::OutputFile | FileKind::OutputDir | FileKind::InoutFile | FileKind::ListFile, _) => None,
+        (FileKind::OutputFile, _) => Some(Use::Make),
+        (FileKind::OutputDir, _) if copies_files() => Some(Use::Make),
+        (FileKind::OutputDir | FileKind::InoutFile | FileKind::ListFile, _) => None,
     }
 }
 

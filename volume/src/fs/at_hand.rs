@@ -32,6 +32,8 @@ pub enum Use {
     ReadBelow(PathBuf),
     /// It writes to a file that is open.
     Write(PathBuf),
+    /// It makes a file of that name, or one in the directory of that name.
+    Make(PathBuf),
 }
 
 /// What that takes here.
@@ -41,7 +43,7 @@ pub struct AtHand {
     pub files: u64,
     /// Contents, in bytes.
     pub bytes: u64,
-    /// Of these, what would have to be fetched.
+    /// Of these, what would have to be fetched, and, where something is written, what may have to be sent.
     pub missing: u64,
     /// Round trips, one after the other; contents of small files are fetched together ([`Volume::will_read`]).
     pub round_trips: u32,
@@ -72,6 +74,7 @@ impl RoundTrip {
 struct Count {
     found: AtHand,
     fetches: bool,
+    writes: bool,
 }
 
 impl Volume {
@@ -87,7 +90,8 @@ impl Volume {
             self.count(&table, caller, used, &mut count)?;
         }
         let round_trips = count.found.round_trips + u32::from(count.fetches);
-        Some(AtHand { round_trips, round_trip: self.round_trip.get(), ..count.found })
+        let missing = count.found.missing + if count.writes { count.found.bytes } else { 0 };
+        Some(AtHand { round_trips, missing, round_trip: self.round_trip.get(), ..count.found })
     }
 
     /// Whether nothing of what is expected would have to be fetched.
@@ -102,12 +106,18 @@ impl Volume {
     }
 
     fn count(&self, table: &Table, caller: &Caller, used: &Use, count: &mut Count) -> Option<()> {
-        let (Use::Look(path) | Use::Read(path) | Use::LookBelow(path) | Use::ReadBelow(path) | Use::Write(path)) = used;
+        let path = match used {
+            Use::Make(path) => return self.count_made(table, &plain_names(path)?, count),
+            Use::Look(path) | Use::Read(path) | Use::LookBelow(path) | Use::ReadBelow(path) | Use::Write(path) => path,
+        };
         count.found.files += 1;
         let Some(node) = self.node_at(table, &plain_names(path)?)? else { return Some(()) };
         let kind = node.attributes?.kind;
         match (used, kind) {
-            (Use::Write(_), _) => count.found.round_trips += u32::from(node.unborn.is_none()),
+            (Use::Write(_), _) => {
+                count.writes = true;
+                count.found.round_trips += u32::from(node.unborn.is_none());
+            }
             (Use::Look(_), Kind::Directory) if node.listing.is_some() => count.found.files += node.names.len() as u64,
             // What was made in it in memory goes out before it is listed.
             (Use::Look(_), Kind::Directory) => count.found.round_trips += 1 + u32::from(node.children > 0),
@@ -117,6 +127,24 @@ impl Volume {
             (_, Kind::Symlink) => return None,
             _ => {}
         }
+        Some(())
+    }
+
+    /// In a directory that nobody else knows a file costs nothing. Elsewhere it is made, written and closed.
+    fn count_made(&self, table: &Table, path: &[OsString], count: &mut Count) -> Option<()> {
+        const ELSEWHERE: u32 = 2;
+        (count.found.files, count.writes) = (count.found.files + 1, true);
+        let found = self.node_at(table, path)?;
+        let directory = match found {
+            Some(node) if node.attributes?.kind == Kind::Directory => Some(node),
+            Some(file) => {
+                count.found.round_trips += if file.unborn.is_some() { 0 } else { ELSEWHERE };
+                return Some(());
+            }
+            None => self.node_at(table, path.split_last()?.1)?,
+        };
+        let is_own = directory.is_some_and(|node| self.may_be_made_in(table, node));
+        count.found.round_trips += if is_own { 0 } else { ELSEWHERE };
         Some(())
     }
 

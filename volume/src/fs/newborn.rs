@@ -16,7 +16,7 @@ use bytes::Bytes;
 use super::{
     Opened, Volume,
     files::Open,
-    table::{Known, Table, is_provisional},
+    table::{Known, Node, Table, is_provisional},
     unborn::{Newborn, Own, Stage, What},
 };
 use crate::store::{Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Time};
@@ -102,6 +102,12 @@ impl Volume {
             && node.is_complete
             && self.is_held(table, parent)
             && table.known(parent, name) == Known::Absent
+    }
+
+    /// Whether names of a directory are made in memory, most likely.
+    pub(super) fn may_be_made_in(&self, table: &Table, directory: &Node) -> bool {
+        let number = table.number_of(directory.file);
+        directory.own.is_some() && directory.is_complete && number.is_some_and(|number| self.is_held(table, number))
     }
 
     /// Whether a directory of our own is ours alone, up to the one that the store knows.
