@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -29,6 +29,10 @@ use crate::{assembly::pipe_inode, enlisted::Pid, report::Reports, trace::Trace};
 
 /// In a session's directory.
 const SHIMS: &str = "bin";
+
+/// Around the gateway's process, the name of a directory that no session has yet.
+const SPARE_PREFIX: &str = "session-";
+const SPARE_SUFFIX: &str = "-spare";
 
 /// What `posh` asks for.
 #[derive(Debug, Clone)]
@@ -122,6 +126,8 @@ pub struct Sessions {
     open: Mutex<BTreeMap<String, Arc<Session>>>,
     /// For whoever comes next.
     spare: Mutex<Option<Spare>>,
+    /// There is no next one.
+    is_closed: AtomicBool,
     changed: tokio::sync::watch::Sender<usize>,
 }
 
@@ -136,6 +142,7 @@ impl Sessions {
             next: AtomicU64::new(0),
             open: Mutex::default(),
             spare: Mutex::default(),
+            is_closed: AtomicBool::new(false),
             changed,
         })
     }
@@ -237,18 +244,19 @@ impl Sessions {
     fn take_spare(&self, wanted: &MadeFor, directory: &Path) -> bool {
         // Not while one is being made: that takes as long as making another.
         let spare = self.spare.try_lock().ok().and_then(|mut spare| spare.take_if(|spare| spare.made_for == *wanted));
-        spare.is_some_and(|spare| fs::rename(spare.directory, directory).is_ok())
+        spare.is_some_and(|spare| fs::rename(&spare.directory, directory).inspect_err(|_| spare.remove()).is_ok())
     }
 
     fn make_spare(&self, made_for: MadeFor, commands: &[String]) {
         // Whoever is as fast as to come before it is ready makes shims as well.
         let mut spare = self.spare();
-        if spare.as_ref().is_some_and(|spare| spare.made_for == made_for) {
+        let is_there = spare.as_ref().is_some_and(|spare| spare.made_for == made_for);
+        if is_there || self.is_closed.load(Ordering::Relaxed) {
             return;
         }
         spare.take().inspect(Spare::remove);
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let directory = self.directory.join(format!("session-{}-{number}", std::process::id()));
+        remove_spares_of_the_dead(&self.directory);
+        let directory = self.directory.join(format!("{SPARE_PREFIX}{}{SPARE_SUFFIX}", std::process::id()));
         let new = Spare { directory, made_for };
         match make_shims(&new.directory, &new.made_for, commands) {
             Ok(()) => *spare = Some(new),
@@ -262,7 +270,10 @@ impl Sessions {
 
     /// Removes every session's directory.
     pub fn close_all(&self) {
-        self.spare().take().inspect(Spare::remove);
+        let mut spare = self.spare();
+        self.is_closed.store(true, Ordering::Relaxed);
+        spare.take().inspect(Spare::remove);
+        drop(spare);
         std::mem::take(&mut *self.lock()).into_values().for_each(|s| s.remove());
         self.announce();
     }
@@ -363,6 +374,19 @@ impl Spare {
     }
 }
 
+/// What gateways that were killed had ready for a next session.
+fn remove_spares_of_the_dead(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(SPARE_PREFIX)?.strip_suffix(SPARE_SUFFIX));
+        let owner = number.and_then(|number| number.parse::<Pid>().ok());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// Makes a session's directory with its shims.
 fn make_shims(directory: &Path, made_for: &MadeFor, commands: &[String]) -> io::Result<()> {
     let shims = directory.join(SHIMS);
@@ -379,4 +403,68 @@ fn has_command(path: &OsStr, name: &str, stage_program: &Path) -> bool {
         let is_command = fs::metadata(&file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
         is_command && !fs::read_link(&file).is_ok_and(|target| target == stage_program)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const NOBODY: Pid = u32::MAX - 1;
+
+    fn request(path: &Path) -> Request {
+        let (pid, stage_program) = (std::process::id(), "/posh-stage".into());
+        Request { pid, explain: false, trace: false, split: None, path: path.to_owned(), stage_program }
+    }
+
+    /// The inode of the spare, once there is one.
+    async fn spare(sessions: &Sessions) -> u64 {
+        let began = Instant::now();
+        loop {
+            let found = sessions.spare().as_ref().map(|spare| fs::metadata(&spare.directory).unwrap().ino());
+            if let Some(found) = found {
+                return found;
+            }
+            assert!(began.elapsed() < Duration::from_secs(10), "no spare");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_takes_what_was_made_ready_for_its_path_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, other] = ["one", "other"].map(|name| directory.path().join(name));
+        for (directory, name) in [(&path, "cat"), (&other, "grep")] {
+            fs::create_dir(directory).unwrap();
+            fs::copy("/proc/self/exe", directory.join(name)).unwrap();
+        }
+        let left = directory.path().join(format!("{SPARE_PREFIX}{NOBODY}{SPARE_SUFFIX}"));
+        fs::create_dir(&left).unwrap();
+        let sessions = Sessions::new(directory.path().to_owned(), "/socket".into());
+        let commands = Arc::new(vec!["cat".to_owned(), "grep".to_owned()]);
+        let open = |path: &Path| {
+            let (_, shims) = sessions.open(request(path), &commands, b"").unwrap();
+            let names = fs::read_dir(&shims).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let names: Vec<_> = names.collect();
+            (fs::metadata(shims.parent().unwrap()).unwrap().ino(), names)
+        };
+        assert_eq!(open(&path).1, ["cat"]);
+        let ready = spare(&sessions).await;
+        assert!(!left.exists());
+        assert_eq!(open(&path), (ready, vec!["cat".to_owned()]));
+        spare(&sessions).await;
+        assert_eq!(open(&other).1, ["grep"]);
+        // A program that was installed meanwhile.
+        while sessions.spare().as_ref().is_none_or(|spare| spare.made_for.path != other) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fs::copy("/proc/self/exe", other.join("cat")).unwrap();
+        assert_eq!(open(&other).1.len(), 2);
+        while sessions.spare().as_ref().is_none_or(|spare| spare.made_for != MadeFor::of(&request(&other))) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        sessions.close_all();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
 }
