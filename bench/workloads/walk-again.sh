@@ -2,6 +2,6 @@
 #
 # S1: directory with tree/ (on the mount)
 for walk in 1 2 3 4 5; do
-    find "$S1/tree" -printf '%P %s %m\n' > "$OUT/files"
+    find "$S1/tree" -type f -printf '%P %s %m\n' > "$OUT/files"
 done
 sort -o "$OUT/files" "$OUT/files"

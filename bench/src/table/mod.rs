@@ -55,6 +55,9 @@ pub struct Options {
     /// Keeps the servers' data in this directory of a disk instead of in memory.
     #[arg(long, value_name = "DIRECTORY")]
     storage: Option<PathBuf>,
+    /// The workloads, measured anew, take the place of what the full results of the profile and size have of them.
+    #[arg(long, requires = "workloads")]
+    again: bool,
     /// Only writes the report anew, from the results that are there.
     #[arg(long)]
     report_only: bool,
@@ -87,7 +90,7 @@ pub fn run(options: &Options) -> Result<()> {
     if !bench.results.partial || chosen.iter().any(|w| w.name == ONE_COMMAND.name) {
         bench.results.latency = sweeps::latency(link.megabits)?;
     }
-    bench.finish()
+    bench.finish(options.again)
 }
 
 struct Bench {
@@ -122,6 +125,7 @@ impl Bench {
             latency: Vec::new(),
             splits: Vec::new(),
             faults: Vec::new(),
+            again: Vec::new(),
         };
         let terms = Terms { size: options.size, limit: Duration::from_secs(options.limit) };
         Ok(Bench { place, terms, order: Numbers::seeded(seed), began: Instant::now(), results })
@@ -217,11 +221,12 @@ impl Bench {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<()> {
+    fn finish(mut self, again: bool) -> Result<()> {
         self.results.load_after = machine::load();
         self.results.took_s = self.began.elapsed().as_secs_f64();
-        report::keep(&self.results)?;
-        let faults = &self.results.faults;
+        let results = if again { report::with_the_rest(self.results)? } else { self.results };
+        report::keep(&results)?;
+        let faults = &results.faults;
         ensure!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
         Ok(())
     }

@@ -41,6 +41,16 @@ pub fn keep(results: &Results) -> Result<()> {
     write(&file, &text)
 }
 
+/// What was measured anew of a full run, with the rest of that.
+pub fn with_the_rest(anew: Results) -> Result<Results> {
+    let file = root().join("results").join(format!("{}.json", anew.name));
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut all: Results =
+        serde_json::from_str(&text).with_context(|| format!("{} is no result of the table", file.display()))?;
+    all.take_in(anew);
+    Ok(all)
+}
+
 /// Writes the report from all full results.
 pub fn write_all() -> Result<()> {
     let mut all = read_all()?;
@@ -128,6 +138,14 @@ fn heading(r: &Results) -> String {
             text,
             "| {what}, {} ms {} Mbit/s | {:.2} ms | {:.0} | {:.0} |",
             link.round_trip_ms, link.megabits, link.measured_ms, link.measured_out, link.measured_back
+        );
+    }
+    for again in &r.again {
+        let (machine, workloads) = (&again.machine, again.workloads.join(", "));
+        let _ = write!(
+            text,
+            "\nMeasured anew, all systems side by side, {} runs: {workloads} ({}; commit {:.12}).\n",
+            again.runs, machine.date, machine.commit
         );
     }
     if !r.faults.is_empty() {

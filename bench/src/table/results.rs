@@ -43,6 +43,20 @@ pub struct Results {
     pub splits: Vec<Split>,
     /// What must not be: outputs that differ, commands that failed.
     pub faults: Vec<String>,
+    /// Workloads whose cells are of a later run, all systems of it.
+    #[serde(default)]
+    pub again: Vec<Again>,
+}
+
+/// Workloads that were measured anew.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Again {
+    /// Which.
+    pub workloads: Vec<String>,
+    /// Where and when.
+    pub machine: Machine,
+    /// How often each cell was to be run.
+    pub runs: usize,
 }
 
 /// A link, asked for and measured.
@@ -149,6 +163,28 @@ impl Results {
     pub fn cell(&self, workload: &str, system: &str) -> Option<&Cell> {
         self.cells.iter().find(|c| c.workload == workload && c.system == system)
     }
+
+    /// Some workloads, measured anew by all systems side by side, take the place of what was known of them.
+    pub fn take_in(&mut self, anew: Results) {
+        let workloads: Vec<String> = anew.inputs.iter().map(|input| input.workload.clone()).collect();
+        let is_anew = |name: &str| workloads.iter().any(|workload| workload == name);
+        self.cells.retain(|cell| !is_anew(&cell.workload));
+        self.inputs.retain(|input| !is_anew(&input.workload));
+        self.splits.retain(|split| !is_anew(&split.workload));
+        self.faults.retain(|fault| !is_anew(fault.split([' ', ':']).next().unwrap_or_default()));
+        for again in &mut self.again {
+            again.workloads.retain(|workload| !is_anew(workload));
+        }
+        self.again.retain(|again| !again.workloads.is_empty());
+        self.cells.extend(anew.cells);
+        self.inputs.extend(anew.inputs);
+        self.splits.extend(anew.splits);
+        self.faults.extend(anew.faults);
+        if !anew.latency.is_empty() {
+            self.latency = anew.latency;
+        }
+        self.again.push(Again { workloads, machine: anew.machine, runs: anew.runs });
+    }
 }
 
 #[cfg(test)]
@@ -175,6 +211,7 @@ impl Results {
             latency: Vec::new(),
             splits: Vec::new(),
             faults: Vec::new(),
+            again: Vec::new(),
         }
     }
 }
@@ -183,5 +220,35 @@ impl Cell {
     /// The median.
     pub fn median(&self) -> f64 {
         self.summary.median
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn results(faults: &[&str], workloads: &[&str], seconds: f64) -> Results {
+        let cell = |workload: &&str| {
+            let seconds = Samples::one(seconds);
+            let (workload, system) = ((*workload).to_owned(), "posh".to_owned());
+            Cell { workload, system, summary: seconds.summary(), seconds, limited: false, bytes: 0.0, posh: None }
+        };
+        let input = |workload: &&str| Input { workload: (*workload).into(), words: String::new(), files: 0, bytes: 0 };
+        Results {
+            faults: faults.iter().map(|fault| (*fault).to_owned()).collect(),
+            inputs: workloads.iter().map(input).collect(),
+            ..Results::of_cells(workloads.iter().map(cell).collect())
+        }
+    }
+
+    #[test]
+    fn what_was_measured_anew_replaces_all_that_was_known_of_it() {
+        let mut all =
+            results(&["walk: a and b differ", "walk-again: c", "walk under posh: d"], &["walk", "walk-again"], 1.0);
+        all.take_in(results(&[], &["walk"], 2.0));
+        let seconds = |workload| all.cell(workload, "posh").unwrap().median();
+        assert_eq!((seconds("walk"), seconds("walk-again"), all.cells.len()), (2.0, 1.0, 2));
+        assert_eq!(all.faults, ["walk-again: c"]);
+        assert_eq!(all.again.iter().map(|again| again.workloads.join(" ")).collect::<Vec<_>>(), ["walk"]);
     }
 }
