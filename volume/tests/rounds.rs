@@ -383,6 +383,18 @@ fn files_that_are_kept_on_the_disk_are_opened_together() {
     assert!(first < 40 && again < 40, "{first} and then {again} round trips");
 }
 
+/// As one that has done nothing, listed the root, gone through the tree, or also read a file.
+async fn prepare(volume: &Arc<Volume>, known: u32) {
+    match known {
+        0 => {}
+        1 => drop(list(volume, ROOT).await),
+        _ => find(Arc::clone(volume)).await,
+    }
+    if known > 2 {
+        read_named(volume, 2, 2000).await;
+    }
+}
+
 /// What is said to be at hand is what a program then takes.
 #[test]
 fn what_is_at_hand_takes_no_more_than_is_said() {
@@ -397,15 +409,7 @@ fn what_is_at_hand_takes_no_more_than_is_said() {
             let (said, before) = (&said, &before);
             async move {
                 let caller = Caller::default();
-                match known {
-                    0 => {}
-                    1 => drop(list(&volume, ROOT).await),
-                    _ => find(Arc::clone(&volume)).await,
-                }
-                if known > 2 {
-                    read_named(&volume, 2, 2000).await;
-                }
-                // What is here by now was counted by the same program in another run.
+                prepare(&volume, known).await;
                 let Some(found) = volume.at_hand(&caller, &uses) else {
                     before.set(usize::MAX);
                     return;
@@ -433,16 +437,7 @@ fn what_is_at_hand_takes_no_more_than_is_said() {
                 }
             }
         });
-        let prepared = rounds(tree, |volume| async move {
-            match known {
-                0 => {}
-                1 => drop(list(&volume, ROOT).await),
-                _ => find(Arc::clone(&volume)).await,
-            }
-            if known > 2 {
-                read_named(&volume, 2, 2000).await;
-            }
-        });
+        let prepared = rounds(tree, |volume| async move { prepare(&volume, known).await });
         (before.get() != usize::MAX).then(|| (all - prepared, said.get()))
     };
     let (one, other) = (Use::Read(path(2, 2000)), Use::Read(path(4, 4003)));
