@@ -48,7 +48,7 @@ pub struct Enlisted {
     pub mount_namespace: u64,
     /// Of the terminal it writes to, if it does.
     pub window: Option<Window>,
-    /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look, or
+    /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look or by its annotation, or
     /// a volume has it at hand.
     pub stays: Option<Cow<'static, str>>,
 }
