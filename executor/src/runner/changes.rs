@@ -18,10 +18,13 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
-use nix::sys::stat::FileStat;
+use nix::{
+    sys::stat::FileStat,
+    time::{ClockId, clock_gettime},
+};
 use posh_proto::executor::{Attributes, Stage};
 
 use self::{
@@ -33,8 +36,6 @@ use super::{
     view::View,
 };
 
-/// Times of files are those of the kernel's last tick, which may lie a little before the clock.
-const TICK: Duration = Duration::from_millis(20);
 /// Entries that are looked at: a tree beyond this is not worth the time of every command in it.
 const MAX_ENTRIES: usize = 500_000;
 /// Directories that are reported; the workstation forgets each by a call of its own.
@@ -78,10 +79,9 @@ struct Look {
 impl Watch {
     /// To be made before the stage starts; costs nothing when it changes no trees.
     pub fn new(view: &View, stage: &Stage) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut trees = Trees::default();
         stage.watched_trees.iter().for_each(|tree| trees.add(root_of(view, tree), tree));
-        Self::since(now.saturating_sub(TICK), trees)
+        Self::since(moment(), trees)
     }
 
     fn since(since: Duration, trees: Trees) -> Self {
@@ -246,8 +246,19 @@ impl Watch {
 
     fn is_since(&self, (seconds, nanoseconds): (i64, i64)) -> bool {
         let seconds = u64::try_from(seconds).unwrap_or(0);
-        Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0)) >= self.since
+        match u32::try_from(nanoseconds).unwrap_or(0) {
+            // Some file systems keep whole seconds only, and every other one of these (FAT).
+            0 => seconds + 1 >= self.since.as_secs(),
+            nanoseconds => Duration::new(seconds, nanoseconds) >= self.since,
+        }
     }
+}
+
+/// Not after any time that a file gets from now on, and not long before it either: what the workstation has just been told
+/// of would be told of once more, and forgetting it gives a directory a new change time. So it is by the clock that files have: that of
+/// the kernel's last tick (clock_gettime(2), CLOCK_REALTIME_COARSE).
+fn moment() -> Duration {
+    clock_gettime(ClockId::CLOCK_REALTIME_COARSE).map_or(Duration::ZERO, Duration::from)
 }
 
 impl Before {
