@@ -27,6 +27,7 @@ pub mod trace;
 pub mod volumes;
 
 mod memory;
+mod opening;
 mod peers;
 mod serve;
 

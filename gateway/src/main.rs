@@ -12,7 +12,7 @@ use std::{
 use clap::Parser;
 use fs_mapper::config::Config;
 use posh_gateway::Listeners;
-use posh_proto::runtime::RuntimeDir;
+use posh_proto::runtime::{RuntimeDir, stage_socket};
 use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
@@ -64,7 +64,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let served = runtime.block_on(async {
         let directory = RuntimeDir::open()?;
         let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&file));
-        let stage_socket = socket.with_extension("stage");
+        let stage_socket = stage_socket(&socket);
         let listeners = Listeners {
             grpc: bind(&socket).await?,
             stages: bind(&stage_socket).await?,

@@ -36,10 +36,10 @@ use crate::{
     assembly::{Assembler, Pipeline},
     dispatch,
     executors::Executors,
-    memory, peers,
+    memory, opening, peers,
     service::Service,
     session::Sessions,
-    stage_link,
+    stage_link::{self, Caller},
     state::{Gateway, View},
     volumes::Volumes,
 };
@@ -178,11 +178,14 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
         let gateway = Arc::clone(&gateway);
         tokio::spawn(async move {
             match stage_link::accept(socket).await {
-                Ok(mut stage) => {
+                Ok(Caller::Stage(mut stage)) => {
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted));
                     gateway.assembler.enlisted(stage).await;
                 }
-                Err(error) => tracing::warn!(%error, "a stage was not taken in"),
+                Ok(Caller::Shell(request, shell)) => {
+                    stage_link::answer(shell, opening::open(&gateway, request)).await;
+                }
+                Err(error) => tracing::warn!(%error, "a caller was not taken in"),
             }
         });
     }

@@ -17,7 +17,6 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{StatusReply, StatusRequest},
     gateway::{self as wire, gateway_server::Gateway as GatewayService},
-    other_version,
 };
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
@@ -25,7 +24,6 @@ use tonic::{Request, Response, Status};
 use crate::{
     executors::{Executor, State},
     explain, report,
-    session::{self, SessionError},
     state::Gateway,
     trace::SessionTimes,
     volumes::{About, Volumes},
@@ -122,38 +120,6 @@ impl GatewayService for Service {
                 client_path: bytes(owned.client_path.as_path().as_os_str().as_bytes()),
                 reason: String::new(),
             },
-        }))
-    }
-
-    async fn open_session(
-        &self,
-        request: Request<wire::OpenSessionRequest>,
-    ) -> Result<Response<wire::OpenSessionReply>, Status> {
-        let request = request.into_inner();
-        if request.protocol != PROTOCOL_VERSION {
-            let words = other_version("posh", request.protocol, "the running gateway");
-            let text = format!("{words}; `posh gateway stop` ends the one that runs");
-            return Err(Status::failed_precondition(text));
-        }
-        let view = self.gateway.view();
-        if let Some(ahead) = &request.look_ahead {
-            let known = (&*view.table, &*view.library);
-            self.gateway.look_ahead.begin(known, &self.gateway.volumes, ahead, &path(&request.path));
-        }
-        let request = session::Request {
-            pid: request.pid,
-            explain: request.explain,
-            trace: request.trace,
-            split: (request.split > 0).then_some(request.split),
-            path: path(&request.path),
-            stage_program: path(&request.stage_program),
-        };
-        let prefixes = view.table.prefixes().encode();
-        let opened = self.gateway.sessions.open(request, &self.gateway.commands, &prefixes);
-        let (session, shims) = opened.map_err(|e| session_status(&e))?;
-        Ok(Response::new(wire::OpenSessionReply {
-            session: session.id.clone(),
-            shim_directory: bytes(shims.as_os_str().as_bytes()),
         }))
     }
 
@@ -307,13 +273,5 @@ fn with_usage(known: wire::ExecutorStatus, reply: StatusReply) -> wire::Executor
         load_average: reply.load_average,
         refusing: reply.refusing,
         ..known
-    }
-}
-
-fn session_status(error: &SessionError) -> Status {
-    let cause = std::error::Error::source(error).map(|s| format!(": {s}")).unwrap_or_default();
-    match error {
-        SessionError::Directory { .. } => Status::unavailable(format!("{error}{cause}")),
-        SessionError::Watch { .. } => Status::not_found(format!("{error}{cause}")),
     }
 }

@@ -69,7 +69,7 @@ pub struct Session {
     /// Pipes that its shell writes to, by inode.
     outputs: Vec<u64>,
     directory: PathBuf,
-    stage_program: PathBuf,
+    made_for: MadeFor,
 }
 
 /// Why a session could not be opened.
@@ -93,7 +93,7 @@ pub enum SessionError {
     },
 }
 
-/// Shims that are ready for the next session, so that it needs not wait until there are some.
+/// The shims of a session that has ended, for the next one, so that it needs not wait until there are some.
 #[derive(Debug)]
 struct Spare {
     directory: PathBuf,
@@ -136,6 +136,7 @@ impl Sessions {
     #[must_use]
     pub fn new(directory: PathBuf, stage_socket: PathBuf) -> Arc<Self> {
         let changed = tokio::sync::watch::Sender::new(0);
+        remove_spares_of_the_dead(&directory);
         Arc::new(Self {
             directory,
             stage_socket,
@@ -169,13 +170,12 @@ impl Sessions {
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
             outputs: outputs_of(request.pid),
-            stage_program: request.stage_program.clone(),
+            made_for: MadeFor::of(&request),
         });
         let shims = session.directory.join(SHIMS);
-        let made_for = MadeFor::of(&request);
-        let made = match self.take_spare(&made_for, &session.directory) {
+        let made = match self.take_spare(&session) {
             true => Ok(()),
-            false => make_shims(&session.directory, &made_for, commands),
+            false => make_shims(&session.directory, &session.made_for, commands),
         };
         let made = made.and_then(|()| self.write_file(&session, prefixes));
         if let Err(source) = made {
@@ -185,8 +185,6 @@ impl Sessions {
         self.lock().insert(id, Arc::clone(&session));
         self.announce();
         tokio::spawn(Arc::clone(self).close_at_end(Arc::clone(&session), pidfd));
-        let (sessions, commands) = (Arc::clone(self), Arc::clone(commands));
-        tokio::task::spawn_blocking(move || sessions.make_spare(made_for, &commands));
         Ok((session, shims))
     }
 
@@ -221,7 +219,7 @@ impl Sessions {
     /// Files that shims lead to.
     #[must_use]
     pub fn stage_programs(&self) -> HashSet<PathBuf> {
-        self.lock().values().map(|s| s.stage_program.clone()).collect()
+        self.lock().values().map(|s| s.made_for.stage_program.clone()).collect()
     }
 
     /// How many there are, as it changes.
@@ -241,26 +239,25 @@ impl Sessions {
     }
 
     /// Shims for a session that begins, if there are any that are right for it.
-    fn take_spare(&self, wanted: &MadeFor, directory: &Path) -> bool {
-        // Not while one is being made: that takes as long as making another.
-        let spare = self.spare.try_lock().ok().and_then(|mut spare| spare.take_if(|spare| spare.made_for == *wanted));
-        spare.is_some_and(|spare| fs::rename(&spare.directory, directory).inspect_err(|_| spare.remove()).is_ok())
+    fn take_spare(&self, session: &Session) -> bool {
+        let spare = self.spare().take_if(|spare| spare.made_for == session.made_for);
+        let gives = |spare: &Spare| fs::rename(&spare.directory, &session.directory).inspect_err(|_| spare.remove());
+        spare.is_some_and(|spare| gives(&spare).is_ok())
     }
 
-    fn make_spare(&self, made_for: MadeFor, commands: &[String]) {
-        // Whoever is as fast as to come before it is ready makes shims as well.
+    /// A session's shims go, or are kept for the next one. No process looks there any more.
+    fn retire(&self, session: &Session) {
         let mut spare = self.spare();
-        let is_there = spare.as_ref().is_some_and(|spare| spare.made_for == made_for);
-        if is_there || self.is_closed.load(Ordering::Relaxed) {
-            return;
+        let is_of_use = spare.as_ref().is_none_or(|spare| spare.made_for != session.made_for);
+        if self.is_closed.load(Ordering::Relaxed) || !is_of_use {
+            drop(spare);
+            return session.remove();
         }
         spare.take().inspect(Spare::remove);
-        remove_spares_of_the_dead(&self.directory);
         let directory = self.directory.join(format!("{SPARE_PREFIX}{}{SPARE_SUFFIX}", std::process::id()));
-        let new = Spare { directory, made_for };
-        match make_shims(&new.directory, &new.made_for, commands) {
-            Ok(()) => *spare = Some(new),
-            Err(_) => new.remove(),
+        match fs::rename(&session.directory, &directory) {
+            Ok(()) => *spare = Some(Spare { directory, made_for: session.made_for.clone() }),
+            Err(_) => session.remove(),
         }
     }
 
@@ -308,7 +305,7 @@ impl Sessions {
         while let Some(left) = session.left_behind().await {
             let _ = left.ready(Interest::READABLE).await;
         }
-        session.remove();
+        self.retire(&session);
         self.lock().remove(&session.id);
         self.announce();
     }
@@ -413,26 +410,8 @@ mod tests {
 
     const NOBODY: Pid = u32::MAX - 1;
 
-    fn request(path: &Path) -> Request {
-        let (pid, stage_program) = (std::process::id(), "/posh-stage".into());
-        Request { pid, explain: false, trace: false, split: None, path: path.to_owned(), stage_program }
-    }
-
-    /// The inode of the spare, once there is one.
-    async fn spare(sessions: &Sessions) -> u64 {
-        let began = Instant::now();
-        loop {
-            let found = sessions.spare().as_ref().map(|spare| fs::metadata(&spare.directory).unwrap().ino());
-            if let Some(found) = found {
-                return found;
-            }
-            assert!(began.elapsed() < Duration::from_secs(10), "no spare");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
     #[tokio::test]
-    async fn a_session_takes_what_was_made_ready_for_its_path_only() {
+    async fn a_session_takes_what_was_left_by_one_with_its_path_only() {
         let directory = tempfile::tempdir().unwrap();
         let [path, other] = ["one", "other"].map(|name| directory.path().join(name));
         for (directory, name) in [(&path, "cat"), (&other, "grep")] {
@@ -442,28 +421,49 @@ mod tests {
         let left = directory.path().join(format!("{SPARE_PREFIX}{NOBODY}{SPARE_SUFFIX}"));
         fs::create_dir(&left).unwrap();
         let sessions = Sessions::new(directory.path().to_owned(), "/socket".into());
+        assert!(!left.exists());
         let commands = Arc::new(vec!["cat".to_owned(), "grep".to_owned()]);
+        // A shell of its own for each, its directory's inode and what is in it.
         let open = |path: &Path| {
-            let (_, shims) = sessions.open(request(path), &commands, b"").unwrap();
+            let shell = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+            let (pid, stage_program) = (shell.id(), "/posh-stage".into());
+            let request =
+                Request { pid, explain: false, trace: false, split: None, path: path.to_owned(), stage_program };
+            let (session, shims) = sessions.open(request, &commands, b"").unwrap();
             let names = fs::read_dir(&shims).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let names: Vec<_> = names.collect();
-            (fs::metadata(shims.parent().unwrap()).unwrap().ino(), names)
+            (shell, session.directory.clone(), fs::metadata(&session.directory).unwrap().ino(), names)
         };
-        assert_eq!(open(&path).1, ["cat"]);
-        let ready = spare(&sessions).await;
-        assert!(!left.exists());
-        assert_eq!(open(&path), (ready, vec!["cat".to_owned()]));
-        spare(&sessions).await;
-        assert_eq!(open(&other).1, ["grep"]);
+        let close = async |(mut shell, shims, ..): (std::process::Child, PathBuf, u64, Vec<String>)| {
+            shell.kill().unwrap();
+            shell.wait().unwrap();
+            let began = Instant::now();
+            while shims.exists() || sessions.spare().is_none() {
+                assert!(began.elapsed() < Duration::from_secs(10), "no spare");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let (first, second) = (open(&path), open(&path));
+        assert_eq!((&first.3, &second.3), (&vec!["cat".to_owned()], &vec!["cat".to_owned()]));
+        let inode = first.2;
+        assert_ne!(second.2, inode);
+        close(first).await;
+        close(second).await;
+        let third = open(&path);
+        assert_eq!((third.2, &third.3), (inode, &vec!["cat".to_owned()]));
+        let fourth = open(&other);
+        assert_eq!(fourth.3, ["grep"]);
+        close(third).await;
+        close(fourth).await;
         // A program that was installed meanwhile.
-        while sessions.spare().as_ref().is_none_or(|spare| spare.made_for.path != other) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
         fs::copy("/proc/self/exe", other.join("cat")).unwrap();
-        assert_eq!(open(&other).1.len(), 2);
-        while sessions.spare().as_ref().is_none_or(|spare| spare.made_for != MadeFor::of(&request(&other))) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let fifth = open(&other);
+        assert_eq!(fifth.3.len(), 2);
+        let inode = fifth.2;
+        close(fifth).await;
+        let sixth = open(&other);
+        assert_eq!(sixth.2, inode);
+        close(sixth).await;
         sessions.close_all();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }

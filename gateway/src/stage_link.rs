@@ -1,4 +1,4 @@
-//! The gateway's end of the socket to one stage program: accepts it, checks who
+//! The gateway's end of the socket to one stage program, or to a `posh` that begins: accepts it, checks who
 //! it is, and turns frames into values. Dropping a [`StageLink`] closes the
 //! socket; before its acknowledgement a stage then runs its command itself.
 
@@ -163,14 +163,23 @@ impl StageLink {
     }
 }
 
+/// Who has come to the stage socket.
+#[derive(Debug)]
+pub enum Caller {
+    /// An intercepted command.
+    Stage(StageLink),
+    /// A `posh` that asks for a session.
+    Shell(wire::OpenSession, OwnedWriteHalf),
+}
+
 /// Why a connection to the stage socket was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The socket failed.
     #[error("stage socket")]
     Io(#[from] io::Error),
-    /// The first message was no enlistment.
-    #[error("no enlistment")]
+    /// The first message was another one than an enlistment or the question for a session.
+    #[error("neither a stage nor a shell")]
     NotEnlisted,
     /// Its protocol is another one.
     #[error("{}", other_version("the stage program", *.0, "this gateway"))]
@@ -180,37 +189,46 @@ pub enum Refused {
     Frame(#[from] frame::FrameError),
 }
 
-/// Takes one connection and reads its enlistment.
+/// Takes one connection and reads its enlistment, or what is asked for a session.
 ///
 /// # Errors
-/// [`Refused`]; the stage program then runs its command itself.
-pub async fn accept(socket: UnixStream) -> Result<StageLink, Refused> {
+/// [`Refused`]; a stage program then runs its command itself.
+pub async fn accept(socket: UnixStream) -> Result<Caller, Refused> {
     let peer = peers::own(&socket)?;
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
-    let enlist = read_enlist(&mut reader, &mut buffer).await?;
+    // What the kernel says counts, not what a message claims.
+    let process = |claimed| peer.and_then(|pid| Pid::try_from(pid).ok()).unwrap_or(claimed);
+    let enlist = match read_first(&mut reader, &mut buffer).await? {
+        to_gateway::Kind::Enlist(enlist) if enlist.protocol == PROTOCOL_VERSION => enlist,
+        to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
+        to_gateway::Kind::OpenSession(request) => {
+            return Ok(Caller::Shell(wire::OpenSession { pid: process(request.pid), ..request }, writer));
+        }
+        _ => return Err(Refused::NotEnlisted),
+    };
     let times = enlist.times.map(|times| Times { received_ns: clock::monotonic_ns(), ..times.into() });
     let mut enlist = Enlisted::from(enlist);
-    if let Some(pid) = peer {
-        // What the kernel says counts, not what the message claims.
-        enlist.pid = Pid::try_from(pid).unwrap_or(enlist.pid);
-    }
+    enlist.pid = process(enlist.pid);
     let (outgoing, for_stage) = mpsc::channel(QUEUE);
     let (from_stage, incoming) = mpsc::channel(QUEUE);
     tokio::spawn(read(reader, buffer, from_stage));
     tokio::spawn(write(writer, for_stage));
-    Ok(StageLink { enlisted: Arc::new(enlist), times, outgoing, incoming })
+    Ok(Caller::Stage(StageLink { enlisted: Arc::new(enlist), times, outgoing, incoming }))
 }
 
-async fn read_enlist(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<wire::Enlist, Refused> {
+/// Tells a `posh` what came of its question; one that is gone does not hear it.
+pub async fn answer(mut shell: OwnedWriteHalf, answer: Result<wire::SessionOpened, String>) {
+    let kind = answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened);
+    let mut buffer = BytesMut::new();
+    frame::encode(&ToStage { kind: Some(kind) }, &mut buffer);
+    let _ = shell.write_all(&buffer).await;
+}
+
+async fn read_first(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<to_gateway::Kind, Refused> {
     loop {
-        match frame::decode::<ToGateway>(buffer)? {
-            Some(ToGateway { kind: Some(to_gateway::Kind::Enlist(e)) }) if e.protocol == PROTOCOL_VERSION => {
-                return Ok(e);
-            }
-            Some(ToGateway { kind: Some(to_gateway::Kind::Enlist(e)) }) => return Err(Refused::Version(e.protocol)),
-            Some(_) => return Err(Refused::NotEnlisted),
-            None => {}
+        if let Some(message) = frame::decode::<ToGateway>(buffer)? {
+            return message.kind.ok_or(Refused::NotEnlisted);
         }
         if reader.read_buf(buffer).await? == 0 {
             return Err(Refused::NotEnlisted);
@@ -264,7 +282,7 @@ async fn write(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ForStage
 
 fn from_wire(kind: to_gateway::Kind) -> Option<FromStage> {
     Some(match kind {
-        to_gateway::Kind::Enlist(_) => return None,
+        to_gateway::Kind::Enlist(_) | to_gateway::Kind::OpenSession(_) => return None,
         to_gateway::Kind::Ack(_) => FromStage::Ack,
         to_gateway::Kind::Data(d) => FromStage::Data(d.fd, d.data),
         to_gateway::Kind::End(fd) => FromStage::End(fd),

@@ -11,8 +11,8 @@ use hyper_util::rt::TokioIo;
 use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
-    gateway::{MountsRequest, OpenSessionRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient},
-    stage::{Enlist, ToGateway, ToStage, to_gateway, to_stage},
+    gateway::{MountsRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient},
+    stage::{Enlist, OpenSession, ToGateway, ToStage, to_gateway, to_stage},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -99,23 +99,28 @@ async fn front_ends_of_other_versions_are_told_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = GatewayClient::new(gateway(directory.path().to_owned()).await);
     for protocol in OTHERS {
-        let refused = client.open_session(OpenSessionRequest { protocol, ..Default::default() }).await.unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        let open = to_gateway::Kind::OpenSession(OpenSession { protocol, ..Default::default() });
+        let refused = answer(directory.path(), open).await;
+        let Some(to_stage::Kind::SessionRefused(refused)) = refused else { panic!("{refused:?}") };
         let older = if protocol < PROTOCOL_VERSION { "posh" } else { "the running gateway" };
         let words = format!("posh speaks protocol {protocol}, the running gateway {PROTOCOL_VERSION}: update {older};");
-        assert!(refused.message().starts_with(&words), "{refused:?}");
-        assert!(refused.message().contains("`posh gateway stop` ends the one that runs"), "{refused:?}");
+        assert!(refused.starts_with(&words), "{refused:?}");
+        assert!(refused.contains("`posh gateway stop` ends the one that runs"), "{refused:?}");
         // What a front end of any version asks to find that out.
         assert_eq!(client.status(StatusRequest {}).await.unwrap().into_inner().protocol, PROTOCOL_VERSION);
     }
 }
 
-/// Its first answer to a stage program that enlists so; `None` if it hangs up, which means: run here.
-async fn answer(directory: &Path, protocol: u32) -> Option<to_stage::Kind> {
+fn enlist(protocol: u32) -> to_gateway::Kind {
+    let argv = vec!["cat".into()];
+    to_gateway::Kind::Enlist(Enlist { protocol, name: "cat".into(), argv, ..Enlist::default() })
+}
+
+/// Its first answer to what is said first on the stage socket; `None` if it hangs up, which means to a stage: run here.
+async fn answer(directory: &Path, first: to_gateway::Kind) -> Option<to_stage::Kind> {
     let mut stage = UnixStream::connect(directory.join("g.stage")).await.unwrap();
-    let enlist = Enlist { protocol, name: "cat".into(), argv: vec!["cat".into()], ..Enlist::default() };
     let mut bytes = BytesMut::new();
-    frame::encode(&ToGateway { kind: Some(to_gateway::Kind::Enlist(enlist)) }, &mut bytes);
+    frame::encode(&ToGateway { kind: Some(first) }, &mut bytes);
     stage.write_all(&bytes.split()).await.unwrap();
     loop {
         if let Some(said) = frame::decode::<ToStage>(&mut bytes).unwrap() {
@@ -132,9 +137,9 @@ async fn stage_programs_of_other_versions_are_left_to_themselves() {
     let directory = tempfile::tempdir().unwrap();
     let _client = gateway(directory.path().to_owned()).await;
     for protocol in OTHERS {
-        assert_eq!(answer(directory.path(), protocol).await, None, "protocol {protocol}");
+        assert_eq!(answer(directory.path(), enlist(protocol)).await, None, "protocol {protocol}");
         // Those of its own are served as before.
-        let directive = answer(directory.path(), PROTOCOL_VERSION).await;
+        let directive = answer(directory.path(), enlist(PROTOCOL_VERSION)).await;
         assert!(matches!(directive, Some(to_stage::Kind::RunHere(_))), "{directive:?}");
     }
 }

@@ -69,6 +69,14 @@ pub enum Error {
         /// What gRPC said.
         status: Box<tonic::Status>,
     },
+    /// A session was asked for.
+    #[error("the gateway at {} could not open a session: {what}", socket.display())]
+    NoSession {
+        /// Its gRPC socket.
+        socket: PathBuf,
+        /// What it said, or did instead.
+        what: String,
+    },
     /// A place for a volume that can't be one.
     #[error("{} can't be a mount point", path.display())]
     MountPoint {

@@ -32,8 +32,9 @@ use posh_hook::session::PRELOAD_VARIABLE;
 use posh_proto::{
     PROTOCOL_VERSION,
     clock::monotonic_ns,
-    gateway::{LookAhead, OpenSessionRequest, ReportReply, ReportRequest},
+    gateway::{LookAhead, ReportReply, ReportRequest},
     runtime::RuntimeDir,
+    stage::OpenSession,
 };
 
 use crate::{
@@ -224,7 +225,7 @@ fn replaced(name: &str, value: Option<OsString>) -> Variables {
 
 /// An open session of the gateway.
 struct Session {
-    client: Client,
+    place: gateway::Place,
     id: String,
     shims: PathBuf,
 }
@@ -250,7 +251,7 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
 }
 
 fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result<Session, Error> {
-    let request = OpenSessionRequest {
+    let request = OpenSession {
         protocol: PROTOCOL_VERSION,
         pid: process::id(),
         explain: launch.explain.is_some(),
@@ -260,17 +261,9 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         trace: launch.trace.is_some(),
         look_ahead: look_ahead(launch),
     };
-    let mut client = gateway::reach(place)?;
-    let reply = match client.open_session(request.clone()) {
-        // It was about to end for want of work as we came: the next one will do.
-        Err(Error::Call { status, .. }) if status.code() == tonic::Code::Unavailable => {
-            client = gateway::reach(place)?;
-            client.open_session(request)?
-        }
-        outcome => outcome?,
-    };
-    let shims = PathBuf::from(OsString::from_vec(reply.shim_directory.to_vec()));
-    Ok(Session { client, id: reply.session, shims })
+    let opened = gateway::open_session(place, request)?;
+    let shims = PathBuf::from(OsString::from_vec(opened.shim_directory.to_vec()));
+    Ok(Session { place: place.clone(), id: opened.session, shims })
 }
 
 /// What the shell will list and name.
@@ -387,7 +380,7 @@ impl Image {
         &self,
         explain: Option<Format>,
         mut trace: Option<Trace>,
-        mut session: Session,
+        session: Session,
         notes: &mut dyn Write,
     ) -> Result<Ended, Error> {
         let held = Held::new(&[Signal::SIGINT, Signal::SIGQUIT])?;
@@ -398,7 +391,7 @@ impl Image {
         drop(held);
         let times = trace.as_ref().map(|trace| trace.times);
         let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
-        let told = match session.client.report(request) {
+        let told = match Client::connect(session.place.socket()).and_then(|mut client| client.report(request)) {
             Ok(reply) => tell(&reply, explain, trace.as_mut(), notes),
             Err(error) => trace.as_mut().map_or(Ok(()), |trace| trace.write(None)).and(Err(error)),
         };

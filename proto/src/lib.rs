@@ -7,7 +7,7 @@
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
 //! * [`volume`]: gateway ↔ executor, the files of mounts that posh serves itself.
-//! * [`stage`]: one intercepted command ↔ gateway, length-delimited protobuf
+//! * [`stage`]: one intercepted command, or a `posh` that begins, ↔ gateway, length-delimited protobuf
 //!   messages over a second UNIX socket (see [`frame`]).
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
@@ -32,11 +32,20 @@ pub mod gateway {
     tonic::include_proto!("posh.gateway.v1");
 }
 
-#[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
-pub mod stage {
-    //! `posh.stage.v1`, see `proto/stage.proto`.
-    include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));
+/// Generated code names other packages from where its own would lie.
+mod posh {
+    pub mod gateway {
+        pub use crate::gateway as v1;
+    }
+    pub mod stage {
+        #[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
+        pub mod v1 {
+            //! `posh.stage.v1`, see `proto/stage.proto`.
+            include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));
+        }
+    }
 }
+pub use posh::stage::v1 as stage;
 
 #[allow(clippy::large_enum_variant, reason = "generated; lives for one message")]
 pub mod volume {

@@ -54,6 +54,12 @@ pub enum RuntimeDirError {
     },
 }
 
+/// The stage socket of a gateway, by its gRPC socket.
+#[must_use]
+pub fn stage_socket(socket: &Path) -> PathBuf {
+    socket.with_extension("stage")
+}
+
 /// The private directory of one user's gateways.
 #[derive(Debug, Clone)]
 pub struct RuntimeDir {

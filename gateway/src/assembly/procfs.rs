@@ -4,9 +4,11 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use crate::enlisted::Pid;
@@ -239,8 +241,10 @@ fn read_end(link: &Path, inode: u64) -> Option<PipeEnd> {
 
 /// Parent, state and start time (clock ticks after boot) from proc_pid_stat(5).
 fn read_stat(pid: Pid) -> Option<(Pid, char, u64)> {
-    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let text = String::from_utf8_lossy(&text);
+    // Numbers of at most 20 digits, 52 of them, and the name. By fs::read it takes twice as long: that does not know how much there is.
+    let mut buffer = [0; 1200];
+    let count = fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
+    let text = String::from_utf8_lossy(&buffer[..count]);
     // The name is in parentheses and may contain anything, also ") ".
     let rest = &text[text.rfind(')')? + 1..];
     let mut words = rest.split_ascii_whitespace();
@@ -271,18 +275,25 @@ fn children(pid: Pid) -> Vec<Pid> {
 pub struct Orphans {
     /// Processes known to be older than the sessions, by id.
     old: HashSet<Pid>,
-    /// The roots and their start, when `old` was made.
+    /// The start of the oldest root, when `old` was made.
     oldest_start: u64,
+    /// And when that was.
+    looked_at: Option<Instant>,
 }
+
+/// So long nobody is taken for another one who had the number before: there are 32,768 at least.
+const NUMBERS_HOLD: Duration = Duration::from_secs(5);
 
 impl Orphans {
     /// Processes younger than the oldest root whose parent is no part of a
     /// session: init, or a subreaper, took them over.
     fn find(&mut self, roots: &[Pid]) -> Vec<Pid> {
         let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.2)).min() else { return Vec::new() };
-        if oldest != self.oldest_start {
-            (self.oldest_start, self.old) = (oldest, HashSet::new());
+        let looked_at = self.looked_at.replace(Instant::now());
+        if oldest < self.oldest_start || looked_at.is_none_or(|at| at.elapsed() > NUMBERS_HOLD) {
+            self.old.clear();
         }
+        self.oldest_start = oldest;
         let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
         let pids = directory.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
         let mut orphans = Vec::new();
@@ -314,6 +325,31 @@ mod tests {
         assert_eq!(pipe_inode(Path::new("pipe:[4711]")), Some(4711));
         assert_eq!(pipe_inode(Path::new("/tmp/pipe:[4711]")), None);
         assert_eq!(pipe_inode(Path::new("socket:[4711]")), None);
+    }
+
+    #[test]
+    fn an_older_root_makes_younger_what_was_old() {
+        let older = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        // Starts are counted in ticks of the clock: wait for one.
+        let start = |pid: Pid| read_stat(pid).unwrap().2;
+        let mut younger = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        while start(younger.id()) == start(older.id()) {
+            younger.kill().unwrap();
+            younger.wait().unwrap();
+            younger = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        }
+        let mut orphans = Orphans::default();
+        let mut remembered = |root: Pid| {
+            orphans.find(&[root]);
+            (orphans.old.contains(&1), orphans.old.contains(&older.id()))
+        };
+        assert_eq!(remembered(older.id()), (true, false));
+        assert_eq!(remembered(younger.id()), (true, true));
+        assert_eq!(remembered(older.id()), (true, false));
+        for mut child in [older, younger] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     #[test]

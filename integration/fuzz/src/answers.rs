@@ -4,7 +4,7 @@
 use std::{
     convert::Infallible,
     os::unix::fs::MetadataExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex, OnceLock},
     task::{Context, Poll},
@@ -19,8 +19,7 @@ use posh_proto::{
         Chunk, Credit, Exited, Finished, Offset, Rejected, RunOutput, Started, VolumeMark, exited::How, run_output,
     },
     frame,
-    gateway::{OpenSessionRequest, gateway_client::GatewayClient},
-    stage::{self, Descriptor, Enlist, ToGateway, ToStage, descriptor::Kind, to_gateway, to_stage},
+    stage::{self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor::Kind, to_gateway, to_stage},
 };
 use prost::Message as _;
 use prost_reflect::{DynamicMessage, MessageDescriptor};
@@ -73,14 +72,14 @@ async fn start() -> Peer {
     let liar = Server::builder().add_service(Liar);
     tokio::spawn(liar.serve_with_incoming(TcpListenerStream::new(listener)));
     let gateway = gateway::start(&address).await;
-    let request = OpenSessionRequest {
+    let request = OpenSession {
         protocol: PROTOCOL_VERSION,
         pid: std::process::id(),
         path: "/usr/bin:/bin".into(),
         stage_program: "/bin/true".into(),
-        ..OpenSessionRequest::default()
+        ..OpenSession::default()
     };
-    let session = GatewayClient::new(gateway.channel.clone()).open_session(request).await.unwrap().into_inner().session;
+    let session = open_session(&gateway.stages, request).await;
     let pool = hostile::pool();
     let of = pool.get_message_by_name("posh.executor.v1.RunOutput").unwrap();
     let sound = outputs().into_iter().map(|output| DynamicMessage::decode(of.clone(), &output[..]).unwrap()).collect();
@@ -88,6 +87,17 @@ async fn start() -> Peer {
     // It lives as long as the process.
     std::mem::forget(gateway);
     Peer { stages, mount, session, of, sound }
+}
+
+async fn open_session(stages: &Path, request: OpenSession) -> String {
+    let mut socket = UnixStream::connect(stages).await.expect("the gateway takes shells");
+    send(&mut socket, to_gateway::Kind::OpenSession(request)).await;
+    let mut buffer = BytesMut::new();
+    while socket.read_buf(&mut buffer).await.unwrap() > 0 {}
+    match frame::decode::<ToStage>(&mut buffer).unwrap().and_then(|said| said.kind) {
+        Some(to_stage::Kind::SessionOpened(opened)) => opened.session,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn said(kind: run_output::Kind) -> Bytes {

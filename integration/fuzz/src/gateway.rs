@@ -17,10 +17,10 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        LookAhead, OpenSessionRequest, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
+        LookAhead, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
         gateway_client::GatewayClient,
     },
-    stage::{Credit, Data, Descriptor, Enlist, Signal, ToGateway, to_gateway::Kind},
+    stage::{Credit, Data, Descriptor, Enlist, OpenSession, Signal, ToGateway, to_gateway::Kind},
 };
 use prost::Message;
 use prost_reflect::{DynamicMessage, MessageDescriptor, ServiceDescriptor};
@@ -111,7 +111,7 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let mount = mount.to_vec();
     let file = [&mount[..], b"/f"].concat();
     let argv = vec!["cat".into(), file.clone().into()];
-    let open = OpenSessionRequest {
+    let open = OpenSession {
         protocol: PROTOCOL_VERSION,
         pid: std::process::id(),
         path: "/usr/bin:/bin".into(),
@@ -125,7 +125,7 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
             named: vec![file.clone().into()],
             listed: vec![mount.clone().into()],
         }),
-        ..OpenSessionRequest::default()
+        ..OpenSession::default()
     };
     let stage = PlannedStage { argv: argv.clone(), ..PlannedStage::default() };
     let plan = PlanRequest { cwd: mount.clone().into(), stages: vec![stage.clone(), stage], json: true, split: 2 };
@@ -144,7 +144,6 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         ..Enlist::default()
     };
     let mut all = vec![
-        ("posh.gateway.v1.OpenSessionRequest", open.encode_to_vec()),
         ("posh.gateway.v1.PlanRequest", plan.encode_to_vec()),
         ("posh.gateway.v1.ResolveRequest", ResolveRequest { path: file.into(), cwd: "/".into() }.encode_to_vec()),
         (
@@ -153,6 +152,7 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         ),
     ];
     let says = [
+        Kind::OpenSession(open),
         Kind::Enlist(enlist.clone()),
         Kind::Enlist(enlist),
         Kind::Ack(posh_proto::stage::Ack {}),

@@ -16,9 +16,9 @@ use nix::sys::signal::Signal;
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
-        MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest, PlanReply, PlanRequest,
-        ReportReply, ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest,
-        UnmountVolumeRequest, VolumesReply, VolumesRequest, gateway_client::GatewayClient,
+        MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest, ReportReply, ReportRequest,
+        ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeRequest, VolumesReply,
+        VolumesRequest, gateway_client::GatewayClient,
     },
 };
 use tokio::runtime::{Builder, Runtime};
@@ -31,7 +31,7 @@ use crate::{Error, signals::Held};
 
 /// A gateway answers from memory; one that takes longer than this hangs (is
 /// stopped, say), and the shell must start all the same.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to one gateway.
 #[derive(Debug)]
@@ -56,19 +56,10 @@ impl Client {
         Ok(Self { socket: socket.to_owned(), service, runtime })
     }
 
-    /// Opens a session that lives as long as the process named in it.
-    ///
-    /// # Errors
-    /// [`Error::Call`], as for every method here.
-    pub fn open_session(&mut self, request: OpenSessionRequest) -> Result<OpenSessionReply, Error> {
-        let mut service = self.service.clone();
-        self.call("could not open a session", async move { service.open_session(request).await })
-    }
-
     /// What ran where in a session, and its trace if that is asked for. Waits, without limit, until its pipelines have ended.
     ///
     /// # Errors
-    /// [`Error::Call`]
+    /// [`Error::Call`], as for every method here.
     pub fn report(&mut self, request: ReportRequest) -> Result<ReportReply, Error> {
         let mut service = self.service.clone();
         self.wait("could not report", async move { service.report(request).await })

@@ -3,6 +3,7 @@
 //! does is not known here.
 
 mod client;
+mod opening;
 mod start;
 
 use std::{
@@ -16,6 +17,7 @@ use fs_mapper::{config::Config, mountinfo::MountInfo, sshfs};
 use posh_proto::runtime::RuntimeDir;
 
 pub use client::Client;
+pub use opening::open_session;
 pub use start::start;
 pub(crate) use start::{c_string, environment};
 
@@ -94,10 +96,14 @@ pub fn require(target: &Target) -> Result<Place, Error> {
 /// # Errors
 /// Whatever kept it from being reached; a [`Place::Socket`] is only called.
 pub fn reach(place: &Place) -> Result<Client, Error> {
-    match (Client::connect(place.socket()), place) {
+    reach_by(place, Client::connect)
+}
+
+fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Result<T, Error> {
+    match (connect(place.socket()), place) {
         (Err(Error::NotRunning { .. }), Place::Config { config, .. }) => {
             start::in_background(config)?;
-            Client::connect(place.socket())
+            connect(place.socket())
         }
         (outcome, _) => outcome,
     }

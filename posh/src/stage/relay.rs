@@ -234,7 +234,8 @@ impl Relay<'_> {
                 self.exit = Some(exit);
             }
             to_stage::Kind::Again(again) => self.run_again(&again),
-            to_stage::Kind::Remote(_) => {}
+            // Said before, or to others.
+            to_stage::Kind::Remote(_) | to_stage::Kind::SessionOpened(_) | to_stage::Kind::SessionRefused(_) => {}
         }
     }
 

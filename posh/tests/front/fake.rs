@@ -12,17 +12,23 @@ use std::{
     thread,
 };
 
+use bytes::BytesMut;
 use posh_proto::{
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSION, frame,
     gateway::{
-        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, OpenSessionReply, OpenSessionRequest,
-        PlanReply, PlanRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest, ShutdownReply,
-        ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest, VolumesReply,
-        VolumesRequest,
+        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest, ReportReply,
+        ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
+        UnmountVolumeReply, UnmountVolumeRequest, VolumesReply, VolumesRequest,
         gateway_server::{Gateway, GatewayServer},
     },
+    runtime::stage_socket,
+    stage::{OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
 };
-use tokio::{net::UnixListener, sync::oneshot};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{UnixListener, UnixStream},
+    sync::oneshot,
+};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
@@ -129,7 +135,7 @@ impl Installed {
 /// What the service was asked, in order.
 #[derive(Debug, Default)]
 pub struct Asked {
-    pub sessions: Vec<OpenSessionRequest>,
+    pub sessions: Vec<OpenSession>,
     pub reports: Vec<ReportRequest>,
     pub plans: Vec<PlanRequest>,
     pub resolved: Vec<ResolveRequest>,
@@ -153,9 +159,12 @@ impl Fake {
         let asked = Arc::<Mutex<Asked>>::default();
         let service = Service { protocol, asked: asked.clone(), shims: shims.to_owned() };
         let (end, ended) = oneshot::channel();
-        let listener = std::os::unix::net::UnixListener::bind(socket).expect("a socket");
-        listener.set_nonblocking(true).expect("a socket");
-        let thread = thread::spawn(move || serve(listener, service, ended));
+        let listeners = [socket.to_owned(), stage_socket(socket)].map(|socket| {
+            let listener = std::os::unix::net::UnixListener::bind(socket).expect("a socket");
+            listener.set_nonblocking(true).expect("a socket");
+            listener
+        });
+        let thread = thread::spawn(move || serve(listeners, service, ended));
         Self { asked, end: Some(end), thread: Some(thread) }
     }
 }
@@ -167,38 +176,67 @@ impl Drop for Fake {
     }
 }
 
-fn serve(listener: std::os::unix::net::UnixListener, service: Service, ended: oneshot::Receiver<()>) {
+fn serve([grpc, stages]: [std::os::unix::net::UnixListener; 2], service: Service, ended: oneshot::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let incoming = UnixListenerStream::new(UnixListener::from_std(listener).expect("a listener"));
+        let [grpc, stages] = [grpc, stages].map(|listener| UnixListener::from_std(listener).expect("a listener"));
+        let incoming = UnixListenerStream::new(grpc);
+        let sessions = service.clone();
         let server = tonic::transport::Server::builder().add_service(GatewayServer::new(service));
         tokio::select! {
             served = server.serve_with_incoming(incoming) => served.expect("the service"),
+            () = sessions.open_sessions(stages) => {}
             _ = ended => {}
         }
     });
 }
 
+#[derive(Clone)]
 struct Service {
     protocol: u32,
     asked: Arc<Mutex<Asked>>,
     shims: PathBuf,
 }
 
+impl Service {
+    async fn open_sessions(&self, listener: UnixListener) {
+        loop {
+            let (mut shell, _) = listener.accept().await.expect("a shell");
+            let kind = match self.open_session(question(&mut shell).await) {
+                Ok(opened) => to_stage::Kind::SessionOpened(opened),
+                Err(why) => to_stage::Kind::SessionRefused(why),
+            };
+            let mut answer = BytesMut::new();
+            frame::encode(&ToStage { kind: Some(kind) }, &mut answer);
+            shell.write_all(&answer).await.expect("it waits");
+        }
+    }
+
+    fn open_session(&self, request: OpenSession) -> Result<SessionOpened, String> {
+        if request.protocol != self.protocol {
+            return Err(format!("posh {}, gateway {}", request.protocol, self.protocol));
+        }
+        self.asked.lock().expect("no panic").sessions.push(request);
+        let shim_directory = OsString::from(&self.shims).into_vec().into();
+        Ok(SessionOpened { session: "s1".to_owned(), shim_directory })
+    }
+}
+
+async fn question(shell: &mut UnixStream) -> OpenSession {
+    let mut bytes = BytesMut::new();
+    loop {
+        match frame::decode::<ToGateway>(&mut bytes).expect("a frame").and_then(|message| message.kind) {
+            Some(to_gateway::Kind::OpenSession(request)) => return request,
+            Some(other) => panic!("{other:?}"),
+            None => assert_ne!(shell.read_buf(&mut bytes).await.expect("it asks"), 0),
+        }
+    }
+}
+
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Gateway for Service {
-    async fn open_session(&self, request: Request<OpenSessionRequest>) -> Answer<OpenSessionReply> {
-        let request = request.into_inner();
-        if request.protocol != self.protocol {
-            return Err(Status::failed_precondition(format!("posh {}, gateway {}", request.protocol, self.protocol)));
-        }
-        self.asked.lock().expect("no panic").sessions.push(request);
-        let shim_directory = OsString::from(&self.shims).into_vec().into();
-        Ok(Response::new(OpenSessionReply { session: "s1".to_owned(), shim_directory }))
-    }
-
     async fn report(&self, request: Request<ReportRequest>) -> Answer<ReportReply> {
         let request = request.into_inner();
         let text = format!("report of {}, json {}", request.session, request.json);

@@ -10,6 +10,7 @@ use std::{
 use fs_mapper::Prefixes;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
+    runtime::stage_socket,
     stage::{SessionFile, ToGateway, to_gateway::Kind},
 };
 use prost::Message as _;
@@ -37,6 +38,27 @@ fn the_front_end_names_a_gateway_of_another_version() {
         assert_eq!((stdout(&explained).as_str(), stderr(&explained)), ("ran\n", said));
         assert!(fake.asked.lock().unwrap().sessions.is_empty());
     }
+}
+
+#[test]
+fn a_gateway_that_does_not_answer_the_question_is_named() {
+    let installed = Installed::new().configured();
+    let stages = UnixListener::bind(stage_socket(&installed.socket())).unwrap();
+    let hang_up = thread::spawn(move || {
+        for _ in 0..2 {
+            drop(stages.accept().unwrap());
+        }
+        // And one that hangs.
+        stages.accept().unwrap()
+    });
+    let ending = ["`posh gateway stop` ends it\n", "no answer within 5 s\n"];
+    for ending in ending {
+        let output = installed.posh(&["-c", "echo ran; exit 3"]);
+        assert_eq!((stdout(&output).as_str(), output.status.code()), ("ran\n", Some(3)));
+        let said = stderr(&output);
+        assert!(said.starts_with("posh: every command runs here: the gateway at ") && said.ends_with(ending), "{said}");
+    }
+    drop(hang_up.join().unwrap());
 }
 
 #[test]

@@ -1,0 +1,45 @@
+//! Opens the session of a shell that begins: what its text names is looked at ahead meanwhile.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
+
+use crate::{session::Request, state::Gateway};
+
+/// The session, or why there is none.
+pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result<wire::SessionOpened, String> {
+    if request.protocol != PROTOCOL_VERSION {
+        let words = other_version("posh", request.protocol, "the running gateway");
+        return Err(format!("{words}; `posh gateway stop` ends the one that runs"));
+    }
+    let view = gateway.view();
+    let search = path(request.path);
+    if let Some(ahead) = &request.look_ahead {
+        gateway.look_ahead.begin((&*view.table, &*view.library), &gateway.volumes, ahead, &search);
+    }
+    let request = Request {
+        pid: request.pid,
+        explain: request.explain,
+        trace: request.trace,
+        split: (request.split > 0).then_some(request.split),
+        path: search,
+        stage_program: path(request.stage_program),
+    };
+    let opened = gateway.sessions.open(request, &gateway.commands, &view.table.prefixes().encode());
+    let (session, shims) = opened.map_err(|error| {
+        let cause = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        format!("{error}{cause}")
+    })?;
+    let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());
+    Ok(wire::SessionOpened { session: session.id.clone(), shim_directory })
+}
+
+fn path(bytes: Bytes) -> PathBuf {
+    OsString::from_vec(bytes.into()).into()
+}
