@@ -4,7 +4,11 @@
 use std::{
     borrow::Cow,
     ffi::{OsStr, OsString},
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    fs, io,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
     path::{Path, PathBuf},
 };
 
@@ -105,6 +109,47 @@ pub enum Kind {
 }
 
 impl Enlisted {
+    /// What is seen in /proc of a process that is about to execute a command: enough to tell whether that stays here, and nothing more.
+    /// `None` where another command may have to do with it, or it can't be seen.
+    #[must_use]
+    pub fn about_to_execute(question: wire::Question, pid: Pid) -> Option<Self> {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let argv: Vec<OsString> = question.argv.iter().map(|a| os(a)).collect();
+        if argv.iter().any(|word| descriptor_named_by(word).is_some()) {
+            return None;
+        }
+        let mut descriptors = Vec::new();
+        for fd in 0..=2 {
+            match fs::read_link(process.join("fd").join(fd.to_string())) {
+                Ok(path) => descriptors.push(Descriptor::seen_as(fd, path)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(_) => return None,
+            }
+        }
+        if descriptors.iter().any(|d| d.fd == 0 && d.kind == Kind::Pipe) {
+            return None;
+        }
+        let program = PathBuf::from(os(&question.program));
+        Some(Self {
+            session: question.session,
+            pid,
+            name: program.file_name()?.to_string_lossy().into_owned(),
+            program,
+            argv,
+            env: Vec::new(),
+            cwd: fs::read_link(process.join("cwd")).ok()?,
+            umask: 0,
+            descriptors,
+            ignored_signals: 0,
+            blocked_signals: 0,
+            limits: Vec::new(),
+            nice: 0,
+            mount_namespace: fs::metadata(process.join("ns/mnt")).ok()?.ino(),
+            window: None,
+            stays: None,
+        })
+    }
+
     /// The descriptor of that number, if it is open.
     #[must_use]
     pub fn descriptor(&self, fd: u32) -> Option<&Descriptor> {
@@ -138,6 +183,19 @@ pub fn descriptor_named_by(path: &OsStr) -> Option<u32> {
 }
 
 impl Descriptor {
+    /// By its link in /proc/PID/fd alone (proc_pid_fd(5)). Whatever has a path counts as a file.
+    fn seen_as(fd: u32, path: PathBuf) -> Self {
+        let kind = match path.as_os_str().as_bytes() {
+            b"/dev/null" => Kind::Null,
+            link if link.starts_with(b"pipe:[") => Kind::Pipe,
+            link if link.starts_with(b"/") && !link.starts_with(b"/dev/") => Kind::File,
+            _ => Kind::Other,
+        };
+        let access = if fd == 0 { nix::libc::O_RDONLY } else { nix::libc::O_WRONLY };
+        let flags = access.cast_unsigned();
+        Self { fd, kind, path, identity: (0, 0), flags, offset: 0, on_mount: true, queued_bytes: 0, same_as: None }
+    }
+
     /// Whether reading is allowed.
     #[must_use]
     pub fn reads(&self) -> bool {

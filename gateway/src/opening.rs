@@ -31,7 +31,7 @@ pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result
         path: search,
         stage_program: path(request.stage_program),
     };
-    let opened = gateway.sessions.open(request, &gateway.commands, &view.table.prefixes().encode());
+    let opened = gateway.sessions.open(request, &gateway.commands, &gateway.told_of(&view.table));
     let (session, shims) = opened.map_err(|error| {
         let cause = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
         format!("{error}{cause}")

@@ -35,6 +35,7 @@ use tower::util::MapResponseLayer;
 use crate::{
     assembly::{Assembler, Pipeline},
     dispatch,
+    enlisted::Enlisted,
     executors::Executors,
     memory, opening, peers,
     service::Service,
@@ -183,7 +184,13 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     gateway.assembler.enlisted(stage).await;
                 }
                 Ok(Caller::Shell(request, shell)) => {
-                    stage_link::answer(shell, opening::open(&gateway, request)).await;
+                    stage_link::tell_shell(shell, opening::open(&gateway, request)).await;
+                }
+                Ok(Caller::Executing(question, pid, process)) => {
+                    if Enlisted::about_to_execute(question, pid).is_some_and(|it| dispatch::stays_at_once(&gateway, it))
+                    {
+                        stage_link::tell_to_stay(process).await;
+                    }
                 }
                 Err(error) => tracing::warn!(%error, "a caller was not taken in"),
             }

@@ -34,6 +34,15 @@ const SHIMS: &str = "bin";
 const SPARE_PREFIX: &str = "session-";
 const SPARE_SUFFIX: &str = "-spare";
 
+/// What every session is told of the mounts.
+#[derive(Debug, Clone, Default)]
+pub struct Mounts {
+    /// As fs-mapper writes them.
+    pub prefixes: Vec<u8>,
+    /// Commands may find all that they use at hand, so that asking first is worth it.
+    pub at_hand: bool,
+}
+
 /// What `posh` asks for.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -157,7 +166,7 @@ impl Sessions {
         self: &Arc<Self>,
         request: Request,
         commands: &Arc<Vec<String>>,
-        prefixes: &[u8],
+        mounts: &Mounts,
     ) -> Result<(Arc<Session>, PathBuf), SessionError> {
         let pidfd = watch(request.pid)?;
         let id = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
@@ -177,7 +186,7 @@ impl Sessions {
             true => Ok(()),
             false => make_shims(&session.directory, &session.made_for, commands),
         };
-        let made = made.and_then(|()| self.write_file(&session, prefixes));
+        let made = made.and_then(|()| self.write_file(&session, mounts));
         if let Err(source) = made {
             session.remove();
             return Err(SessionError::Directory { path: session.directory.clone(), source });
@@ -229,10 +238,10 @@ impl Sessions {
     }
 
     /// Tells every session of a changed mount table.
-    pub fn publish(&self, prefixes: &[u8]) {
+    pub fn publish(&self, mounts: &Mounts) {
         let sessions: Vec<Arc<Session>> = self.lock().values().cloned().collect();
         for session in sessions {
-            if let Err(error) = self.write_file(&session, prefixes) {
+            if let Err(error) = self.write_file(&session, mounts) {
                 tracing::warn!(session = session.id, %error, "cannot tell a session of changed mounts");
             }
         }
@@ -285,13 +294,15 @@ impl Sessions {
     }
 
     /// Stages read this file at any moment: it is replaced whole.
-    fn write_file(&self, session: &Session, prefixes: &[u8]) -> io::Result<()> {
+    fn write_file(&self, session: &Session, mounts: &Mounts) -> io::Result<()> {
         let message = SessionFile {
             session: session.id.clone(),
             socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
             always_enlist: session.explain,
             trace: session.trace.is_some(),
-            prefixes: prefixes.to_vec().into(),
+            prefixes: mounts.prefixes.clone().into(),
+            // What is not enlisted is in no report.
+            asks: mounts.at_hand && !session.explain && session.trace.is_none(),
         };
         let new = session.directory.join("session.new");
         fs::write(&new, message.encode_to_vec())?;
@@ -429,7 +440,7 @@ mod tests {
             let (pid, stage_program) = (shell.id(), "/posh-stage".into());
             let request =
                 Request { pid, explain: false, trace: false, split: None, path: path.to_owned(), stage_program };
-            let (session, shims) = sessions.open(request, &commands, b"").unwrap();
+            let (session, shims) = sessions.open(request, &commands, &Mounts::default()).unwrap();
             let names = fs::read_dir(&shims).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let names: Vec<_> = names.collect();
             (shell, session.directory.clone(), fs::metadata(&session.directory).unwrap().ino(), names)

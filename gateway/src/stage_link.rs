@@ -170,6 +170,8 @@ pub enum Caller {
     Stage(StageLink),
     /// A `posh` that asks for a session.
     Shell(wire::OpenSession, OwnedWriteHalf),
+    /// A process that is about to execute a command.
+    Executing(wire::Question, Pid, OwnedWriteHalf),
 }
 
 /// Why a connection to the stage socket was refused.
@@ -202,6 +204,7 @@ pub async fn accept(socket: UnixStream) -> Result<Caller, Refused> {
     let enlist = match read_first(&mut reader, &mut buffer).await? {
         to_gateway::Kind::Enlist(enlist) if enlist.protocol == PROTOCOL_VERSION => enlist,
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
+        to_gateway::Kind::Question(question) => return Ok(Caller::Executing(question, process(0), writer)),
         to_gateway::Kind::OpenSession(request) => {
             return Ok(Caller::Shell(wire::OpenSession { pid: process(request.pid), ..request }, writer));
         }
@@ -218,11 +221,19 @@ pub async fn accept(socket: UnixStream) -> Result<Caller, Refused> {
 }
 
 /// Tells a `posh` what came of its question; one that is gone does not hear it.
-pub async fn answer(mut shell: OwnedWriteHalf, answer: Result<wire::SessionOpened, String>) {
-    let kind = answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened);
+pub async fn tell_shell(shell: OwnedWriteHalf, answer: Result<wire::SessionOpened, String>) {
+    answer_once(shell, answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened)).await;
+}
+
+/// Tells a process that asked that its command stays here.
+pub async fn tell_to_stay(process: OwnedWriteHalf) {
+    answer_once(process, to_stage::Kind::RunHere(wire::RunHere::default())).await;
+}
+
+async fn answer_once(mut writer: OwnedWriteHalf, kind: to_stage::Kind) {
     let mut buffer = BytesMut::new();
     frame::encode(&ToStage { kind: Some(kind) }, &mut buffer);
-    let _ = shell.write_all(&buffer).await;
+    let _ = writer.write_all(&buffer).await;
 }
 
 async fn read_first(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<to_gateway::Kind, Refused> {
@@ -282,7 +293,7 @@ async fn write(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ForStage
 
 fn from_wire(kind: to_gateway::Kind) -> Option<FromStage> {
     Some(match kind {
-        to_gateway::Kind::Enlist(_) | to_gateway::Kind::OpenSession(_) => return None,
+        to_gateway::Kind::Enlist(_) | to_gateway::Kind::OpenSession(_) | to_gateway::Kind::Question(_) => return None,
         to_gateway::Kind::Ack(_) => FromStage::Ack,
         to_gateway::Kind::Data(d) => FromStage::Data(d.fd, d.data),
         to_gateway::Kind::End(fd) => FromStage::End(fd),

@@ -10,7 +10,13 @@ use std::{
     },
 };
 
-use fs_mapper::{MountTable, config::Config, mountinfo::MountInfo, sshfs};
+use fs_mapper::{
+    MountTable,
+    coherence::Adapter,
+    config::{Config, Scheduler},
+    mountinfo::MountInfo,
+    sshfs,
+};
 use posh_annotations::Library;
 use sha2::{Digest, Sha256};
 
@@ -19,7 +25,7 @@ use crate::{
     dispatch::remnants::Remnants,
     executors::Executors,
     look_ahead::LookAhead,
-    session::Sessions,
+    session::{Mounts, Sessions},
     tools::LocalTools,
     volumes::Volumes,
 };
@@ -117,8 +123,16 @@ impl Gateway {
         let table = Arc::new(MountTable::new(&config, &info));
         let old = self.view();
         let view = View { table, library: Arc::clone(&old.library) };
-        self.sessions.publish(&view.table.prefixes().encode());
+        self.sessions.publish(&self.told_of(&view.table));
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+    }
+
+    /// What sessions are told of the mounts.
+    #[must_use]
+    pub fn told_of(&self, table: &MountTable) -> Mounts {
+        let by_cost = self.config.gateway.scheduler == Scheduler::Cost;
+        let at_hand = by_cost && table.mounts().any(|mount| mount.mounted() && mount.adapter() == Adapter::Volume);
+        Mounts { prefixes: table.prefixes().encode(), at_hand }
     }
 
     /// A number for a pipeline.

@@ -12,6 +12,7 @@ use core::{
 use crate::{
     look::{self, Look},
     message::SessionFile,
+    question::Question,
     session::{self, Session},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat},
     target::{self, Target},
@@ -100,7 +101,7 @@ impl<'a> Plan<'a> {
         let environment = self.request.environment;
         // SAFETY: the caller's promise holds for all calls.
         unsafe {
-            if self.reach.is_some_and(|reach| self.stage(reach, exec) == Some(0)) {
+            if self.reach.is_some_and(|reach| !self.stays(reach) && self.stage(reach, exec) == Some(0)) {
                 return 0;
             }
             let with_session = self.with_variables(&mut |variables| {
@@ -112,6 +113,21 @@ impl<'a> Plan<'a> {
                 Some(result) => result,
             }
         }
+    }
+
+    /// Whether the gateway knows at once that the command stays here. It looks at this process, which is, or is like, the one that
+    /// is going to execute.
+    #[inline(never)]
+    unsafe fn stays(&self, reach: &[u8]) -> bool {
+        let is_alike = !self.request.moved && reach == session::MAY_TOUCH;
+        let Some(file) = is_alike.then(|| self.session.file()).flatten() else { return false };
+        let Some(SessionFile { session, socket, asks: true, .. }) = SessionFile::read(file.as_bytes()) else {
+            return false;
+        };
+        let Ok(mut question) = Question::of(session, self.request.path.to_bytes()) else { return false };
+        // SAFETY: the caller's promise.
+        let mut words = unsafe { strings(self.request.argv) };
+        words.try_for_each(|word| question.word(word.to_bytes())).is_ok() && question.ask(socket)
     }
 
     /// Executes the stage program, with the variable that tells it what it stands for.
@@ -172,7 +188,7 @@ enum Reach {
 /// The quick look: at the working directory, every word, and descriptors 0 to 2.
 unsafe fn reach(session: &Session, request: &Request<'_>) -> Option<Reach> {
     let file = session.file()?;
-    let SessionFile { always_enlist, places } = SessionFile::read(file.as_bytes())?;
+    let SessionFile { always_enlist, places, .. } = SessionFile::read(file.as_bytes())?;
     if places.owned().next().is_none() {
         return Some(if always_enlist { Reach::Mount } else { Reach::Nothing });
     }

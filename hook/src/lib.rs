@@ -22,6 +22,7 @@ pub mod look;
 mod memory;
 mod message;
 mod places;
+mod question;
 mod search;
 pub mod session;
 mod sys;

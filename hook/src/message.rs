@@ -1,17 +1,26 @@
-//! What the door needs of a session file: two fields of the message `SessionFile`
+//! What the door needs of a session file: fields of the message `SessionFile`
 //! in proto/stage.proto, in protobuf's encoding. Everything else is the stage program's.
 
 use crate::places::Places;
 
 /// The fields' numbers.
+const SESSION: u64 = 1;
+const SOCKET: u64 = 2;
 const ALWAYS_ENLIST: u64 = 3;
 const PREFIXES: u64 = 4;
+const ASKS: u64 = 6;
 /// A number of seven-bit groups has at most so many (64 bits).
 const MAX_GROUPS: u32 = 10;
 
 /// Of one session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionFile<'a> {
+    /// Its name.
+    pub(crate) session: &'a [u8],
+    /// The gateway's stage socket.
+    pub(crate) socket: &'a [u8],
+    /// The gateway is to be asked before the stage program is started.
+    pub(crate) asks: bool,
     /// Every command that posh knows goes to the stage program.
     pub(crate) always_enlist: bool,
     /// The mounts.
@@ -21,26 +30,31 @@ pub(crate) struct SessionFile<'a> {
 impl<'a> SessionFile<'a> {
     /// `None` when the bytes are no such message.
     pub(crate) fn read(mut bytes: &'a [u8]) -> Option<Self> {
-        let (mut always_enlist, mut prefixes): (bool, &[u8]) = (false, b"");
+        let (mut session, mut socket, mut prefixes): (&[u8], &[u8], &[u8]) = (b"", b"", b"");
+        let (mut always_enlist, mut asks) = (false, false);
         while !bytes.is_empty() {
             let key = number(&mut bytes)?;
             match (key >> 3, key & 7) {
                 (field, 0) => {
                     let value = number(&mut bytes)?;
                     always_enlist |= field == ALWAYS_ENLIST && value != 0;
+                    asks |= field == ASKS && value != 0;
                 }
                 (field, 2) => {
                     let length = usize::try_from(number(&mut bytes)?).ok()?;
                     let (value, rest) = bytes.split_at_checked(length)?;
                     bytes = rest;
-                    if field == PREFIXES {
-                        prefixes = value;
+                    match field {
+                        SESSION => session = value,
+                        SOCKET => socket = value,
+                        PREFIXES => prefixes = value,
+                        _ => {}
                     }
                 }
                 _ => return None,
             }
         }
-        Places::read(prefixes).map(|places| Self { always_enlist, places })
+        Places::read(prefixes).map(|places| Self { session, socket, asks, always_enlist, places })
     }
 }
 
@@ -63,12 +77,14 @@ mod tests {
     use super::SessionFile;
 
     #[test]
-    fn the_two_fields_are_found_among_the_others() {
+    fn the_fields_are_found_among_the_others() {
         let bytes = b"\x0a\x03s-1\x12\x02/s\x18\x01\x22\x06o/m/a/";
         assert_eq!(SessionFile::read(bytes), None);
         let bytes = b"\x0a\x03s-1\x12\x02/s\x18\x01\x22\x05o/m/\0";
         let read = SessionFile::read(bytes).unwrap();
-        assert!(read.always_enlist);
+        assert!(read.always_enlist && !read.asks);
+        assert_eq!((read.session, read.socket), (&b"s-1"[..], &b"/s"[..]));
+        assert!(SessionFile::read(b"\x28\x01\x30\x01").unwrap().asks);
         assert_eq!(read.places.owned().collect::<Vec<_>>(), [b"/m/"]);
         let read = SessionFile::read(b"").unwrap();
         assert!(!read.always_enlist && read.places.owned().next().is_none());

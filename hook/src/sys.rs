@@ -73,6 +73,11 @@ mod number {
     pub const PRCTL: core::ffi::c_long = 157;
     pub const BRK: core::ffi::c_long = 12;
     pub const MINCORE: core::ffi::c_long = 27;
+    pub const SOCKET: core::ffi::c_long = 41;
+    pub const CONNECT: core::ffi::c_long = 42;
+    pub const SENDTO: core::ffi::c_long = 44;
+    pub const RECVFROM: core::ffi::c_long = 45;
+    pub const SETSOCKOPT: core::ffi::c_long = 54;
 }
 #[cfg(target_arch = "aarch64")]
 mod number {
@@ -80,6 +85,11 @@ mod number {
     pub const PRCTL: core::ffi::c_long = 167;
     pub const BRK: core::ffi::c_long = 214;
     pub const MINCORE: core::ffi::c_long = 232;
+    pub const SOCKET: core::ffi::c_long = 198;
+    pub const CONNECT: core::ffi::c_long = 203;
+    pub const SENDTO: core::ffi::c_long = 206;
+    pub const RECVFROM: core::ffi::c_long = 207;
+    pub const SETSOCKOPT: core::ffi::c_long = 208;
 }
 
 /// The calling thread's `errno`.
@@ -317,6 +327,72 @@ impl File {
 }
 
 impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours and is not used after this.
+        unsafe { c::close(self.0) };
+    }
+}
+
+/// A connection to a server on this machine (unix(7)); closed when dropped, and not inherited. By system calls alone: a
+/// library of the user's that stands before connect(3), to lead it through a proxy, has nothing to do with it.
+pub struct Socket(c_int);
+
+impl Socket {
+    /// Longer than that nobody waits, neither to connect nor to send or receive.
+    const WAIT_MICROSECONDS: i64 = 50_000;
+
+    /// Connects.
+    pub fn connect(path: &[u8]) -> Option<Self> {
+        const AF_UNIX: u16 = 1;
+        const SOCK_STREAM: c_int = 1;
+        const SOL_SOCKET: c_long = 1;
+        const SO_RCVTIMEO: c_long = 20;
+        const SO_SNDTIMEO: c_long = 21;
+        const PATH_BYTES: usize = 108;
+        #[repr(C)]
+        struct Address {
+            family: u16,
+            path: [u8; PATH_BYTES],
+        }
+        let mut address = Address { family: AF_UNIX, path: [0; PATH_BYTES] };
+        if path.len() >= PATH_BYTES {
+            return None;
+        }
+        address.path.iter_mut().zip(path).for_each(|(to, from)| *to = *from);
+        let wait = [0_i64, Self::WAIT_MICROSECONDS];
+        let (kind, family) = (c_long::from(SOCK_STREAM | O_CLOEXEC), c_long::from(AF_UNIX));
+        // SAFETY: a new descriptor, or -1.
+        let fd = unsafe { c::syscall(number::SOCKET, family, kind, 0 as c_long) };
+        let socket = Self(c_int::try_from(fd).ok().filter(|fd| *fd >= 0)?);
+        for option in [SO_RCVTIMEO, SO_SNDTIMEO] {
+            // SAFETY: a struct timeval, two numbers of 64 bits, is read.
+            unsafe { c::syscall(number::SETSOCKOPT, fd, SOL_SOCKET, option, wait.as_ptr(), size_of_val(&wait)) };
+        }
+        // SAFETY: a struct sockaddr_un of that size is read.
+        let result = unsafe { c::syscall(number::CONNECT, fd, &raw const address, size_of::<Address>()) };
+        (result == 0).then_some(socket)
+    }
+
+    /// Sends all of it; false when that failed.
+    pub fn send(&self, bytes: &[u8]) -> bool {
+        const MSG_NOSIGNAL: c_long = 0x4000;
+        let (fd, to) = (c_long::from(self.0), ptr::null::<c_void>());
+        // SAFETY: the bytes are read, as many as are told; there is no address.
+        let count = unsafe { c::syscall(number::SENDTO, fd, bytes.as_ptr(), bytes.len(), MSG_NOSIGNAL, to, 0_usize) };
+        usize::try_from(count) == Ok(bytes.len())
+    }
+
+    /// Waits for an answer; the number of its bytes, 0 at the end.
+    pub fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
+        let (fd, from) = (c_long::from(self.0), ptr::null_mut::<c_void>());
+        let (at, size) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: the buffer is ours and has the size that is told; no address is asked for.
+        let count = unsafe { c::syscall(number::RECVFROM, fd, at, size, 0 as c_long, from, from) };
+        usize::try_from(count).ok()
+    }
+}
+
+impl Drop for Socket {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours and is not used after this.
         unsafe { c::close(self.0) };

@@ -115,9 +115,7 @@ fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> Strin
 pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     let view = gateway.view();
     let world = world(gateway, &view);
-    for file in stage.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
-        file.on_mount = matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
-    }
+    note_mounts(&view, stage);
     if stage.stays.is_some() {
         return;
     }
@@ -126,6 +124,22 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
         stage.stays = Some(Cow::Borrowed(plan::NOTHING_ON_MOUNTS));
     } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
         stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]).map(Cow::Owned);
+    }
+}
+
+/// Whether a command that is about to be executed stays here for certain: nothing of it is on a mount, or all of it is at hand.
+pub fn stays_at_once(gateway: &Gateway, mut command: Enlisted) -> bool {
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    note_mounts(&view, &mut command);
+    facts::read(&world, &command).is_ok_and(|reading| {
+        facts::is_all_here(&command, &reading) || gateway.volumes.has_all_at_hand(&world, &command, reading)
+    })
+}
+
+fn note_mounts(view: &View, command: &mut Enlisted) {
+    for file in command.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
+        file.on_mount = matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
     }
 }
 

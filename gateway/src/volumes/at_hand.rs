@@ -37,6 +37,22 @@ impl Volumes {
     /// Why the commands of a pipeline run here, if that is sooner done than asking the server of the volumes that all their files are on.
     #[must_use]
     pub fn at_hand(&self, world: &World<'_>, commands: &[(&Enlisted, &Result<Reading, String>)]) -> Option<String> {
+        self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
+    }
+
+    /// Whether a command runs here, and nobody has to be asked for anything.
+    #[must_use]
+    pub fn has_all_at_hand(&self, world: &World<'_>, command: &Enlisted, reading: Reading) -> bool {
+        let found = self.sooner_here(world, &[(command, &Ok(reading))]);
+        found.is_some_and(|(_, found)| found.round_trips == 0)
+    }
+
+    /// What the commands use, if they are sooner done here.
+    fn sooner_here(
+        &self,
+        world: &World<'_>,
+        commands: &[(&Enlisted, &Result<Reading, String>)],
+    ) -> Option<(Uses, AtHand)> {
         let mut uses = Uses::new();
         for (command, reading) in commands {
             if let Ok(reading) = reading {
@@ -56,7 +72,7 @@ impl Volumes {
             };
         }
         let is_sooner = all.files > 0 && time_here(&all) < all.round_trip + RUN;
-        is_sooner.then(|| reason(uses.keys(), &all))
+        is_sooner.then_some((uses, all))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use posh_integration::explain::Report;
 use posh_integration::oracle::Under;
-use posh_integration::volumes::Mounts;
+use posh_integration::volumes::{Mounts, User, posh};
 use posh_integration::wire::Profile;
 use posh_integration::{Lab, LabSpec, Script};
 
@@ -54,6 +54,31 @@ fn what_is_at_hand_is_used_here_and_the_rest_there() {
     assert!(cats.ends_with("hh"), "{report:?}");
     let reasons: Vec<_> = report.stages("cat").map(|stage| stage.reason.as_str()).collect();
     assert!(reasons[1].contains("what it uses on /mnt/s1 is at hand"), "{reasons:?}");
+}
+
+/// Nor does the stage program start for it: the gateway is asked by the hook, and no pipeline comes of that.
+#[test]
+fn what_is_all_at_hand_is_executed_as_given() {
+    let lab = lab();
+    let host = &lab.workstation;
+    let pipelines = || -> u64 {
+        let status = host.must(posh(host, User::Root, &["status", "--json"])).unwrap();
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        status["pipelines_total"].as_u64().unwrap()
+    };
+    let run = |text: &str| {
+        let output = Script::new(text).run(host, Under::Posh).unwrap();
+        assert!(output.stderr.is_empty(), "{output}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    run("cd /mnt/s1/d; ls > /dev/null; cat a b > /dev/null; cat a b > /dev/null");
+    let before = pipelines();
+    let text =
+        "cd /mnt/s1/d; for i in $(seq 20); do cat a | tail -n 1; wc -c < b; done; (cd deep; ls ../a); cp b e; cat e";
+    assert_eq!(run(text), format!("{}../a\n5\n4\n", "2\n4\n".repeat(20)));
+    // One for each `tail`, whose input may come from anywhere.
+    let made = pipelines() - before;
+    assert!((20..=24).contains(&made), "{made} pipelines");
 }
 
 /// What another has changed is at hand no more as soon as this machine can know of it, and what was changed there is seen here at once.

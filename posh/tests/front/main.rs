@@ -2,6 +2,7 @@
 //! gateway that only remembers ([`fake`]).
 
 mod fake;
+mod question;
 mod skew;
 
 use std::{

@@ -1,0 +1,118 @@
+//! Asks the gateway whether a command stays here, before the stage program is started for it: where all that it uses is at
+//! hand, starting that program would take most of the time. One message each way, as proto/stage.proto has it (`Question`);
+//! whatever goes wrong, the stage program asks for itself.
+
+use crate::{
+    sys::Socket,
+    text::{Full, Text},
+};
+
+/// A longer command line is left to the stage program: each page of the stack that is touched costs as much as the question.
+const QUESTION_BYTES: usize = 2048;
+
+/// The frame's length, the tag of `ToGateway.question`, and the message's length as a number of two groups.
+const HEAD_BYTES: usize = 7;
+
+/// Field numbers with the wire type of bytes.
+const QUESTION: u8 = tag(11);
+const SESSION: u8 = tag(1);
+const PROGRAM: u8 = tag(2);
+const WORD: u8 = tag(3);
+
+/// How the one answer begins that counts, `ToStage.run_here`, behind the frame's length.
+const RUN_HERE: u8 = tag(1);
+const FRAME_LENGTH_BYTES: usize = 4;
+
+const fn tag(field: u8) -> u8 {
+    field << 3 | 2
+}
+
+/// A question that is being put together.
+pub(crate) struct Question(Text<QUESTION_BYTES>);
+
+impl Question {
+    /// Without the words.
+    pub(crate) fn of(session: &[u8], program: &[u8]) -> Result<Self, Full> {
+        let mut question = Self(Text::of(&[&[0; HEAD_BYTES]])?);
+        question.field(SESSION, session)?;
+        question.field(PROGRAM, program)?;
+        Ok(question)
+    }
+
+    /// The next one of argv.
+    pub(crate) fn word(&mut self, word: &[u8]) -> Result<(), Full> {
+        self.field(WORD, word)
+    }
+
+    fn field(&mut self, tag: u8, value: &[u8]) -> Result<(), Full> {
+        let length = groups(value.len()).ok_or(Full)?;
+        let length = if value.len() < 0x80 { length.get(..1) } else { length.get(..) };
+        self.0.push(&[tag])?;
+        self.0.push(length.unwrap_or_default())?;
+        self.0.push(value)
+    }
+
+    /// The whole message.
+    fn finish(&mut self) -> Option<&[u8]> {
+        let length = self.0.len();
+        let body = groups(length.checked_sub(HEAD_BYTES)?)?;
+        let frame = u32::try_from(length.checked_sub(FRAME_LENGTH_BYTES)?).ok()?.to_le_bytes();
+        // A number may have more groups than it needs.
+        let head = [frame.as_slice(), &[QUESTION], &[body[0] | 0x80, body[1] & 0x7f]];
+        let head = head.into_iter().flatten();
+        self.0.buffer().iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+        Some(self.0.as_bytes())
+    }
+
+    /// Asks at that socket. False too where nobody answers.
+    pub(crate) fn ask(mut self, socket: &[u8]) -> bool {
+        self.answer(socket) == Some(RUN_HERE)
+    }
+
+    fn answer(&mut self, socket: &[u8]) -> Option<u8> {
+        let message = self.finish()?;
+        let socket = Socket::connect(socket)?;
+        socket.send(message).then_some(())?;
+        let mut answer = [0; 16];
+        let count = socket.receive(&mut answer)?;
+        answer.get(..count)?.get(FRAME_LENGTH_BYTES).copied()
+    }
+}
+
+/// A number below 16,384 as two groups of seven bits, the least significant first; the mark that another one follows is on
+/// the first one where that is needed.
+fn groups(number: usize) -> Option<[u8; 2]> {
+    let number = u16::try_from(number).ok().filter(|number| *number < 1 << 14)?;
+    let [low, high] = [(number & 0x7f) as u8, (number >> 7) as u8];
+    Some([if high > 0 { low | 0x80 } else { low }, high])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_in_the_contract_s_encoding() {
+        let mut question = Question::of(b"s-1", b"/bin/cat").unwrap();
+        question.word(b"cat").unwrap();
+        question.word(&[b'x'; 300]).unwrap();
+        question.word(b"").unwrap();
+        let body = [&b"\x0a\x03s-1\x12\x08/bin/cat\x1a\x03cat\x1a\xac\x02"[..], &[b'x'; 300], b"\x1a\0"].concat();
+        assert_eq!(body.len(), 5 + 10 + 5 + 303 + 2);
+        let head = [&(body.len() as u32 + 3).to_le_bytes()[..], &[0x5a, 0x80 | (body.len() & 0x7f) as u8, 2]].concat();
+        assert_eq!(question.finish().unwrap(), [head, body].concat());
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_asked() {
+        let mut question = Question::of(b"s", b"/p").unwrap();
+        assert_eq!(question.word(&[b'x'; QUESTION_BYTES]), Err(Full));
+        assert!(Question::of(b"s", &[b'/'; QUESTION_BYTES]).is_err());
+    }
+
+    #[test]
+    fn nobody_answers() {
+        assert!(!Question::of(b"s", b"/p").unwrap().ask(b"/nonexistent/socket"));
+        assert!(!Question::of(b"s", b"/p").unwrap().ask(&[b'/'; 200]));
+    }
+}

@@ -1,0 +1,115 @@
+//! What the hook asks before it starts the stage program, which here is a script that ends with 9.
+
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::symlink,
+        net::{UnixListener, UnixStream},
+    },
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use bytes::BytesMut;
+use posh_proto::{
+    frame,
+    stage::{Question, RunHere, SessionFile, ToGateway, ToStage, to_gateway, to_stage},
+};
+use prost::Message as _;
+
+use super::{
+    fake::{Fake, Installed},
+    stderr, stdout,
+};
+
+/// A mount of nothing.
+const OWNED: &str = "/nonexistent/v";
+
+/// An installation with a gateway whose sessions' stage socket answers so, and with the questions that come.
+fn with_answers(asks: bool, answer: Vec<u8>) -> (Installed, Fake, Arc<Mutex<Vec<Question>>>) {
+    let installed = Installed::new().configured();
+    let shims = installed.at("session-1/bin");
+    fs::create_dir_all(&shims).unwrap();
+    symlink(installed.at("bin/posh-stage"), shims.join("cat")).unwrap();
+    let fake = Fake::listen(&installed.socket(), &shims);
+    let listener = UnixListener::bind(installed.at("ask.sock")).unwrap();
+    let socket = installed.at("ask.sock").as_os_str().as_bytes().to_vec().into();
+    let prefixes = format!("o{OWNED}/\0").into_bytes().into();
+    let session = SessionFile { session: "s-1".into(), socket, always_enlist: false, prefixes, trace: false, asks };
+    fs::write(installed.at("session-1/session"), session.encode_to_vec()).unwrap();
+    let asked = Arc::<Mutex<Vec<Question>>>::default();
+    let heard = Arc::clone(&asked);
+    // It ends with the tests' process.
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            heard.lock().unwrap().push(question(&mut stream));
+            // Who has its answer may hang up.
+            let _ = stream.write_all(&answer);
+        }
+    });
+    (installed, fake, asked)
+}
+
+fn question(stream: &mut UnixStream) -> Question {
+    let mut header = [0; frame::HEADER_BYTES];
+    stream.read_exact(&mut header).unwrap();
+    let mut message = vec![0; u32::from_le_bytes(header) as usize];
+    stream.read_exact(&mut message).unwrap();
+    match ToGateway::decode(&message[..]).unwrap().kind {
+        Some(to_gateway::Kind::Question(question)) => question,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn run_here() -> Vec<u8> {
+    let mut bytes = BytesMut::new();
+    frame::encode(&ToStage { kind: Some(to_stage::Kind::RunHere(RunHere::default())) }, &mut bytes);
+    bytes.to_vec()
+}
+
+#[test]
+fn a_command_that_stays_is_executed_without_the_stage_program() {
+    let (installed, _fake, asked) = with_answers(true, run_here());
+    let long = "x".repeat(300);
+    let line = format!("cat {OWNED}/f '' 'two words' {long}; echo $?");
+    let (ours, theirs) = (installed.posh(&["-c", &line]), installed.bash(&["-c", &line]));
+    assert_eq!((stdout(&ours), stderr(&ours)), (stdout(&theirs), stderr(&theirs)));
+    assert!(stdout(&ours).ends_with("1\n"));
+    let asked = asked.lock().unwrap();
+    let [question] = asked.as_slice() else { panic!("{asked:?}") };
+    assert_eq!((question.session.as_str(), &question.program[..]), ("s-1", &b"/usr/bin/cat"[..]));
+    assert_eq!(question.argv, ["cat", &format!("{OWNED}/f"), "", "two words", &long]);
+}
+
+#[test]
+fn whatever_else_is_answered_the_stage_program_is_started() {
+    let answers: [&[u8]; 4] = [b"", &[2, 0, 0, 0, 0x12, 0], &[2, 0, 0], &[0xff; 64]];
+    for answer in answers {
+        let (installed, _fake, asked) = with_answers(true, answer.to_vec());
+        let output = installed.posh(&["-c", &format!("cat {OWNED}/f; echo $?")]);
+        assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 1), "{answer:?}");
+    }
+}
+
+#[test]
+fn only_what_can_be_told_so_soon_is_asked() {
+    // Of another end of a pipe; of too long a line; of what goes to other descriptors.
+    let long = "x".repeat(3000);
+    let spawned = "import os; os._exit(os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn('/usr/bin/cat', \
+                   ['cat', '/nonexistent/v/f'], os.environ, file_actions=[(os.POSIX_SPAWN_CLOSE, 2)]), 0)[1]))";
+    for line in ["true | cat", &format!("cat {OWNED}/f {long}"), &format!("/usr/bin/python3 -c \"{spawned}\"")] {
+        let (installed, _fake, asked) = with_answers(true, run_here());
+        let output = installed.posh(&["-c", &format!("{line}; echo $?")]);
+        assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 0), "{line} {}", stderr(&output));
+    }
+    // And of nothing in a session without volumes.
+    let (installed, _fake, asked) = with_answers(false, run_here());
+    let output = installed.posh(&["-c", &format!("cat {OWNED}/f; echo $?")]);
+    assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 0));
+}
