@@ -43,7 +43,9 @@ pub(crate) struct Request<'a> {
     pub(crate) path: &'a CStr,
     pub(crate) argv: Strings,
     pub(crate) environment: Strings,
-    /// Working directory and descriptors will be others than this process has now.
+    /// Another process is going to execute it.
+    pub(crate) spawned: bool,
+    /// Its working directory and descriptors will be others than this process has now.
     pub(crate) moved: bool,
 }
 
@@ -115,12 +117,11 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the gateway knows at once that the command stays here. It looks at this process, which is, or is like, the one that
-    /// is going to execute.
+    /// Whether the gateway knows at once that the command stays here. It looks at this process.
     #[inline(never)]
     unsafe fn stays(&self, reach: &[u8]) -> bool {
-        let is_alike = !self.request.moved && reach == session::MAY_TOUCH;
-        let Some(file) = is_alike.then(|| self.session.file()).flatten() else { return false };
+        let can_be_told = !self.request.spawned && reach == session::MAY_TOUCH;
+        let Some(file) = can_be_told.then(|| self.session.file()).flatten() else { return false };
         let Some(SessionFile { session, socket, asks: true, .. }) = SessionFile::read(file.as_bytes()) else {
             return false;
         };

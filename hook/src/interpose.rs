@@ -49,7 +49,7 @@ unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings) -> c_int {
         unsafe { next(program.unwrap_or(path).as_ptr(), argv, environment) };
         sys::errno()
     };
-    let request = Request { directory: AT_FDCWD, path, argv, environment, moved: false };
+    let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
     // SAFETY: the caller's arrays are as execve(2) wants them.
     unsafe {
         match Plan::of(&request) {
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn execveat(
         if given.is_empty() && directory >= 0 {
             return fexecve(directory, argv, environment);
         }
-        let request = Request { directory, path: given, argv, environment, moved: false };
+        let request = Request { directory, path: given, argv, environment, spawned: false, moved: false };
         carry(&request, &mut |environment| next(directory, path, argv, environment, flags))
     }
 }
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
     unsafe {
         let path = sys::descriptor_path(fd);
         let path = path.as_ref().and_then(|path| path.as_c_str()).unwrap_or(c"");
-        let request = Request { directory: AT_FDCWD, path, argv, environment, moved: false };
+        let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
         carry(&request, &mut |environment| next(fd, argv, environment))
     }
 }
@@ -206,7 +206,8 @@ pub unsafe extern "C" fn posix_spawn(
             return spawn(None, environment);
         }
         let moved = !actions.is_null();
-        let request = Request { directory: AT_FDCWD, path: CStr::from_ptr(path), argv, environment, moved };
+        let request =
+            Request { directory: AT_FDCWD, path: CStr::from_ptr(path), argv, environment, spawned: true, moved };
         keeping_errno(|| match Plan::of(&request) {
             Some(plan) => plan.attempt(spawn),
             None => spawn(None, environment),
@@ -239,7 +240,8 @@ pub unsafe extern "C" fn posix_spawnp(
             let found = search::first(CStr::from_ptr(file));
             let found = found.as_ref().and_then(|path| path.as_c_str());
             let moved = !actions.is_null();
-            let request = found.map(|path| Request { directory: AT_FDCWD, path, argv, environment, moved });
+            let request =
+                found.map(|path| Request { directory: AT_FDCWD, path, argv, environment, spawned: true, moved });
             match request.as_ref().and_then(|request| Plan::of(request)) {
                 Some(plan) => plan.attempt(spawn),
                 None => spawn(None, environment),

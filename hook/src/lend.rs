@@ -58,7 +58,7 @@ unsafe fn lend() -> Option<Loan> {
     unsafe {
         let original = ENVIRONMENT;
         let (environment, argv): (Strings, Strings) = (original.cast_const(), ptr::null());
-        let request = Request { directory: AT_FDCWD, path: c"/bin/sh", argv, environment, moved: false };
+        let request = Request { directory: AT_FDCWD, path: c"/bin/sh", argv, environment, spawned: true, moved: false };
         let plan = Plan::of(&request)?;
         let entries = if original.is_null() { 0 } else { count(environment) };
         let (lent, strings) = array(entries + 3)?;

@@ -155,7 +155,7 @@ fn heading(r: &Results) -> String {
 }
 
 fn verdicts(results: &Results) -> String {
-    let mut text = "\n### Targets\n\nThey are set for the `wan` link at size s.\n\n\
+    let mut text = "\n### Targets\n\nThey are set for size s. How many times as fast as over sshfs is aimed at for the `wan` link only.\n\n\
         | what | target | seen | |\n|---|---|---|---|\n"
         .to_owned();
     for v in targets::judge(results) {

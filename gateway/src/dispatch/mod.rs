@@ -127,14 +127,21 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     }
 }
 
-/// Whether a command that is about to be executed stays here for certain: nothing of it is on a mount, or all of it is at hand.
+/// Whether a command that is about to be executed stays here for certain: nothing of it is on a mount, or all of it is at hand. What
+/// is not, is fetched then.
 pub fn stays_at_once(gateway: &Gateway, mut command: Enlisted) -> bool {
     let view = gateway.view();
     let world = world(gateway, &view);
     note_mounts(&view, &mut command);
-    facts::read(&world, &command).is_ok_and(|reading| {
-        facts::is_all_here(&command, &reading) || gateway.volumes.has_all_at_hand(&world, &command, reading)
-    })
+    let Ok(reading) = facts::read(&world, &command) else { return false };
+    if facts::is_all_here(&command, &reading) {
+        return true;
+    }
+    let stays = gateway.volumes.has_at_hand(&world, &command, reading);
+    if stays {
+        let _nobody_explains = gateway.volumes.prefetch(&world, &command);
+    }
+    stays
 }
 
 fn note_mounts(view: &View, command: &mut Enlisted) {

@@ -40,11 +40,10 @@ impl Volumes {
         self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
     }
 
-    /// Whether a command runs here, and nobody has to be asked for anything.
+    /// Whether one command runs here for that reason.
     #[must_use]
-    pub fn has_all_at_hand(&self, world: &World<'_>, command: &Enlisted, reading: Reading) -> bool {
-        let found = self.sooner_here(world, &[(command, &Ok(reading))]);
-        found.is_some_and(|(_, found)| found.round_trips == 0)
+    pub fn has_at_hand(&self, world: &World<'_>, command: &Enlisted, reading: Reading) -> bool {
+        self.sooner_here(world, &[(command, &Ok(reading))]).is_some()
     }
 
     /// What the commands use, if they are sooner done here.
