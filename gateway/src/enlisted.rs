@@ -138,7 +138,8 @@ impl Enlisted {
             argv,
             env: Vec::new(),
             cwd: fs::read_link(process.join("cwd")).ok()?,
-            umask: 0,
+            // One that every mount takes.
+            umask: 0o777,
             descriptors,
             ignored_signals: 0,
             blocked_signals: 0,

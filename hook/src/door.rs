@@ -120,7 +120,9 @@ impl<'a> Plan<'a> {
     /// Whether the gateway knows at once that the command stays here. It looks at this process.
     #[inline(never)]
     unsafe fn stays(&self, reach: &[u8]) -> bool {
-        let can_be_told = !self.request.spawned && reach == session::MAY_TOUCH;
+        // What is piped to it may come from a server.
+        let is_piped_to = || standard_stream(0).is_some_and(Stat::is_pipe);
+        let can_be_told = !self.request.spawned && reach == session::MAY_TOUCH && !is_piped_to();
         let Some(file) = can_be_told.then(|| self.session.file()).flatten() else { return false };
         let Some(SessionFile { session, socket, asks: true, .. }) = SessionFile::read(file.as_bytes()) else {
             return false;

@@ -103,7 +103,12 @@ fn only_what_can_be_told_so_soon_is_asked() {
     let long = "x".repeat(3000);
     let spawned = "import os; os._exit(os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn('/usr/bin/cat', \
                    ['cat', '/nonexistent/v/f'], os.environ), 0)[1]))";
-    for line in ["true | cat", &format!("cat {OWNED}/f {long}"), &format!("/usr/bin/python3 -c \"{spawned}\"")] {
+    for line in [
+        "true | cat",
+        &format!("true | cat {OWNED}/f"),
+        &format!("cat {OWNED}/f {long}"),
+        &format!("/usr/bin/python3 -c \"{spawned}\""),
+    ] {
         let (installed, _fake, asked) = with_answers(true, run_here());
         let output = installed.posh(&["-c", &format!("{line}; echo $?")]);
         assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 0), "{line} {}", stderr(&output));
