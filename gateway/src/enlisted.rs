@@ -14,7 +14,7 @@ use std::{
 
 use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
 
-use crate::plan::NOTHING_ON_MOUNTS;
+use crate::{assembly::pipe_inode, plan::NOTHING_ON_MOUNTS};
 
 /// A process id of this machine.
 pub type Pid = u32;
@@ -186,15 +186,17 @@ pub fn descriptor_named_by(path: &OsStr) -> Option<u32> {
 impl Descriptor {
     /// By its link in /proc/PID/fd alone (proc_pid_fd(5)). Whatever has a path counts as a file.
     fn seen_as(fd: u32, path: PathBuf) -> Self {
+        let pipe = pipe_inode(&path);
         let kind = match path.as_os_str().as_bytes() {
             b"/dev/null" => Kind::Null,
-            link if link.starts_with(b"pipe:[") => Kind::Pipe,
+            _ if pipe.is_some() => Kind::Pipe,
             link if link.starts_with(b"/") && !link.starts_with(b"/dev/") => Kind::File,
             _ => Kind::Other,
         };
         let access = if fd == 0 { nix::libc::O_RDONLY } else { nix::libc::O_WRONLY };
         let flags = access.cast_unsigned();
-        Self { fd, kind, path, identity: (0, 0), flags, offset: 0, on_mount: true, queued_bytes: 0, same_as: None }
+        let identity = (0, pipe.unwrap_or(0));
+        Self { fd, kind, path, identity, flags, offset: 0, on_mount: true, queued_bytes: 0, same_as: None }
     }
 
     /// Whether reading is allowed.

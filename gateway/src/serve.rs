@@ -187,8 +187,9 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     stage_link::tell_shell(shell, opening::open(&gateway, request)).await;
                 }
                 Ok(Caller::Executing(question, pid, process)) => {
-                    if Enlisted::about_to_execute(question, pid).is_some_and(|it| dispatch::stays_at_once(&gateway, it))
-                    {
+                    let Some(mut command) = Enlisted::about_to_execute(question, pid) else { return };
+                    if dispatch::stays_at_once(&gateway, &mut command) {
+                        gateway.assembler.let_go(command).await;
                         stage_link::tell_to_stay(process).await;
                     }
                 }

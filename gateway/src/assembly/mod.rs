@@ -83,6 +83,7 @@ impl Shape {
 #[derive(Debug)]
 enum Event {
     Enlisted(Box<StageLink>),
+    LetGo(Box<Enlisted>),
     Directed(Pid),
     Ended(Pid),
 }
@@ -106,6 +107,11 @@ impl Assembler {
     /// A stage waits for its directive.
     pub async fn enlisted(&self, stage: StageLink) {
         let _ = self.events.send(Event::Enlisted(Box::new(stage))).await;
+    }
+
+    /// A command runs here without having enlisted: who reads what it writes needs not look for it.
+    pub async fn let_go(&self, command: Enlisted) {
+        let _ = self.events.send(Event::LetGo(Box::new(command))).await;
     }
 
     /// A stage stands in for a remote command from now on.
@@ -246,6 +252,7 @@ impl Assembly {
                 self.staying.enlisted(stage.enlisted.pid);
                 self.waiting.push(Waiting::new(*stage));
             }
+            Event::LetGo(command) => self.staying.let_go(&command),
             Event::Directed(pid) => drop(self.directed.insert(pid)),
             Event::Ended(pid) => drop(self.directed.remove(&pid)),
         }

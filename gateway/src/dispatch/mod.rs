@@ -129,15 +129,15 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
 
 /// Whether a command that is about to be executed stays here for certain: a rule says so, nothing of it is on a mount, or all of it is at
 /// hand. What it reads and is not, is fetched then. Its variables are not known: they only give further reasons to stay.
-pub fn stays_at_once(gateway: &Gateway, mut command: Enlisted) -> bool {
+pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
     let view = gateway.view();
     let world = world(gateway, &view);
-    note_mounts(&view, &mut command);
-    let stays = facts::read(&world, &command).map_or(true, |reading| {
-        facts::is_all_here(&command, &reading) || gateway.volumes.has_at_hand(&world, &command, reading)
+    note_mounts(&view, command);
+    let stays = facts::read(&world, command).map_or(true, |reading| {
+        facts::is_all_here(command, &reading) || gateway.volumes.has_at_hand(&world, command, reading)
     });
     if stays {
-        let _nobody_explains = gateway.volumes.prefetch(&world, &command);
+        let _nobody_explains = gateway.volumes.prefetch(&world, command);
     }
     stays
 }
