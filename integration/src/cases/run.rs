@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::site::{Setting, Site, Way};
 use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
+use crate::volumes::Mounts;
 
 /// What belongs to one pipeline is found out against the clock, and may be missed on a machine that is busy otherwise:
 /// then a stage runs on the workstation, rightly but slowly. Wrong output is never tried again.
@@ -28,7 +29,7 @@ pub struct Verdict {
     pub missed: usize,
     /// Where everything ran, and why.
     pub placements: String,
-    /// All three runs together.
+    /// All runs together.
     pub wall: Duration,
 }
 
@@ -97,6 +98,10 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
         faults.extend(misplaced);
         break (posh, faults);
     };
+    if site.mounts() == Mounts::AtHand {
+        let untold = site.run(case, Way::PoshUntold)?;
+        faults.extend(judge::differing(case, oracle, &untold).into_iter().map(|fault| format!("untold: {fault}")));
+    }
     let known = !case.known.is_empty();
     match (known, faults.is_empty()) {
         (true, true) => faults.push(format!("no difference any more; remove `known: {}`", case.known.trim())),

@@ -64,15 +64,17 @@ pub struct Site {
     serial: u32,
 }
 
-/// Three ways in which a script runs.
+/// Ways in which a script runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// The shell alone, on a local copy at the same path.
     Copy,
     /// The shell alone, on the mount: what posh is measured by.
     Mount,
-    /// posh on the mount.
+    /// posh on the mount, which tells where everything ran.
     Posh,
+    /// The same without telling: what stays needs not enlist then.
+    PoshUntold,
 }
 
 /// What one run gave; the name of its directory is still in it.
@@ -142,7 +144,7 @@ impl Site {
         let who = if case.user { &USER } else { &ROOT };
         let (owner, root, number) = match way {
             Way::Copy => (&self.local, who.mount, who.here),
-            Way::Mount | Way::Posh => (&self.lab.servers[0].host, who.directory, who.there),
+            Way::Mount | Way::Posh | Way::PoshUntold => (&self.lab.servers[0].host, who.directory, who.there),
         };
         let directory = Path::new(root).join(&name);
         let data = owner.path(&directory);
@@ -160,7 +162,11 @@ impl Site {
         fs::write(&settings, GIT_SETTINGS)
             .and_then(|()| chown(&settings, Some(who.here), Some(who.here)))
             .attempt(|| format!("write {}", settings.display()))?;
-        let under = if way == Way::Posh { Under::PoshExplained } else { Under::Shell };
+        let under = match way {
+            Way::Copy | Way::Mount => Under::Shell,
+            Way::Posh => Under::PoshExplained,
+            Way::PoshUntold => Under::Posh,
+        };
         let outcome = self.script(case, &name, who).run(host, under)?;
         if self.setting.mounts.are_volumes() && way != Way::Copy {
             self.settle(&name, who)?;
