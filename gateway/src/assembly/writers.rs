@@ -68,9 +68,15 @@ mod tests {
         let mut file = fs::File::create(top.join("written")).unwrap();
         file.write_all(b"four").unwrap();
         let read = fs::File::open(top.join("written")).unwrap();
-        let found = Writers::default().find(&[std::process::id()], std::slice::from_ref(&top));
+        // Other tests start processes, which have all of ours open until their exec.
+        let find = || Writers::default().find(&[std::process::id()], std::slice::from_ref(&top));
+        let mut found = find();
+        found.dedup();
         assert_eq!(found, [Written { path: top.join("written"), offset: 4 }]);
         drop((file, read));
-        assert_eq!(Writers::default().find(&[std::process::id()], &[top]), []);
+        let began = std::time::Instant::now();
+        while !find().is_empty() {
+            assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", find());
+        }
     }
 }
