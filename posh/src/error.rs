@@ -64,7 +64,7 @@ pub enum Error {
     Call {
         /// The socket.
         socket: PathBuf,
-        /// "could not open a session", ...
+        /// "could not report", ...
         attempt: &'static str,
         /// What gRPC said.
         status: Box<tonic::Status>,
