@@ -41,7 +41,9 @@ fn an_ordinary_user_offloads_too() {
     }
     let lines: String = (0..1000).map(|i| format!("line {i}\n")).collect();
     fs::write(home.join("data/f"), lines).unwrap();
-    ["posh", "posh-gateway", "posh-stage", "posh-executor"].iter().for_each(|name| install(home, name));
+    for name in ["posh", "posh-cli", "posh-gateway", "posh-stage", "posh-executor"] {
+        install(home, name);
+    }
 
     let data = home.join("data");
     let mut executor = as_user(home, &home.join("posh-executor"));

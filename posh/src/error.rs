@@ -1,5 +1,5 @@
 //! What can go wrong in the front end, and the words for it. Exit statuses are
-//! chosen in `main.rs`, not here.
+//! chosen in `ending.rs`, not here.
 
 use std::{io, path::PathBuf};
 
@@ -100,6 +100,14 @@ pub enum Error {
     #[error("can't run {}", path.display())]
     Exec {
         /// The shell's path.
+        path: PathBuf,
+        /// What execve(2) said.
+        source: Errno,
+    },
+    /// The program for all but plain lines can't be run.
+    #[error("can't run {}, which is installed with posh", path.display())]
+    NoCli {
+        /// Where it should be.
         path: PathBuf,
         /// What execve(2) said.
         source: Errno,

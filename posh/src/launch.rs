@@ -3,11 +3,14 @@
 //!
 //! posh execs the shell in its own process, so that the process tree, the
 //! descriptors, the signal dispositions and the environment (with shims, PATH
-//! excepted) are those that the shell would have had by itself. Only `--explain` and `--trace` keep
-//! posh as the parent, because somebody must tell of it afterwards. Whatever is
+//! excepted) are those that the shell would have had by itself. Whatever is
 //! wrong with posh itself, the shell still runs, and its commands run here.
+//!
+//! All of it is in the small program that `posh` is: every shell waits for it, so
+//! nothing here may need the parser of options, gRPC or TLS (`main.rs`).
 
 use std::{
+    convert::Infallible,
     env,
     ffi::{CString, OsStr, OsString},
     fs::File,
@@ -19,31 +22,15 @@ use std::{
 };
 
 use clap::ValueEnum;
-use nix::{
-    errno::Errno,
-    spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn},
-    sys::{
-        signal::Signal,
-        wait::{WaitStatus, waitpid},
-    },
-    unistd::{AccessFlags, access, execve},
-};
+use nix::unistd::{AccessFlags, access, execve};
 use posh_hook::session::PRELOAD_VARIABLE;
-use posh_proto::{
-    PROTOCOL_VERSION,
-    clock::monotonic_ns,
-    gateway::{LookAhead, ReportReply, ReportRequest},
-    runtime::RuntimeDir,
-    stage::OpenSession,
-};
+use posh_proto::{PROTOCOL_VERSION, gateway::LookAhead, runtime::RuntimeDir, stage::OpenSession};
 
 use crate::{
     Error,
     cli::Format,
-    gateway::{self, Client, Target, c_string, environment},
-    hook, plan_only,
-    signals::Held,
-    trace::Trace,
+    gateway::{self, Target, c_string, environment},
+    hook, plan_only, programs,
 };
 
 /// Where execvp(3) looks when there is no PATH.
@@ -101,13 +88,42 @@ pub enum Program {
     Script(Vec<OsString>),
 }
 
-/// How the shell ended, when posh stayed to see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// With this exit status.
-    Code(i32),
-    /// Killed by this signal.
-    Signal(Signal),
+impl Launch {
+    /// Of a line without any option of ours.
+    #[must_use]
+    pub fn plain(program: Program) -> Self {
+        Self {
+            shell: Shell::Bash,
+            door: None,
+            explain: None,
+            trace: None,
+            split: None,
+            program,
+            target: Target::default(),
+        }
+    }
+
+    /// Whether posh must stay until the shell has ended, to tell of it.
+    #[must_use]
+    pub fn is_told_of(&self) -> bool {
+        self.explain.is_some() || self.trace.is_some()
+    }
+}
+
+impl Program {
+    /// What the words behind `posh` say where none is an option of ours or the name of a subcommand: the lines that start a
+    /// shell most often.
+    #[must_use]
+    pub fn plain(words: &[OsString]) -> Option<Self> {
+        match words {
+            [] => Some(Self::Interactive),
+            [option, command, ..] if option == "-c" && command != "--" => Some(Self::Command(words[1..].to_vec())),
+            [script, ..] if !script.as_bytes().starts_with(b"-") && script.as_bytes().contains(&b'/') => {
+                Some(Self::Script(words.to_vec()))
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Shell {
@@ -152,34 +168,39 @@ fn looks_like_option(word: &OsStr) -> bool {
     matches!(word.as_bytes().first(), Some(b'-' | b'+'))
 }
 
-/// Starts the shell. Returns only with `--explain` or `--trace`, after the shell has ended, or
-/// when the shell can't be run. What the user should know meanwhile is written to
-/// `notes`, one line each.
+/// Becomes the shell; returns only when it can't be run. What the user should know is written to `notes` before, one line each.
+/// Nobody tells of it afterwards, whatever the launch says: that is [`crate::watch`].
 ///
 /// # Errors
-/// [`Error::NoShell`], [`Error::Exec`], [`Error::Trace`]: nothing was run.
-pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
-    let mut trace = launch.trace.as_deref().map(Trace::begin).transpose()?;
-    let outer_path = env::var_os("PATH").as_deref().map(without_shims);
-    let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
-    let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
-    let session = session(launch, search, notes);
-    let library = session.as_ref().and_then(|_| library(launch, &shell, notes));
-    let variables = match (&session, library, outer_path) {
-        (Some(session), Some(library), path) => hooked(session, &library, path),
-        (Some(session), None, Some(path)) => shimmed(session, &path),
-        // Shims need a PATH to be on.
-        (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
-    };
-    let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
-    match session {
-        Some(session) if launch.explain.is_some() || trace.is_some() => {
-            image.run_and_report(launch.explain, trace, session, notes)
-        }
-        _ => {
-            trace.as_mut().map_or(Ok(()), |trace| trace.write(None))?;
-            image.replace_us()
-        }
+/// [`Error::NoShell`], [`Error::Exec`]: nothing was run.
+pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Infallible, Error> {
+    Start::prepare(launch, notes)?.image.replace_us()
+}
+
+/// A shell that is about to be executed.
+pub(crate) struct Start {
+    /// What execve(2) takes.
+    pub(crate) image: Image,
+    /// What its commands belong to.
+    pub(crate) session: Option<Session>,
+}
+
+impl Start {
+    /// Finds the shell, opens its session, or says in `notes` why there is none.
+    pub(crate) fn prepare(launch: &Launch, notes: &mut dyn Write) -> Result<Self, Error> {
+        let outer_path = env::var_os("PATH").as_deref().map(without_shims);
+        let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
+        let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
+        let session = session(launch, search, notes);
+        let library = session.as_ref().and_then(|_| library(launch, &shell, notes));
+        let variables = match (&session, library, outer_path) {
+            (Some(session), Some(library), path) => hooked(session, &library, path),
+            (Some(session), None, Some(path)) => shimmed(session, &path),
+            // Shims need a PATH to be on.
+            (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
+        };
+        let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
+        Ok(Self { image, session })
     }
 }
 
@@ -224,9 +245,11 @@ fn replaced(name: &str, value: Option<OsString>) -> Variables {
 }
 
 /// An open session of the gateway.
-struct Session {
-    place: gateway::Place,
-    id: String,
+pub(crate) struct Session {
+    /// The gateway.
+    pub(crate) place: gateway::Place,
+    /// Its name there.
+    pub(crate) id: String,
     shims: PathBuf,
 }
 
@@ -239,7 +262,7 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
     let opened = match gateway::find(&launch.target) {
         Ok(Some(place)) => open_session(launch, path, &place),
         Ok(None) => {
-            if launch.explain.is_some() || launch.trace.is_some() {
+            if launch.is_told_of() {
                 let what = if launch.explain.is_some() { "explain" } else { "trace" };
                 note(format!("nothing to {what}, every command runs here: {}", Error::NoConfig));
             }
@@ -292,8 +315,7 @@ fn beginning(script: &Path) -> Option<Vec<u8>> {
 /// What the shims point at: installed beside our own program.
 fn stage_program() -> Result<PathBuf, Error> {
     let attempt = || "find posh-stage beside posh".to_owned();
-    let own = env::current_exe().map_err(|source| Error::Start { attempt: attempt(), source })?;
-    let stage = own.with_file_name("posh-stage");
+    let stage = programs::beside("posh-stage").map_err(|source| Error::Start { attempt: attempt(), source })?;
     match stage.metadata() {
         Ok(_) => Ok(stage),
         Err(source) => Err(Error::Start { attempt: format!("find {}", stage.display()), source }),
@@ -327,31 +349,15 @@ pub(crate) fn find_program(name: &str, path: &OsStr) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file() && access(candidate, AccessFlags::X_OK).is_ok())
 }
 
-/// Prints the report and writes the trace, whichever was asked for.
-fn tell(
-    reply: &ReportReply,
-    explain: Option<Format>,
-    trace: Option<&mut Trace>,
-    notes: &mut dyn Write,
-) -> Result<(), Error> {
-    if explain.is_some() {
-        let nothing = "posh: nothing to explain: no command that posh knows was run";
-        let text = Some(reply.text.trim_end()).filter(|text| !text.is_empty()).unwrap_or(nothing);
-        let _ = writeln!(notes, "{text}");
-    }
-    let Some(trace) = trace else { return Ok(()) };
-    if reply.trace_dropped > 0 {
-        let _ = writeln!(notes, "posh: the trace has no room for {} later events", reply.trace_dropped);
-    }
-    trace.write(Some(&reply.trace))
-}
-
 /// What execve(2) takes.
-struct Image {
-    program: PathBuf,
+pub(crate) struct Image {
+    /// The shell's path.
+    pub(crate) program: PathBuf,
     program_for_exec: CString,
-    argv: Vec<CString>,
-    environment: Vec<CString>,
+    /// Its words.
+    pub(crate) argv: Vec<CString>,
+    /// Its variables.
+    pub(crate) environment: Vec<CString>,
 }
 
 impl Image {
@@ -367,54 +373,8 @@ impl Image {
 
     /// Everything this process opened is close-on-exec, and it changed neither
     /// signal dispositions nor (any more) the mask.
-    fn replace_us(&self) -> Result<Ended, Error> {
-        match execve(&self.program_for_exec, &self.argv, &self.environment) {
-            Ok(never) => match never {},
-            Err(source) => Err(Error::Exec { path: self.program.clone(), source }),
-        }
-    }
-
-    /// Runs the shell as a child in our process group; what the terminal sends is
-    /// for it alone, as in system(3).
-    fn run_and_report(
-        &self,
-        explain: Option<Format>,
-        mut trace: Option<Trace>,
-        session: Session,
-        notes: &mut dyn Write,
-    ) -> Result<Ended, Error> {
-        let held = Held::new(&[Signal::SIGINT, Signal::SIGQUIT])?;
-        trace.iter_mut().for_each(|trace| trace.times.shell_ns = monotonic_ns());
-        let ended = self.run_as_child(&held)?;
-        trace.iter_mut().for_each(|trace| trace.times.ended_ns = monotonic_ns());
-        // From here on Ctrl-C is for us: a report may wait for pipelines in the background.
-        drop(held);
-        let times = trace.as_ref().map(|trace| trace.times);
-        let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
-        let told = match Client::connect(session.place.socket()).and_then(|mut client| client.report(request)) {
-            Ok(reply) => tell(&reply, explain, trace.as_mut(), notes),
-            Err(error) => trace.as_mut().map_or(Ok(()), |trace| trace.write(None)).and(Err(error)),
-        };
-        if let Err(error) = told {
-            let _ = writeln!(notes, "posh: {}", error.chain());
-        }
-        Ok(ended)
-    }
-
-    fn run_as_child(&self, held: &Held) -> Result<Ended, Error> {
-        let exec = |source| Error::Exec { path: self.program.clone(), source };
-        let mut attributes = PosixSpawnAttr::init().map_err(exec)?;
-        attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK).map_err(exec)?;
-        attributes.set_sigmask(held.mask_before()).map_err(exec)?;
-        let actions = PosixSpawnFileActions::init().map_err(exec)?;
-        let child = posix_spawn(&self.program, &actions, &attributes, &self.argv, &self.environment).map_err(exec)?;
-        loop {
-            match waitpid(child, None) {
-                Ok(WaitStatus::Exited(_, code)) => return Ok(Ended::Code(code)),
-                Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(Ended::Signal(signal)),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(source) => return Err(Error::System { attempt: "wait for the shell", source }),
-            }
-        }
+    pub(crate) fn replace_us(&self) -> Result<Infallible, Error> {
+        execve(&self.program_for_exec, &self.argv, &self.environment)
+            .map_err(|source| Error::Exec { path: self.program.clone(), source })
     }
 }

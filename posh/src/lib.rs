@@ -2,19 +2,22 @@
 //! shell and answers questions about the gateway, and the stage program that
 //! stands where a command of a pipeline would have been.
 //!
-//! Reading order for the front end: [`cli`] (what was asked) → [`launch`] (the
-//! shell) → [`gateway`] (finding, starting and calling the service) →
-//! [`plan_only`] (explaining without running). For one command: [`stage`].
+//! Reading order for the front end: [`launch`] (the shell) → [`gateway`] (finding, starting
+//! and calling the service); behind options [`cli`] (what was asked), [`watch`] (a shell that
+//! is told of afterwards), [`plan_only`] (explaining without running). For one command: [`stage`].
 
 pub mod cli;
 pub mod descriptors;
+pub mod ending;
 pub mod error;
 pub mod gateway;
 mod hook;
 pub mod launch;
 pub mod plan_only;
+pub mod programs;
 pub mod signals;
 pub mod stage;
 mod trace;
+pub mod watch;
 
 pub use error::Error;

@@ -1,4 +1,6 @@
-//! The `posh` command: the whole program as one match, and the exit statuses.
+//! The `posh` command, for the lines that start a shell: they are what people wait for. All that needs
+//! options to be parsed, gRPC or TLS is `posh-cli`, which this program becomes: of a program with all
+//! of it, the loader alone would take a third of a millisecond more.
 //!
 //! There is no Rust `main`: the runtime around it would ignore SIGPIPE and reopen
 //! closed standard descriptors before any of our code runs, and the shell that
@@ -7,120 +9,41 @@
 #![allow(unsafe_code, reason = "exporting the C `main` needs an unsafe attribute; there is no unsafe block")]
 
 use std::{
+    convert::Infallible,
     env,
-    ffi::{c_char, c_int},
-    io::{self, Write},
+    ffi::{CString, OsString, c_char, c_int},
+    io,
+    os::unix::ffi::OsStrExt,
 };
 
-use nix::sys::signal::{SigSet, Signal, raise};
+use nix::unistd::execv;
 use posh::{
-    Error,
-    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, enroll, tables, volumes},
-    descriptors, gateway,
-    launch::{self, Ended},
-    plan_only,
+    Error, descriptors, ending,
+    launch::{self, Launch, Program},
+    programs,
 };
-
-/// All is well.
-const OK: c_int = 0;
-/// A question could not be answered, or a check found something.
-const FAILED: c_int = 1;
-/// The command line makes no sense; bash's number.
-const USAGE: c_int = 2;
-/// The shell was found but can't be run; bash's number.
-const NOT_EXECUTABLE: c_int = 126;
-/// The shell was not found; bash's number.
-const NOT_FOUND: c_int = 127;
-/// What bash adds to the number of the signal that killed a command.
-const SIGNAL_BASE: c_int = 128;
 
 /// Called by the C library, whose static start-up code has handed the arguments
 /// to `std::env` by then.
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
     descriptors::fill_standard();
-    match cli::parse(env::args_os()) {
-        Err(message) => usage(&message),
-        Ok(Request::Launch(launch)) => match launch::run(&launch, &mut io::stderr()) {
-            Ok(Ended::Code(code)) => code,
-            Ok(Ended::Signal(signal)) => die_by(signal),
-            Err(error) => complain(&error),
-        },
-        Ok(Request::Ask(target, question)) => match question {
-            Question::Mounts { json } => print(tables::mounts(&target, json)),
-            Question::Resolve { path, json } => print(tables::resolve(&target, &path, json)),
-            Question::Status { json } => print(tables::status(&target, json)),
-            Question::Explain { pipeline, json, split } => print(plan_only::explain(&target, &pipeline, json, split)),
-            Question::Mount { source, dir, read_only, cache_size, sync, hard } => {
-                let options = volumes::Options { read_only, cache_size, sync, hard };
-                print(volumes::mount(&target, &source, &dir, &options))
-            }
-            Question::Umount { dir } => print(volumes::unmount(&target, &dir)),
-            Question::Volumes { json } => print(volumes::list(&target, json)),
-            Question::Attach { host, yes } => {
-                let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
-                print(attach::attach(&target, &host, consent))
-            }
-            Question::Enroll { address, token } => print(enroll::enroll(&address, &token)),
-            Question::Doctor => print_checked(Ok(doctor::examine(&target))),
-            Question::Annotations(Annotations::Check { dir }) => {
-                print_checked(annotations::check(&target, dir.as_deref()))
-            }
-            Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(&target, &command)),
-            Question::Annotations(Annotations::Coverage { commands }) => {
-                print(annotations::coverage(&target, &commands))
-            }
-            Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => {
-                print_checked(annotations::verify(&target, file.as_deref(), in_copy_of.as_deref(), &command))
-            }
-            Question::Gateway(Service::Start) => {
-                print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
-            }
-            Question::Gateway(Service::Stop) => print(gateway::stop(&target)),
-            Question::Completions { shell } => print(Ok(cli::completions(shell))),
-        },
+    let words: Vec<OsString> = env::args_os().collect();
+    let never = match Program::plain(words.get(1..).unwrap_or_default()) {
+        Some(program) => launch::run(&Launch::plain(program), &mut io::stderr()),
+        None => become_cli(&words),
+    };
+    match never {
+        Ok(never) => match never {},
+        Err(error) => ending::complain(&error),
     }
 }
 
-/// Prints an answer.
-fn print(answer: Result<String, Error>) -> c_int {
-    print_checked(answer.map(|text| (text, true)))
-}
-
-/// Prints an answer with its verdict.
-fn print_checked(answer: Result<(String, bool), Error>) -> c_int {
-    let written = answer.and_then(|(text, good)| {
-        let mut stdout = io::stdout();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)?;
-        Ok(good)
-    });
-    match written {
-        Ok(true) => OK,
-        Ok(false) => FAILED,
-        Err(error) => complain(&error),
-    }
-}
-
-fn complain(error: &Error) -> c_int {
-    let _ = writeln!(io::stderr(), "posh: {}", error.chain());
-    match error {
-        Error::NoShell(_) => NOT_FOUND,
-        Error::Exec { .. } => NOT_EXECUTABLE,
-        _ => FAILED,
-    }
-}
-
-fn usage(message: &clap::Error) -> c_int {
-    let _ = message.print();
-    let _ = io::stdout().flush();
-    if message.use_stderr() { USAGE } else { OK }
-}
-
-/// Ends as the shell ended, so that our parent sees the same.
-fn die_by(signal: Signal) -> c_int {
-    // The shell has dumped core already if it was to.
-    let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
-    let _ = SigSet::from(signal).thread_unblock();
-    let _ = raise(signal);
-    SIGNAL_BASE + signal as c_int
+/// Becomes the program that answers everything else.
+fn become_cli(words: &[OsString]) -> Result<Infallible, Error> {
+    let cli = programs::beside("posh-cli");
+    let cli = cli.map_err(|source| Error::Start { attempt: "find posh-cli beside posh".to_owned(), source })?;
+    let c_string = |word: &[u8]| CString::new(word).map_err(|_| Error::NulInArgument);
+    let words = words.iter().map(|word| c_string(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
+    execv(&c_string(cli.as_os_str().as_bytes())?, &words).map_err(|source| Error::NoCli { path: cli, source })
 }

@@ -73,7 +73,7 @@ impl Part {
 /// Measures, prints and writes; an error means that something could not be measured.
 pub fn run(options: &Options) -> Result<()> {
     let programs = Programs::beside_this()?;
-    for program in ["posh", "posh-gateway", "posh-executor", "posh-stage", "posh-lab"] {
+    for program in ["posh", "posh-cli", "posh-gateway", "posh-executor", "posh-stage", "posh-lab"] {
         programs.find(program)?;
     }
     let mut report = Report::new("overhead", METHOD);

@@ -32,7 +32,7 @@ pub struct Plain {
 
 impl Site {
     pub fn start(options: &Options, programs: &Programs) -> Result<Site> {
-        for program in ["posh", "posh-gateway", "posh-executor", "posh-stage"] {
+        for program in ["posh", "posh-cli", "posh-gateway", "posh-executor", "posh-stage"] {
             programs.find(program)?;
         }
         if !nix::unistd::geteuid().is_root() {

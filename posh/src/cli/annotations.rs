@@ -16,6 +16,7 @@ use posh_annotations::{Coverage, Diagnostic, Library};
 use crate::{
     Error,
     gateway::{self, Target},
+    programs,
 };
 
 /// Reports every fault of the files in `dir`, or in each directory that the
@@ -112,8 +113,8 @@ pub fn verify(
 
 /// The one that was installed with this program.
 fn executor_program() -> Result<PathBuf, Error> {
-    let own = env::current_exe().map_err(|error| Error::Annotations(format!("can't tell where posh is: {error}")))?;
-    let beside = own.with_file_name("posh-executor");
+    let unknown = |error| Error::Annotations(format!("can't tell where posh is: {error}"));
+    let beside = programs::beside("posh-executor").map_err(unknown)?;
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).map(|directory| directory.join("posh-executor"));
     std::iter::once(beside.clone()).chain(on_path).find(|program| program.is_file()).ok_or_else(|| {

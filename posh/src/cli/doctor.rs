@@ -24,6 +24,7 @@ use crate::{
     gateway::{self, Client, Target},
     hook,
     launch::{Shell, find_program},
+    programs,
 };
 
 /// An executor that can't be asked within this time is of no use to a shell either.
@@ -87,14 +88,12 @@ fn line(finding: &Finding) -> String {
 }
 
 fn programs() -> Vec<Finding> {
-    let Ok(own) = env::current_exe() else {
-        return vec![Finding::new(Verdict::Bad, "posh", "can't find its own program; is /proc mounted?")];
+    let found = |name: &str| match programs::beside(name) {
+        Ok(path) if path.is_file() => Finding::new(Verdict::Good, name, path.display().to_string()),
+        Ok(path) => Finding::new(Verdict::Bad, name, format!("{} is missing; install it there", path.display())),
+        Err(_) => Finding::new(Verdict::Bad, name, "can't find posh's own program; is /proc mounted?"),
     };
-    let beside = |name: &str| match own.with_file_name(name) {
-        path if path.is_file() => Finding::new(Verdict::Good, name, path.display().to_string()),
-        path => Finding::new(Verdict::Bad, name, format!("{} is missing; install it there", path.display())),
-    };
-    vec![beside("posh-stage"), beside("posh-gateway")]
+    ["posh", "posh-stage", "posh-gateway"].map(found).into()
 }
 
 fn runtime_directory() -> Finding {

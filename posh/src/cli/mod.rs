@@ -11,7 +11,6 @@ pub mod volumes;
 use std::{
     ffi::{OsStr, OsString},
     num::NonZeroU32,
-    os::unix::ffi::OsStrExt,
     path::PathBuf,
 };
 
@@ -235,30 +234,9 @@ struct CommandLine {
 /// A [`clap::Error`] to be printed: a mistake, or the text of `--help` and `--version`.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, clap::Error> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    match plain(arguments.get(1..).unwrap_or_default()) {
-        Some(program) => Ok(Request::Launch(Launch {
-            shell: Shell::Bash,
-            door: None,
-            explain: None,
-            trace: None,
-            split: None,
-            program,
-            target: Target::default(),
-        })),
+    match Program::plain(arguments.get(1..).unwrap_or_default()) {
+        Some(program) => Ok(Request::Launch(Launch::plain(program))),
         None => parse_options(arguments),
-    }
-}
-
-/// The program of a line without any option of ours: those that start a shell most often, and every one of them would wait
-/// for a parser that first learns all subcommands (0.3 ms).
-fn plain(words: &[OsString]) -> Option<Program> {
-    match words {
-        [] => Some(Program::Interactive),
-        [option, command, ..] if option == "-c" && command != "--" => Some(Program::Command(words[1..].to_vec())),
-        [script, ..] if !script.as_bytes().starts_with(b"-") && script.as_bytes().contains(&b'/') => {
-            Some(Program::Script(words.to_vec()))
-        }
-        _ => None,
     }
 }
 
@@ -358,13 +336,13 @@ mod tests {
         ];
         for line in programs {
             let line = words(&[&["posh"], line].concat());
-            let plain = plain(&line[1..]).unwrap_or_else(|| panic!("{line:?} is plain"));
+            let plain = Program::plain(&line[1..]).unwrap_or_else(|| panic!("{line:?} is plain"));
             let Ok(Request::Launch(launch)) = parse_options(line.clone()) else { panic!("{line:?} starts a shell") };
             assert_eq!(launch.program, plain, "{line:?}");
             assert_eq!(parse(line).unwrap(), Request::Launch(launch));
         }
         for line in [&["-c"][..], &["-c", "--", "x"], &["mounts"], &["s"], &["--explain", "./s"], &["-/x"], &["-cx"]] {
-            assert_eq!(plain(&words(line)), None, "{line:?}");
+            assert_eq!(Program::plain(&words(line)), None, "{line:?}");
         }
     }
 

@@ -33,7 +33,7 @@ use nix::{
 use posh_proto::runtime::RuntimeDir;
 
 use super::Place;
-use crate::{Error, descriptors};
+use crate::{Error, descriptors, programs};
 
 /// Reading a configuration and binding a socket takes milliseconds; a gateway
 /// that needs longer than this waits for something that will not come.
@@ -54,7 +54,7 @@ const READY: &[u8] = b"ready\n";
 /// # Errors
 /// [`Error::DidNotStart`] after that message, [`Error::Start`] without one.
 pub(super) fn in_background(config: &Path) -> Result<(), Error> {
-    let starter = env::current_exe().map_err(failed("find posh's own program"))?;
+    let starter = programs::beside("posh-cli").map_err(failed("find posh's own program"))?;
     let ended = Command::new(&starter)
         .args(["gateway", "start", "--config"])
         .arg(config)
@@ -118,14 +118,11 @@ fn lock(path: &Path) -> Result<File, Error> {
 
 /// `posh-gateway` beside our own program, else the first on PATH.
 fn program() -> Result<PathBuf, Error> {
-    let own = env::current_exe().map_err(failed("find posh's own program"))?;
-    let beside = own.with_file_name("posh-gateway");
+    let beside = programs::beside("posh-gateway").map_err(failed("find posh's own program"))?;
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join("posh-gateway"));
-    std::iter::once(beside)
-        .chain(on_path)
-        .find(|candidate| candidate.is_file())
-        .ok_or_else(|| Error::NoGatewayProgram(own.parent().unwrap_or(Path::new("/")).to_owned()))
+    let found = std::iter::once(beside.clone()).chain(on_path).find(|candidate| candidate.is_file());
+    found.ok_or_else(|| Error::NoGatewayProgram(beside.parent().unwrap_or(Path::new("/")).to_owned()))
 }
 
 /// Spawns it in a session of its own, at `/`, with default signals and its

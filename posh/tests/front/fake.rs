@@ -49,9 +49,11 @@ impl Installed {
             fs::set_permissions(root.path().join(name), fs::Permissions::from_mode(mode)).expect("a mode");
         }
         let installed = Self { root };
-        let posh = installed.at("bin/posh");
-        if fs::hard_link(env!("CARGO_BIN_EXE_posh"), &posh).is_err() {
-            fs::copy(env!("CARGO_BIN_EXE_posh"), &posh).expect("a copy of posh");
+        for (name, built) in [("posh", env!("CARGO_BIN_EXE_posh")), ("posh-cli", env!("CARGO_BIN_EXE_posh-cli"))] {
+            let program = installed.at("bin").join(name);
+            if fs::hard_link(built, &program).is_err() {
+                fs::copy(built, &program).expect("a copy of the program");
+            }
         }
         installed.script("bin/posh-stage", "exit 9");
         installed

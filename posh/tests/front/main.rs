@@ -56,6 +56,20 @@ fn the_shell_is_posh_itself_with_only_path_changed() {
 }
 
 #[test]
+fn a_shell_needs_nothing_but_posh_and_all_else_says_what_is_missing() {
+    let (installed, fake) = with_gateway();
+    fs::remove_file(installed.at("bin/posh-cli")).unwrap();
+    let plain = installed.posh(&["-c", "echo $0 \"$@\"", "a", "--explain"]);
+    assert_eq!((stdout(&plain).as_str(), stderr(&plain).as_str()), ("a --explain\n", ""));
+    assert_eq!(fake.asked.lock().unwrap().sessions.len(), 1);
+    let told = installed.posh(&["--explain", "-c", "echo not reached"]);
+    let missing = installed.at("bin/posh-cli");
+    let words = format!("posh: can't run {}, which is installed with posh: ENOENT", missing.display());
+    assert_eq!((stdout(&told).as_str(), told.status.code()), ("", Some(1)));
+    assert!(stderr(&told).starts_with(&words), "{}", stderr(&told));
+}
+
+#[test]
 fn by_the_hook_nothing_at_all_is_changed() {
     let (installed, fake) = with_gateway();
     let look = "env -0 | tr '\\0' '|'; export -p; cat /proc/self/environ | tr '\\0' '|'; echo \"$LD_PRELOAD\"";
