@@ -126,12 +126,9 @@ impl Enlisted {
                 Err(_) => return None,
             }
         }
-        if descriptors.iter().any(|d| d.fd == 0 && d.kind == Kind::Pipe) {
-            return None;
-        }
         let program = PathBuf::from(os(&question.program));
         Some(Self {
-            session: question.session,
+            session: String::new(),
             pid,
             name: program.file_name()?.to_string_lossy().into_owned(),
             program,

@@ -29,6 +29,7 @@ pub mod volumes;
 mod memory;
 mod opening;
 mod peers;
+mod pipe_notes;
 mod serve;
 
 pub use memory::keep_little;

@@ -25,7 +25,13 @@ use prost::Message;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::{assembly::pipe_inode, enlisted::Pid, report::Reports, trace::Trace};
+use crate::{
+    assembly::{is_below, pipe_inode},
+    enlisted::Pid,
+    pipe_notes,
+    report::Reports,
+    trace::Trace,
+};
 
 /// In a session's directory.
 const SHIMS: &str = "bin";
@@ -187,6 +193,7 @@ impl Sessions {
             false => make_shims(&session.directory, &session.made_for, commands),
         };
         let made = made.and_then(|()| self.write_file(&session, mounts));
+        let made = made.and_then(|()| self.note_input(&session));
         if let Err(source) = made {
             session.remove();
             return Err(SessionError::Directory { path: session.directory.clone(), source });
@@ -195,6 +202,22 @@ impl Sessions {
         self.announce();
         tokio::spawn(Arc::clone(self).close_at_end(Arc::clone(&session), pidfd));
         Ok((session, shims))
+    }
+
+    /// What is piped to a shell comes from outside, unless it is one within a session: no command needs to wait for a
+    /// word of who writes it.
+    fn note_input(&self, session: &Session) -> io::Result<()> {
+        let input = fs::read_link(format!("/proc/{}/fd/0", session.pid)).ok().and_then(|link| pipe_inode(&link));
+        match input.filter(|_| !is_below(session.pid, &self.roots())) {
+            Some(pipe) => pipe_notes::note_fed_here(&session.directory, pipe),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether what a session's command reads from this pipe was written by one that stays here.
+    #[must_use]
+    pub fn is_fed_here(&self, session: &str, pipe: u64) -> bool {
+        self.get(session).is_some_and(|session| pipe_notes::is_fed_here(&session.directory, pipe))
     }
 
     /// A session by its name.
@@ -400,6 +423,7 @@ fn make_shims(directory: &Path, made_for: &MadeFor, commands: &[String]) -> io::
     let shims = directory.join(SHIMS);
     fs::DirBuilder::new().mode(0o700).create(directory)?;
     fs::DirBuilder::new().mode(0o700).create(&shims)?;
+    pipe_notes::make(directory)?;
     let names = |c: &&String| has_command(made_for.path.as_os_str(), c, &made_for.stage_program);
     commands.iter().filter(names).try_for_each(|name| symlink(&made_for.stage_program, shims.join(name)))
 }

@@ -26,6 +26,9 @@ use crate::{
 /// Messages under way to or from one stage. Data is bounded by credit; this
 /// bounds the rest, and a stopped stage program.
 const QUEUE: usize = 256;
+/// The first read from a socket: most commands say no more before they are answered, and a larger piece of memory would be
+/// taken from the kernel and given back each time.
+const FIRST_READ_BYTES: usize = 8 << 10;
 /// One read from the socket.
 const READ_BYTES: usize = 256 << 10;
 
@@ -198,7 +201,7 @@ pub enum Refused {
 pub async fn accept(socket: UnixStream) -> Result<Caller, Refused> {
     let peer = peers::own(&socket)?;
     let (mut reader, writer) = socket.into_split();
-    let mut buffer = BytesMut::with_capacity(READ_BYTES);
+    let mut buffer = BytesMut::with_capacity(FIRST_READ_BYTES);
     // What the kernel says counts, not what a message claims.
     let process = |claimed| peer.and_then(|pid| Pid::try_from(pid).ok()).unwrap_or(claimed);
     let enlist = match read_first(&mut reader, &mut buffer).await? {
@@ -240,6 +243,9 @@ async fn read_first(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result
     loop {
         if let Some(message) = frame::decode::<ToGateway>(buffer)? {
             return message.kind.ok_or(Refused::NotEnlisted);
+        }
+        if buffer.len() == buffer.capacity() {
+            buffer.reserve(READ_BYTES);
         }
         if reader.read_buf(buffer).await? == 0 {
             return Err(Refused::NotEnlisted);

@@ -12,6 +12,7 @@ use core::{
 use crate::{
     look::{self, Look},
     message::SessionFile,
+    pipes::{self, Notes, Standard, Writer},
     question::Question,
     session::{self, Session},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat},
@@ -103,8 +104,10 @@ impl<'a> Plan<'a> {
         let environment = self.request.environment;
         // SAFETY: the caller's promise holds for all calls.
         unsafe {
-            if self.reach.is_some_and(|reach| !self.stays(reach) && self.stage(reach, exec) == Some(0)) {
-                return 0;
+            match self.reach {
+                Some(reach) if !self.stays(reach) && self.stage(reach, exec) == Some(0) => return 0,
+                Some(_) => {}
+                None => self.note_other(),
             }
             let with_session = self.with_variables(&mut |variables| {
                 extended(environment, &variables, &mut |environment| exec(None, environment))
@@ -117,20 +120,61 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the gateway knows at once that the command stays here. It looks at this process.
+    /// Whether the command stays here for certain; who reads what it writes is told. It looks at this process.
     #[inline(never)]
     unsafe fn stays(&self, reach: &[u8]) -> bool {
-        // What is piped to it may come from a server.
-        let is_piped_to = || standard_stream(0).is_some_and(Stat::is_pipe);
-        let can_be_told = !self.request.spawned && reach == session::MAY_TOUCH && !is_piped_to();
-        let Some(file) = can_be_told.then(|| self.session.file()).flatten() else { return false };
-        let Some(SessionFile { session, socket, asks: true, .. }) = SessionFile::read(file.as_bytes()) else {
+        if self.request.spawned {
             return false;
+        }
+        let Some(file) = self.session.file() else { return false };
+        let Some(about) = SessionFile::read(file.as_bytes()).filter(|about| !about.is_told_of) else { return false };
+        let pipes = Standard::of([0, 1, 2].map(standard_stream));
+        let notes = (pipes != Standard::default()).then(|| Notes::open(self.session.directory())).flatten();
+        let touches_nothing = reach == session::PIPE_ONLY;
+        // Whoever asks is known to the gateway, too; of another one, its neighbours know by the notes alone.
+        let may_stay = if touches_nothing { notes.is_some() } else { about.asks };
+        // SAFETY: the caller's promise.
+        let may_stay = may_stay && !unsafe { self.names_descriptors() };
+        let is_fed_here = || {
+            let stays = |notes: &Notes, pipe| notes.wait_for_writer(pipe) == Writer::Stays;
+            pipes.input.is_none_or(|pipe| notes.as_ref().is_some_and(|notes| stays(notes, pipe)))
         };
-        let Ok(mut question) = Question::of(session, self.request.path.to_bytes()) else { return false };
+        // SAFETY: as above.
+        let stays = may_stay && is_fed_here() && (touches_nothing || unsafe { self.is_at_hand(&about) });
+        let told = if stays { Writer::Stays } else { Writer::IsAsked };
+        notes.iter().for_each(|notes| pipes.outputs().for_each(|pipe| notes.note(pipe, told)));
+        stays
+    }
+
+    /// A program that posh does not know runs here, and so does what it pipes on, unless it is one that becomes another.
+    #[inline(never)]
+    fn note_other(&self) {
+        let output = standard_stream(1).filter(|output| output.is_pipe() && !self.request.spawned);
+        let Some(pipe) = output.map(|output| output.inode) else { return };
+        let path = self.request.path.to_bytes();
+        let becomes_another = name_of(self.request.path).is_none_or(pipes::becomes_another);
+        if becomes_another || path.starts_with(b"/proc/") {
+            return;
+        }
+        if let Some(notes) = Notes::open(self.session.directory()) {
+            notes.note(pipe, Writer::Stays);
+        }
+    }
+
+    /// A word is a pipe of this process, most likely (`/dev/fd/63`).
+    unsafe fn names_descriptors(&self) -> bool {
+        const WHERE: [&[u8]; 3] = [b"/dev/fd/", b"/dev/std", b"/proc/"];
+        // SAFETY: the caller's promise.
+        unsafe { strings(self.request.argv) }.any(|word| WHERE.iter().any(|at| word.to_bytes().starts_with(at)))
+    }
+
+    /// Whether the gateway knows at once that all of it is at hand.
+    #[inline(never)]
+    unsafe fn is_at_hand(&self, about: &SessionFile<'_>) -> bool {
+        let Ok(mut question) = Question::of(self.request.path.to_bytes()) else { return false };
         // SAFETY: the caller's promise.
         let mut words = unsafe { strings(self.request.argv) };
-        words.try_for_each(|word| question.word(word.to_bytes())).is_ok() && question.ask(socket)
+        words.try_for_each(|word| question.word(word.to_bytes())).is_ok() && question.ask(about.socket)
     }
 
     /// Executes the stage program, with the variable that tells it what it stands for.

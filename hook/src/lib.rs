@@ -21,6 +21,7 @@ mod lend;
 pub mod look;
 mod memory;
 mod message;
+pub mod pipes;
 mod places;
 mod question;
 mod search;

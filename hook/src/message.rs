@@ -4,10 +4,10 @@
 use crate::places::Places;
 
 /// The fields' numbers.
-const SESSION: u64 = 1;
 const SOCKET: u64 = 2;
 const ALWAYS_ENLIST: u64 = 3;
 const PREFIXES: u64 = 4;
+const TRACE: u64 = 5;
 const ASKS: u64 = 6;
 /// A number of seven-bit groups has at most so many (64 bits).
 const MAX_GROUPS: u32 = 10;
@@ -15,10 +15,10 @@ const MAX_GROUPS: u32 = 10;
 /// Of one session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionFile<'a> {
-    /// Its name.
-    pub(crate) session: &'a [u8],
     /// The gateway's stage socket.
     pub(crate) socket: &'a [u8],
+    /// Something tells afterwards of every command that posh knows: nothing may go without having been asked about.
+    pub(crate) is_told_of: bool,
     /// The gateway is to be asked before the stage program is started.
     pub(crate) asks: bool,
     /// Every command that posh knows goes to the stage program.
@@ -30,14 +30,15 @@ pub(crate) struct SessionFile<'a> {
 impl<'a> SessionFile<'a> {
     /// `None` when the bytes are no such message.
     pub(crate) fn read(mut bytes: &'a [u8]) -> Option<Self> {
-        let (mut session, mut socket, mut prefixes): (&[u8], &[u8], &[u8]) = (b"", b"", b"");
-        let (mut always_enlist, mut asks) = (false, false);
+        let (mut socket, mut prefixes): (&[u8], &[u8]) = (b"", b"");
+        let (mut always_enlist, mut traces, mut asks) = (false, false, false);
         while !bytes.is_empty() {
             let key = number(&mut bytes)?;
             match (key >> 3, key & 7) {
                 (field, 0) => {
                     let value = number(&mut bytes)?;
                     always_enlist |= field == ALWAYS_ENLIST && value != 0;
+                    traces |= field == TRACE && value != 0;
                     asks |= field == ASKS && value != 0;
                 }
                 (field, 2) => {
@@ -45,7 +46,6 @@ impl<'a> SessionFile<'a> {
                     let (value, rest) = bytes.split_at_checked(length)?;
                     bytes = rest;
                     match field {
-                        SESSION => session = value,
                         SOCKET => socket = value,
                         PREFIXES => prefixes = value,
                         _ => {}
@@ -54,7 +54,8 @@ impl<'a> SessionFile<'a> {
                 _ => return None,
             }
         }
-        Places::read(prefixes).map(|places| Self { session, socket, asks, always_enlist, places })
+        let is_told_of = always_enlist || traces;
+        Places::read(prefixes).map(|places| Self { socket, is_told_of, asks, always_enlist, places })
     }
 }
 
@@ -83,8 +84,9 @@ mod tests {
         let bytes = b"\x0a\x03s-1\x12\x02/s\x18\x01\x22\x05o/m/\0";
         let read = SessionFile::read(bytes).unwrap();
         assert!(read.always_enlist && !read.asks);
-        assert_eq!((read.session, read.socket), (&b"s-1"[..], &b"/s"[..]));
-        assert!(SessionFile::read(b"\x28\x01\x30\x01").unwrap().asks);
+        assert_eq!(read.socket, b"/s");
+        let traced = SessionFile::read(b"\x28\x01\x30\x01").unwrap();
+        assert!(traced.asks && traced.is_told_of && !traced.always_enlist && read.is_told_of);
         assert_eq!(read.places.owned().collect::<Vec<_>>(), [b"/m/"]);
         let read = SessionFile::read(b"").unwrap();
         assert!(!read.always_enlist && read.places.owned().next().is_none());

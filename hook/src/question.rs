@@ -15,7 +15,6 @@ const HEAD_BYTES: usize = 7;
 
 /// Field numbers with the wire type of bytes.
 const QUESTION: u8 = tag(11);
-const SESSION: u8 = tag(1);
 const PROGRAM: u8 = tag(2);
 const WORD: u8 = tag(3);
 
@@ -32,9 +31,8 @@ pub(crate) struct Question(Text<QUESTION_BYTES>);
 
 impl Question {
     /// Without the words.
-    pub(crate) fn of(session: &[u8], program: &[u8]) -> Result<Self, Full> {
+    pub(crate) fn of(program: &[u8]) -> Result<Self, Full> {
         let mut question = Self(Text::of(&[&[0; HEAD_BYTES]])?);
-        question.field(SESSION, session)?;
         question.field(PROGRAM, program)?;
         Ok(question)
     }
@@ -93,26 +91,26 @@ mod tests {
 
     #[test]
     fn a_question_is_in_the_contract_s_encoding() {
-        let mut question = Question::of(b"s-1", b"/bin/cat").unwrap();
+        let mut question = Question::of(b"/bin/cat").unwrap();
         question.word(b"cat").unwrap();
         question.word(&[b'x'; 300]).unwrap();
         question.word(b"").unwrap();
-        let body = [&b"\x0a\x03s-1\x12\x08/bin/cat\x1a\x03cat\x1a\xac\x02"[..], &[b'x'; 300], b"\x1a\0"].concat();
-        assert_eq!(body.len(), 5 + 10 + 5 + 303 + 2);
+        let body = [&b"\x12\x08/bin/cat\x1a\x03cat\x1a\xac\x02"[..], &[b'x'; 300], b"\x1a\0"].concat();
+        assert_eq!(body.len(), 10 + 5 + 303 + 2);
         let head = [&(body.len() as u32 + 3).to_le_bytes()[..], &[0x5a, 0x80 | (body.len() & 0x7f) as u8, 2]].concat();
         assert_eq!(question.finish().unwrap(), [head, body].concat());
     }
 
     #[test]
     fn what_is_too_long_is_not_asked() {
-        let mut question = Question::of(b"s", b"/p").unwrap();
+        let mut question = Question::of(b"/p").unwrap();
         assert_eq!(question.word(&[b'x'; QUESTION_BYTES]), Err(Full));
-        assert!(Question::of(b"s", &[b'/'; QUESTION_BYTES]).is_err());
+        assert!(Question::of(&[b'/'; QUESTION_BYTES]).is_err());
     }
 
     #[test]
     fn nobody_answers() {
-        assert!(!Question::of(b"s", b"/p").unwrap().ask(b"/nonexistent/socket"));
-        assert!(!Question::of(b"s", b"/p").unwrap().ask(&[b'/'; 200]));
+        assert!(!Question::of(b"/p").unwrap().ask(b"/nonexistent/socket"));
+        assert!(!Question::of(b"/p").unwrap().ask(&[b'/'; 200]));
     }
 }

@@ -13,11 +13,12 @@ use core::{
     cell::UnsafeCell,
     ffi::{CStr, c_char, c_int, c_void},
     ptr,
-    sync::atomic::{AtomicPtr, Ordering},
+    sync::atomic::{AtomicI64, AtomicPtr, Ordering},
 };
 
 use crate::{
     memory::{self, Start},
+    pipes::{Notes, Writer},
     sys::{self, AT_FDCWD, Contents, File, PATH_BYTES},
     text::{Full, Text},
 };
@@ -121,7 +122,8 @@ impl Session {
         CStr::from_bytes_with_nul(value).ok()
     }
 
-    fn directory(&self) -> &[u8] {
+    /// Its path.
+    pub(crate) fn directory(&self) -> &[u8] {
         let value = self.session.as_bytes().strip_prefix(SESSION).unwrap_or_default();
         value.strip_suffix(b"\0").unwrap_or(value)
     }
@@ -148,6 +150,27 @@ impl Session {
     pub(crate) fn file(&self) -> Option<Contents> {
         let path = Text::<SHIM_BYTES>::of(&[self.directory(), SESSION_FILE]).ok()?;
         File::open(AT_FDCWD, path.as_c_str()?)?.contents()
+    }
+}
+
+/// The process that `main` began in; a fork of it has another number.
+static BEGAN_IN: AtomicI64 = AtomicI64::new(0);
+
+#[cfg(all(posh_preload, not(test)))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+/// Runs when the process ends by exit(3). Of a fork that has executed nothing, as in `echo x | sed`, it notes that nothing
+/// comes from a server of what it has written.
+#[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
+extern "C" fn end() {
+    let Some(session) = current().filter(|_| sys::process() != BEGAN_IN.load(Ordering::Relaxed)) else { return };
+    let output = sys::stat(1, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC).filter(|output| output.is_pipe());
+    let Some(pipe) = output.map(|output| output.inode) else { return };
+    let Some(notes) = Notes::open(session.directory()) else { return };
+    if notes.writer(pipe) != Some(Writer::IsAsked) {
+        notes.note(pipe, Writer::Stays);
     }
 }
 
@@ -181,6 +204,7 @@ unsafe extern "C" fn start(argument_count: c_int, arguments: *const *const c_cha
     for function in Next::ALL {
         function.address();
     }
+    BEGAN_IN.store(sys::process(), Ordering::Relaxed);
     if environment.is_null() {
         return;
     }

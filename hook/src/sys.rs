@@ -20,6 +20,7 @@ mod c {
         pub fn getresgid(real: *mut u32, effective: *mut u32, saved: *mut u32) -> c_int;
         pub fn openat(directory: c_int, path: *const c_char, flags: c_int, ...) -> c_int;
         pub fn pread(fd: c_int, buffer: *mut c_void, count: usize, offset: i64) -> isize;
+        pub fn pwrite(fd: c_int, buffer: *const c_void, count: usize, offset: i64) -> isize;
         pub fn close(fd: c_int) -> c_int;
         pub fn getcwd(buffer: *mut c_char, size: usize) -> *mut c_char;
         pub fn fgetxattr(fd: c_int, name: *const c_char, value: *mut c_void, size: usize) -> isize;
@@ -57,6 +58,7 @@ pub const PATH_BYTES: usize = 4096;
 const F_OK: c_int = 0;
 const X_OK: c_int = 1;
 const R_OK: c_int = 4;
+const O_RDWR: c_int = 2;
 const O_NONBLOCK: c_int = 0o4000;
 const O_NOCTTY: c_int = 0o400;
 const O_CLOEXEC: c_int = 0o2_000_000;
@@ -65,6 +67,7 @@ const PROT_WRITE: c_int = 2;
 const MAP_PRIVATE: c_int = 2;
 const MAP_ANONYMOUS: c_int = 0x20;
 const STATX_TYPE_MODE_SIZE: u32 = 0x1 | 0x2 | 0x200;
+const STATX_INO: u32 = 0x100;
 const STATX_MNT_ID: u32 = 0x1000;
 
 #[cfg(target_arch = "x86_64")]
@@ -78,6 +81,9 @@ mod number {
     pub const SENDTO: core::ffi::c_long = 44;
     pub const RECVFROM: core::ffi::c_long = 45;
     pub const SETSOCKOPT: core::ffi::c_long = 54;
+    pub const NANOSLEEP: core::ffi::c_long = 35;
+    pub const PRLIMIT: core::ffi::c_long = 302;
+    pub const GETPID: core::ffi::c_long = 39;
 }
 #[cfg(target_arch = "aarch64")]
 mod number {
@@ -90,6 +96,9 @@ mod number {
     pub const SENDTO: core::ffi::c_long = 206;
     pub const RECVFROM: core::ffi::c_long = 207;
     pub const SETSOCKOPT: core::ffi::c_long = 208;
+    pub const NANOSLEEP: core::ffi::c_long = 101;
+    pub const PRLIMIT: core::ffi::c_long = 261;
+    pub const GETPID: core::ffi::c_long = 172;
 }
 
 /// The calling thread's `errno`.
@@ -234,6 +243,28 @@ pub fn is_mapped(page: u64, page_bytes: u64) -> bool {
     result == 0 || errno() != ENOMEM
 }
 
+/// nanosleep(2); less if a signal comes.
+pub fn sleep(microseconds: u32) {
+    let time = [0, i64::from(microseconds).saturating_mul(1000)];
+    // SAFETY: a struct timespec, two numbers of 64 bits, is read, and what is left of it is not asked for.
+    unsafe { c::syscall(number::NANOSLEEP, time.as_ptr(), ptr::null_mut::<c_void>()) };
+}
+
+/// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes beyond kills it.
+pub fn longest_file() -> u64 {
+    const RLIMIT_FSIZE: c_long = 1;
+    let mut limits = [0_u64; 2];
+    // SAFETY: a struct rlimit64, two numbers of 64 bits, is written, and none is read.
+    unsafe { c::syscall(number::PRLIMIT, 0 as c_long, RLIMIT_FSIZE, ptr::null::<c_void>(), limits.as_mut_ptr()) };
+    limits[0]
+}
+
+/// getpid(2), asked of the kernel: other libraries may stand before the C library's.
+pub fn process() -> c_long {
+    // SAFETY: it takes nothing and touches no memory.
+    unsafe { c::syscall(number::GETPID) }
+}
+
 /// What statx(2) says of a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Stat {
@@ -241,6 +272,8 @@ pub struct Stat {
     pub mode: u16,
     /// Length in bytes.
     pub size: u64,
+    /// Its number; a pipe's names it.
+    pub inode: u64,
     /// The `mnt_id` of what it is on; `None` where the kernel does not tell (before 5.8).
     pub mount: Option<u64>,
 }
@@ -271,27 +304,37 @@ pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
     // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never changes.
     let result = unsafe {
         let to: *mut u8 = buffer.0.as_mut_ptr();
-        c::syscall(number::STATX, directory, path.as_ptr(), flags, STATX_TYPE_MODE_SIZE | STATX_MNT_ID, to)
+        c::syscall(number::STATX, directory, path.as_ptr(), flags, STATX_TYPE_MODE_SIZE | STATX_INO | STATX_MNT_ID, to)
     };
     if result != 0 {
         return None;
     }
-    // stx_mask is at 0, stx_mode at 28, stx_size at 40, stx_mnt_id at 144 (include/uapi/linux/stat.h).
+    // stx_mask is at 0, stx_mode at 28, stx_ino at 32, stx_size at 40, stx_mnt_id at 144 (include/uapi/linux/stat.h).
     let mask = buffer.0.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
     let mode = buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?;
+    let inode = buffer.0.get(32..40)?.try_into().ok().map(u64::from_ne_bytes)?;
     let size = buffer.0.get(40..48)?.try_into().ok().map(u64::from_ne_bytes)?;
     let mount = buffer.0.get(144..152)?.try_into().ok().map(u64::from_ne_bytes);
-    Some(Stat { mode, size, mount: mount.filter(|_| mask & STATX_MNT_ID != 0) })
+    Some(Stat { mode, size, inode, mount: mount.filter(|_| mask & STATX_MNT_ID != 0) })
 }
 
-/// A file that is open for reading; closed when dropped.
+/// An open file; closed when dropped.
 pub struct File(c_int);
 
 impl File {
-    /// Opens it; never waits, and is not inherited.
+    /// Opens it for reading; never waits, and is not inherited.
     pub fn open(directory: c_int, path: &CStr) -> Option<Self> {
+        Self::open_with(directory, path, 0)
+    }
+
+    /// The same for writing, too.
+    pub fn open_to_write(path: &CStr) -> Option<Self> {
+        Self::open_with(AT_FDCWD, path, O_RDWR)
+    }
+
+    fn open_with(directory: c_int, path: &CStr, access: c_int) -> Option<Self> {
         // SAFETY: the path is a C string; without O_CREAT there is no third argument.
-        let fd = unsafe { c::openat(directory, path.as_ptr(), O_NONBLOCK | O_NOCTTY | O_CLOEXEC) };
+        let fd = unsafe { c::openat(directory, path.as_ptr(), access | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) };
         (fd >= 0).then_some(Self(fd))
     }
 
@@ -306,6 +349,14 @@ impl File {
         // SAFETY: the buffer is ours and has the size that is told.
         let count = unsafe { c::pread(self.0, buffer.as_mut_ptr().cast(), buffer.len(), offset) };
         usize::try_from(count).ok()
+    }
+
+    /// Writes these bytes at an offset; whether all of them.
+    pub fn write(&self, bytes: &[u8], offset: u64) -> bool {
+        let Ok(offset) = i64::try_from(offset) else { return false };
+        // SAFETY: the bytes are read, as many as are told.
+        let count = unsafe { c::pwrite(self.0, bytes.as_ptr().cast(), bytes.len(), offset) };
+        usize::try_from(count) == Ok(bytes.len())
     }
 
     /// Whether it has capabilities of its own (capabilities(7)).

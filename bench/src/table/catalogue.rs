@@ -93,6 +93,11 @@ impl Workload {
     }
 }
 
+/// Whether a workload of this name touches no mount.
+pub fn is_local(name: &str) -> bool {
+    Workload::named(name).is_some_and(|workload| workload.servers == 0)
+}
+
 /// After so long a run is usually ended, seconds.
 pub const USUAL_LIMIT_S: u64 = 300;
 
@@ -122,7 +127,7 @@ const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Am
 }
 
 /// All of them: first the paper's, then the further ones, then those of the mounts themselves.
-pub const ALL: [Workload; 18] = [
+pub const ALL: [Workload; 19] = [
     Workload {
         name: "raytrace",
         words: "ray-tracing logs are cleaned and joined, one ray is looked for (workers' logs, lines each)",
@@ -241,6 +246,14 @@ pub const ALL: [Workload; 18] = [
         name: "local-1000",
         words: "1,000 short commands that touch no mount",
         script: include_str!("../../workloads/local-1000.sh"),
+        by_hand: None,
+        servers: 0,
+        ..USUAL
+    },
+    Workload {
+        name: "local-pipes",
+        words: "500 short pipelines that touch no mount",
+        script: include_str!("../../workloads/local-pipes.sh"),
         by_hand: None,
         servers: 0,
         ..USUAL

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::catalogue::{ALL, ONE_COMMAND};
+use super::catalogue::{ALL, ONE_COMMAND, is_local};
 use super::plot::{self, Series};
 use super::results::{Cell, Latency, Results};
 use super::targets;
@@ -177,7 +177,7 @@ fn workloads(results: &Results) -> Vec<&'static str> {
 
 fn table(results: &Results, value: impl Fn(&Cell) -> String) -> String {
     let mut text = format!("| workload | {} |\n|---|{}\n", SYSTEMS.join(" | "), "---|".repeat(SYSTEMS.len()));
-    for workload in workloads(results).into_iter().filter(|w| *w != "local-1000") {
+    for workload in workloads(results).into_iter().filter(|name| !is_local(name)) {
         let cell = |system: &&str| results.cell(workload, system).map_or_else(|| "–".to_owned(), &value);
         let row: Vec<String> = SYSTEMS.iter().map(cell).collect();
         let _ = writeln!(text, "| {workload} | {} |", row.join(" | "));
@@ -187,11 +187,16 @@ fn table(results: &Results, value: impl Fn(&Cell) -> String) -> String {
 
 fn times(results: &Results) -> String {
     let mut text = "\n### Time\n\nMedians, seconds.\n\n".to_owned() + &table(results, seconds);
-    let local = |system: &str| results.cell("local-1000", system);
-    if let (Some(bash), Some(posh), Some(path)) = (local("sshfs"), local("posh"), local("posh-path")) {
+    for workload in ALL.iter().filter(|workload| workload.servers == 0) {
+        let local = |system: &str| results.cell(workload.name, system);
+        let (Some(bash), Some(posh), Some(path)) = (local("sshfs"), local("posh"), local("posh-path")) else {
+            continue;
+        };
         let _ = writeln!(
             text,
-            "\n1,000 short local commands: bash {}, posh {} ({:.2} ×), posh through PATH {} ({:.2} ×).",
+            "\n{} ({}): bash {}, posh {} ({:.2} ×), posh through PATH {} ({:.2} ×).",
+            workload.name,
+            workload.words,
             seconds(bash),
             seconds(posh),
             posh.median() / bash.median(),
@@ -219,7 +224,7 @@ fn ratios(results: &Results) -> String {
     let mut text = "\n### posh against the others\n\n| workload | input | sshfs ÷ posh | sshfs-tuned ÷ posh | \
         ssh-master ÷ posh | posh − server | posh moved |\n|---|---|---|---|---|---|---|\n"
         .to_owned();
-    for workload in workloads(results).into_iter().filter(|w| *w != "local-1000") {
+    for workload in workloads(results).into_iter().filter(|name| !is_local(name)) {
         let Some(posh) = results.cell(workload, "posh") else { continue };
         let ratio = |system: &str| match results.cell(workload, system) {
             Some(c) => format!("{}{:.1}×", if c.limited { "> " } else { "" }, c.median() / posh.median()),
@@ -286,7 +291,7 @@ fn posh_columns(results: &Results) -> String {
             usage(posh.gateway),
             usage(posh.executors)
         );
-        for (command, reason, count) in posh.here.iter().filter(|_| cell.workload != "local-1000") {
+        for (command, reason, count) in posh.here.iter().filter(|_| !is_local(&cell.workload)) {
             reasons.insert(format!("- {}: {command} ({count}): {reason}", cell.workload));
         }
     }

@@ -1,5 +1,6 @@
 //! What the table has to show, as data, and whether it does.
 
+use super::catalogue::is_local;
 use super::results::Results;
 
 /// Against bash on the server itself.
@@ -173,7 +174,7 @@ fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
 
 fn never_slower(results: &Results, (system, mount): (&str, &str)) -> Option<Verdict> {
     let mut slower = Vec::new();
-    let mut cells = results.cells.iter().filter(|c| c.system == system && c.workload != "local-1000").peekable();
+    let mut cells = results.cells.iter().filter(|c| c.system == system && !is_local(&c.workload)).peekable();
     cells.peek()?;
     for cell in cells {
         let Some(bash) = results.cell(&cell.workload, mount) else { continue };

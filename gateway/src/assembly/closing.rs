@@ -68,6 +68,8 @@ pub struct Actors<'a> {
     pub waiting: &'a HashMap<Pid, usize>,
     /// Stages that have got theirs: they stand in for a remote command, or touch nothing and run here.
     pub directed: &'a dyn Fn(Pid) -> bool,
+    /// Whether what a stage reads from a pipe is written here for certain.
+    pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
     /// Processes that were seen asleep, and unchanged, long enough.
     pub settled: &'a dyn Fn(&Process) -> bool,
 }
@@ -88,6 +90,9 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     let holders = Holders::of(snapshot);
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
+            if end.reads() && (actors.fed_here)(stage, end.identity.1) {
+                continue;
+            }
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
             if pipe.leads_out(end) {
                 // It joins no stages, whoever holds this end.

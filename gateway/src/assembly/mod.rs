@@ -9,7 +9,7 @@ mod staying;
 mod writers;
 
 pub use closing::Edge;
-pub(crate) use procfs::pipe_inode;
+pub(crate) use procfs::{is_below, pipe_inode};
 pub use writers::{Writers, Written};
 
 use std::{
@@ -294,7 +294,7 @@ impl Assembly {
     /// What runs here anyway need not be looked at any closer.
     async fn release_staying(&mut self) {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
-        let (groups, edges) = self.staying.groups(&stages);
+        let (groups, edges) = self.staying.groups(&stages, &|stage, pipe| self.is_fed_here(stage, pipe));
         if groups.is_empty() {
             return;
         }
@@ -342,9 +342,15 @@ impl Assembly {
                 shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains(&pid) || self.staying.is_at_work(pid),
+                fed_here: &|stage, pipe| self.is_fed_here(stage, pipe),
                 settled: &settled,
             },
         )
+    }
+
+    /// Who writes to a pipe has said so without having enlisted.
+    fn is_fed_here(&self, stage: &Enlisted, pipe: u64) -> bool {
+        self.sessions.is_fed_here(&stage.session, pipe)
     }
 
     /// Groups in which nobody waits for anything any more, or not with patience.

@@ -186,6 +186,13 @@ pub fn pipe_inode(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
 }
 
+/// Whether a process is one of `roots`, or one of them is above it.
+#[must_use]
+pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
+    let parent = |pid: &Pid| read_stat(*pid).map(|(parent, ..)| parent).filter(|parent| *parent > 0);
+    !roots.is_empty() && std::iter::successors(Some(pid), parent).any(|pid| roots.contains(&pid))
+}
+
 /// The processes below `roots`, and those that were cut off from these trees; their states are not asked for.
 pub fn processes_below(roots: &[Pid], orphans: &mut Orphans) -> HashSet<Pid> {
     let mut found = HashSet::new();

@@ -47,15 +47,23 @@ impl Staying {
         }
     }
 
-    /// The groups among the waiting stages (by index) that may go, and the pipes that join them.
+    /// The groups among the waiting stages (by index) that may go, and the pipes that join them. `fed_here` knows of writers
+    /// that have not enlisted.
     #[must_use]
-    pub fn groups(&self, stages: &[&Enlisted]) -> (Vec<Vec<usize>>, Vec<Edge>) {
+    pub fn groups(
+        &self,
+        stages: &[&Enlisted],
+        fed_here: &dyn Fn(&Enlisted, u64) -> bool,
+    ) -> (Vec<Vec<usize>>, Vec<Edge>) {
         let mut going: Vec<usize> = (0..stages.len()).filter(|&i| stages[i].stays.is_some()).collect();
         let mut count = usize::MAX;
         while going.len() < count {
             count = going.len();
             let fed: HashSet<u64> = going.iter().flat_map(|&i| written(stages[i])).map(|(_, pipe)| pipe).collect();
-            going.retain(|&i| read(stages[i]).all(|(_, pipe)| fed.contains(&pipe) || self.pipes.contains(&pipe)));
+            going.retain(|&i| {
+                let is_here = |pipe| fed.contains(&pipe) || self.pipes.contains(&pipe) || fed_here(stages[i], pipe);
+                read(stages[i]).all(|(_, pipe)| is_here(pipe))
+            });
         }
         let edges = edges(stages, &going);
         let mut groups = closing::groups(stages.len(), &edges);
@@ -94,7 +102,7 @@ mod tests {
     const NONE: Vec<Vec<usize>> = Vec::new();
 
     fn found(before: &Staying, stages: &[Enlisted]) -> Vec<Vec<usize>> {
-        before.groups(&stages.iter().collect::<Vec<_>>()).0
+        before.groups(&stages.iter().collect::<Vec<_>>(), &|_, pipe| pipe == 77).0
     }
 
     fn staying(pid: Pid, ends: &[(u32, u64, bool)]) -> Enlisted {
@@ -115,6 +123,7 @@ mod tests {
         assert_eq!(found(&before, &[wc.clone(), grep.clone()]), NONE);
         let there = Enlisted { stays: None, ..cat };
         assert_eq!(found(&before, &[there, grep, wc]), NONE);
+        assert_eq!(found(&before, &[staying(14, &[(0, 77, false)]), staying(15, &[(0, 78, false)])]), [[0]]);
     }
 
     #[test]

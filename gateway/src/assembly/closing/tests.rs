@@ -4,6 +4,8 @@ use super::*;
 use crate::assembly::procfs::PipeEnd;
 
 const SHELL: Pid = 10;
+/// A pipe whose writer has said that it stays.
+const FED_HERE: u64 = 77;
 const WAIT4: i64 = nix::libc::SYS_wait4;
 const STAGE_PROGRAM: &str = "/opt/posh-stage";
 
@@ -78,6 +80,7 @@ fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
             shells: &[].into(),
             waiting: &waiting,
             directed: &|pid| pid == 99,
+            fed_here: &|_, pipe| pipe == FED_HERE,
             settled: &|_| false,
         },
     )
