@@ -4,17 +4,14 @@
 use std::{
     borrow::Cow,
     ffi::{OsStr, OsString},
-    fs, io,
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        fs::MetadataExt,
-    },
+    fs,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
 use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
 
-use crate::{assembly::pipe_inode, plan::NOTHING_ON_MOUNTS};
+use crate::plan::NOTHING_ON_MOUNTS;
 
 /// A process id of this machine.
 pub type Pid = u32;
@@ -109,23 +106,23 @@ pub enum Kind {
 }
 
 impl Enlisted {
-    /// What is seen in /proc of a process that is about to execute a command: enough to tell whether that stays here, and nothing more.
+    /// What a process says that is about to execute a command: enough to tell whether that stays here, and nothing more. It is believed to be in
+    /// the gateway's own mount namespace: of another one it would hear that it stays, too, or become a stage, which says.
     /// `None` where another command may have to do with it, or it can't be seen.
     #[must_use]
-    pub fn about_to_execute(question: wire::Question, pid: Pid) -> Option<Self> {
-        let process = PathBuf::from(format!("/proc/{pid}"));
+    pub fn about_to_execute(question: wire::Question, pid: Pid, mount_namespace: u64) -> Option<Self> {
         let argv: Vec<OsString> = question.argv.iter().map(|a| os(a)).collect();
         if argv.iter().any(|word| descriptor_named_by(word).is_some()) {
             return None;
         }
         let mut descriptors = Vec::new();
-        for fd in 0..=2 {
-            match fs::read_link(process.join("fd").join(fd.to_string())) {
-                Ok(path) => descriptors.push(Descriptor::seen_as(fd, path)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(_) => return None,
-            }
+        for fd in (0..=2).filter(|fd| question.streams & 1 << fd != 0) {
+            let path = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+            descriptors.push(Descriptor::without_details(fd, Kind::File, path, 0));
         }
+        // Which of the two it writes to which pipe does not matter.
+        let pipes = (1..=2).filter(|fd| question.streams & 1 << fd == 0).zip(question.writes);
+        descriptors.extend(pipes.map(|(fd, pipe)| Descriptor::without_details(fd, Kind::Pipe, PathBuf::new(), pipe)));
         let program = PathBuf::from(os(&question.program));
         Some(Self {
             session: String::new(),
@@ -134,7 +131,7 @@ impl Enlisted {
             program,
             argv,
             env: Vec::new(),
-            cwd: fs::read_link(process.join("cwd")).ok()?,
+            cwd: os(&question.cwd).into(),
             // One that every mount takes.
             umask: 0o777,
             descriptors,
@@ -142,7 +139,7 @@ impl Enlisted {
             blocked_signals: 0,
             limits: Vec::new(),
             nice: 0,
-            mount_namespace: fs::metadata(process.join("ns/mnt")).ok()?.ino(),
+            mount_namespace,
             window: None,
             stays: None,
         })
@@ -181,18 +178,9 @@ pub fn descriptor_named_by(path: &OsStr) -> Option<u32> {
 }
 
 impl Descriptor {
-    /// By its link in /proc/PID/fd alone (proc_pid_fd(5)). Whatever has a path counts as a file.
-    fn seen_as(fd: u32, path: PathBuf) -> Self {
-        let pipe = pipe_inode(&path);
-        let kind = match path.as_os_str().as_bytes() {
-            b"/dev/null" => Kind::Null,
-            _ if pipe.is_some() => Kind::Pipe,
-            link if link.starts_with(b"/") && !link.starts_with(b"/dev/") => Kind::File,
-            _ => Kind::Other,
-        };
+    fn without_details(fd: u32, kind: Kind, path: PathBuf, pipe: u64) -> Self {
         let access = if fd == 0 { nix::libc::O_RDONLY } else { nix::libc::O_WRONLY };
-        let flags = access.cast_unsigned();
-        let identity = (0, pipe.unwrap_or(0));
+        let (flags, identity) = (access.cast_unsigned(), (0, pipe));
         Self { fd, kind, path, identity, flags, offset: 0, on_mount: true, queued_bytes: 0, same_as: None }
     }
 

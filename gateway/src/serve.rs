@@ -187,7 +187,9 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     stage_link::tell_shell(shell, opening::open(&gateway, request)).await;
                 }
                 Ok(Caller::Executing(question, pid, process)) => {
-                    let Some(mut command) = Enlisted::about_to_execute(question, pid) else { return };
+                    let Some(mut command) = Enlisted::about_to_execute(question, pid, gateway.mount_namespace) else {
+                        return;
+                    };
                     if dispatch::stays_at_once(&gateway, &mut command) {
                         gateway.assembler.let_go(command).await;
                         stage_link::tell_to_stay(process).await;

@@ -17,7 +17,7 @@ use crate::{
     session::{self, Session},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat},
     target::{self, Target},
-    text::Text,
+    text::{Full, Text},
 };
 
 /// A variable whose value is a path, or a few of them.
@@ -128,7 +128,8 @@ impl<'a> Plan<'a> {
         }
         let Some(file) = self.session.file() else { return false };
         let Some(about) = SessionFile::read(file.as_bytes()).filter(|about| !about.is_told_of) else { return false };
-        let pipes = Standard::of([0, 1, 2].map(standard_stream));
+        let streams = [0, 1, 2].map(standard_stream);
+        let pipes = Standard::of(streams);
         let notes = (pipes != Standard::default()).then(|| Notes::open(self.session.directory())).flatten();
         let touches_nothing = reach == session::PIPE_ONLY;
         // Whoever asks is known to the gateway, too; of another one, its neighbours know by the notes alone.
@@ -140,7 +141,8 @@ impl<'a> Plan<'a> {
             pipes.input.is_none_or(|pipe| notes.as_ref().is_some_and(|notes| stays(notes, pipe)))
         };
         // SAFETY: as above.
-        let stays = may_stay && is_fed_here() && (touches_nothing || unsafe { self.is_at_hand(&about) });
+        let stays =
+            may_stay && is_fed_here() && (touches_nothing || unsafe { self.is_at_hand(&about, streams, pipes) });
         let told = if stays { Writer::Stays } else { Writer::IsAsked };
         notes.iter().for_each(|notes| pipes.outputs().for_each(|pipe| notes.note(pipe, told)));
         stays
@@ -163,18 +165,32 @@ impl<'a> Plan<'a> {
 
     /// A word is a pipe of this process, most likely (`/dev/fd/63`).
     unsafe fn names_descriptors(&self) -> bool {
-        const WHERE: [&[u8]; 3] = [b"/dev/fd/", b"/dev/std", b"/proc/"];
+        let is_one = |word: &[u8]| match word.strip_prefix(b"/dev/") {
+            Some(device) => device.starts_with(b"fd/") || device.starts_with(b"std"),
+            None => word.starts_with(b"/proc/") && word.windows(4).any(|part| part == b"/fd/"),
+        };
         // SAFETY: the caller's promise.
-        unsafe { strings(self.request.argv) }.any(|word| WHERE.iter().any(|at| word.to_bytes().starts_with(at)))
+        unsafe { strings(self.request.argv) }.any(|word| is_one(word.to_bytes()))
     }
 
     /// Whether the gateway knows at once that all of it is at hand.
     #[inline(never)]
-    unsafe fn is_at_hand(&self, about: &SessionFile<'_>) -> bool {
-        let Ok(mut question) = Question::of(self.request.path.to_bytes()) else { return false };
-        // SAFETY: the caller's promise.
-        let mut words = unsafe { strings(self.request.argv) };
-        words.try_for_each(|word| question.word(word.to_bytes())).is_ok() && question.ask(about.socket)
+    unsafe fn is_at_hand(&self, about: &SessionFile<'_>, streams: [Option<Stat>; 3], pipes: Standard) -> bool {
+        let on_mounts = streams.iter().enumerate().filter_map(|(fd, stream)| {
+            let may_own =
+                stream.filter(|stream| stream.is_file())?.mount.is_none_or(|mount| about.places.may_own(mount));
+            may_own.then_some(1_u8 << fd)
+        });
+        let question = || -> Result<Question, Full> {
+            let mut question = Question::of(self.request.path.to_bytes())?;
+            question.working_directory(sys::working_directory().as_bytes())?;
+            question.streams(on_mounts.fold(0, |bits, bit| bits | bit))?;
+            pipes.outputs().try_for_each(|pipe| question.writes(pipe))?;
+            // SAFETY: the caller's promise.
+            unsafe { strings(self.request.argv) }.try_for_each(|word| question.word(word.to_bytes()))?;
+            Ok(question)
+        };
+        question().is_ok_and(|question| question.ask(about.socket))
     }
 
     /// Executes the stage program, with the variable that tells it what it stands for.

@@ -17,6 +17,10 @@ const HEAD_BYTES: usize = 7;
 const QUESTION: u8 = tag(11);
 const PROGRAM: u8 = tag(2);
 const WORD: u8 = tag(3);
+const CWD: u8 = tag(4);
+/// With the wire types of numbers: of groups of seven bits, and of eight bytes.
+const STREAMS: u8 = 5 << 3;
+const WRITES: u8 = 6 << 3 | 1;
 
 /// How the one answer begins that counts, `ToStage.run_here`, behind the frame's length.
 const RUN_HERE: u8 = tag(1);
@@ -35,6 +39,22 @@ impl Question {
         let mut question = Self(Text::of(&[&[0; HEAD_BYTES]])?);
         question.field(PROGRAM, program)?;
         Ok(question)
+    }
+
+    /// Where it is going to be executed.
+    pub(crate) fn working_directory(&mut self, path: &[u8]) -> Result<(), Full> {
+        self.field(CWD, path)
+    }
+
+    /// Of descriptors 0 to 2, those that may be files on owned mounts: bit N for descriptor N.
+    pub(crate) fn streams(&mut self, bits: u8) -> Result<(), Full> {
+        self.0.push(&[STREAMS, bits & 7])
+    }
+
+    /// A pipe that it writes to, by its inode.
+    pub(crate) fn writes(&mut self, pipe: u64) -> Result<(), Full> {
+        self.0.push(&[WRITES])?;
+        self.0.push(&pipe.to_le_bytes())
     }
 
     /// The next one of argv.

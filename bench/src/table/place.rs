@@ -32,7 +32,8 @@ const WARM: &str = "warm";
 const READ_PROGRAMS: &str = "for p in cat grep sed cut head tail sort uniq wc awk jq pr git tar gzip find xargs comm diff cmp \
     stat md5sum mkdir rm mv cp ls ssh; do \"$p\" --version; done\n\
     printf 'P6 1 1 255 abc' | convert ppm:- gif:-; mogrify -version\n\
-    \"$1/posh-stage\"; \"$1/posh\" --version";
+    \"$1/posh-stage\"; \"$1/posh\" --version\n\
+    cat \"$1/posh\" \"$1/posh-stage\" \"$1/posh-gateway\" \"$1/posh-executor\" \"$(command -v sshfs)\" /usr/lib/openssh/sftp-server";
 /// The same of GNU parallel, which takes its time.
 const READ_PARALLEL: &str = "printf x | parallel --will-cite echo";
 

@@ -86,6 +86,8 @@ fn a_command_that_stays_is_executed_without_the_stage_program() {
     let asked = asked.lock().unwrap();
     let [question] = asked.as_slice() else { panic!("{asked:?}") };
     assert_eq!(&question.program[..], b"/usr/bin/cat");
+    assert_eq!(question.cwd, installed.at("home").as_os_str().as_bytes());
+    assert_eq!((question.streams, question.writes.len()), (0, 2), "the output is two pipes");
     assert_eq!(question.argv, ["cat", &format!("{OWNED}/f"), "", "two words", &long]);
 }
 
