@@ -271,6 +271,16 @@ pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     Ok(received)
 }
 
+/// Reads one byte; false at the end.
+pub fn has_byte(pipe: &OwnedFd) -> io::Result<bool> {
+    loop {
+        match nix::unistd::read(pipe, &mut [0]) {
+            Err(Errno::EINTR) => {}
+            other => return Ok(other? > 0),
+        }
+    }
+}
+
 /// Replaces this process; returns only the error.
 pub fn exec(program: &CString, argv: &[CString], env: &[CString]) -> Errno {
     match nix::unistd::execve(program, argv, env) {

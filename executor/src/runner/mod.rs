@@ -4,7 +4,7 @@
 //! * the **guard** waits for the daemon's end of the control socket to close and
 //!   then kills everything below it, even when that is stuck;
 //! * the **keeper** (process 1 of the process namespace, where there is one) built
-//!   the view, and forks one supervisor per run;
+//!   the view, and forks one supervisor per run, the next one before there is a run for it;
 //! * a **supervisor** owns one run: it checks paths, opens files, forks the stages,
 //!   reports how they ended, and kills what is left when its socket closes.
 //!
@@ -33,7 +33,7 @@ use std::{
     io::{self, Write as _},
     net::Shutdown,
     os::{
-        fd::{AsFd as _, BorrowedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::{ffi::OsStrExt as _, net::UnixStream},
     },
     process::ExitCode,
@@ -41,6 +41,7 @@ use std::{
 
 use nix::{
     errno::Errno,
+    fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CloneFlags, unshare},
     sys::{
@@ -49,7 +50,7 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
         wait::waitpid,
     },
-    unistd::{ForkResult, Pid, dup2_stdin, getegid, geteuid, setsid},
+    unistd::{ForkResult, Pid, dup2_stdin, getegid, geteuid, pipe2, setsid},
 };
 use posh_proto::executor::{RunOutput, rejected};
 
@@ -197,13 +198,27 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
     };
     write_frame(control, &ViewReply { reached, ..ViewReply::default() })?;
     let mut supervisors = Vec::new();
+    let (mut spare, mut has_spares) = (None, true);
     loop {
-        let [asked, ended] = wait_for(control.as_fd(), children.as_fd())?;
+        if spare.is_none() && has_spares {
+            spare = fork_spare(control, &view, children, &mut supervisors).ok();
+        }
+        let asks = spare.as_ref().map_or(control.as_fd(), |taken: &OwnedFd| taken.as_fd());
+        let [asked, ended] = wait_for(asks, children.as_fd())?;
         if ended {
             let _ = children.read_signal();
             reap_supervisors(&mut supervisors);
         }
         if !asked {
+            continue;
+        }
+        if let Some(taken) = spare.take() {
+            match sys::has_byte(&taken)? {
+                true => {}
+                false if is_closed(control)? => return Ok(()),
+                // It has ended by itself. Whatever the reason was, the next one would, too.
+                false => has_spares = false,
+            }
             continue;
         }
         let Some(socket) = sys::receive_descriptors(control.as_fd())?.into_iter().next() else {
@@ -219,6 +234,40 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             }
         }
     }
+}
+
+/// Forks a supervisor before there is a run for it, so that the run does not wait for the fork. It takes the next one off the control
+/// socket by itself, and writes a byte to the pipe that is given here; it ends without one when the daemon is gone.
+fn fork_spare(
+    control: &UnixStream,
+    view: &View,
+    children: &SignalFd,
+    supervisors: &mut Vec<Pid>,
+) -> nix::Result<OwnedFd> {
+    let (taken, tell) = pipe2(OFlag::O_CLOEXEC)?;
+    match sys::fork()? {
+        ForkResult::Child => {
+            drop(taken);
+            sys::exit_now(serve_as_spare(control, view, children, tell).unwrap_or(0))
+        }
+        ForkResult::Parent { child } => supervisors.push(child),
+    }
+    Ok(taken)
+}
+
+/// The life of a spare supervisor; `None` without a run.
+fn serve_as_spare(control: &UnixStream, view: &View, children: &SignalFd, tell: OwnedFd) -> Option<i32> {
+    prctl::set_pdeathsig(Signal::SIGKILL).ok()?;
+    let socket = sys::receive_descriptors(control.as_fd()).ok()?.into_iter().next()?;
+    File::from(tell).write_all(b"t").ok()?;
+    Some(supervisor::main(socket.into(), view, children))
+}
+
+/// The daemon has closed its end.
+fn is_closed(control: &UnixStream) -> nix::Result<bool> {
+    let mut ready = [PollFd::new(control.as_fd(), PollFlags::empty())];
+    poll(&mut ready, PollTimeout::ZERO)?;
+    Ok(is_ready(&ready[0]))
 }
 
 /// Reaps, and kills the orphans of a supervisor that did not end by itself.

@@ -440,19 +440,49 @@ async fn a_run_too_many_is_refused() {
 async fn a_runner_that_died_is_replaced() {
     let lab = Lab::start().await;
     assert_eq!(lab.run(pipeline(&["echo one"])).await.text(), "one\n");
-    // Of all below this process, those that see this store: others are other tests'.
+    end_at_once(&keeper(&lab)).await;
+    assert_eq!(lab.run(pipeline(&["echo two"])).await.text(), "two\n");
+}
+
+/// The keeper has forked it for the next run, and forks one for each run from then on.
+#[tokio::test]
+async fn a_spare_supervisor_that_died_is_done_without() {
+    let lab = Lab::start().await;
+    assert_eq!(lab.run(pipeline(&["echo one"])).await.text(), "one\n");
+    let keeper = keeper(&lab);
+    let spare = loop {
+        match children_of(pid_of(&keeper)).as_slice() {
+            [spare] => break spare.clone(),
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    end_at_once(&spare).await;
+    for word in ["two", "three"] {
+        assert_eq!(lab.run(pipeline(&[&format!("echo {word}")])).await.text(), format!("{word}\n"));
+    }
+    assert!(keeper.join("exe").read_link().is_ok(), "it is the same runner");
+    while !children_of(pid_of(&keeper)).is_empty() {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Of all processes below this one, the runner's keeper that sees this store: others are other tests'.
+fn keeper(lab: &Lab) -> PathBuf {
     let guards = children_of(std::process::id());
     let name = lab.store.path().file_name().unwrap().to_str().unwrap().to_owned();
     let keepers = guards.iter().flat_map(|guard| children_of(pid_of(guard)));
     let sees_store =
         |keeper: &PathBuf| std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
     let keepers: Vec<_> = keepers.filter(sees_store).collect();
-    assert_eq!(keepers.len(), 1);
-    kill(Pid::from_raw(pid_of(&keepers[0]).cast_signed()), Signal::SIGKILL).unwrap();
-    while keepers[0].join("exe").read_link().is_ok() {
+    let [keeper] = keepers.as_slice() else { panic!("{keepers:?}") };
+    keeper.clone()
+}
+
+async fn end_at_once(process: &Path) {
+    kill(Pid::from_raw(pid_of(process).cast_signed()), Signal::SIGKILL).unwrap();
+    while process.join("exe").read_link().is_ok() {
         tokio::task::yield_now().await;
     }
-    assert_eq!(lab.run(pipeline(&["echo two"])).await.text(), "two\n");
 }
 
 #[tokio::test]
