@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 
 use posh_integration::explain::Report;
+use posh_integration::oracle::Under;
 use posh_integration::{Door, Script};
 
 use crate::arena::{Arena, assert_none, kept_here};
@@ -321,6 +322,36 @@ fn what_is_added_does_not_make_a_command_line_too_long() {
     arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook)).unwrap();
 }
 
+/// Where nobody asks for a report, commands at pipes note for each other what becomes of them: none may stay here that
+/// another one should have been joined to.
+#[test]
+fn without_a_report_pipelines_run_where_their_data_is_all_the_same() {
+    const ROUNDS: u64 = 10;
+    const BYTES: u64 = 4 << 20;
+    let arena = Arena::new(fill);
+    let line = "a line of the large file, which is to stay where it is\n";
+    fs::write(arena.lab.data(1).join("large"), line.repeat(BYTES as usize / line.len())).unwrap();
+    let large = arena.lab.mount(1).join("large");
+    for pipeline in [
+        "cat L | grep -v x | sort | wc -l",
+        "nice cat < L | tr a b | env sort -u | head -n 1",
+        "x=$(cat L | tail -n 1); echo \"$x\" | sed s/a/b/",
+        "cat L | grep -c line > out; cat out; cat L L 2>&1 | cksum",
+    ] {
+        let text = format!("for i in $(seq {ROUNDS}); do {}; done", pipeline.replace('L', large.to_str().unwrap()));
+        let before = arena.lab.bytes_moved().unwrap();
+        let [alone, posh] = [Under::Shell, Under::Posh].map(|under| {
+            let outcome = Script::new(&text).run(&arena.lab.workstation, under).unwrap();
+            (outcome, arena.lab.bytes_moved().unwrap())
+        });
+        assert_eq!(posh.0.stdout, alone.0.stdout, "{pipeline}");
+        let [moved, by_posh] = [alone.1 - before, posh.1 - alone.1];
+        assert!(moved > BYTES, "{pipeline}: bash moved {moved} bytes");
+        // On a machine with more to do than processors the gateway may give up waiting for a neighbour.
+        assert!(by_posh < 3 * BYTES, "{pipeline}: {by_posh} bytes for {ROUNDS} times {BYTES}");
+    }
+}
+
 #[test]
 fn the_doors_can_be_nested() {
     let arena = Arena::new(fill);
@@ -332,7 +363,7 @@ fn the_doors_can_be_nested() {
             );
             let script = Script::new(text).door(outer).variable("D", arena.lab.mount(1).to_str().unwrap());
             fs::write(arena.lab.data(1).join("f"), "a needle\n").unwrap();
-            let outcome = script.run(&arena.lab.workstation, posh_integration::oracle::Under::Posh).unwrap();
+            let outcome = script.run(&arena.lab.workstation, Under::Posh).unwrap();
             let said = String::from_utf8_lossy(&outcome.stdout);
             assert!(said.starts_with("\"store1\"\n") && said.ends_with("\n1\n"), "{outer:?} {inner:?}: {outcome}");
         }
