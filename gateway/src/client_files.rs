@@ -10,10 +10,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use fs_mapper::MountTable;
 use posh_annotations::{GuardTest, Invocation};
 use posh_proto::executor::{ClientFile, Guard, guard::Test};
 
-use crate::enlisted::Enlisted;
+use crate::{aside::aside_if_far, enlisted::Enlisted};
 
 /// They are sent with every run, and no one writes so much by hand.
 const CLIENT_FILE_BYTES: u64 = 256 << 10;
@@ -22,29 +23,35 @@ const CLIENT_FILE_BYTES: u64 = 256 << 10;
 ///
 /// # Errors
 /// Names the one that can't be.
-pub fn check(enlisted: &Enlisted, invocation: &Invocation) -> Result<(), String> {
-    for path in invocation.client_files.iter().filter_map(|name| client_path(enlisted, name)) {
-        let refuse = |why: &str| Err(format!("{} reads {}, which {why}", invocation.command, path.display()));
-        match fs::metadata(&path) {
-            Ok(meta) if !meta.is_file() => return refuse("is no plain file"),
-            Ok(meta) if meta.len() > CLIENT_FILE_BYTES => return refuse("is too large to be sent along"),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return refuse("can't be looked at"),
-            Ok(_) | Err(_) => {}
-        }
+pub fn check(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Result<(), String> {
+    let files = files(enlisted, invocation);
+    aside_if_far(table, &files, || files.iter().try_for_each(|path| check_one(path, invocation)))
+}
+
+fn check_one(path: &Path, invocation: &Invocation) -> Result<(), String> {
+    let refuse = |why: &str| Err(format!("{} reads {}, which {why}", invocation.command, path.display()));
+    match fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => refuse("is no plain file"),
+        Ok(meta) if meta.len() > CLIENT_FILE_BYTES => refuse("is too large to be sent along"),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => refuse("can't be looked at"),
+        Ok(_) | Err(_) => Ok(()),
     }
-    Ok(())
 }
 
 /// Those that exist, as the executor is to show them.
 #[must_use]
-pub fn of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<ClientFile> {
-    invocation.client_files.iter().filter_map(|name| client_file(enlisted, name)).collect()
+pub fn of(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Vec<ClientFile> {
+    let files = files(enlisted, invocation);
+    aside_if_far(table, &files, || files.iter().filter_map(|path| client_file(path)).collect())
 }
 
-fn client_file(enlisted: &Enlisted, name: &str) -> Option<ClientFile> {
-    let path = client_path(enlisted, name)?;
-    let meta = fs::metadata(&path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
-    let content = fs::read(&path).ok()?.into();
+fn files(enlisted: &Enlisted, invocation: &Invocation) -> Vec<PathBuf> {
+    invocation.client_files.iter().filter_map(|name| client_path(enlisted, name)).collect()
+}
+
+fn client_file(path: &Path) -> Option<ClientFile> {
+    let meta = fs::metadata(path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
+    let content = fs::read(path).ok()?.into();
     Some(ClientFile { path: bytes(path.as_os_str()), content, mode: meta.mode() & 0o777 })
 }
 

@@ -102,7 +102,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
-    client_files::check(stage, &reading.invocation)?;
+    client_files::check(world.table, stage, &reading.invocation)?;
     Ok(reading)
 }
 

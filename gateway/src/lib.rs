@@ -5,6 +5,7 @@
 //! The walk of one pipeline: [`stage_link`] (a stage enlists) → [`assembly`] →
 //! [`facts`] (annotations, mount table) → [`plan`] → [`lower`] → [`dispatch`].
 
+mod aside;
 pub mod assembly;
 pub mod client_files;
 pub mod dispatch;

@@ -253,7 +253,7 @@ impl<'a> Builder<'a> {
         let zone = self.zone(enlisted, &reading.invocation, part.executor);
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
-        for file in client_files::of(enlisted, &reading.invocation).into_iter().chain(zone) {
+        for file in client_files::of(self.world.table, enlisted, &reading.invocation).into_iter().chain(zone) {
             if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }

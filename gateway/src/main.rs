@@ -59,8 +59,10 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let file = std::fs::canonicalize(&file)
         .map_err(|e| anyhow::anyhow!("cannot find the configuration {}: {e}", file.display()))?;
     let config = Config::load(&file)?;
-    // Results of commands pass through one loop each; two threads keep one busy pipeline from delaying others.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // A command's message passes through half a dozen tasks. With a second thread each of them wakes it, to find nothing left to do or to
+    // take the next one to another processor: 1.4 ms of a small command's 5.6 on two processors, and no more bytes in a second. What may take
+    // long goes `aside`, and volumes have threads of their own.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let served = runtime.block_on(async {
         let directory = RuntimeDir::open()?;
         let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&file));

@@ -10,7 +10,11 @@ use std::{
 use bytes::Bytes;
 use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
 
-use crate::{session::Request, state::Gateway};
+use crate::{
+    aside::aside_if_far,
+    session::Request,
+    state::{Gateway, View},
+};
 
 /// The session, or why there is none.
 pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result<wire::SessionOpened, String> {
@@ -19,7 +23,17 @@ pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result
         return Err(format!("{words}; `posh gateway stop` ends the one that runs"));
     }
     let view = gateway.view();
-    let search = path(request.path);
+    let search = path(request.path.clone());
+    let directories: Vec<PathBuf> = std::env::split_paths(&search).collect();
+    aside_if_far(&view.table, &directories, || open_with(gateway, &view, search, request))
+}
+
+fn open_with(
+    gateway: &Arc<Gateway>,
+    view: &View,
+    search: PathBuf,
+    request: wire::OpenSession,
+) -> Result<wire::SessionOpened, String> {
     if let Some(ahead) = &request.look_ahead {
         gateway.look_ahead.begin((&*view.table, &*view.library), &gateway.volumes, ahead, &search);
     }

@@ -20,6 +20,7 @@ use posh_proto::{
 };
 use sha2::{Digest, Sha256};
 
+use crate::aside::aside;
 use crate::executors::Connection;
 
 /// A tool that does not print its version in this time has none.
@@ -69,7 +70,8 @@ impl LocalTools {
         if let Some(hash) = self.hashes.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Some(*hash);
         }
-        let hash: [u8; 32] = Sha256::digest(fs::read(program).ok()?).into();
+        // Of a large program this takes milliseconds.
+        let hash: [u8; 32] = aside(|| Some(Sha256::digest(fs::read(program).ok()?)))?.into();
         self.hashes.lock().unwrap_or_else(PoisonError::into_inner).insert(key, hash);
         Some(hash)
     }
