@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -147,6 +148,34 @@ fn a_mount_that_hangs_delays_nobody_on_another_one() {
     assert!(outcome.status.success() && outcome.wall < PATIENCE, "{outcome}");
     assert!(outcome.report().stages("cp").all(|stage| stage.is_offloaded()), "{:#?}", outcome.report());
     drop(hung);
+}
+
+/// The gateway looks at what PATH names, and at git's settings at home; its tasks share one thread.
+#[test]
+fn shells_whose_path_and_home_hang_delay_no_other_one() {
+    let lab = Lab::start(&LabSpec::servers(2), &programs()).unwrap();
+    let host = &lab.workstation;
+    fs::write(lab.data(1).join("f"), "x\n").unwrap();
+    fs::create_dir(lab.data(2).join("bin")).unwrap();
+    let far = lab.mount(2).to_str().unwrap().to_owned();
+    let script = Script::new("cat $D/f").variable("D", lab.mount(1).to_str().unwrap());
+    script.clone().run(host, Under::Posh).unwrap();
+    let hung = Stopped::new(lab.mount_process(2));
+    let waiting = [(); 4].map(|()| {
+        let mut posh = host.command(host.programs().join("posh"));
+        posh.env("PATH", format!("/usr/bin:/bin:{far}/bin")).env("HOME", &far);
+        posh.args(["-c", "cat /mnt/s1/f; git -C /mnt/s1 status"]).stdout(Stdio::null()).stderr(Stdio::null());
+        host.spawn(posh).unwrap()
+    });
+    for _ in 0..4 {
+        let outcome = script.clone().run(host, Under::PoshExplained).unwrap();
+        assert!(outcome.status.success() && outcome.wall < PATIENCE, "{outcome}");
+        assert!(outcome.report().stages("cat").all(|stage| stage.is_offloaded()), "{:#?}", outcome.report());
+    }
+    drop(hung);
+    for mut shell in waiting {
+        assert!(shell.wait().unwrap().code().is_some());
+    }
 }
 
 #[test]
