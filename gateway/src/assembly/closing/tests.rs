@@ -211,3 +211,13 @@ fn groups_run_from_source_to_sink() {
     let edges = [edge((2, 1), (1, 0)), edge((1, 1), (0, 0))];
     assert_eq!(groups(4, &edges), [vec![2, 1, 0], vec![3]]);
 }
+
+#[test]
+fn a_writer_that_has_said_that_it_stays_is_not_waited_for() {
+    let pending = |pipe| {
+        let reader = stage(12, &[(0, pipe, false)], 0, &[]);
+        look(&[reader], vec![process(20, 'R', "/usr/bin/python3", &[(1, pipe, true)], None)]).pending
+    };
+    assert!(!pending(FED_HERE + 1).is_empty());
+    assert!(pending(FED_HERE).is_empty());
+}
