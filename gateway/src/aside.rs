@@ -1,10 +1,39 @@
 //! Work that may take long, or hang with a server that is away, while the gateway goes on with everything else: its tasks share one
 //! thread, and another one takes over that thread's work meanwhile.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
 
 use fs_mapper::{LocalReason, MountTable, Resolution};
 use tokio::runtime::{Handle, RuntimeFlavor};
+
+/// Nobody minds to wait so long. It is many times what handing over the thread's work takes.
+const SHORT: Duration = Duration::from_millis(1);
+
+/// Work that takes the longer the more processes there are: it goes aside as soon as it has taken long once.
+#[derive(Debug, Default)]
+pub struct Growing {
+    /// The last time, in nanoseconds.
+    took: AtomicU64,
+}
+
+impl Growing {
+    /// Does it.
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let done = if self.took() > SHORT { aside(work) } else { work() };
+        self.took.store(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        done
+    }
+
+    /// How long it took the last time.
+    pub fn took(&self) -> Duration {
+        Duration::from_nanos(self.took.load(Ordering::Relaxed))
+    }
+}
 
 /// Does it.
 pub fn aside<T>(work: impl FnOnce() -> T) -> T {

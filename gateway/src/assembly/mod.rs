@@ -23,12 +23,13 @@ use posh_proto::rule::{self, Rule};
 use tokio::sync::mpsc;
 
 use crate::{
-    enlisted::{Enlisted, Kind, Pid},
+    aside::Growing,
+    enlisted::{Descriptor, Enlisted, Kind, Pid},
     session::Sessions,
     stage_link::StageLink,
 };
 use closing::{Actors, Closing, Patience};
-use procfs::{Orphans, Process, Snapshot, Wanted};
+use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
 use staying::Staying;
 
 /// No stage waits longer than this in all.
@@ -84,7 +85,7 @@ impl Shape {
 enum Event {
     Enlisted(Box<StageLink>),
     LetGo(Box<Enlisted>),
-    Directed(Pid),
+    Directed(Arc<Enlisted>),
     Ended(Pid),
 }
 
@@ -115,8 +116,8 @@ impl Assembler {
     }
 
     /// A stage stands in for a remote command from now on.
-    pub async fn directed(&self, pid: Pid) {
-        let _ = self.events.send(Event::Directed(pid)).await;
+    pub async fn directed(&self, stage: Arc<Enlisted>) {
+        let _ = self.events.send(Event::Directed(stage)).await;
     }
 
     /// That is over.
@@ -130,14 +131,19 @@ struct Sleep {
     since: Instant,
     seen: Instant,
     call: Option<(i64, u64)>,
+    scheduled: Scheduled,
 }
 
 impl Sleep {
-    /// The same sleep as at the last look, if that was just now and in the same
-    /// call; a process may have run in between all the same, but not for long.
-    fn going_on(before: Option<&Self>, call: Option<(i64, u64)>, now: Instant) -> Self {
-        let same = before.filter(|old| old.call == call && now.duration_since(old.seen) < LOOKS_FAR_APART);
-        Self { since: same.map_or(now, |old| old.since), seen: now, call }
+    /// The same sleep as at the last look, if it is in the same call, and if it has not run since or that was just now;
+    /// then it may have run in between all the same, but not for long.
+    fn going_on(before: Option<&Self>, (call, scheduled): (Option<(i64, u64)>, &str), now: Instant) -> Self {
+        let is_same = |old: &&Self| {
+            let has_slept = !scheduled.is_empty() && old.scheduled == scheduled;
+            old.call == call && (has_slept || now.duration_since(old.seen) < LOOKS_FAR_APART)
+        };
+        let since = before.filter(is_same).map_or(now, |old| old.since);
+        Self { since, seen: now, call, scheduled: scheduled.to_owned() }
     }
 }
 
@@ -204,17 +210,22 @@ struct Assembly {
     sessions: Arc<Sessions>,
     complete: mpsc::Sender<Pipeline>,
     waiting: Vec<Waiting>,
-    directed: HashSet<Pid>,
+    directed: HashMap<Pid, Arc<Enlisted>>,
     asleep: HashMap<Pid, Sleep>,
     orphans: Orphans,
     staying: Staying,
+    /// Reading /proc.
+    reading: Growing,
+    /// When that was done last.
+    looked: Option<Instant>,
 }
 
 impl Assembly {
     fn new(sessions: Arc<Sessions>, complete: mpsc::Sender<Pipeline>) -> Self {
-        let (waiting, directed) = (Vec::new(), HashSet::new());
+        let (waiting, directed) = (Vec::new(), HashMap::new());
         let (orphans, staying) = (Orphans::default(), Staying::default());
-        Self { sessions, complete, waiting, directed, asleep: HashMap::new(), orphans, staying }
+        let (asleep, reading) = (HashMap::new(), Growing::default());
+        Self { sessions, complete, waiting, directed, asleep, orphans, staying, reading, looked: None }
     }
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
@@ -232,18 +243,36 @@ impl Assembly {
             };
             let Some(event) = event else { return };
             self.take(event);
-            // What has already come is taken together: one look for all of it.
-            while let Ok(event) = incoming.try_recv() {
-                self.take(event);
-            }
+            self.take_more(&mut incoming).await;
             self.look().await;
+        }
+    }
+
+    /// What has already come is taken together, and what comes while the assembler rests: one look for all of it.
+    async fn take_more(&mut self, incoming: &mut mpsc::Receiver<Event>) {
+        while let Ok(event) = incoming.try_recv() {
+            self.take(event);
+        }
+        while let Some(rest) = self.rest() {
+            self.release_staying().await;
+            let Ok(Some(event)) = tokio::time::timeout(rest, incoming.recv()).await else { return };
+            self.take(event);
         }
     }
 
     /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often costs it little.
     fn pause(&self) -> Duration {
         let long = self.waiting.iter().all(|w| w.since.elapsed() > LONG_WAIT);
-        if long { LOOK_AGAIN_LATER } else { LOOK_AGAIN }
+        let pause = if long { LOOK_AGAIN_LATER } else { LOOK_AGAIN };
+        pause.max(self.rest().unwrap_or_default())
+    }
+
+    /// What is left of the rest after a long look, which is as long as that took: no more than half of a processor's time is
+    /// spent on hundreds of processes, whatever they do.
+    fn rest(&self) -> Option<Duration> {
+        let took = self.reading.took();
+        let left = self.looked.and_then(|looked| took.checked_sub(looked.elapsed()));
+        left.filter(|left| took > LOOK_AGAIN && !left.is_zero())
     }
 
     fn take(&mut self, event: Event) {
@@ -253,7 +282,7 @@ impl Assembly {
                 self.waiting.push(Waiting::new(*stage));
             }
             Event::LetGo(command) => self.staying.let_go(&command),
-            Event::Directed(pid) => drop(self.directed.insert(pid)),
+            Event::Directed(stage) => drop(self.directed.insert(stage.pid, stage)),
             Event::Ended(pid) => drop(self.directed.remove(&pid)),
         }
     }
@@ -284,8 +313,9 @@ impl Assembly {
         let snapshot = if wanted.pipes.is_empty() && wanted.files.is_empty() {
             Snapshot::default()
         } else {
-            Snapshot::take(&self.sessions.roots(), &wanted, &mut self.orphans)
+            self.reading.run(|| Snapshot::take(&self.sessions.roots(), &wanted, &mut self.orphans))
         };
+        self.looked = Some(Instant::now());
         self.note_sleepers(&snapshot);
         let closing = self.examine(&snapshot);
         (snapshot, closing)
@@ -318,6 +348,13 @@ impl Assembly {
             wanted.pipes.extend(ends.map(|d| d.identity.1));
             wanted.files.extend(output_files(stage));
         }
+        // A stage that stands in for a remote command moves bytes, and starts nobody.
+        let has_any = |stage: &Enlisted| {
+            let has = |d: &Descriptor| wanted.pipes.contains(&d.identity.1) || wanted.files.contains(&d.path);
+            stage.descriptors.iter().any(has)
+        };
+        wanted.without = self.directed.values().filter(|stage| !has_any(stage)).map(|stage| stage.pid).collect();
+        wanted.stage_programs = self.sessions.stage_programs();
         wanted
     }
 
@@ -325,7 +362,8 @@ impl Assembly {
         let now = Instant::now();
         let old = std::mem::take(&mut self.asleep);
         let sleepers = snapshot.processes().filter(|p| !p.is_running());
-        self.asleep = sleepers.map(|p| (p.pid, Sleep::going_on(old.get(&p.pid), p.system_call, now))).collect();
+        let sleep = |p: &Process| Sleep::going_on(old.get(&p.pid), (p.system_call, &p.scheduled), now);
+        self.asleep = sleepers.map(|p| (p.pid, sleep(p))).collect();
     }
 
     fn examine(&self, snapshot: &Snapshot) -> Closing {
@@ -341,7 +379,7 @@ impl Assembly {
                 stage_programs: &self.sessions.stage_programs(),
                 shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
-                directed: &|pid| self.directed.contains(&pid) || self.staying.is_at_work(pid),
+                directed: &|pid| self.directed.contains_key(&pid) || self.staying.is_at_work(pid),
                 fed_here: &|stage, pipe| self.is_fed_here(stage, pipe),
                 settled: &settled,
             },
@@ -434,4 +472,28 @@ fn shared_inputs(stage: &Enlisted, snapshot: &Snapshot) -> HashSet<u32> {
         })
     });
     shared.map(|d| d.fd).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_goes_on_if_it_is_the_same() {
+        let began = Instant::now();
+        let later = |milliseconds| began + Duration::from_millis(milliseconds);
+        let (call, other) = (Some((nix::libc::SYS_wait4, 0)), Some((nix::libc::SYS_read, 0)));
+        let check = |before: &str, now: (Option<(i64, u64)>, &str), at: u64, goes_on: bool| {
+            let old = Sleep { since: began, seen: began, call, scheduled: before.into() };
+            let new = Sleep::going_on(Some(&old), now, later(at));
+            assert_eq!(new.since == began, goes_on, "{before} {now:?} {at}");
+        };
+        check("1 2 3", (call, "1 2 3"), 500, true);
+        check("1 2 3", (call, "1 2 4"), 5, true);
+        check("1 2 3", (call, "1 2 4"), 500, false);
+        check("1 2 3", (other, "1 2 3"), 5, false);
+        // A kernel that does not count.
+        check("", (call, ""), 5, true);
+        check("", (call, ""), 500, false);
+    }
 }

@@ -67,6 +67,10 @@ pub struct Wanted {
     pub pipes: HashSet<u64>,
     /// Files, by path.
     pub files: HashSet<PathBuf>,
+    /// Processes that have nothing of this, nor children, as long as they run one of `stage_programs`: no more is read of them.
+    pub without: HashSet<Pid>,
+    /// Files that shims lead to.
+    pub stage_programs: HashSet<PathBuf>,
 }
 
 impl Snapshot {
@@ -75,15 +79,19 @@ impl Snapshot {
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
         let mut processes = HashMap::new();
-        let mut queue: Vec<Pid> = roots.to_vec();
-        queue.extend(orphans.find(roots));
-        while let Some(pid) = queue.pop() {
+        let mut queue: Vec<(Pid, Option<Pid>)> = roots.iter().map(|&root| (root, None)).collect();
+        queue.extend(orphans.find(roots).into_iter().map(|orphan| (orphan, None)));
+        while let Some((pid, parent)) = queue.pop() {
             if processes.contains_key(&pid) {
+                continue;
+            }
+            if let Some(process) = parent.and_then(|parent| wanted.at_once(pid, parent)) {
+                processes.insert(pid, process);
                 continue;
             }
             // Its state before its children: one that was seen waiting has had all of them.
             if let Some(process) = read_process(pid, wanted) {
-                queue.extend(children(pid));
+                queue.extend(children(pid).into_iter().map(|child| (child, Some(pid))));
                 processes.insert(pid, process);
             }
         }
@@ -114,7 +122,31 @@ impl Snapshot {
     }
 }
 
+impl Wanted {
+    /// What is known of one of those without.
+    fn at_once(&self, pid: Pid, parent: Pid) -> Option<Process> {
+        let executable = self.without.contains(&pid).then(|| fs::read_link(format!("/proc/{pid}/exe")).ok())??;
+        self.stage_programs.contains(&executable).then(|| Process { executable, ..Process::asleep(pid, parent) })
+    }
+}
+
 impl Process {
+    /// One that sleeps and of which no more is known.
+    fn asleep(pid: Pid, parent: Pid) -> Self {
+        Self {
+            pid,
+            parent,
+            state: 'S',
+            executable: PathBuf::new(),
+            ending: false,
+            pipe_ends: Vec::new(),
+            files: Vec::new(),
+            system_call: None,
+            sleeps_in_pipe: false,
+            scheduled: Scheduled::default(),
+        }
+    }
+
     /// It runs, or is about to: what it holds now may change at once.
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -209,18 +241,9 @@ pub fn processes_below(roots: &[Pid], orphans: &mut Orphans) -> HashSet<Pid> {
 fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     let (parent, state, _) = read_stat(pid)?;
     let executable = fs::read_link(format!("/proc/{pid}/exe"));
-    let mut process = Process {
-        pid,
-        parent,
-        state,
-        ending: executable.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound),
-        executable: executable.unwrap_or_default(),
-        pipe_ends: Vec::new(),
-        files: Vec::new(),
-        system_call: None,
-        sleeps_in_pipe: false,
-        scheduled: Scheduled::default(),
-    };
+    let ending = executable.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    let executable = executable.unwrap_or_default();
+    let mut process = Process { state, ending, executable, ..Process::asleep(pid, parent) };
     process.read_descriptors(wanted);
     // A shell's child that moves a pipe from a high number to a low one while they are read in order has it
     // nowhere. What ran has moved it by now, so that a second reading finds it.
@@ -370,5 +393,28 @@ mod tests {
         let ends = &snapshot.get(me).unwrap().pipe_ends;
         assert_eq!((ends.iter().filter(|e| e.reads).count(), ends.iter().filter(|e| e.writes).count()), (1, 1));
         drop((read, write));
+    }
+
+    #[test]
+    fn who_is_without_is_not_looked_at_while_it_runs_its_program() {
+        // It has our pipe as its input.
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let (ours, me) = (child.stdin.take().unwrap(), std::process::id());
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ours));
+        let pipes: HashSet<u64> = pipe_inode(&fs::read_link(link).unwrap()).into_iter().collect();
+        let found = |without: &[Pid], program: &Path| {
+            let (without, stage_programs) = (without.iter().copied().collect(), [program.to_owned()].into());
+            let wanted = Wanted { pipes: pipes.clone(), without, stage_programs, ..Wanted::default() };
+            let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
+            let process = snapshot.get(pid).unwrap();
+            (process.parent, process.executable.clone(), process.pipe_ends.len())
+        };
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+        assert_eq!(found(&[], &program), (me, program.clone(), 1));
+        assert_eq!(found(&[pid], &program), (me, program.clone(), 0));
+        assert_eq!(found(&[pid], Path::new("/another")), (me, program, 1));
+        drop(ours);
+        child.wait().unwrap();
     }
 }

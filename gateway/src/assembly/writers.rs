@@ -9,11 +9,15 @@ use std::{
 };
 
 use super::procfs::{Orphans, processes_below};
-use crate::enlisted::Pid;
+use crate::{aside::Growing, enlisted::Pid};
 
-/// Looks for them. It remembers which processes are no part of a session.
+/// Looks for them.
 #[derive(Debug, Default)]
-pub struct Writers(Mutex<Orphans>);
+pub struct Writers {
+    /// It remembers which processes are no part of a session.
+    orphans: Mutex<Orphans>,
+    looking: Growing,
+}
 
 /// A file that someone may write to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +32,10 @@ impl Writers {
     /// Those below some directories, in the processes below `roots`. Reads /proc only.
     #[must_use]
     pub fn find(&self, roots: &[Pid], below: &[PathBuf]) -> Vec<Written> {
-        let pids = processes_below(roots, &mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        pids.into_iter().flat_map(|pid| written_by(pid, below)).collect()
+        self.looking.run(|| {
+            let pids = processes_below(roots, &mut self.orphans.lock().unwrap_or_else(PoisonError::into_inner));
+            pids.into_iter().flat_map(|pid| written_by(pid, below)).collect()
+        })
     }
 }
 

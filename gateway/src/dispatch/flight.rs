@@ -93,8 +93,7 @@ pub async fn fly(
     let mut pumps = JoinSet::new();
     for (index, stage) in pipeline.stages.iter_mut().enumerate() {
         if matches!(plan.placements[index], Placement::Remote(_)) {
-            let pid = stage.enlisted.pid;
-            gateway.assembler.directed(pid).await;
+            gateway.assembler.directed(Arc::clone(&stage.enlisted)).await;
             pumps.spawn(pump_stage(index, stage.take_incoming(), events.clone()));
         }
     }
