@@ -18,7 +18,9 @@ fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("hook").join("src");
     println!("cargo::rerun-if-changed={}", root.display());
     println!("cargo::rerun-if-env-changed=RUSTC");
-    let target = variable("TARGET");
+    // `posh` itself may be built for musl, for the sake of its start, on a machine with the other C library.
+    let (host, target) = (variable("HOST"), variable("TARGET"));
+    let target = if target == host.replace("-gnu", "-musl") { host } else { target };
     if !SERVED.contains(&target.as_str()) {
         return;
     }

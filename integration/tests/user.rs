@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use posh_integration::explain::Report;
 
+use crate::programs;
+
 /// A user that no machine has.
 const USER: u32 = 61_234;
 
@@ -25,8 +27,7 @@ fn as_user(home: &Path, program: &Path) -> Command {
 
 /// Copies a program to where the user can reach it: the build directory may be closed to others.
 fn install(home: &Path, name: &str) {
-    let built = Path::new(env!("CARGO_BIN_EXE_posh-lab")).with_file_name(name);
-    fs::copy(&built, home.join(name)).unwrap();
+    fs::copy(programs().find(name).unwrap(), home.join(name)).unwrap();
 }
 
 #[test]

@@ -28,7 +28,6 @@ use posh_proto::{PROTOCOL_VERSION, gateway::LookAhead, runtime::RuntimeDir, stag
 
 use crate::{
     Error,
-    cli::Format,
     gateway::{self, Target, c_string, environment},
     hook, plan_only, programs,
 };
@@ -75,6 +74,15 @@ pub enum Door {
     Hook,
     /// Shims at the front of PATH
     Path,
+}
+
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Text,
+    /// For programs
+    Json,
 }
 
 /// What the shell is to run.

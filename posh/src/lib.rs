@@ -6,6 +6,7 @@
 //! and calling the service); behind options [`cli`] (what was asked), [`watch`] (a shell that
 //! is told of afterwards), [`plan_only`] (explaining without running). For one command: [`stage`].
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod descriptors;
 pub mod ending;
@@ -19,5 +20,6 @@ pub mod signals;
 pub mod stage;
 mod trace;
 pub mod watch;
+pub mod words;
 
 pub use error::Error;

@@ -6,11 +6,10 @@
 //! closed standard descriptors before any of our code runs, and the shell that
 //! posh becomes would inherit both.
 #![no_main]
-#![allow(unsafe_code, reason = "exporting the C `main` needs an unsafe attribute; there is no unsafe block")]
+#![allow(unsafe_code, reason = "a C `main` is exported by an unsafe attribute, and given pointers")]
 
 use std::{
     convert::Infallible,
-    env,
     ffi::{CString, OsString, c_char, c_int},
     io,
     os::unix::ffi::OsStrExt,
@@ -20,15 +19,15 @@ use nix::unistd::execv;
 use posh::{
     Error, descriptors, ending,
     launch::{self, Launch, Program},
-    programs,
+    programs, words,
 };
 
-/// Called by the C library, whose static start-up code has handed the arguments
-/// to `std::env` by then.
+/// Called by the C library.
 #[unsafe(no_mangle)]
-extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
+extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     descriptors::fill_standard();
-    let words: Vec<OsString> = env::args_os().collect();
+    // SAFETY: as the C library gave them.
+    let words = unsafe { words::of_main(argc, argv) };
     let never = match Program::plain(words.get(1..).unwrap_or_default()) {
         Some(program) => launch::run(&Launch::plain(program), &mut io::stderr()),
         None => become_cli(&words),

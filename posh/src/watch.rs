@@ -17,9 +17,8 @@ use posh_proto::{
 
 use crate::{
     Error,
-    cli::Format,
     gateway::Client,
-    launch::{Image, Launch, Session, Start},
+    launch::{Format, Image, Launch, Session, Start},
     signals::Held,
     trace::Trace,
 };

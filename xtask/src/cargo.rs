@@ -31,18 +31,8 @@ pub fn line(command: &Command) -> String {
     words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-/// Builds every program of the workspace.
-pub fn build(options: &[&str]) -> Result<()> {
-    let mut build = command(&["build", "--workspace", "--bins"]);
-    build.args(options);
-    must(build)
-}
-
-/// Replaces this process by a (release) program of the workspace, so that signals reach it directly.
-/// Its package is not named: cargo would choose features for it alone, and build much of it anew.
-pub fn become_program(program: &str, task: &str, arguments: &[String]) -> Result<ExitCode> {
-    let mut run = command(&["run", "--quiet", "--release", "--bin", program, "--", task]);
-    run.args(arguments);
-    let error = run.exec();
-    Err(error).with_context(|| format!("cannot start {program}"))
+/// Replaces this process by another program, so that signals reach it directly.
+pub fn become_program(program: &Path, task: &str, arguments: &[String]) -> Result<ExitCode> {
+    let error = Command::new(program).arg(task).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot start {}", program.display()))
 }

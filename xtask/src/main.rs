@@ -1,4 +1,4 @@
-//! The repository's chores: `cargo xtask setup | test | demo | chaos | bench | fuzz | guards | volumes`. Each does
+//! The repository's chores: `cargo xtask setup | build | test | demo | chaos | bench | fuzz | guards | volumes`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
@@ -6,6 +6,7 @@ mod bash_tests;
 mod cargo;
 mod fuzz;
 mod guards;
+mod programs;
 mod setup;
 mod test;
 mod volumes;
@@ -27,6 +28,8 @@ struct Arguments {
 enum Chore {
     /// Installs the system packages that tests and demonstration need.
     Setup,
+    /// Builds the programs as they are to be installed, into target/programs/release.
+    Build,
     /// Sets up, then runs every check: format, lints, tests, documentation.
     Test {
         /// Give the integration tests more and larger data.
@@ -91,26 +94,33 @@ fn run(chore: Chore) -> Result<ExitCode> {
     match chore {
         Chore::Setup => {
             setup::toolchain()?;
+            programs::small_target()?;
             setup::packages(setup::Need::Everything)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Chore::Build => {
+            programs::small_target()?;
+            println!("{}", programs::release()?.display());
             Ok(ExitCode::SUCCESS)
         }
         Chore::Test { full, filter } => test::run(full, filter.as_deref()),
         Chore::Demo { arguments } => {
             setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
-            cargo::build(&["--release"])?;
-            cargo::become_program("posh-lab", "demo", &arguments)
+            programs::small_target()?;
+            cargo::become_program(&programs::release()?.join("posh-lab"), "demo", &arguments)
         }
         Chore::Chaos { arguments } => {
             setup::packages(setup::Need::Everything)?;
-            cargo::build(&["--release"])?;
-            cargo::become_program("posh-lab", "chaos", &arguments)
+            programs::small_target()?;
+            cargo::become_program(&programs::release()?.join("posh-lab"), "chaos", &arguments)
         }
         Chore::Bench { arguments } => {
             setup::packages(setup::Need::Everything)?;
-            cargo::build(&["--release"])?;
+            programs::small_target()?;
+            let bench = programs::release()?.join("posh-bench");
             match arguments.split_first() {
-                Some((first, rest)) if first == "overhead" => cargo::become_program("posh-bench", first, rest),
-                _ => cargo::become_program("posh-bench", "table", &arguments),
+                Some((first, rest)) if first == "overhead" => cargo::become_program(&bench, first, rest),
+                _ => cargo::become_program(&bench, "table", &arguments),
             }
         }
         Chore::Fuzz { seconds, jobs, targets } => {

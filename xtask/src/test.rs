@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::bash_tests;
 use crate::cargo;
+use crate::programs;
 use crate::setup::{self, Need};
 
 /// Tests (and steps, which count as one each) that passed and failed.
@@ -21,6 +22,7 @@ struct Sum {
 /// Sets up and runs everything, or only the tests that `filter` names.
 pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
     setup::toolchain()?;
+    programs::small_target()?;
     setup::packages(Need::Everything)?;
     ensure!(setup::is_root(), "the tests make network and mount namespaces: run them as root");
     ensure!(Path::new("/dev/fuse").exists(), "the tests mount with FUSE, and /dev/fuse does not exist");
@@ -30,8 +32,10 @@ pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
         sum.step(cargo::command(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     }
     // Integration tests start the programs themselves, which `cargo test` alone does not build.
-    sum.step(cargo::command(&["build", "--quiet", "--workspace", "--bins"]))?;
-    sum.tests(full, filter)?;
+    for build in programs::builds(&["--quiet"])? {
+        sum.step(build)?;
+    }
+    sum.tests(full, filter, &programs::assemble("debug")?)?;
     if filter.is_none() {
         let mut doc = cargo::command(&["doc", "--quiet", "--workspace", "--no-deps"]);
         doc.env("RUSTDOCFLAGS", "-D warnings");
@@ -56,9 +60,9 @@ impl Sum {
         Ok(())
     }
 
-    fn tests(&mut self, full: bool, filter: Option<&str>) -> Result<()> {
+    fn tests(&mut self, full: bool, filter: Option<&str>, programs: &Path) -> Result<()> {
         let mut command = cargo::command(&["test", "--workspace", "--no-fail-fast"]);
-        command.args(filter);
+        command.args(filter).env("POSH_PROGRAMS", programs);
         if full {
             command.env("POSH_TEST_FULL", "1");
             match bash_tests::fetch() {

@@ -1,12 +1,12 @@
 //! `cargo xtask volumes`: what takes too long for every check of volumes. The suites that are run come from crates.io and lie in the target
 //! directory; what is run and how it is judged is in `integration`.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::cargo;
+use crate::{cargo, programs};
 
 /// The suites, and the releases whose counts docs and limits are about.
 const SUITES: [(&str, &str); 2] = [("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
@@ -17,7 +17,9 @@ const FEW_STEPS: &str = "300";
 
 /// Runs everything, and all of it whatever comes of the first.
 pub fn run(is_quick: bool) -> Result<ExitCode> {
-    cargo::build(&["--release"])?;
+    programs::small_target()?;
+    let built = programs::release()?;
+    let lab = |words: &[&str]| lab(&built, words);
     let tools = suites()?;
     let steps = if is_quick { FEW_STEPS } else { STEPS };
     let coherence = lab(&["coherence", "--steps", steps]);
@@ -28,8 +30,10 @@ pub fn run(is_quick: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn lab(words: &[&str]) -> Result<()> {
-    cargo::must(cargo::command(&[&["run", "--quiet", "--release", "--bin", "posh-lab", "--"][..], words].concat()))
+fn lab(built: &Path, words: &[&str]) -> Result<()> {
+    let mut lab = Command::new(built.join("posh-lab"));
+    lab.args(words);
+    cargo::must(lab)
 }
 
 /// The directory of the suites' programs, installed unless they are there.

@@ -4,11 +4,17 @@
 //! `no_main`, because Rust's runtime would reopen closed standard descriptors
 //! and ignore SIGPIPE before we could see what the shell had prepared.
 #![no_main]
-#![allow(unsafe_code, reason = "an entry point without Rust's runtime must be an unmangled C function")]
+#![allow(
+    unsafe_code,
+    reason = "an entry point without Rust's runtime must be an unmangled C function, and is given pointers"
+)]
 
-/// The C entry point. The arguments are read through `std::env`, which glibc
-/// fills before `main`.
+use std::ffi::{c_char, c_int};
+
+/// Called by the C library.
 #[unsafe(no_mangle)]
-pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
-    posh::stage::run()
+extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
+    // SAFETY: as the C library gave them.
+    let words = unsafe { posh::words::of_main(argc, argv) };
+    posh::stage::run(words)
 }

@@ -14,13 +14,13 @@ use std::{
     path::PathBuf,
 };
 
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use fs_mapper::config::{Login, TlsHost};
 use posh_proto::token::Token;
 
 use crate::{
     gateway::Target,
-    launch::{Door, Launch, Program, Shell},
+    launch::{Door, Format, Launch, Program, Shell},
 };
 
 /// One thing to do.
@@ -178,15 +178,6 @@ pub enum Service {
     Start,
     /// End it when its pipelines have ended
     Stop,
-}
-
-/// How a report is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// For people
-    Text,
-    /// For programs
-    Json,
 }
 
 /// A shell whose commands run where their data lives.

@@ -90,20 +90,20 @@ impl fmt::Display for EntryError {
 }
 
 impl Entry {
-    /// Reads all of it from the kernel and PATH.
+    /// Reads all but the words from the kernel and PATH.
     ///
     /// # Errors
     /// [`EntryError`] when no real program can be named.
-    pub fn find() -> Result<Self, EntryError> {
+    pub fn find(argv: Vec<OsString>) -> Result<Self, EntryError> {
         let executed = OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).to_owned();
         let environment = process::environment();
         if Path::new(&executed).is_symlink() {
-            return Self::by_shim(executed, environment);
+            return Self::by_shim(executed, argv, environment);
         }
-        Self::by_hook(environment).ok_or(EntryError::NotAShim(executed))
+        Self::by_hook(argv, environment).ok_or(EntryError::NotAShim(executed))
     }
 
-    fn by_shim(shim: OsString, environment: Vec<CString>) -> Result<Self, EntryError> {
+    fn by_shim(shim: OsString, argv: Vec<OsString>, environment: Vec<CString>) -> Result<Self, EntryError> {
         let path = Path::new(&shim);
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(EntryError::NotAShim(shim));
@@ -118,7 +118,7 @@ impl Entry {
         Ok(Self {
             name,
             environment: environment.flatten().collect(),
-            argv: super::arguments(),
+            argv,
             session,
             looked: None,
             carried: Vec::new(),
@@ -128,7 +128,7 @@ impl Entry {
 
     /// The hook puts its variables last: the session, for a program that preloads
     /// the library, and the path. What was there before is the shell's.
-    fn by_hook(mut environment: Vec<CString>) -> Option<Self> {
+    fn by_hook(argv: Vec<OsString>, mut environment: Vec<CString>) -> Option<Self> {
         let target = environment.pop()?;
         let target = value(&target, TARGET_VARIABLE)?;
         let (looked, program) = match target.strip_prefix(PIPE_ONLY) {
@@ -149,7 +149,7 @@ impl Entry {
         Some(Self {
             name: program.file_name()?.to_owned(),
             environment,
-            argv: super::arguments(),
+            argv,
             session: read_session(&directory.join(SESSION_FILE)),
             looked: Some(looked),
             carried,

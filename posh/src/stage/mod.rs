@@ -28,11 +28,11 @@ pub const EXIT_POSH_FAILED: i32 = 125;
 
 /// Runs the stage to its end and gives its exit status. Usually it does not
 /// return: it becomes the real command, or ends by the signal that ended the
-/// remote one.
+/// remote one. It takes the words of the command line, as the shell gave them.
 #[must_use]
-pub fn run() -> i32 {
+pub fn run(words: Vec<OsString>) -> i32 {
     let start = Start::now();
-    let entry = match Entry::find() {
+    let entry = match Entry::find(words) {
         Ok(entry) => entry,
         Err(e) => return process::complain(EXIT_POSH_FAILED, &e.to_string()),
     };
@@ -63,9 +63,4 @@ fn ask(link: &mut Link, mut enlist: posh_proto::stage::Enlist, noted: &mut Noted
         ToStage { kind: Some(to_stage::Kind::Remote(remote)) } => link.acknowledge().ok().map(|()| remote),
         _ => None,
     }
-}
-
-/// The words of the command line, as the shell gave them.
-fn arguments() -> Vec<OsString> {
-    std::env::args_os().collect()
 }
