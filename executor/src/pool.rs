@@ -30,7 +30,12 @@ use posh_proto::{
     frame,
 };
 use prost::Message;
-use tokio::{io::AsyncReadExt as _, io::AsyncWriteExt as _, io::Interest, net::UnixStream, process::Command};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
+    net::UnixStream,
+    process::Command,
+    task::JoinHandle,
+};
 
 use crate::{
     Config, Export,
@@ -152,14 +157,14 @@ impl Pool {
         self.no_namespaces.as_deref()
     }
 
-    /// Opens a supervisor for one run of `caller` that sees `mounts`. Runners are shared only
-    /// by runs with the same user, exports and rights: all that is part of the key.
-    pub async fn open(
+    /// Begins to find out which view a run of `caller` has that sees `mounts`: its exports' directories are looked at meanwhile, away
+    /// from the runtime's threads, since an export may be on a network file system that hangs.
+    pub fn identify(
         &self,
         caller: &Caller,
         mounts: &[MountPoint],
         client_files: &[ClientFile],
-    ) -> Result<(UnixStream, Lease), Refusal> {
+    ) -> Result<Identifying, Refusal> {
         let mounts = view_mounts(&caller.exports, mounts)?;
         let spec = ViewSpec {
             isolation: self.isolation.into(),
@@ -169,15 +174,20 @@ impl Pool {
             bounds: self.bounds.with_memory(caller.limits.memory_bytes),
             ..ViewSpec::default()
         };
-        let (spec, key) = identify(spec).await?;
-        let lease = self.slot(key)?;
+        Ok(Identifying(tokio::task::spawn_blocking(move || key_of(&spec).map(|key| Identified { spec, key }))))
+    }
+
+    /// Opens a supervisor for one run with this view. Runners are shared only
+    /// by runs with the same user, exports and rights: all that is part of the key.
+    pub async fn open(&self, Identified { spec, key }: &Identified) -> Result<(UnixStream, Lease), Refusal> {
+        let lease = self.slot(key.clone())?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
         let mut runner = lease.0.runner.lock().await;
         // A runner may have died since the last run; a fresh one has not.
         for is_last in [false, true] {
             let alive = match runner.as_ref() {
                 Some(alive) => alive,
-                None => runner.insert(self.start(&spec).await?),
+                None => runner.insert(self.start(spec).await?),
             };
             match alive.hand_over(&theirs).await {
                 Ok(()) => break,
@@ -249,6 +259,26 @@ impl Pool {
             return Ok(Runner { control, reached: reply.reached });
         }
         Err(Refusal::new(Kind::try_from(reply.kind).unwrap_or(Kind::NoNamespace), reply.error))
+    }
+}
+
+/// A run's view while its exports are looked at.
+pub struct Identifying(JoinHandle<Result<Identified, Refusal>>);
+
+/// A run's view, and its key among the runners.
+pub struct Identified {
+    spec: ViewSpec,
+    key: Vec<u8>,
+}
+
+impl Identifying {
+    /// Waits for that, for a while.
+    pub async fn wait(self) -> Result<Identified, Refusal> {
+        match tokio::time::timeout(BUILD_TIMEOUT, self.0).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(error)) => Err(spawn_failed(&error.into())),
+            Err(_) => Err(Refusal::new(Kind::UnknownExport, "an export's file system does not answer")),
+        }
     }
 }
 
@@ -340,17 +370,6 @@ fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMoun
 
 fn has_parent(path: &Path) -> bool {
     path.components().any(|component| component == std::path::Component::ParentDir)
-}
-
-/// Computes the key away from the runtime's threads: an export may be on a network
-/// file system that hangs.
-async fn identify(spec: ViewSpec) -> Result<(ViewSpec, Vec<u8>), Refusal> {
-    let work = tokio::task::spawn_blocking(move || key_of(&spec).map(|key| (spec, key)));
-    match tokio::time::timeout(BUILD_TIMEOUT, work).await {
-        Ok(Ok(done)) => done,
-        Ok(Err(error)) => Err(spawn_failed(&error.into())),
-        Err(_) => Err(Refusal::new(Kind::UnknownExport, "an export's file system does not answer")),
-    }
 }
 
 /// The view's description, and which directories its exports are just now.

@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use posh_proto::executor::{
-    ClientFile, MountPoint, RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output,
-};
+use posh_proto::executor::{RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
 use tokio::task::JoinSet;
 
 use super::{
@@ -16,8 +14,15 @@ use super::{
     times::Clock,
 };
 use crate::{
-    callers::Caller, cgroup::RunCgroup, error::Refusal, load::Need, own_mounts::OwnMounts, pool::Lease,
-    runner::wire::Job, service::Shared, wiring::Wiring,
+    callers::Caller,
+    cgroup::RunCgroup,
+    error::Refusal,
+    load::Need,
+    own_mounts::OwnMounts,
+    pool::{Identified, Lease},
+    runner::wire::Job,
+    service::Shared,
+    wiring::Wiring,
 };
 
 /// Chunks in a run's queue, and about as much again in HTTP/2.
@@ -37,11 +42,19 @@ pub async fn start(
     for stage in &spec.stages {
         caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
     }
-    let place =
-        Place { mounts: std::mem::take(&mut spec.mounts), client_files: std::mem::take(&mut spec.client_files) };
-    let fences = shared.policy().fences(&spec.stages, &place.client_files)?;
-    let own_mounts = OwnMounts::of(&caller.exports, &place.mounts, &spec.stages).await?;
-    own_mounts.renew().await?;
+    let (mounts, client_files) = (std::mem::take(&mut spec.mounts), std::mem::take(&mut spec.client_files));
+    let fences = shared.policy().fences(&spec.stages, &client_files)?;
+    let identify = || shared.pool.identify(caller, &mounts, &client_files);
+    let identifying = identify()?;
+    let own_mounts = OwnMounts::of(&caller.exports, &mounts, &spec.stages).await?;
+    let identifying = match own_mounts.is_empty() {
+        true => identifying,
+        false => {
+            own_mounts.renew().await?;
+            // What was seen before may have been what is remembered.
+            identify()?
+        }
+    };
     let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes)).await?;
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
@@ -49,6 +62,7 @@ pub async fn start(
     let descriptors =
         descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
+    let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
     let job = Job {
         stages,
@@ -58,11 +72,11 @@ pub async fn start(
         has_cgroup: shared.cgroups.is_some(),
     };
     let Launched { link, lease, plumbing, times, written_files, cgroup } =
-        match launch((shared, caller), &place, &wiring, (&job, clock)).await {
+        match launch(shared, &view, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
             Err(Failure::Lost(lease)) => {
                 lease.forget_if_dead().await;
-                launch((shared, caller), &place, &wiring, (&job, clock)).await
+                launch(shared, &view, &wiring, (&job, clock)).await
             }
             other => other,
         }
@@ -98,12 +112,6 @@ fn need(spec: &RunSpec) -> Need {
     Need { processes: spec.stages.len(), buffered_bytes }
 }
 
-/// Where a run's commands believe to be.
-struct Place {
-    mounts: Vec<MountPoint>,
-    client_files: Vec<ClientFile>,
-}
-
 /// A run whose commands were let go.
 struct Launched {
     link: Link,
@@ -137,12 +145,12 @@ impl From<Refusal> for Failure {
 
 /// Hands the job to a fresh supervisor; returns once its commands run.
 async fn launch(
-    (shared, caller): (&Shared, &Caller),
-    place: &Place,
+    shared: &Shared,
+    view: &Identified,
     wiring: &Wiring,
     (job, clock): (&Job, Option<Clock>),
 ) -> Result<Launched, Failure> {
-    let (socket, lease) = shared.pool.open(caller, &place.mounts, &place.client_files).await?;
+    let (socket, lease) = shared.pool.open(view).await?;
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
     let mut ends = plumbing.take_stage_ends(&job.ends)?;
