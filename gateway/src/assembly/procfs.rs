@@ -225,13 +225,13 @@ pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
     !roots.is_empty() && std::iter::successors(Some(pid), parent).any(|pid| roots.contains(&pid))
 }
 
-/// The processes below `roots`, and those that were cut off from these trees; their states are not asked for.
-pub fn processes_below(roots: &[Pid], orphans: &mut Orphans) -> HashSet<Pid> {
+/// The processes below `roots`, and those that were cut off from these trees; their states are not asked for, nor of the `childless` what they have started.
+pub fn processes_below(roots: &[Pid], childless: &HashSet<Pid>, orphans: &mut Orphans) -> HashSet<Pid> {
     let mut found = HashSet::new();
     let mut queue: Vec<Pid> = roots.to_vec();
     queue.extend(orphans.find(roots));
     while let Some(pid) = queue.pop() {
-        if found.insert(pid) {
+        if found.insert(pid) && !childless.contains(&pid) {
             queue.extend(children(pid));
         }
     }

@@ -2,14 +2,18 @@
 //! written to them may still be on its way when a command elsewhere reads them.
 
 use std::{
+    collections::HashSet,
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use super::procfs::{Orphans, processes_below};
-use crate::{aside::Growing, enlisted::Pid};
+use crate::{
+    aside::Growing,
+    enlisted::{Enlisted, Kind, Pid},
+};
 
 /// Looks for them.
 #[derive(Debug, Default)]
@@ -29,14 +33,25 @@ pub struct Written {
 }
 
 impl Writers {
-    /// Those below some directories, in the processes below `roots`. Reads /proc only.
+    /// Those below some directories, in the processes below `roots`. Reads /proc only, and of these stages, which wait, not even that: what they
+    /// have is what they enlisted with.
     #[must_use]
-    pub fn find(&self, roots: &[Pid], below: &[PathBuf]) -> Vec<Written> {
+    pub fn find(&self, roots: &[Pid], waiting: &[Arc<Enlisted>], below: &[PathBuf]) -> Vec<Written> {
+        let stages: HashSet<Pid> = waiting.iter().map(|stage| stage.pid).collect();
         self.looking.run(|| {
-            let pids = processes_below(roots, &mut self.orphans.lock().unwrap_or_else(PoisonError::into_inner));
-            pids.into_iter().flat_map(|pid| written_by(pid, below)).collect()
+            let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+            let pids = processes_below(roots, &stages, &mut orphans);
+            let others = pids.into_iter().filter(|pid| !stages.contains(pid)).flat_map(|pid| written_by(pid, below));
+            others.chain(waiting.iter().flat_map(|stage| written_through(stage, below))).collect()
         })
     }
+}
+
+/// What a stage can write to.
+fn written_through<'s>(stage: &'s Enlisted, below: &'s [PathBuf]) -> impl Iterator<Item = Written> + 's {
+    let files = stage.descriptors.iter().filter(|d| d.kind == Kind::File && d.writes());
+    let files = files.filter(|d| below.iter().any(|top| d.path.starts_with(top)));
+    files.map(|d| Written { path: d.path.clone(), offset: d.offset })
 }
 
 fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
@@ -64,8 +79,24 @@ pub(super) fn offset(pid: Pid, fd: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::closing::tests::stage, *};
+    use crate::enlisted::Descriptor;
     use std::io::Write;
+
+    #[test]
+    fn what_waits_is_believed() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let _open = fs::File::create(top.join("open")).unwrap();
+        let me = std::process::id();
+        let mut stage = stage(me, &[(0, 0, false), (1, 0, true), (2, 0, true)], 0, &[]);
+        for (descriptor, name) in stage.descriptors.iter_mut().zip(["read", "written", "/elsewhere"]) {
+            *descriptor = Descriptor { kind: Kind::File, path: top.join(name), offset: 7, ..descriptor.clone() };
+        }
+        let waiting = Arc::new(stage);
+        let found = Writers::default().find(&[me], &[waiting], std::slice::from_ref(&top));
+        assert_eq!(found, [Written { path: top.join("written"), offset: 7 }]);
+    }
 
     #[test]
     fn our_own_open_files_are_found() {
@@ -75,7 +106,7 @@ mod tests {
         file.write_all(b"four").unwrap();
         let read = fs::File::open(top.join("written")).unwrap();
         // Other tests start processes, which have all of ours open until their exec.
-        let find = || Writers::default().find(&[std::process::id()], std::slice::from_ref(&top));
+        let find = || Writers::default().find(&[std::process::id()], &[], std::slice::from_ref(&top));
         let mut found = find();
         found.dedup();
         assert_eq!(found, [Written { path: top.join("written"), offset: 4 }]);

@@ -116,7 +116,7 @@ fn being_written(gateway: &Gateway, commands: &[Arc<Enlisted>], uses: &[Vec<Use>
     if below.is_empty() {
         return Vec::new();
     }
-    let mut written = gateway.writers.find(&gateway.sessions.roots(), &below);
+    let mut written = gateway.writers.find(&gateway.sessions.roots(), commands, &below);
     let fresh = |written: &Written| {
         let outputs = commands.iter().flat_map(|command| &command.descriptors);
         written.offset == 0 && outputs.into_iter().any(|d| d.writes() && d.path == written.path)
