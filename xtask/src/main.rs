@@ -99,24 +99,20 @@ fn run(chore: Chore) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Chore::Build => {
-            programs::small_target()?;
             println!("{}", programs::release()?.display());
             Ok(ExitCode::SUCCESS)
         }
         Chore::Test { full, filter } => test::run(full, filter.as_deref()),
         Chore::Demo { arguments } => {
             setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
-            programs::small_target()?;
             cargo::become_program(&programs::release()?.join("posh-lab"), "demo", &arguments)
         }
         Chore::Chaos { arguments } => {
             setup::packages(setup::Need::Everything)?;
-            programs::small_target()?;
             cargo::become_program(&programs::release()?.join("posh-lab"), "chaos", &arguments)
         }
         Chore::Bench { arguments } => {
             setup::packages(setup::Need::Everything)?;
-            programs::small_target()?;
             let bench = programs::release()?.join("posh-bench");
             match arguments.split_first() {
                 Some((first, rest)) if first == "overhead" => cargo::become_program(&bench, first, rest),

@@ -17,7 +17,6 @@ const FEW_STEPS: &str = "300";
 
 /// Runs everything, and all of it whatever comes of the first.
 pub fn run(is_quick: bool) -> Result<ExitCode> {
-    programs::small_target()?;
     let built = programs::release()?;
     let lab = |words: &[&str]| lab(&built, words);
     let tools = suites()?;
