@@ -10,6 +10,7 @@ mod ordinary;
 use std::fs;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use posh_integration::host::CONFIG;
@@ -79,9 +80,27 @@ fn a_volume_is_a_mount_with_an_owner_until_it_is_unmounted() {
     // A gateway with a volume is needed, though there is no session.
     fs::write(lab.data(1).join("f"), "text\n").unwrap();
     assert_eq!(shell(host, &format!("cat {VOLUME}/f")), "text\n");
+    let server = &lab.servers[0].host;
+    assert!(is_watched(server));
     must(host, &["umount", VOLUME]);
     assert_eq!(mounts(host), [""; 0]);
     assert!(!must(host, &["volumes"]).contains(VOLUME));
+    // Being watched costs the server's other programs something; nobody asks for it any more.
+    let end = Instant::now() + PATIENCE;
+    while is_watched(server) {
+        assert!(Instant::now() < end, "the server's file system is still watched");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a program of the host watches a file system (fanotify(7)).
+fn is_watched(host: &Host) -> bool {
+    let watches = |pid: u32| {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let mut targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        targets.any(|target| target.as_os_str() == "anon_inode:[fanotify]")
+    };
+    host.processes().unwrap().iter().any(|process| watches(process.pid))
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     io,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     task::Poll,
     time::Duration,
 };
@@ -59,8 +59,9 @@ const REPLIES: usize = 8;
 /// All sessions, and what they share.
 #[derive(Debug, Default)]
 pub struct Volumes {
-    /// Started for the first session: most executors have none.
-    machine: Mutex<Option<Arc<Machine>>>,
+    /// Started for the first session: most executors have none. Its directories have it, and they are the sessions': with the last one what
+    /// other programs change is watched no more, which costs them something.
+    machine: Mutex<Weak<Machine>>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
 }
@@ -70,7 +71,7 @@ struct OpenDirectory {
     path: PathBuf,
     rights: Rights,
     mutability: Mutability,
-    directory: Arc<Directory>,
+    directory: Weak<Directory>,
 }
 
 /// The gRPC service.
@@ -203,39 +204,36 @@ impl Volumes {
         sessions.len() < before
     }
 
-    /// What sessions share, if there are some. When the last one is gone, what other programs change is watched no more: that costs them something.
+    /// What sessions share, if there are some.
     fn machine_in_use(&self) -> Option<Arc<Machine>> {
-        let mut machine = self.machine.lock().expect("not poisoned");
-        let mut directories = self.directories.lock().expect("not poisoned");
-        directories.retain(|known| Arc::strong_count(&known.directory) > 1);
-        // Whatever still works on a directory has a share of it.
-        if directories.is_empty() && machine.as_ref().is_some_and(|machine| Arc::strong_count(machine) == 1) {
-            *machine = None;
-        }
-        machine.clone()
+        self.machine.lock().expect("not poisoned").upgrade()
     }
 
     /// The export's directory, opened once for each kind of rights. May block.
     fn directory(&self, export: &Export, rights: Rights) -> io::Result<Arc<Directory>> {
         let machine = {
             let mut machine = self.machine.lock().expect("not poisoned");
-            match &*machine {
-                Some(machine) => machine.clone(),
-                None => machine.insert(Machine::start()?).clone(),
+            match machine.upgrade() {
+                Some(machine) => machine,
+                None => {
+                    let started = Machine::start()?;
+                    *machine = Arc::downgrade(&started);
+                    started
+                }
             }
         };
         let mutability = if export.read_only { Mutability::ReadOnly } else { Mutability::ReadWrite };
         let mut directories = self.directories.lock().expect("not poisoned");
-        // One that nobody uses any more may have been replaced by another of the same name.
-        directories.retain(|known| Arc::strong_count(&known.directory) > 1);
+        directories.retain(|known| known.directory.strong_count() > 0);
         let is_it = |known: &&OpenDirectory| {
             (&known.path, &known.rights, known.mutability) == (&export.path, &rights, mutability)
         };
-        if let Some(known) = directories.iter().find(is_it) {
-            return Ok(known.directory.clone());
+        if let Some(directory) = directories.iter().find(is_it).and_then(|known| known.directory.upgrade()) {
+            return Ok(directory);
         }
         let directory = Directory::open(machine, &export.path, rights.clone(), mutability)?;
-        directories.push(OpenDirectory { path: export.path.clone(), rights, mutability, directory: directory.clone() });
+        let known = Arc::downgrade(&directory);
+        directories.push(OpenDirectory { path: export.path.clone(), rights, mutability, directory: known });
         Ok(directory)
     }
 }
