@@ -15,14 +15,16 @@ mod trees;
 use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
-    fs,
-    os::unix::fs::MetadataExt as _,
+    fs::File,
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
+    rc::Rc,
     time::Duration,
 };
 
 use nix::{
-    sys::stat::FileStat,
+    fcntl::{AT_FDCWD, AtFlags},
+    sys::stat::{FileStat, fstat, fstatat, lstat},
     time::{ClockId, clock_gettime},
 };
 use posh_proto::executor::{Attributes, Stage};
@@ -32,7 +34,7 @@ use self::{
     trees::{Trees, root_of},
 };
 use super::{
-    listing::{self, Entry, Known, Listing},
+    listing::{self, Entries, Known, Listing},
     view::View,
 };
 
@@ -52,7 +54,7 @@ pub struct Watch {
 #[derive(Default)]
 struct Before {
     /// Directory → its entries.
-    directories: HashMap<PathBuf, Vec<Entry>>,
+    directories: HashMap<PathBuf, Entries>,
     /// Roots that are no directories.
     files: HashSet<PathBuf>,
     /// Directories that only get further entries: there may be thousands, and they need not be noted.
@@ -99,11 +101,11 @@ impl Watch {
         }
         self.before.growing.iter().for_each(|directory| self.look_at_growing(directory, &mut changes));
         for (directory, names) in &self.before.directories {
-            if fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir()) {
+            if lstat(directory).is_ok_and(|found| listing::is_directory(&found)) {
                 continue;
             }
             // Its parent, if that is still there, has told of the directory itself.
-            changes.of(directory).removed = names.iter().map(Entry::name).collect();
+            changes.of(directory).removed = names.names().collect();
         }
         if changes.directories.len() > MAX_REPORTED {
             changes = Changes { incomplete: true, ..Changes::default() };
@@ -117,12 +119,12 @@ impl Watch {
     fn keep_unread(&self) {
         self.before.unread.iter().for_each(|directory| listing::keep_unread(directory));
         let noted: HashSet<&PathBuf> = self.before.growing.iter().collect();
-        let changed = |top: &&&PathBuf| fs::symlink_metadata(top).is_ok_and(|found| self.is_newer(&found));
+        let changed = |top: &&&PathBuf| lstat(**top).is_ok_and(|found| self.is_newer(&found));
         let tops = noted.iter().filter(|top| self.trees.growing.contains(**top) && self.trees.is_own(top));
         for top in tops.filter(changed) {
             let listing = Listing::read(top);
-            let directories = listing.iter().flat_map(Listing::entries).filter(|entry| entry.is_directory);
-            let directories = directories.map(|entry| top.join(entry.name()));
+            let entries = listing.iter().flat_map(|listing| listing.entries().iter());
+            let directories = entries.filter(|entry| entry.is_directory).map(|entry| top.join(entry.name()));
             directories.filter(|below| !noted.contains(below)).for_each(|made| listing::keep_unread(&made));
         }
     }
@@ -132,7 +134,7 @@ impl Watch {
         let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return };
         let was_directory = self.before.directories.contains_key(root);
         let was_there = was_directory || self.before.files.contains(root);
-        match fs::symlink_metadata(root) {
+        match lstat(root) {
             Ok(_) if !was_there => changes.of(parent).names = true,
             Ok(found) if !was_directory && self.is_newer(&found) => changes.of(parent).written.push(name.to_owned()),
             Err(_) if was_there => {
@@ -145,7 +147,7 @@ impl Watch {
     }
 
     fn look_at_growing(&self, directory: &Path, changes: &mut Changes) {
-        match fs::symlink_metadata(directory) {
+        match lstat(directory) {
             Ok(own) if self.is_to_be_told(directory, &own) => changes.of(directory).names = true,
             Ok(_) => {}
             Err(_) => {
@@ -156,45 +158,52 @@ impl Watch {
     }
 
     fn walk(&self, root: PathBuf, changes: &mut Changes, left: &mut usize) {
-        let mut queue = vec![root];
-        while let Some(directory) = queue.pop() {
+        let mut queue = vec![Below { parent: None, path: root }];
+        while let Some(at) = queue.pop() {
             // What was not there before was never seen, and neither was what is in it.
-            if !self.before.directories.contains_key(&directory) {
+            if !self.before.directories.contains_key(&at.path) {
                 continue;
             }
-            let Ok(own) = fs::symlink_metadata(&directory) else { continue };
+            let Some(own) = at.status() else { continue };
+            let directory = &at.path;
             let look = match self.is_newer(&own) {
-                true => self.look_anew(&directory, &own, left),
-                false => self.look_again(&directory, &own, left),
+                true => self.look_anew(directory, &own, left),
+                false => self.look_again(directory, &own, left),
             };
             let Some(Look { changed, below }) = look else {
                 changes.incomplete = true;
                 return;
             };
-            queue.extend(below.into_iter().map(|name| directory.join(name)));
+            if !below.is_empty()
+                && let Some(parent) = at.open()
+            {
+                let parent = Rc::new(parent);
+                let below = below.into_iter().map(|name| directory.join(name));
+                queue.extend(below.map(|path| Below { parent: Some(Rc::clone(&parent)), path }));
+            }
             if changed != Changed::default() {
-                changes.directories.insert(directory, changed);
+                changes.directories.insert(at.path, changed);
             }
         }
     }
 
     /// At a directory that has changed. `None`: there is too much in it.
-    fn look_anew(&self, directory: &Path, own: &fs::Metadata, left: &mut usize) -> Option<Look> {
+    fn look_anew(&self, directory: &Path, own: &FileStat, left: &mut usize) -> Option<Look> {
         let Some(listing) = Listing::read(directory) else { return Some(Look::default()) };
         *left = left.checked_sub(listing.entries().len())?;
-        let before: HashSet<OsString> = self.before.directories[directory].iter().map(Entry::name).collect();
+        let before: HashSet<OsString> = self.before.directories[directory].names().collect();
         let mut look = Look::default();
         look.changed.names = self.is_to_be_told(directory, own);
         let mut now = HashSet::new();
-        for entry in listing.entries() {
+        for entry in listing.entries().iter() {
             let name = entry.name();
             let Some(found) = listing.status(entry) else { continue };
-            self.note(&mut look, (&name, &found), own.dev(), before.contains(&name));
+            self.note(&mut look, (&name, &found), own.st_dev, before.contains(&name));
             now.insert(name);
         }
         look.changed.removed = before.difference(&now).cloned().collect();
         if before == now && self.is_replaced_unseen(directory, own) {
-            let status = |name: &OsString| fs::symlink_metadata(directory.join(name)).ok().map(|f| attributes(&f));
+            let status = |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
             let written = look.changed.written.iter().map(status).collect::<Option<_>>();
             look.changed.now = written.map(|written| Now { own: attributes(own), written });
         }
@@ -203,24 +212,24 @@ impl Watch {
 
     /// Whether all that changed in a directory are new files, and nobody has read it meanwhile: who read it between a
     /// file's end and its successor would remember that it was not there. The first reader after a change leaves its time.
-    fn is_replaced_unseen(&self, directory: &Path, own: &fs::Metadata) -> bool {
+    fn is_replaced_unseen(&self, directory: &Path, own: &FileStat) -> bool {
         let read_at = self.before.read_at.get(directory);
-        read_at.is_some_and(|time| *time == (own.atime(), own.atime_nsec()) && !self.is_since(*time))
+        read_at.is_some_and(|time| *time == (own.st_atime, own.st_atime_nsec) && !self.is_since(*time))
     }
 
     /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
-    fn look_again(&self, directory: &Path, own: &fs::Metadata, left: &mut usize) -> Option<Look> {
+    fn look_again(&self, directory: &Path, own: &FileStat, left: &mut usize) -> Option<Look> {
         let before = &self.before.directories[directory];
         *left = left.checked_sub(before.len())?;
         let mut look = Look::default();
         if self.trees.replaces(directory) {
-            look.below = before.iter().filter(|entry| entry.is_directory).map(Entry::name).collect();
+            look.below = before.iter().filter(|entry| entry.is_directory).map(|entry| entry.name()).collect();
             return Some(look);
         }
         let Some(known) = Known::open(directory) else { return Some(look) };
-        for entry in before {
+        for entry in before.iter() {
             if let Some(found) = known.status(entry) {
-                self.note(&mut look, (&entry.name(), &found), own.dev(), true);
+                self.note(&mut look, (&entry.name(), &found), own.st_dev, true);
             }
         }
         Some(look)
@@ -236,12 +245,12 @@ impl Watch {
     }
 
     /// Whether a directory has changed, and somebody may remember how it was.
-    fn is_to_be_told(&self, directory: &Path, found: &fs::Metadata) -> bool {
+    fn is_to_be_told(&self, directory: &Path, found: &FileStat) -> bool {
         self.is_newer(found) && !self.before.unread.contains(directory)
     }
 
-    fn is_newer(&self, found: &fs::Metadata) -> bool {
-        self.is_since((found.ctime(), found.ctime_nsec()))
+    fn is_newer(&self, found: &FileStat) -> bool {
+        self.is_since((found.st_ctime, found.st_ctime_nsec))
     }
 
     fn is_since(&self, (seconds, nanoseconds): (i64, i64)) -> bool {
@@ -266,71 +275,104 @@ impl Before {
     fn of(trees: &Trees) -> Self {
         let mut before = Self::default();
         let mut left = MAX_ENTRIES;
-        let mut queue: Vec<PathBuf> = Vec::new();
+        let mut queue = Vec::new();
         for root in &trees.roots {
-            match fs::symlink_metadata(root) {
-                Ok(found) if found.is_dir() => queue.push(root.clone()),
+            match lstat(root) {
+                Ok(found) if listing::is_directory(&found) => queue.push(Below { parent: None, path: root.clone() }),
                 Ok(_) => drop(before.files.insert(root.clone())),
                 Err(_) => {}
             }
         }
-        while let Some(directory) = queue.pop() {
-            before.note_reader(trees, &directory);
-            before.note_time(trees, &directory);
-            let Some(listing) = Listing::read(&directory) else { continue };
-            let Some(fewer) = left.checked_sub(listing.entries().len()) else {
+        while let Some(below) = queue.pop() {
+            let Some(directory) = below.open() else { continue };
+            let path = below.path;
+            before.note_reader(trees, &path, || fstat(&directory).ok());
+            before.note_time(trees, &path, &directory);
+            let (directory, entries) = Listing::of(directory).into_parts();
+            let Some(fewer) = left.checked_sub(entries.len()) else {
                 before.incomplete = true;
                 return before;
             };
             left = fewer;
-            for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
-                let path = directory.join(entry.name());
+            let parent = Rc::new(directory);
+            for entry in entries.iter().filter(|entry| entry.is_directory) {
+                let path = path.join(entry.name());
                 match trees.growing.contains(&path) {
                     true => before.note_growing(trees, path),
-                    false => queue.push(path),
+                    false => queue.push(Below { parent: Some(Rc::clone(&parent)), path }),
                 }
             }
-            before.directories.insert(directory, listing.into_entries());
+            before.directories.insert(path, entries);
         }
         before
     }
 
     /// The directory, and those in it.
     fn note_growing(&mut self, trees: &Trees, directory: PathBuf) {
-        self.note_reader(trees, &directory);
-        let listing = Listing::read(&directory);
-        let entries = listing.iter().flat_map(Listing::entries).filter(|entry| entry.is_directory);
-        for below in entries.map(|entry| directory.join(entry.name())) {
-            self.note_reader(trees, &below);
-            self.growing.push(below);
+        let top = Below { parent: None, path: directory };
+        if let Some(opened) = top.open() {
+            self.note_reader(trees, &top.path, || fstat(&opened).ok());
+            let listing = Listing::of(opened);
+            for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
+                let below = top.path.join(entry.name());
+                self.note_reader(trees, &below, || listing.status(entry));
+                self.growing.push(below);
+            }
         }
-        self.growing.push(directory);
+        self.growing.push(top.path);
     }
 
     /// To be called before it is read here.
-    fn note_time(&mut self, trees: &Trees, directory: &Path) {
-        if trees.replaced_in(directory).is_some_and(|tree| tree.tells_readers)
-            && let Ok(found) = fs::symlink_metadata(directory)
+    fn note_time(&mut self, trees: &Trees, path: &Path, directory: impl AsFd) {
+        if trees.replaced_in(path).is_some_and(|tree| tree.tells_readers)
+            && let Ok(found) = fstat(directory)
         {
-            self.read_at.insert(directory.to_owned(), (found.atime(), found.atime_nsec()));
+            self.read_at.insert(path.to_owned(), (found.st_atime, found.st_atime_nsec));
         }
     }
 
     /// To be called before it is read here.
-    fn note_reader(&mut self, trees: &Trees, directory: &Path) {
-        if trees.is_own(directory) {
-            let is_unread = fs::symlink_metadata(directory).is_ok_and(|found| listing::is_unread(&found));
-            self.unread.extend(is_unread.then(|| directory.to_owned()));
+    fn note_reader(&mut self, trees: &Trees, path: &Path, look: impl FnOnce() -> Option<FileStat>) {
+        if trees.is_own(path) && look().is_some_and(|found| listing::is_unread(&found)) {
+            self.unread.insert(path.to_owned());
         }
     }
 }
 
-fn attributes(found: &fs::Metadata) -> Attributes {
-    Attributes { mode: found.mode(), size: found.size(), mtime_s: found.mtime() }
+/// A directory that is found from the one above it: the kernel then walks one name, not the whole path.
+struct Below {
+    parent: Option<Rc<File>>,
+    path: PathBuf,
+}
+
+impl Below {
+    fn open(&self) -> Option<File> {
+        let (parent, name) = self.place();
+        listing::open_directory(parent, name)
+    }
+
+    /// `None` if it has gone.
+    fn status(&self) -> Option<FileStat> {
+        let (parent, name) = self.place();
+        fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()
+    }
+
+    fn place(&self) -> (BorrowedFd<'_>, &Path) {
+        match (&self.parent, self.path.file_name()) {
+            (Some(parent), Some(name)) => (parent.as_fd(), Path::new(name)),
+            _ => (AT_FDCWD, &self.path),
+        }
+    }
+}
+
+fn attributes(found: &FileStat) -> Attributes {
+    Attributes { mode: found.st_mode, size: found.st_size.cast_unsigned(), mtime_s: found.st_mtime }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::MetadataExt as _};
+
     use posh_proto::executor::WatchedTree;
 
     use super::*;
@@ -490,7 +532,7 @@ mod tests {
         for directory in ["seen", "grown", "shrunk"] {
             assert_eq!(changes.directories[&root.join(directory)].now, None, "{directory}");
         }
-        let found = |path: &str| attributes(&fs::symlink_metadata(root.join(path)).expect("it is there"));
+        let found = |path: &str| attributes(&lstat(&root.join(path)).expect("it is there"));
         let now = Now { own: found("unseen"), written: vec![found("unseen/f")] };
         assert_eq!(changes.directories[&root.join("unseen")].now, Some(now));
         assert_eq!(found("unseen/f").size, 7);

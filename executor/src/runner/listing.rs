@@ -2,79 +2,127 @@
 //! leave: by it can be told that nobody remembers a listing.
 
 use std::{
-    ffi::{CStr, CString, OsStr, OsString},
-    fs::{self, Metadata},
+    ffi::{CStr, OsStr, OsString},
+    fs::File,
+    iter,
+    mem::MaybeUninit,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+        unix::ffi::OsStrExt as _,
     },
     path::Path,
 };
 
 use nix::{
-    dir::{Dir, Type},
-    errno::Errno,
     fcntl::{AT_FDCWD, AtFlags, OFlag, open},
     libc,
     sys::{
-        stat::{FileStat, Mode, UtimensatFlags, fstatat, utimensat},
+        stat::{FileStat, Mode, UtimensatFlags, fstatat, lstat, utimensat},
         statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
         statvfs::{FsFlags, statvfs},
         time::TimeSpec,
     },
 };
+use rustix::fs::{FileType, OFlags, RawDir};
+
+/// What one call reads of a directory; those of a source tree need one.
+const READ_BYTES: usize = 32 << 10;
 
 /// A directory with its entries.
 pub struct Listing {
-    directory: Dir,
-    entries: Vec<Entry>,
+    directory: File,
+    entries: Entries,
+}
+
+/// The names in a directory, one behind the other: a tree has tens of thousands, and an allocation for each would cost as much
+/// as reading it.
+#[derive(Default)]
+pub struct Entries {
+    /// Of each a byte for its kind, its name, and a zero.
+    packed: Vec<u8>,
+    count: usize,
 }
 
 /// One of them.
-pub struct Entry {
-    name: CString,
+#[derive(Clone, Copy)]
+pub struct Entry<'a> {
+    name: &'a CStr,
     /// As the directory has it.
     pub is_directory: bool,
 }
 
-impl Entry {
+impl Entry<'_> {
     pub fn name(&self) -> OsString {
-        OsStr::from_bytes(self.name.as_bytes()).to_owned()
+        OsStr::from_bytes(self.name.to_bytes()).to_owned()
     }
 }
 
-impl Listing {
-    /// Reads a directory. Its time of reading stays what it was, where we may have that.
-    pub fn read(path: &Path) -> Option<Self> {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let opened = match Dir::open(path, flags | OFlag::O_NOATIME, Mode::empty()) {
-            // For the owner and for root only.
-            Err(Errno::EPERM) => Dir::open(path, flags, Mode::empty()),
-            other => other,
-        };
-        let mut directory = opened.ok()?;
-        let own: [&CStr; 2] = [c".", c".."];
-        let entry = |entry: nix::dir::Entry| {
-            let is_other = !own.contains(&entry.file_name());
-            is_other.then(|| Entry {
-                name: entry.file_name().to_owned(),
-                is_directory: entry.file_type() == Some(Type::Directory),
-            })
-        };
-        let entries = directory.iter().filter_map(Result::ok).filter_map(entry).collect();
-        Some(Self { directory, entries })
+impl Entries {
+    fn push(&mut self, name: &CStr, is_directory: bool) {
+        self.packed.push(is_directory.into());
+        self.packed.extend_from_slice(name.to_bytes_with_nul());
+        self.count += 1;
     }
 
-    pub fn entries(&self) -> &[Entry] {
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Entry<'_>> {
+        let mut rest = self.packed.as_slice();
+        iter::from_fn(move || {
+            let (kind, names) = rest.split_first()?;
+            let name = CStr::from_bytes_until_nul(names).ok()?;
+            rest = names.get(name.count_bytes() + 1..)?;
+            Some(Entry { name, is_directory: *kind != 0 })
+        })
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = OsString> {
+        self.iter().map(|entry| entry.name())
+    }
+}
+
+/// Opens a directory to be read without a trace, where we may have that.
+pub fn open_directory(parent: impl AsFd, name: &Path) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = match rustix::fs::openat(&parent, name, flags | OFlags::NOATIME, rustix::fs::Mode::empty()) {
+        // For the owner and for root only.
+        Err(rustix::io::Errno::PERM) => rustix::fs::openat(&parent, name, flags, rustix::fs::Mode::empty()),
+        other => other,
+    };
+    opened.ok().map(File::from)
+}
+
+impl Listing {
+    /// Reads a directory.
+    pub fn read(path: &Path) -> Option<Self> {
+        open_directory(rustix::fs::CWD, path).map(Self::of)
+    }
+
+    /// Reads one that is open.
+    pub fn of(directory: File) -> Self {
+        let mut entries = Entries::default();
+        let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
+        let mut reader = RawDir::new(&directory, &mut buffer);
+        while let Some(Ok(entry)) = reader.next() {
+            if ![c".", c".."].contains(&entry.file_name()) {
+                entries.push(entry.file_name(), entry.file_type() == FileType::Directory);
+            }
+        }
+        Self { directory, entries }
+    }
+
+    pub fn entries(&self) -> &Entries {
         &self.entries
     }
 
-    pub fn into_entries(self) -> Vec<Entry> {
-        self.entries
+    pub fn into_parts(self) -> (File, Entries) {
+        (self.directory, self.entries)
     }
 
     /// What an entry is; `None` if it has gone.
-    pub fn status(&self, entry: &Entry) -> Option<FileStat> {
+    pub fn status(&self, entry: Entry<'_>) -> Option<FileStat> {
         status_in(&self.directory, entry)
     }
 }
@@ -90,13 +138,13 @@ impl Known {
     }
 
     /// What an entry is; `None` if it has gone.
-    pub fn status(&self, entry: &Entry) -> Option<FileStat> {
+    pub fn status(&self, entry: Entry<'_>) -> Option<FileStat> {
         status_in(&self.0, entry)
     }
 }
 
-fn status_in(directory: impl AsFd, entry: &Entry) -> Option<FileStat> {
-    fstatat(directory, entry.name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
+fn status_in(directory: impl AsFd, entry: Entry<'_>) -> Option<FileStat> {
+    fstatat(directory, entry.name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()
 }
 
 pub fn is_directory(status: &FileStat) -> bool {
@@ -114,16 +162,16 @@ pub fn tells_readers(path: &Path) -> bool {
 
 /// Whether nobody has read a directory since it was last changed: who listed it
 /// before that change was told of it then, and has not listed it since.
-pub fn is_unread(found: &Metadata) -> bool {
-    (found.atime(), found.atime_nsec()) < (found.mtime(), found.mtime_nsec())
+pub fn is_unread(found: &FileStat) -> bool {
+    (found.st_atime, found.st_atime_nsec) < (found.st_mtime, found.st_mtime_nsec)
 }
 
 /// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of reading becomes a moment
 /// before its last change. Where the directory is not ours it stays read.
 pub fn keep_unread(directory: &Path) {
-    let Ok(found) = fs::symlink_metadata(directory) else { return };
-    if found.is_dir() && !is_unread(&found) {
-        let before = TimeSpec::new(found.mtime(), found.mtime_nsec()) - TimeSpec::new(0, 1);
+    let Ok(found) = lstat(directory) else { return };
+    if is_directory(&found) && !is_unread(&found) {
+        let before = TimeSpec::new(found.st_mtime, found.st_mtime_nsec) - TimeSpec::new(0, 1);
         let flag = UtimensatFlags::NoFollowSymlink;
         let _no_matter = utimensat(AT_FDCWD, directory, &before, &TimeSpec::UTIME_OMIT, flag);
     }
@@ -131,6 +179,8 @@ pub fn keep_unread(directory: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -138,11 +188,11 @@ mod tests {
         let tree = tempfile::tempdir().expect("a directory");
         let directory = tree.path().join("d");
         fs::create_dir(&directory).expect("a directory");
-        let look = || fs::symlink_metadata(&directory).expect("it is there");
+        let look = || lstat(&directory).expect("it is there");
         // New directories have equal times: who reads one then leaves nothing new, and it counts as read.
         assert!(!is_unread(&look()));
-        let first = look().mtime_nsec();
-        while look().mtime_nsec() == first {
+        let first = look().st_mtime_nsec;
+        while look().st_mtime_nsec == first {
             fs::write(directory.join("f"), "").expect("a file");
             fs::remove_file(directory.join("f")).expect("removed");
         }
@@ -151,8 +201,7 @@ mod tests {
             return;
         }
         assert!(is_unread(&look()));
-        let names: Vec<OsString> =
-            Listing::read(&directory).expect("listed").entries().iter().map(Entry::name).collect();
+        let names: Vec<OsString> = Listing::read(&directory).expect("listed").entries().names().collect();
         assert_eq!(names, [OsString::from("f")]);
         assert!(is_unread(&look()), "by us");
         assert_eq!(fs::read_dir(&directory).expect("listed").count(), 1);
