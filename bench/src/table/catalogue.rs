@@ -67,6 +67,8 @@ pub struct Workload {
     pub splits: bool,
     /// Its programs run on the workstation, which shows what the mount itself is worth.
     pub here: bool,
+    /// Under posh, too, what it leaves is made by programs of the workstation where they have all at hand.
+    pub made_here: bool,
 }
 
 impl Workload {
@@ -117,6 +119,7 @@ const USUAL: Workload = Workload {
     elsewhere: false,
     splits: false,
     here: false,
+    made_here: false,
 };
 
 const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Amount; 3] {
@@ -238,6 +241,7 @@ pub const ALL: [Workload; 19] = [
         script: include_str!("../../workloads/session.sh"),
         by_hand: Some(include_str!("../../workloads/session.ssh.sh")),
         results: &["project/results"],
+        made_here: true,
         amounts: amounts((50, 0), (50, 0), (50, 0)),
         make: data::project,
         ..USUAL

@@ -184,9 +184,10 @@ impl System {
         if let Some(file) = self.configuration() {
             script = script.variable("POSH_CONFIG", file);
         }
-        if self.has_volumes() && !workload.results.is_empty() {
+        let made_here = self == System::Volume || (self == System::PoshVolume && workload.made_here);
+        if made_here && !workload.results.is_empty() {
             // New files of new directories are still on their way when a program here ends. What is compared is on the server, and getting
-            // there belongs to the time.
+            // there belongs to the time. What commands on the server made is there.
             script.text += "\nsync \"$S1\"\n";
         }
         (script, if self.is_posh() { Under::Posh } else { Under::Shell })
