@@ -55,3 +55,24 @@ pub fn aside_if_far<T>(table: &MountTable, paths: &[PathBuf], work: impl FnOnce(
 fn is_far(table: &MountTable, path: &Path) -> bool {
     !matches!(table.resolve(path, Path::new("/")), Resolution::Local { reason: LocalReason::NotOnMount(_) })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn what_took_long_once_holds_nobody_up() {
+        // On the runtime's only thread, as the gateway's tasks are.
+        let task = tokio::spawn(async {
+            let growing = Growing::default();
+            growing.run(|| thread::sleep(2 * SHORT));
+            assert!(growing.took() > SHORT);
+            let (sender, receiver) = mpsc::channel();
+            tokio::spawn(async move { sender.send(()) });
+            growing.run(|| receiver.recv_timeout(Duration::from_secs(10)))
+        });
+        task.await.unwrap().expect("the other task went on");
+    }
+}
