@@ -49,6 +49,8 @@ pub struct Enlisted {
     pub mount_namespace: u64,
     /// Of the terminal it writes to, if it does.
     pub window: Option<Window>,
+    /// It has started nobody, also not as the shell's child that it was before its exec: for a process substitution among its redirects.
+    pub childless: bool,
     /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look or by its annotation, or
     /// a volume has it at hand.
     pub stays: Option<Cow<'static, str>>,
@@ -141,6 +143,7 @@ impl Enlisted {
             nice: 0,
             mount_namespace,
             window: None,
+            childless: false,
             stays: None,
         })
     }
@@ -222,6 +225,7 @@ impl From<wire::Enlist> for Enlisted {
             limits: message.limits.iter().map(|l| (l.resource, l.soft, l.hard)).collect(),
             nice: message.nice,
             mount_namespace: message.mount_namespace,
+            childless: message.childless,
             stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }

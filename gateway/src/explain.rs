@@ -72,6 +72,7 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
         nice: 0,
         mount_namespace: gateway.mount_namespace,
         window: None,
+        childless: true,
         stays: None,
     }
 }

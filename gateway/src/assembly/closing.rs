@@ -68,6 +68,8 @@ pub struct Actors<'a> {
     pub waiting: &'a HashMap<Pid, usize>,
     /// Stages that have got theirs: they stand in for a remote command, or touch nothing and run here.
     pub directed: &'a dyn Fn(Pid) -> bool,
+    /// Pipes that the sessions' shells write to.
+    pub outputs: &'a HashSet<u64>,
     /// Whether what a stage reads from a pipe is written here for certain.
     pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
     /// Processes that were seen asleep, and unchanged, long enough.
@@ -83,6 +85,11 @@ pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
     standard.chain(stage.named_descriptors()).filter(|d| d.kind == Kind::Pipe)
 }
 
+/// What the shell itself writes to was there before it: if a stage should read it, they are not joined.
+pub fn leads_out_for_certain(end: &Descriptor, outputs: &HashSet<u64>) -> bool {
+    !end.reads() && outputs.contains(&end.identity.1)
+}
+
 /// Looks at every pipe of the waiting stages.
 #[must_use]
 pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -> Closing {
@@ -90,7 +97,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     let holders = Holders::of(snapshot);
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
-            if end.reads() && (actors.fed_here)(stage, end.identity.1) {
+            if leads_out_for_certain(end, actors.outputs) || end.reads() && (actors.fed_here)(stage, end.identity.1) {
                 continue;
             }
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };

@@ -4,6 +4,7 @@
 //! deadline has passed; then the whole group goes on to be planned.
 
 mod closing;
+mod moment;
 mod procfs;
 mod staying;
 mod writers;
@@ -29,11 +30,17 @@ use crate::{
     stage_link::StageLink,
 };
 use closing::{Actors, Closing, Patience};
+use moment::Moment;
 use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
 use staying::Staying;
 
 /// No stage waits longer than this in all.
 const LONGEST: Duration = Duration::from_secs(10);
+/// Commands of a pipeline come one after the other: before one whose pipe has no other end yet is looked for among the processes,
+/// so long nobody must have come. A look takes half as long, and all tasks of the gateway wait for it, those of the other commands, too.
+const GATHER: Duration = Duration::from_micros(500);
+/// However many come.
+const GATHER_LONGEST: Duration = Duration::from_millis(2);
 /// How often the processes are looked at again while something is pending.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The same for stages that have waited longer than [`LONG_WAIT`].
@@ -218,6 +225,7 @@ struct Assembly {
     reading: Growing,
     /// When that was done last.
     looked: Option<Instant>,
+    moment: Option<Moment>,
 }
 
 impl Assembly {
@@ -225,7 +233,8 @@ impl Assembly {
         let (waiting, directed) = (Vec::new(), HashMap::new());
         let (orphans, staying) = (Orphans::default(), Staying::default());
         let (asleep, reading) = (HashMap::new(), Growing::default());
-        Self { sessions, complete, waiting, directed, asleep, orphans, staying, reading, looked: None }
+        let (looked, moment) = (None, Moment::new().ok());
+        Self { sessions, complete, waiting, directed, asleep, orphans, staying, reading, looked, moment }
     }
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
@@ -248,9 +257,18 @@ impl Assembly {
         }
     }
 
-    /// What has already come is taken together, and what comes while the assembler rests: one look for all of it.
+    /// What has already come is taken together, and what comes while a pipeline's commands are still on their way or the assembler rests:
+    /// one look for all of it.
     async fn take_more(&mut self, incoming: &mut mpsc::Receiver<Event>) {
         while let Ok(event) = incoming.try_recv() {
+            self.take(event);
+        }
+        let began = Instant::now();
+        while let Some(left) = self.gathers().filter(|_| began.elapsed() < GATHER_LONGEST) {
+            self.release_staying().await;
+            let Some(moment) = &self.moment else { break };
+            let event = tokio::select! { event = incoming.recv() => event, () = moment.pass(left) => None };
+            let Some(event) = event else { break };
             self.take(event);
         }
         while let Some(rest) = self.rest() {
@@ -258,6 +276,26 @@ impl Assembly {
             let Ok(Some(event)) = tokio::time::timeout(rest, incoming.recv()).await else { return };
             self.take(event);
         }
+    }
+
+    /// For how long nobody must come any more before the processes are looked at: not at all where each pipe of those that have just
+    /// come has both ends here.
+    fn gathers(&self) -> Option<Duration> {
+        let left = |waiting: &Waiting| GATHER.checked_sub(waiting.since.elapsed()).filter(|left| !left.is_zero());
+        if !self.waiting.iter().any(|waiting| left(waiting).is_some()) {
+            return None;
+        }
+        let outputs = self.sessions.outputs();
+        let pipes = |waiting: &Waiting| -> Vec<(u64, bool)> {
+            let stage = &waiting.stage.enlisted;
+            let ends = closing::used_ends(stage).filter(|end| {
+                !closing::leads_out_for_certain(end, &outputs) && !self.is_fed_here(stage, end.identity.1)
+            });
+            ends.map(|end| (end.identity.1, end.writes())).collect()
+        };
+        let there: HashSet<(u64, bool)> = self.waiting.iter().flat_map(pipes).collect();
+        let is_lonely = |&(pipe, writes): &(u64, bool)| !there.contains(&(pipe, !writes));
+        self.waiting.iter().filter(|waiting| pipes(waiting).iter().any(is_lonely)).filter_map(left).max()
     }
 
     /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often costs it little.
@@ -340,11 +378,10 @@ impl Assembly {
 
     fn wanted(&self) -> Wanted {
         let mut wanted = Wanted::default();
-        let lead_out = self.sessions.outputs();
+        let outputs = self.sessions.outputs();
         for waiting in &self.waiting {
             let stage = &waiting.stage.enlisted;
-            // What the shell itself writes to was there before it: if a stage should read it, they are not joined.
-            let ends = closing::used_ends(stage).filter(|end| end.reads() || !lead_out.contains(&end.identity.1));
+            let ends = closing::used_ends(stage).filter(|end| !closing::leads_out_for_certain(end, &outputs));
             wanted.pipes.extend(ends.map(|d| d.identity.1));
             wanted.files.extend(output_files(stage));
         }
@@ -353,8 +390,11 @@ impl Assembly {
             let has = |d: &Descriptor| wanted.pipes.contains(&d.identity.1) || wanted.files.contains(&d.path);
             stage.descriptors.iter().any(has)
         };
-        wanted.without = self.directed.values().filter(|stage| !has_any(stage)).map(|stage| stage.pid).collect();
+        let without = self.directed.values().filter(|stage| stage.childless && !has_any(stage));
+        wanted.without = without.map(|stage| stage.pid).collect();
         wanted.stage_programs = self.sessions.stage_programs();
+        let waiting = self.waiting.iter().map(|w| &w.stage.enlisted).filter(|stage| stage.childless);
+        wanted.waiting = waiting.map(|stage| (stage.pid, Arc::clone(stage))).collect();
         wanted
     }
 
@@ -380,6 +420,7 @@ impl Assembly {
                 shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains_key(&pid) || self.staying.is_at_work(pid),
+                outputs: &self.sessions.outputs(),
                 fed_here: &|stage, pipe| self.is_fed_here(stage, pipe),
                 settled: &settled,
             },

@@ -8,10 +8,11 @@ use std::{
     io::{self, Read as _},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::enlisted::Pid;
+use crate::enlisted::{Descriptor, Enlisted, Pid};
 
 /// Processes whose descriptors were read at about the same time.
 #[derive(Debug, Default)]
@@ -71,6 +72,8 @@ pub struct Wanted {
     pub without: HashSet<Pid>,
     /// Files that shims lead to.
     pub stage_programs: HashSet<PathBuf>,
+    /// Stages that wait and have no children: each has what it enlisted with. Nothing is read of them.
+    pub waiting: HashMap<Pid, Arc<Enlisted>>,
 }
 
 impl Snapshot {
@@ -78,24 +81,30 @@ impl Snapshot {
     /// from those trees (their parent ended) but may hold what they inherited.
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
-        let mut processes = HashMap::new();
-        let mut queue: Vec<(Pid, Option<Pid>)> = roots.iter().map(|&root| (root, None)).collect();
-        queue.extend(orphans.find(roots).into_iter().map(|orphan| (orphan, None)));
+        let mut snapshot = Self::default();
+        snapshot.read_below(roots, wanted);
+        // Who loses its parent while the trees are walked is found behind them.
+        let cut_off = orphans.find(roots, |pid| snapshot.processes.contains_key(&pid));
+        snapshot.read_below(&cut_off, wanted);
+        snapshot
+    }
+
+    fn read_below(&mut self, tops: &[Pid], wanted: &Wanted) {
+        let mut queue: Vec<(Pid, Option<Pid>)> = tops.iter().map(|&top| (top, None)).collect();
         while let Some((pid, parent)) = queue.pop() {
-            if processes.contains_key(&pid) {
+            if self.processes.contains_key(&pid) {
                 continue;
             }
             if let Some(process) = parent.and_then(|parent| wanted.at_once(pid, parent)) {
-                processes.insert(pid, process);
+                self.processes.insert(pid, process);
                 continue;
             }
             // Its state before its children: one that was seen waiting has had all of them.
             if let Some(process) = read_process(pid, wanted) {
                 queue.extend(children(pid).into_iter().map(|child| (child, Some(pid))));
-                processes.insert(pid, process);
+                self.processes.insert(pid, process);
             }
         }
-        Self { processes }
     }
 
     /// A snapshot of made-up processes.
@@ -123,10 +132,22 @@ impl Snapshot {
 }
 
 impl Wanted {
-    /// What is known of one of those without.
+    /// What is known of one that waits, or of one of those without.
     fn at_once(&self, pid: Pid, parent: Pid) -> Option<Process> {
+        if let Some(stage) = self.waiting.get(&pid) {
+            let files = stage.descriptors.iter().map(|d| &d.path).filter(|path| self.files.contains(*path));
+            let (pipe_ends, files) = (self.ends_of(stage).collect(), files.cloned().collect());
+            return Some(Process { pipe_ends, files, ..Process::asleep(pid, parent) });
+        }
         let executable = self.without.contains(&pid).then(|| fs::read_link(format!("/proc/{pid}/exe")).ok())??;
         self.stage_programs.contains(&executable).then(|| Process { executable, ..Process::asleep(pid, parent) })
+    }
+
+    /// Not of pipes with a name, whose other users are nobody's children.
+    fn ends_of<'s>(&'s self, stage: &'s Enlisted) -> impl Iterator<Item = PipeEnd> + 's {
+        let wanted = |d: &&Descriptor| pipe_inode(&d.path).is_some_and(|inode| self.pipes.contains(&inode));
+        let end = |d: &Descriptor| PipeEnd { inode: d.identity.1, fd: d.fd, reads: d.reads(), writes: d.writes() };
+        stage.descriptors.iter().filter(wanted).map(end)
     }
 }
 
@@ -228,13 +249,17 @@ pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
 /// The processes below `roots`, and those that were cut off from these trees; their states are not asked for, nor of the `childless` what they have started.
 pub fn processes_below(roots: &[Pid], childless: &HashSet<Pid>, orphans: &mut Orphans) -> HashSet<Pid> {
     let mut found = HashSet::new();
-    let mut queue: Vec<Pid> = roots.to_vec();
-    queue.extend(orphans.find(roots));
-    while let Some(pid) = queue.pop() {
-        if found.insert(pid) && !childless.contains(&pid) {
-            queue.extend(children(pid));
+    let add_below = |tops: &[Pid], found: &mut HashSet<Pid>| {
+        let mut queue: Vec<Pid> = tops.to_vec();
+        while let Some(pid) = queue.pop() {
+            if found.insert(pid) && !childless.contains(&pid) {
+                queue.extend(children(pid));
+            }
         }
-    }
+    };
+    add_below(roots, &mut found);
+    let cut_off = orphans.find(roots, |pid| found.contains(&pid));
+    add_below(&cut_off, &mut found);
     found
 }
 
@@ -316,8 +341,8 @@ const NUMBERS_HOLD: Duration = Duration::from_secs(5);
 
 impl Orphans {
     /// Processes younger than the oldest root whose parent is no part of a
-    /// session: init, or a subreaper, took them over.
-    fn find(&mut self, roots: &[Pid]) -> Vec<Pid> {
+    /// session: init, or a subreaper, took them over. Those that are `known` are not looked at.
+    fn find(&mut self, roots: &[Pid], known: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.2)).min() else { return Vec::new() };
         let looked_at = self.looked_at.replace(Instant::now());
         if oldest < self.oldest_start || looked_at.is_none_or(|at| at.elapsed() > NUMBERS_HOLD) {
@@ -331,6 +356,9 @@ impl Orphans {
         for pid in pids {
             if self.old.contains(&pid) {
                 seen.insert(pid);
+                continue;
+            }
+            if known(pid) {
                 continue;
             }
             let Some((parent, _, started)) = read_stat(pid) else { continue };
@@ -348,7 +376,7 @@ impl Orphans {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::closing::tests::stage, *};
 
     #[test]
     fn pipes_are_known_by_their_links() {
@@ -370,7 +398,7 @@ mod tests {
         }
         let mut orphans = Orphans::default();
         let mut remembered = |root: Pid| {
-            orphans.find(&[root]);
+            orphans.find(&[root], |_| false);
             (orphans.old.contains(&1), orphans.old.contains(&older.id()))
         };
         assert_eq!(remembered(older.id()), (true, false));
@@ -393,6 +421,22 @@ mod tests {
         let ends = &snapshot.get(me).unwrap().pipe_ends;
         assert_eq!((ends.iter().filter(|e| e.reads).count(), ends.iter().filter(|e| e.writes).count()), (1, 1));
         drop((read, write));
+    }
+
+    #[test]
+    fn who_waits_has_what_it_enlisted_with() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let (pid, me) = (child.id(), std::process::id());
+        let mut stage = stage(pid, &[(0, 7, false), (1, 8, true), (4, 9, false)], 0, &[]);
+        // A pipe with a name.
+        stage.descriptors[1].path = PathBuf::from("/tmp/fifo");
+        let wanted = Wanted { pipes: [7, 8].into(), waiting: [(pid, Arc::new(stage))].into(), ..Wanted::default() };
+        let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
+        let process = snapshot.get(pid).unwrap();
+        let ends: Vec<_> = process.pipe_ends.iter().map(|end| (end.inode, end.fd, end.reads, end.writes)).collect();
+        assert_eq!((process.parent, ends), (me, vec![(7, 0, true, false)]));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

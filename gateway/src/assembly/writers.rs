@@ -38,9 +38,10 @@ impl Writers {
     #[must_use]
     pub fn find(&self, roots: &[Pid], waiting: &[Arc<Enlisted>], below: &[PathBuf]) -> Vec<Written> {
         let stages: HashSet<Pid> = waiting.iter().map(|stage| stage.pid).collect();
+        let childless: HashSet<Pid> = waiting.iter().filter(|stage| stage.childless).map(|stage| stage.pid).collect();
         self.looking.run(|| {
             let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-            let pids = processes_below(roots, &stages, &mut orphans);
+            let pids = processes_below(roots, &childless, &mut orphans);
             let others = pids.into_iter().filter(|pid| !stages.contains(pid)).flat_map(|pid| written_by(pid, below));
             others.chain(waiting.iter().flat_map(|stage| written_through(stage, below))).collect()
         })

@@ -22,6 +22,7 @@ use posh_proto::{
 use super::{
     descriptors,
     entry::{Entry, Looked, Session},
+    process,
 };
 
 /// The limits that a command can notice, by their Linux numbers, and that make
@@ -87,6 +88,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
         mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
         untouched: looked == Looked::PipeOnly,
+        childless: process::is_childless(),
         times: None,
     }
 }

@@ -19,7 +19,10 @@ use std::{
 use bytes::BytesMut;
 use nix::{
     errno::Errno,
-    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction},
+    sys::{
+        signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction},
+        wait::{Id, WaitPidFlag, waitid},
+    },
     unistd::{ForkResult, Pid},
 };
 
@@ -59,6 +62,12 @@ pub fn fork(child: impl FnOnce() -> i32) -> nix::Result<Pid> {
             unsafe { nix::libc::_exit(status) }
         }
     }
+}
+
+/// Whether nobody is our child: neither running nor dead.
+pub fn is_childless() -> bool {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
+    waitid(Id::All, flags) == Err(Errno::ECHILD)
 }
 
 /// Makes the descriptor `target` another name of `source`, for the next program too.

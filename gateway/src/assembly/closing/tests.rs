@@ -38,6 +38,7 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
         nice: 0,
         mount_namespace: 0,
         window: None,
+        childless: true,
         stays: None,
     }
 }
@@ -80,6 +81,7 @@ fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
             shells: &[].into(),
             waiting: &waiting,
             directed: &|pid| pid == 99,
+            outputs: &[].into(),
             fed_here: &|_, pipe| pipe == FED_HERE,
             settled: &|_| false,
         },
