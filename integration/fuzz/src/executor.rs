@@ -26,11 +26,10 @@ use posh_volume::{
 };
 use prost::Message;
 use prost_reflect::{DynamicMessage, ServiceDescriptor};
-use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use tonic::transport::Channel;
 
-use crate::{calls::Call, hostile, volume::Direct};
+use crate::{calls::Call, hostile, scratch, volume::Direct};
 
 /// Where the workstation has the export.
 pub const MOUNT: &str = "/mnt/fuzzed/logs";
@@ -52,7 +51,6 @@ pub struct Peer {
     service: ServiceDescriptor,
     sound: Vec<DynamicMessage>,
     calls: AtomicU64,
-    _store: TempDir,
     // A volume's session, which runs may name.
     _volume: Remote,
 }
@@ -65,12 +63,12 @@ pub fn peer() -> &'static Peer {
 
 fn start() -> Peer {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let store = tempfile::tempdir().unwrap();
-    std::fs::write(store.path().join("f"), "a\nb\n").unwrap();
-    std::fs::create_dir(store.path().join(".git")).unwrap();
+    let store = scratch::directory();
+    std::fs::write(store.join("f"), "a\nb\n").unwrap();
+    std::fs::create_dir(store.join(".git")).unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
-    let exports = vec![("logs".to_owned(), store.path().to_owned())];
+    let exports = vec![("logs".to_owned(), store)];
     let mut config = Config::from_arguments(address, exports, false, false).unwrap();
     config.runner_program = Some(runner_program());
     // Few, so that a run that is never over is noticed soon.
@@ -88,7 +86,7 @@ fn start() -> Peer {
     });
     let sound = sound.collect();
     let address = address.to_string();
-    Peer { runtime, channel, address, service, sound, calls: AtomicU64::new(0), _store: store, _volume: volume }
+    Peer { runtime, channel, address, service, sound, calls: AtomicU64::new(0), _volume: volume }
 }
 
 /// `posh-executor`, built beside this program, or as `POSH_EXECUTOR` says.

@@ -24,7 +24,6 @@ use posh_proto::{
 };
 use prost::Message;
 use prost_reflect::{DynamicMessage, MessageDescriptor, ServiceDescriptor};
-use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{UnixListener, UnixStream},
@@ -32,7 +31,7 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{calls::Call, executor, hostile};
+use crate::{calls::Call, executor, hostile, scratch};
 
 /// Hostile calls between two sound ones.
 const BETWEEN_PROBES: u64 = 16;
@@ -51,7 +50,6 @@ pub struct Gateway {
     pub channel: Channel,
     pub stages: PathBuf,
     pub mount: PathBuf,
-    _directory: TempDir,
 }
 
 struct Peer {
@@ -82,20 +80,20 @@ fn peer() -> &'static Peer {
 
 /// Starts one in this process, for as long as that lives.
 pub async fn start(address: &str) -> Gateway {
-    let directory = tempfile::tempdir().unwrap();
-    let [grpc, stages, mount] = ["g.sock", "g.stage", "mount"].map(|name| directory.path().join(name));
+    let directory = scratch::directory();
+    let [grpc, stages, mount] = ["g.sock", "g.stage", "mount"].map(|name| directory.join(name));
     std::fs::create_dir(&mount).unwrap();
     let text = format!(
         "[[executor]]\nname = \"store\"\naddress = \"{address}\"\n[[mount]]\npath = \"{}\"\nexecutor = \"store\"\nexport = \"logs\"\n\
          coherence = \"bind\"\n[gateway]\nsshfs = \"off\"\nidle_timeout_s = 86400\n",
         mount.display()
     );
-    let config = Config::parse(&text, &directory.path().join("mounts.toml")).unwrap();
+    let config = Config::parse(&text, &directory.join("mounts.toml")).unwrap();
     let listeners = Listeners {
         grpc: UnixListener::bind(&grpc).unwrap(),
         stages: UnixListener::bind(&stages).unwrap(),
         stage_socket: stages.clone(),
-        directory: directory.path().to_owned(),
+        directory,
     };
     tokio::spawn(posh_gateway::run(config, listeners, std::future::pending()));
     let connect = tower::service_fn(move |_| {
@@ -103,7 +101,7 @@ pub async fn start(address: &str) -> Gateway {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     let channel = Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap();
-    Gateway { channel, stages, mount, _directory: directory }
+    Gateway { channel, stages, mount }
 }
 
 /// What a front end says, and a stage.

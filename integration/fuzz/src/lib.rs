@@ -11,6 +11,7 @@ mod calls;
 mod executor;
 mod gateway;
 mod hostile;
+mod scratch;
 mod texts;
 mod volume;
 

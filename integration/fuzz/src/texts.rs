@@ -104,16 +104,12 @@ pub fn mounts_tomls() -> Vec<Vec<u8>> {
 
 /// An `executor.toml`.
 pub fn executor_toml(data: &[u8]) {
-    static FILE: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("executor.toml");
-        (directory, file)
-    });
+    static FILE: LazyLock<PathBuf> = LazyLock::new(|| crate::scratch::directory().join("executor.toml"));
     if data.len() > MAX_TEXT {
         return;
     }
-    std::fs::write(&FILE.1, data).unwrap();
-    if let Err(error) = posh_executor::Config::load(&FILE.1) {
+    std::fs::write(&*FILE, data).unwrap();
+    if let Err(error) = posh_executor::Config::load(&FILE) {
         assert!(!error.to_string().is_empty());
     }
 }

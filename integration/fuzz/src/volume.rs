@@ -23,12 +23,11 @@ use posh_volume::{
 };
 use prost::Message;
 use prost_reflect::{DynamicMessage, ServiceDescriptor};
-use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 
-use crate::{calls::Call, hostile};
+use crate::{calls::Call, hostile, scratch};
 
 /// Hostile calls between two sound ones, which must succeed.
 const BETWEEN_PROBES: u64 = 16;
@@ -53,7 +52,6 @@ struct Peer {
     greetings: Vec<Bytes>,
     other: Remote,
     calls: AtomicU64,
-    _stores: [TempDir; 2],
 }
 
 /// Straight to the executor.
@@ -78,13 +76,13 @@ fn start() -> Peer {
     // Whoever goes beyond gets EFBIG: the threads of the executor inherit this.
     SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let stores = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    std::fs::write(stores[0].path().join("f"), "a\nb\n").unwrap();
-    std::fs::create_dir(stores[0].path().join("logs")).unwrap();
+    let stores = [scratch::directory(), scratch::directory()];
+    std::fs::write(stores[0].join("f"), "a\nb\n").unwrap();
+    std::fs::create_dir(stores[0].join("logs")).unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
     let exports = ["logs", OTHER].into_iter().zip(&stores);
-    let exports = exports.map(|(name, store)| (name.to_owned(), store.path().to_owned())).collect();
+    let exports = exports.map(|(name, store)| (name.to_owned(), store.clone())).collect();
     let config = Config::from_arguments(address, exports, false, false).unwrap();
     runtime.spawn(posh_executor::run(config, listener, std::future::pending()));
     let open = |export| runtime.block_on(Remote::open(Arc::new(Direct(address)), export, Patience::default())).unwrap();
@@ -101,7 +99,6 @@ fn start() -> Peer {
         greetings: (0..SESSIONS).map(|number| hello(number).encode_to_vec().into()).collect(),
         other: open(OTHER),
         calls: AtomicU64::new(0),
-        _stores: stores,
         runtime,
     }
 }
