@@ -46,6 +46,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The same for stages that have waited longer than [`LONG_WAIT`].
 const LOOK_AGAIN_LATER: Duration = Duration::from_millis(8);
 const LONG_WAIT: Duration = Duration::from_millis(100);
+/// So many looks at once must do, of which the last two agree on who is joined to whom.
+const LOOKS: u32 = 3;
 /// A sleeping process whose system call we can't read is taken as settled when it
 /// has been asleep at two looks this far apart.
 const SETTLED_AFTER: Duration = Duration::from_millis(3);
@@ -334,9 +336,16 @@ impl Assembly {
         }
         let (mut snapshot, mut closing) = self.look_around();
         // Lists of children and of descriptors are read while processes move and end, so that one may be missed. Nobody
-        // waits for whom nobody has seen: that is believed when it was seen twice.
-        if closing.leading_out.iter().any(|&stage| !self.waiting[stage].leads_out) {
-            (snapshot, closing) = self.look_around();
+        // waits for whom nobody has seen, and whom nobody has seen shares no pipe: that is believed when it was seen twice.
+        if !closing.edges.is_empty() || closing.leading_out.iter().any(|&stage| !self.waiting[stage].leads_out) {
+            for look in 2..=LOOKS {
+                let before = std::mem::take(&mut closing.edges);
+                (snapshot, closing) = self.look_around();
+                if closing.edges == before || look == LOOKS {
+                    closing.edges.retain(|edge| before.contains(edge));
+                    break;
+                }
+            }
             closing.leading_out.iter().for_each(|&stage| self.waiting[stage].leads_out = true);
         }
         for (index, waiting) in self.waiting.iter_mut().enumerate() {
