@@ -5,7 +5,7 @@
 //! the kernel before they are written back.
 //!
 //! Who makes many changes is not to pay for being watched with a wake-up of this thread at each: what comes within a millisecond of
-//! the last read is read together (a tar of 5,000 files is told of in 70 reads, not 9,000). Who has to know sooner catches up itself.
+//! the last read is read together (5,000 files that are unpacked and removed are told of in a hundred reads, not eight thousand). Who has to know sooner catches up itself.
 
 use std::{
     collections::HashSet,
