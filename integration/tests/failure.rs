@@ -73,6 +73,13 @@ impl Silent {
     fn append(&self, text: &str) {
         append(&self.log, text);
     }
+
+    /// Nothing is known of how the commands would have ended: that is an error, never a success.
+    fn assert_given_up(&mut self, remote: &[Running]) {
+        assert_gone(remote);
+        let status = read_line(&mut self.stdout);
+        assert!(status.starts_with("status ") && status != "status 0\n", "{status:?}");
+    }
 }
 
 fn append(log: &Path, text: &str) {
@@ -132,10 +139,7 @@ fn a_killed_gateway() {
     let mut run = Silent::start(Under::Posh);
     let remote = run.remote();
     kill(find_gateway(&run.lab.workstation).pid, Signal::KILL);
-    assert_gone(&remote);
-    // Nothing is known of how the commands would have ended: that is an error, never a success.
-    let status = read_line(&mut run.stdout);
-    assert!(status.starts_with("status ") && status != "status 0\n", "{status:?}");
+    run.assert_given_up(&remote);
 }
 
 fn find_gateway(host: &Host) -> Running {
@@ -148,11 +152,59 @@ fn find_gateway(host: &Host) -> Running {
 fn a_killed_executor() {
     let mut run = Silent::start(Under::Posh);
     let remote = run.remote();
-    let executor = run.server().processes().unwrap().into_iter().find(|p| p.program == "posh-executor").unwrap();
-    kill(executor.pid, Signal::KILL);
+    kill(executors(run.server()).daemon, Signal::KILL);
+    run.assert_given_up(&remote);
+}
+
+/// The runner of a mount table is a guard, a keeper, and a supervisor for each run: a run ends with any of them.
+#[test]
+fn a_killed_runner() {
+    for at in 0..3 {
+        let mut run = Silent::start(Under::Posh);
+        let remote = run.remote();
+        let Executors { runners, .. } = executors(run.server());
+        assert_eq!(runners.len(), 3, "{runners:?}");
+        kill(runners[at], Signal::KILL);
+        run.assert_given_up(&remote);
+    }
+}
+
+/// The supervisor that waits for a run has none to lose, and is not needed for the next one.
+#[test]
+fn a_killed_spare() {
+    let mut run = Silent::start(Under::Posh);
+    let remote = run.remote();
+    kill(executors(run.server()).spare, Signal::KILL);
+    run.append("a needle after it\n");
+    assert_eq!(read_line(&mut run.stdout), "a needle after it\n");
+    let next = Script::new("grep -c needle /mnt/s1/log").run(&run.lab.workstation, Under::PoshExplained).unwrap();
+    assert_eq!(next.stdout, b"2\n");
+    assert!(next.report().stages("grep").all(|s| s.is_offloaded()) && next.report().stages("grep").count() == 1);
+    assert_eq!(remote, run.remote(), "they are the same processes as before");
+    kill_group(&run.shell, Signal::TERM);
     assert_gone(&remote);
-    let status = read_line(&mut run.stdout);
-    assert!(status.starts_with("status ") && status != "status 0\n", "{status:?}");
+    run.shell.wait().unwrap();
+}
+
+/// The executor's processes while one run is on it.
+#[derive(Debug)]
+struct Executors {
+    daemon: u32,
+    /// Those that have children.
+    runners: Vec<u32>,
+    spare: u32,
+}
+
+fn executors(host: &Host) -> Executors {
+    let all = host.processes().unwrap().into_iter().filter(|p| p.program == "posh-executor");
+    let (runners, daemons): (Vec<_>, Vec<_>) = all.partition(|p| p.command_line.ends_with(" runner"));
+    let is_childless =
+        |p: &Running| fs::read_to_string(format!("/proc/{0}/task/{0}/children", p.pid)).unwrap().is_empty();
+    let (spares, runners): (Vec<_>, Vec<_>) = runners.into_iter().partition(is_childless);
+    let pids = |found: Vec<Running>| found.iter().map(|p| p.pid).collect::<Vec<_>>();
+    let (daemons, runners, spares) = (pids(daemons), pids(runners), pids(spares));
+    let ([daemon], [spare]) = (daemons[..].as_array().unwrap(), spares[..].as_array().unwrap());
+    Executors { daemon: *daemon, runners, spare: *spare }
 }
 
 #[test]
