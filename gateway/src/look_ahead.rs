@@ -22,11 +22,10 @@ use nix::{
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
     sys::stat::Mode,
 };
-use posh_annotations::Library;
 use posh_proto::gateway as wire;
 use tokio::sync::watch;
 
-use crate::volumes::Volumes;
+use crate::{state::View, volumes::Volumes};
 use before::Before;
 
 /// Looks at one mount at once, of all sessions: one that hangs must not take all threads.
@@ -43,12 +42,13 @@ impl LookAhead {
     /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out.
     pub fn begin(
         self: &Arc<Self>,
-        (table, library): (&MountTable, &Library),
+        View { table, library }: &View,
         volumes: &Volumes,
         ahead: &wire::LookAhead,
         path: &Path,
     ) {
         volumes.look_ahead(table, &paths(&ahead.named), &paths(&ahead.listed));
+        volumes.foresee(table, library, &ahead.foreseen);
         let before = (!ahead.second.is_empty()).then(|| Before::read(table, library, ahead, path)).flatten();
         let mut second = paths(&ahead.second);
         second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));

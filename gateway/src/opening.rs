@@ -35,7 +35,7 @@ fn open_with(
     request: wire::OpenSession,
 ) -> Result<wire::SessionOpened, String> {
     if let Some(ahead) = &request.look_ahead {
-        gateway.look_ahead.begin((&*view.table, &*view.library), &gateway.volumes, ahead, &search);
+        gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search);
     }
     let request = Request {
         pid: request.pid,

@@ -291,6 +291,33 @@ fn what_a_script_names_is_looked_up_while_its_shell_begins() {
     });
 }
 
+/// Nothing of it is read before. Programs that only look leave no trace of a reader in what they look at.
+#[test]
+fn small_files_that_a_script_reads_are_fetched_while_its_shell_begins() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    let sizes = [("read", 1), ("input", 2), ("looked-at", 4), ("pattern", 5), ("large", 10)];
+    // Of this machine's disk; a checksum goes with each file.
+    const BLOCK: usize = 4096;
+    for (name, blocks) in sizes {
+        fs::write(lab.data(1).join(name), vec![b'x'; blocks * BLOCK - 96]).unwrap();
+    }
+    shell(host, "mkfifo /tmp/wait");
+    let commands = "cat read | wc -c; wc -c < input; stat -c %s looked-at; cat pat*rn | wc -c; cat large | wc -c";
+    let text = format!("read -r line < /tmp/wait; cd {VOLUME}; {commands}");
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(text).run(host, Under::Posh).unwrap());
+        let began = Instant::now();
+        while kept_bytes(host) < 3 * BLOCK as u64 && began.elapsed() < PATIENCE {}
+        std::thread::sleep(Duration::from_millis(200));
+        let kept = kept_bytes(host);
+        shell(host, "echo go > /tmp/wait");
+        let outcome = running.join().unwrap();
+        assert_eq!(String::from_utf8_lossy(&outcome.stdout), "4000\n8096\n16288\n20384\n40864\n");
+        assert_eq!(kept, 3 * BLOCK as u64, "{outcome}");
+    });
+}
+
 /// The command reads its standard input first, which has nothing to read before the files are there.
 #[test]
 fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {

@@ -22,7 +22,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::gateway::{LookAhead, PlanRequest, PlannedStage};
+use posh_proto::gateway::{ForeseenCommand, LookAhead, PlanRequest, PlannedStage};
 
 use crate::{
     Error,
@@ -111,6 +111,10 @@ fn planned(stage: Stage) -> PlannedStage {
     }
 }
 
+fn foreseen((cwd, stage): (PathBuf, Stage)) -> ForeseenCommand {
+    ForeseenCommand { stage: Some(planned(stage)), cwd: cwd.into_os_string().into_vec().into() }
+}
+
 /// What the shell that is about to start will list and name, as the contract has it.
 #[must_use]
 pub fn look_ahead(text: &str) -> Option<LookAhead> {
@@ -122,6 +126,7 @@ pub fn look_ahead(text: &str) -> Option<LookAhead> {
         first: paths(first),
         named: paths(touched.named),
         listed: paths(touched.listed),
+        foreseen: touched.commands.into_iter().map(foreseen).collect(),
         ..LookAhead::default()
     };
     if let Some(second) = second.filter(|second| !is_prepared(&second.before)) {

@@ -350,6 +350,30 @@ fn what_a_shell_is_going_to_look_up_is_found_in_one_round_trip() {
     assert_eq!(looked_up(Some(Look { named: vec!["other".into()], listed: Vec::new() })), 6);
 }
 
+#[test]
+fn small_files_that_a_shell_is_going_to_read_are_fetched_together() {
+    let run = |count: u64, read_from: u64| {
+        let kept = Cell::new(0);
+        let kept_by = &kept;
+        let taken = rounds(Tree { directories: 5, files: 200 }, |volume| async move {
+            let caller = Caller::default();
+            let path = |file: u64| [name(3), name(3_000 + file)].iter().collect::<PathBuf>();
+            let named: Vec<PathBuf> = (0..count).map(path).collect();
+            volume.look_ahead(&caller, &Look { named: named.clone(), listed: Vec::new() });
+            volume.fetch_small(&caller, &named).await;
+            kept_by.set(volume.state().cached_bytes);
+            for file in (read_from..count).step_by(2) {
+                read_named(&volume, 3, 3_000 + file).await;
+            }
+        });
+        (taken, kept.get())
+    };
+    assert_eq!(run(5, 0), (2, 5 * CONTENTS.len() as u64));
+    // No more than takes a moment on a slow link.
+    let (_, kept) = run(100, 100);
+    assert_eq!(kept, (128 << 10) / CONTENTS.len() as u64 * CONTENTS.len() as u64);
+}
+
 /// As the first time, and not one question for each.
 #[test]
 fn files_that_are_kept_on_the_disk_are_opened_together() {

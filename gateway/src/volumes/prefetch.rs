@@ -4,13 +4,17 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use bytes::Bytes;
 use fs_mapper::{LastLink, MountTable, Resolution, Resolver, coherence::Adapter};
 use nix::unistd::{getegid, geteuid, getgroups};
-use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, StdinUse};
+use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, Library, StdinUse};
+use posh_proto::gateway as wire;
 use posh_volume::{
     fs::{Expected, Look},
     store::Caller,
@@ -63,6 +67,24 @@ impl Volumes {
             });
         }
         (!told.is_empty()).then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
+    }
+
+    /// Fetches what commands are going to read that a shell's text names, as far as it is small and the words alone tell.
+    pub fn foresee(&self, table: &Arc<MountTable>, library: &Arc<Library>, commands: &[wire::ForeseenCommand]) {
+        if commands.is_empty() || !self.are_there() {
+            return;
+        }
+        let Ok(runtime) = self.handle() else { return };
+        let serving: BTreeMap<PathBuf, _> =
+            self.known().iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?))).collect();
+        let (table, library, commands) = (Arc::clone(table), Arc::clone(library), commands.to_vec());
+        runtime.spawn(async move {
+            for (path, files) in foreseen(&table, &library, &commands) {
+                if let Some(serving) = serving.get(&path) {
+                    serving.volume.fetch_small(&own_caller(), &files).await;
+                }
+            }
+        });
     }
 
     /// Tells the volumes what a shell may look up, and which directories it may list: absolute paths, as its text has them.
@@ -122,6 +144,32 @@ fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
         note(&input.path, LastLink::Keep, Expected::File);
     }
     inputs
+}
+
+/// What commands are going to read, below the mount points of their volumes. What their environment will be then is not known here.
+fn foreseen(
+    table: &MountTable,
+    library: &Library,
+    commands: &[wire::ForeseenCommand],
+) -> BTreeMap<PathBuf, Vec<PathBuf>> {
+    let text = |bytes: &Bytes| OsStr::from_bytes(bytes).to_owned();
+    let mut files: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for (stage, cwd) in commands.iter().filter_map(|command| Some((command.stage.as_ref()?, text(&command.cwd)))) {
+        let argv: Vec<OsString> = stage.argv.iter().map(text).collect();
+        let name = argv.first().and_then(|name| name.to_str());
+        let Some(Ok(invocation)) = name.map(|name| library.classify(name, &argv, &|_| None)) else { continue };
+        let is_read =
+            |file: &&FileUse| file.kind == FileKind::InputFile && !LOOKING.contains(&invocation.command.as_str());
+        let named = invocation.files.iter().filter(is_read).map(|file| PathBuf::from(&file.path));
+        let input = (!stage.stdin_path.is_empty()).then(|| PathBuf::from(text(&stage.stdin_path)));
+        let mut resolver = Resolver::new(table, Path::new(&cwd));
+        for path in named.chain(input) {
+            if let Some((mount, below)) = on_volume(table, &mut resolver, &path, LastLink::Keep) {
+                files.entry(mount).or_default().push(below);
+            }
+        }
+    }
+    files
 }
 
 fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expected> {

@@ -17,7 +17,7 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        LookAhead, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
+        ForeseenCommand, LookAhead, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
         gateway_client::GatewayClient,
     },
     stage::{Credit, Data, Descriptor, Enlist, OpenSession, Signal, ToGateway, to_gateway::Kind},
@@ -122,6 +122,10 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
             environment: vec!["PATH=/bin".into()],
             named: vec![file.clone().into()],
             listed: vec![mount.clone().into()],
+            foreseen: vec![ForeseenCommand {
+                stage: Some(PlannedStage { argv: argv.clone(), ..PlannedStage::default() }),
+                cwd: mount.clone().into(),
+            }],
         }),
         ..OpenSession::default()
     };

@@ -32,7 +32,7 @@ const LINES: usize = 24;
 pub const BYTES: usize = 4096;
 /// Directories at most: a shell that lists more has other worries.
 const DIRECTORIES: usize = 64;
-/// Paths that commands name, at most.
+/// Paths that commands name, at most, and commands.
 const NAMED: usize = 64;
 
 /// Builtins that change nothing a word of the next command depends on, but for the variables they name.
@@ -56,6 +56,8 @@ pub struct Touched {
     pub named: Vec<PathBuf>,
     /// Directories of patterns.
     pub listed: Vec<PathBuf>,
+    /// Commands whose words are certain, but for what patterns become, each with its directory.
+    pub commands: Vec<(PathBuf, Stage)>,
 }
 
 /// What a second command lists, unless the first one changes it.
@@ -114,6 +116,7 @@ fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) 
     let lists = program.complete_commands.iter().flat_map(|list| &list.0);
     for pipeline in lists.flat_map(|item| item.0.iter().map(|(_, pipeline)| pipeline.seq.as_slice())) {
         touched.named.extend(reader.named(pipeline));
+        touched.commands.extend(reader.commands(pipeline));
         touched.listed.extend(reader.listed(pipeline));
         if !reader.is_harmless(pipeline) && reader.goes_elsewhere(pipeline) {
             break;
@@ -126,6 +129,7 @@ fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) 
     };
     once(&mut touched.named, NAMED);
     once(&mut touched.listed, DIRECTORIES);
+    touched.commands.truncate(NAMED);
     touched
 }
 
@@ -168,6 +172,16 @@ impl Reader<'_> {
             first.is_some_and(|first| *first != b'-') && !name.as_bytes().iter().any(|byte| b"*?[".contains(byte))
         };
         names.filter(is_path).map(|name| self.cwd.join(name)).collect()
+    }
+
+    /// Its commands that may read a file, as far as their words are certain.
+    fn commands(&self, pipeline: &[Command]) -> Vec<(PathBuf, Stage)> {
+        let stages = pipeline.iter().filter_map(|command| match command {
+            Command::Simple(command) => self.stage(command),
+            _ => None,
+        });
+        let names_something = |stage: &Stage| stage.argv.len() > 1 || stage.stdin.is_some();
+        stages.filter(names_something).map(|stage| (self.cwd.clone(), stage)).collect()
     }
 
     /// Whether the commands after it run in a directory that is not known.
@@ -390,6 +404,25 @@ mod tests {
         check("for f in $S1/*; do cat $f; done; cat g", "", "/mnt/s1/");
         check("D=/x\ncat $D/f $(ls) {a,b}", "/cwd/a /cwd/b", "");
         check("cat a\ncat '", "/cwd/a", "");
+    }
+
+    #[test]
+    fn commands_that_are_certain() {
+        let check = |text: &str, expected: &str| {
+            let command = |(cwd, stage): &(PathBuf, Stage)| {
+                let words = stage.argv.iter().chain(&stage.stdin).map(|word| word.to_str().unwrap());
+                words.fold(format!("{}:", cwd.display()), |text, word| format!("{text} {word}"))
+            };
+            let found: Vec<String> = ahead(text).touched.commands.iter().map(command).collect();
+            assert_eq!(found.join("; "), expected, "{text}");
+        };
+        check(
+            "cd $S1\ncat f | sort -u | wc -l > out",
+            "/cwd: cd /mnt/s1; /mnt/s1: cat f; /mnt/s1: sort -u; /mnt/s1: wc -l",
+        );
+        check("wc < f && ls; true || head -n 1 a/*.c", "/cwd: wc f; /cwd: head -n 1 a/*.c");
+        check("cat $1; cat $(ls); grep x f 2> err; cat f", "/cwd: cat f");
+        check("cat f; cd $1; cat g", "/cwd: cat f");
     }
 
     #[test]

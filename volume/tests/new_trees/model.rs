@@ -6,6 +6,7 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -259,6 +260,8 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
         Call::LookAhead { named, listed } => {
             let look = Look { named: vec![path_of(named)], listed: vec![path_of(listed)] };
             client.volume.look_ahead(&client.caller, &look);
+            let (volume, caller) = (Arc::clone(&client.volume), client.caller.clone());
+            tokio::spawn(async move { volume.fetch_small(&caller, &look.named).await });
         }
         Call::Settle => client.volume.settle().await,
     }
