@@ -203,7 +203,7 @@ fn executors(host: &Host) -> Executors {
     let (spares, runners): (Vec<_>, Vec<_>) = runners.into_iter().partition(is_childless);
     let pids = |found: Vec<Running>| found.iter().map(|p| p.pid).collect::<Vec<_>>();
     let (daemons, runners, spares) = (pids(daemons), pids(runners), pids(spares));
-    let ([daemon], [spare]) = (daemons[..].as_array().unwrap(), spares[..].as_array().unwrap());
+    let ([daemon], [spare]) = (&daemons[..], &spares[..]) else { panic!("one each: {daemons:?}, {spares:?}") };
     Executors { daemon: *daemon, runners, spare: *spare }
 }
 
