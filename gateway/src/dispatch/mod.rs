@@ -133,13 +133,18 @@ pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
     let view = gateway.view();
     let world = world(gateway, &view);
     note_mounts(&view, command);
-    let stays = facts::read(&world, command).map_or(true, |reading| {
-        facts::is_all_here(command, &reading) || gateway.volumes.has_at_hand(&world, command, reading)
-    });
-    if stays {
+    let may_lack_something = match facts::read(&world, command) {
+        Ok(reading) if facts::is_all_here(command, &reading) => false,
+        Ok(reading) => match gateway.volumes.round_trips_to_have(&world, command, reading) {
+            Some(round_trips) => round_trips > 0,
+            None => return false,
+        },
+        Err(_) => true,
+    };
+    if may_lack_something {
         let _nobody_explains = gateway.volumes.prefetch(&world, command);
     }
-    stays
+    true
 }
 
 fn note_mounts(view: &View, command: &mut Enlisted) {

@@ -40,10 +40,10 @@ impl Volumes {
         self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
     }
 
-    /// Whether one command runs here for that reason.
+    /// The round trips that one command takes which runs here for that reason.
     #[must_use]
-    pub fn has_at_hand(&self, world: &World<'_>, command: &Enlisted, reading: Reading) -> bool {
-        self.sooner_here(world, &[(command, &Ok(reading))]).is_some()
+    pub fn round_trips_to_have(&self, world: &World<'_>, command: &Enlisted, reading: Reading) -> Option<u32> {
+        self.sooner_here(world, &[(command, &Ok(reading))]).map(|(_, found)| found.round_trips)
     }
 
     /// What the commands use, if they are sooner done here.

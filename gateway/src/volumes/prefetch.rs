@@ -7,7 +7,7 @@ use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
 use bytes::Bytes;
@@ -114,10 +114,13 @@ impl Volumes {
     }
 }
 
-/// Commands of other users do not come to this gateway.
+/// Commands of other users do not come to this gateway. Asked for once: getgroups(2) behind libc reads a file of /proc each time.
 pub(super) fn own_caller() -> Caller {
-    let groups = getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
-    Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups }
+    static OWN: LazyLock<Caller> = LazyLock::new(|| {
+        let groups = getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
+        Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups }
+    });
+    OWN.clone()
 }
 
 fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
