@@ -19,12 +19,14 @@ use fields::{Entry, Fields};
 use scope::Scope;
 pub(crate) use shared::Lookup;
 
-/// Whether regular expressions are tried out, which takes longer than all the rest.
+/// What becomes of regular expressions, which take longer than all the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// Files that ship with posh: a test has tried them.
+    /// They are left for later; those that ship with posh were tried by a test.
     Trusted,
-    /// Everything.
+    /// Ready to be used.
+    Ready,
+    /// Tried, and what is wrong with them is said.
     Full,
 }
 
@@ -95,14 +97,14 @@ fn long_names(omissions: &[Omission]) -> Vec<String> {
 struct Compiler<'f> {
     faults: &'f mut Faults,
     scope: Scope,
-    thorough: bool,
+    depth: Depth,
     /// While it is read whether an operand exists, operands cannot be named.
     options_only: bool,
 }
 
 fn annotation(place: Place, entries: &[Entry], depth: Depth, faults: &mut Faults) -> Annotation {
     let scope = Scope::of(entries, faults);
-    let mut compiler = Compiler { faults, scope, thorough: depth == Depth::Full, options_only: false };
+    let mut compiler = Compiler { faults, scope, depth, options_only: false };
     let mut fields = Fields::new(place, entries, compiler.faults);
     let mut annotation = Annotation {
         when: Condition::Always,

@@ -286,10 +286,18 @@ impl Pattern {
         error.to_string().lines().last().map(|line| line.trim_start_matches("error: ").to_owned())
     }
 
+    /// Compiles it now.
+    pub fn prepare(&self) {
+        self.regex();
+    }
+
     /// False for a pattern with a fault; those do not pass the checker.
     pub fn is_match(&self, value: &[u8]) -> bool {
-        let regex = self.regex.get_or_init(|| Regex::new(&self.source).ok());
-        regex.as_ref().is_some_and(|regex| regex.is_match(value))
+        self.regex().is_some_and(|regex| regex.is_match(value))
+    }
+
+    fn regex(&self) -> Option<&Regex> {
+        self.regex.get_or_init(|| Regex::new(&self.source).ok()).as_ref()
     }
 }
 

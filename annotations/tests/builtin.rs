@@ -23,6 +23,20 @@ fn every_embedded_command_can_be_used() {
 }
 
 #[test]
+fn commands_that_were_made_ready_are_read_as_others() {
+    let (ready, other) = (Library::builtin(), Library::builtin());
+    ready.prepare();
+    for text in
+        ["cat f", "grep -n x f", "sed -n 2,4p f", "sed w f", "stat -c %n f", "awk 1 f", "git status", "cat -X f"]
+    {
+        let argv: Vec<_> = text.split(' ').map(Into::into).collect();
+        let read = |library: &Library| library.classify(text.split(' ').next().unwrap(), &argv, &|_| None);
+        assert_eq!(read(&ready), read(&other), "{text}");
+    }
+    assert!(ready.full_names().all(|name| ready.help_command(name).is_some()));
+}
+
+#[test]
 fn files_of_the_user_replace_whole_commands() {
     let directory = tempfile::tempdir().unwrap();
     let directories = [directory.path().to_owned()];

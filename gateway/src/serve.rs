@@ -52,6 +52,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// The gateway gives memory back after so long without a pipeline.
 const QUIET: Duration = Duration::from_secs(1);
+/// The commands for which a gateway is started have the processors for themselves so long.
+const FIRST_COMMANDS: Duration = Duration::from_millis(100);
 
 /// Where the gateway listens. The stage socket's path is published to stages.
 pub struct Listeners {
@@ -103,6 +105,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
         tokio::spawn(carry_out_all(Arc::clone(&gateway), pipelines)),
         tokio::spawn(watch_mounts(Arc::clone(&gateway))),
         tokio::spawn(give_memory_back(Arc::clone(&gateway))),
+        tokio::spawn(prepare_annotations(Arc::clone(&gateway))),
     ];
     Volumes::begin(&gateway);
     let service = Service::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));
@@ -225,6 +228,13 @@ impl Drop for AtWork<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// The first command of each name need not wait for its annotation. Whoever has started the gateway comes first.
+async fn prepare_annotations(gateway: Arc<Gateway>) {
+    tokio::time::sleep(FIRST_COMMANDS).await;
+    let library = Arc::clone(&gateway.view().library);
+    let _ = tokio::task::spawn_blocking(move || library.prepare()).await;
 }
 
 /// After a large pipeline the allocator keeps tens of megabytes for the next one:

@@ -1,6 +1,7 @@
 //! Conditions, and keyword values that depend on them.
 
 use super::Compiler;
+use super::Depth;
 use super::fields::Fields;
 use crate::document::{Content, Node, Place};
 use crate::model::{Cases, Condition, Conditional, Pattern, Subject, Test, Which};
@@ -122,10 +123,14 @@ impl Compiler<'_> {
     fn patterns(&mut self, node: &Node, whole: bool) -> Vec<Pattern> {
         let sources = self.words(node, "a regular expression");
         let patterns: Vec<Pattern> = sources.iter().map(|source| Pattern::new(source, whole)).collect();
-        if self.thorough {
-            for (pattern, source) in patterns.iter().zip(&sources) {
-                if let Some(fault) = pattern.fault() {
-                    self.faults.add(node.place, format!("bad regular expression {source}: {fault}"));
+        match self.depth {
+            Depth::Trusted => {}
+            Depth::Ready => patterns.iter().for_each(Pattern::prepare),
+            Depth::Full => {
+                for (pattern, source) in patterns.iter().zip(&sources) {
+                    if let Some(fault) = pattern.fault() {
+                        self.faults.add(node.place, format!("bad regular expression {source}: {fault}"));
+                    }
                 }
             }
         }
