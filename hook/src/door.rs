@@ -10,6 +10,7 @@ use core::{
 };
 
 use crate::{
+    leaves,
     look::{self, Look},
     message::SessionFile,
     pipes::{self, Notes, Standard, Writer},
@@ -57,6 +58,8 @@ pub(crate) struct Plan<'a> {
     request: &'a Request<'a>,
     /// The program can be preloaded.
     preloads: bool,
+    /// It is one that posh knows, and that starts no other: executed here, it goes without us.
+    is_leaf: bool,
     /// What the stage program is to be told, if it is to be executed instead.
     reach: Option<&'static [u8]>,
 }
@@ -69,6 +72,13 @@ impl<'a> Plan<'a> {
     /// methods get.
     pub(crate) unsafe fn of(request: &'a Request<'a>) -> Option<Self> {
         let session = session::current()?;
+        let is_known = name_of(request.path).is_some_and(|name| session.knows(name));
+        // SAFETY: the caller's promise.
+        let reach = if is_known { unsafe { reach_in_words(session, request) } } else { None };
+        let is_leaf = is_known && leaves::starts_no_other(request.path);
+        if is_leaf && reach.is_none() {
+            return None;
+        }
         // Not here, for this user: another root directory, another mount namespace, another user.
         if !session.library().is_some_and(sys::is_readable) {
             return None;
@@ -77,10 +87,8 @@ impl<'a> Plan<'a> {
         if target == Target::Closed {
             return None;
         }
-        // SAFETY: the caller's promise.
-        let reach = unsafe { reach_of_known(session, request) };
         let preloads = target == Target::Preloads;
-        (reach.is_some() || preloads).then_some(Self { session, request, preloads, reach })
+        (reach.is_some() || preloads).then_some(Self { session, request, preloads, is_leaf, reach })
     }
 
     /// Calls with the session's variables for a program that preloads.
@@ -108,6 +116,9 @@ impl<'a> Plan<'a> {
                 Some(reach) if !self.stays(reach) && self.stage(reach, exec) == Some(0) => return 0,
                 Some(_) => {}
                 None => self.note_other(),
+            }
+            if self.is_leaf {
+                return exec(None, environment);
             }
             let with_session = self.with_variables(&mut |variables| {
                 extended(environment, &variables, &mut |environment| exec(None, environment))
@@ -223,12 +234,9 @@ fn name_of(path: &CStr) -> Option<&[u8]> {
     path.to_bytes().rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())
 }
 
-/// What the stage program is to be told, if the command is one that posh knows and it may touch a mount.
+/// What the stage program is to be told of a command that posh knows, if it may touch a mount.
 #[inline(never)]
-unsafe fn reach_of_known(session: &Session, request: &Request<'_>) -> Option<&'static [u8]> {
-    if !session.knows(name_of(request.path)?) {
-        return None;
-    }
+unsafe fn reach_in_words(session: &Session, request: &Request<'_>) -> Option<&'static [u8]> {
     // SAFETY: the caller's promise.
     let reach = if request.directory == AT_FDCWD { unsafe { reach(session, request) }? } else { Reach::Nothing };
     match reach {

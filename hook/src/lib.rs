@@ -17,6 +17,7 @@
 
 mod door;
 pub mod interpose;
+mod leaves;
 mod lend;
 pub mod look;
 mod memory;

@@ -8,9 +8,10 @@ use std::path::Path;
 
 use posh_integration::explain::Report;
 use posh_integration::oracle::Under;
-use posh_integration::{Door, Script};
+use posh_integration::{Door, Lab, LabSpec, Script};
 
 use crate::arena::{Arena, assert_none, kept_here};
+use crate::programs;
 
 /// Name, script, and the commands that must all have been offloaded.
 type Case = (&'static str, &'static str, &'static [&'static str]);
@@ -314,6 +315,19 @@ fn a_program_s_own_library_keeps_it_here() {
     let report = arena.attempt("fakeroot", &script).unwrap();
     let grep = report.stages("grep").next().expect("the hook is beside the other library");
     assert!(!grep.is_offloaded() && grep.reason.contains("LD_PRELOAD"), "{grep:?}");
+}
+
+/// Where nobody asks for a report: for that, each command goes through the stage program.
+#[test]
+fn programs_that_start_no_others_go_without_the_hook() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let text =
+        "cp /bin/cat /tmp/cat\nfor p in cat /usr/bin/cat 'sed p' /tmp/cat; do echo \"= $p\"; $p /proc/self/maps; done";
+    let outcome = Script::new(text).run(&lab.workstation, Under::Posh).unwrap();
+    let stdout = String::from_utf8_lossy(&outcome.stdout);
+    let hooked = stdout.split("= ").skip(1).map(|maps| (maps.lines().next().unwrap(), maps.contains("/hook-")));
+    let expected = [("cat", false), ("/usr/bin/cat", false), ("sed p", true), ("/tmp/cat", true)];
+    assert_eq!(hooked.collect::<Vec<_>>(), expected, "{outcome}");
 }
 
 #[test]
