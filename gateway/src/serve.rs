@@ -229,7 +229,7 @@ impl Drop for AtWork<'_> {
 }
 
 /// The first command of each name need not wait for its annotation. That takes the memory and the caches of those who are at
-/// work (a session over sshfs took 0.20 s in place of 0.16), so it is done as soon as nobody is.
+/// work (a session over sshfs took 0.20 s in place of 0.16), so it is done in the first second without a pipeline.
 async fn prepare_annotations(gateway: Arc<Gateway>) {
     let mut before = u64::MAX;
     loop {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posh_integration::oracle::Under;
 use posh_integration::process::wait_gone;
@@ -162,9 +162,7 @@ fn a_killed_runner() {
     for at in 0..3 {
         let mut run = Silent::start(Under::Posh);
         let remote = run.remote();
-        let Executors { runners, .. } = executors(run.server());
-        assert_eq!(runners.len(), 3, "{runners:?}");
-        kill(runners[at], Signal::KILL);
+        kill(executors(run.server()).runners[at], Signal::KILL);
         run.assert_given_up(&remote);
     }
 }
@@ -190,21 +188,40 @@ fn a_killed_spare() {
 #[derive(Debug)]
 struct Executors {
     daemon: u32,
-    /// Those that have children.
-    runners: Vec<u32>,
+    /// Guard, keeper and supervisor: those that have children, in the order in which they were started.
+    runners: [u32; 3],
     spare: u32,
 }
 
+/// Waits for the supervisor of the next run, which is forked when one has got its own.
 fn executors(host: &Host) -> Executors {
+    let limit = Instant::now() + promise();
+    loop {
+        let found = look_for_executors(host);
+        match (&found.0[..], &found.1[..], &found.2[..]) {
+            ([daemon], &[guard, keeper, supervisor], [spare]) => {
+                return Executors { daemon: *daemon, runners: [guard, keeper, supervisor], spare: *spare };
+            }
+            _ => assert!(Instant::now() < limit, "not one of each: {found:?}"),
+        }
+    }
+}
+
+/// Daemons, runners' processes with children, and those without.
+fn look_for_executors(host: &Host) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
     let all = host.processes().unwrap().into_iter().filter(|p| p.program == "posh-executor");
     let (runners, daemons): (Vec<_>, Vec<_>) = all.partition(|p| p.command_line.ends_with(" runner"));
-    let is_childless =
-        |p: &Running| fs::read_to_string(format!("/proc/{0}/task/{0}/children", p.pid)).unwrap().is_empty();
+    let is_childless = |p: &Running| {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", p.pid));
+        children.is_ok_and(|children| children.is_empty())
+    };
     let (spares, runners): (Vec<_>, Vec<_>) = runners.into_iter().partition(is_childless);
-    let pids = |found: Vec<Running>| found.iter().map(|p| p.pid).collect::<Vec<_>>();
-    let (daemons, runners, spares) = (pids(daemons), pids(runners), pids(spares));
-    let ([daemon], [spare]) = (&daemons[..], &spares[..]) else { panic!("one each: {daemons:?}, {spares:?}") };
-    Executors { daemon: *daemon, runners, spare: *spare }
+    let pids = |found: Vec<Running>| {
+        let mut pids: Vec<_> = found.iter().map(|p| p.pid).collect();
+        pids.sort_unstable();
+        pids
+    };
+    (pids(daemons), pids(runners), pids(spares))
 }
 
 #[test]

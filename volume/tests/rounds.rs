@@ -358,7 +358,8 @@ fn small_files_that_a_shell_is_going_to_read_are_fetched_together() {
         let taken = rounds(Tree { directories: 5, files: 200 }, |volume| async move {
             let caller = Caller::default();
             let path = |file: u64| [name(3), name(3_000 + file)].iter().collect::<PathBuf>();
-            let named: Vec<PathBuf> = (0..count).map(path).collect();
+            // Each of them twice.
+            let named: Vec<PathBuf> = (0..count).flat_map(|file| [path(file), path(file)]).collect();
             volume.look_ahead(&caller, &Look { named: named.clone(), listed: Vec::new() });
             volume.fetch_small(&caller, &named).await;
             kept_by.set(volume.state().cached_bytes);

@@ -2,7 +2,7 @@
 //! other ([`super::readers`] knows which come next), and small ones are then opened without asking anybody.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, MutexGuard, PoisonError},
@@ -56,8 +56,9 @@ impl Volume {
         }
         self.looks.passed(None).await;
         let mut left = NAMED_BYTES;
-        let mut files = Vec::new();
-        for file in paths.iter().filter_map(|path| self.file_at(path)) {
+        let (mut files, mut seen) = (Vec::new(), HashSet::new());
+        // A text names some more than once.
+        for file in paths.iter().filter_map(|path| self.file_at(path)).filter(|file| seen.insert(*file)) {
             let size = self.size_of_fetched(file).filter(|size| *size <= NAMED_FILE_BYTES.min(left));
             if let Some(size) = size {
                 left -= size;
