@@ -12,7 +12,7 @@ use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
 
 use crate::{
     aside::aside_if_far,
-    session::Request,
+    session::{Request, Taken},
     state::{Gateway, View},
 };
 
@@ -44,6 +44,11 @@ fn open_with(
         split: (request.split > 0).then_some(request.split),
         path: search,
         stage_program: path(request.stage_program),
+        taken: (!request.taken.is_empty()).then(|| Taken {
+            directory: path(request.taken),
+            outputs: request.outputs,
+            input: request.input,
+        }),
     };
     let opened = gateway.sessions.open(request, &gateway.commands, &gateway.told_of(&view.table));
     let (session, shims) = opened.map_err(|error| {

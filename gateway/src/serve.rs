@@ -111,8 +111,9 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
         tokio::select! {
             () = shutdown => tracing::info!("told to end"),
             () = asked_to_end.notified() => tracing::info!("asked to end"),
-            () = idle_for(sessions.count(), gateway.volumes.count(), idle) => tracing::info!(?idle, "nobody needs this gateway"),
+            () = idle_for(&sessions, gateway.volumes.count(), idle) => tracing::info!(?idle, "nobody needs this gateway"),
         }
+        sessions.offer_nothing();
     };
     let served = serve_grpc(service, listeners.grpc, end).await;
     drain(&gateway).await;
@@ -181,11 +182,19 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
         tokio::spawn(async move {
             match stage_link::accept(socket).await {
                 Ok(Caller::Stage(mut stage)) => {
+                    gateway.sessions.heard_of(&stage.enlisted.session).await;
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted));
                     gateway.assembler.enlisted(stage).await;
                 }
                 Ok(Caller::Shell(request, shell)) => {
-                    stage_link::tell_shell(shell, opening::open(&gateway, request)).await;
+                    let has_begun = !request.taken.is_empty();
+                    let opened = opening::open(&gateway, *request);
+                    match opened {
+                        // It hears nothing any more, and its commands run where they are.
+                        Err(why) if has_begun => tracing::warn!(why, "no session for a shell that has begun"),
+                        Ok(_) if has_begun => {}
+                        opened => stage_link::tell_shell(shell, opened).await,
+                    }
                 }
                 Ok(Caller::Executing(question, pid, process)) => {
                     let Some(mut command) = Enlisted::about_to_execute(question, pid, gateway.mount_namespace) else {
@@ -277,7 +286,8 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
 }
 
 /// Completes when there has been no session and no volume for that long.
-async fn idle_for(mut sessions: watch::Receiver<usize>, mut volumes: watch::Receiver<usize>, idle: Duration) {
+async fn idle_for(all: &Sessions, mut volumes: watch::Receiver<usize>, idle: Duration) {
+    let mut sessions = all.count();
     loop {
         if sessions.wait_for(|n| *n == 0).await.is_err() || volumes.wait_for(|n| *n == 0).await.is_err() {
             return;
@@ -288,7 +298,7 @@ async fn idle_for(mut sessions: watch::Receiver<usize>, mut volumes: watch::Rece
                 _ = volumes.wait_for(|n| *n > 0) => {}
             }
         };
-        if tokio::time::timeout(idle, needed).await.is_err() {
+        if tokio::time::timeout(idle, needed).await.is_err() && all.withdraw() {
             return;
         }
     }

@@ -2,6 +2,8 @@
 //! of shims and the file that tells a stage where to ask; both go away when the
 //! shell's process ends, however it ends, and none that it left behind looks there.
 
+mod ready;
+
 use std::{
     collections::{BTreeMap, HashSet},
     ffi::OsStr,
@@ -18,9 +20,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
-use posh_proto::stage::SessionFile;
+use posh_proto::{
+    ready::{MadeFor, SHIMS},
+    stage::SessionFile,
+};
 use prost::Message;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
@@ -32,13 +38,13 @@ use crate::{
     report::Reports,
     trace::Trace,
 };
+use ready::Ready;
 
 /// In a session's directory.
-const SHIMS: &str = "bin";
+const FILE: &str = "session";
 
-/// Around the gateway's process, the name of a directory that no session has yet.
-const SPARE_PREFIX: &str = "session-";
-const SPARE_SUFFIX: &str = "-spare";
+/// Who has taken a session is heard of in less, or not at all: it has died.
+const UNHEARD: Duration = Duration::from_secs(1);
 
 /// What every session is told of the mounts.
 #[derive(Debug, Clone, Default)]
@@ -64,6 +70,19 @@ pub struct Request {
     pub path: PathBuf,
     /// The program that the shims lead to.
     pub stage_program: PathBuf,
+    /// It has taken a session that was ready, and begins.
+    pub taken: Option<Taken>,
+}
+
+/// Of a session that was ready and has been taken.
+#[derive(Debug, Clone)]
+pub struct Taken {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Pipes that are the shell's output and errors, by inode, as it began.
+    pub outputs: Vec<u64>,
+    /// The pipe that was its input.
+    pub input: Option<u64>,
 }
 
 /// One shell and what runs below it.
@@ -85,6 +104,7 @@ pub struct Session {
     outputs: Vec<u64>,
     directory: PathBuf,
     made_for: MadeFor,
+    stage_program: PathBuf,
 }
 
 /// Why a session could not be opened.
@@ -108,30 +128,6 @@ pub enum SessionError {
     },
 }
 
-/// The shims of a session that has ended, for the next one, so that it needs not wait until there are some.
-#[derive(Debug)]
-struct Spare {
-    directory: PathBuf,
-    made_for: MadeFor,
-}
-
-/// What shims depend on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct MadeFor {
-    path: PathBuf,
-    stage_program: PathBuf,
-    /// Of each directory of the path, when it was changed last.
-    changes: Vec<Option<(i64, i64)>>,
-}
-
-impl MadeFor {
-    fn of(request: &Request) -> Self {
-        let changed = |directory: PathBuf| fs::metadata(directory).ok().map(|m| (m.mtime(), m.mtime_nsec()));
-        let changes = std::env::split_paths(&request.path).map(changed).collect();
-        Self { path: request.path.clone(), stage_program: request.stage_program.clone(), changes }
-    }
-}
-
 /// All sessions of this gateway.
 #[derive(Debug)]
 pub struct Sessions {
@@ -139,8 +135,10 @@ pub struct Sessions {
     stage_socket: PathBuf,
     next: AtomicU64,
     open: Mutex<BTreeMap<String, Arc<Session>>>,
+    /// What they were told last.
+    told: Mutex<Mounts>,
     /// For whoever comes next.
-    spare: Mutex<Option<Spare>>,
+    ready: Mutex<Ready>,
     /// There is no next one.
     is_closed: AtomicBool,
     changed: tokio::sync::watch::Sender<usize>,
@@ -151,13 +149,14 @@ impl Sessions {
     #[must_use]
     pub fn new(directory: PathBuf, stage_socket: PathBuf) -> Arc<Self> {
         let changed = tokio::sync::watch::Sender::new(0);
-        remove_spares_of_the_dead(&directory);
+        ready::remove_those_of_the_dead(&directory, &stage_socket);
         Arc::new(Self {
             directory,
             stage_socket,
             next: AtomicU64::new(0),
             open: Mutex::default(),
-            spare: Mutex::default(),
+            told: Mutex::default(),
+            ready: Mutex::default(),
             is_closed: AtomicBool::new(false),
             changed,
         })
@@ -171,43 +170,79 @@ impl Sessions {
     pub fn open(
         self: &Arc<Self>,
         request: Request,
-        commands: &Arc<Vec<String>>,
+        commands: &[String],
         mounts: &Mounts,
     ) -> Result<(Arc<Session>, PathBuf), SessionError> {
-        let pidfd = watch(request.pid)?;
-        let id = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        let taken = request.taken.clone().filter(|taken| self.is_place(&taken.directory));
+        let known = taken.as_ref().and_then(|taken| self.ready().unheard(&taken.directory));
+        let id = known.unwrap_or_else(|| self.next_id());
+        let directory = taken.as_ref().map(|taken| taken.directory.clone());
+        let (outputs, input) = match taken.clone() {
+            Some(taken) => (taken.outputs, taken.input),
+            None => (pipes_of(request.pid, [1, 2]), pipes_of(request.pid, [0]).first().copied()),
+        };
         let session = Arc::new(Session {
-            directory: self.directory.join(format!("session-{id}")),
+            directory: directory.unwrap_or_else(|| self.directory.join(format!("session-{id}"))),
             id: id.clone(),
             pid: request.pid,
             explain: request.explain,
             split: request.split,
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
-            outputs: outputs_of(request.pid),
-            made_for: MadeFor::of(&request),
+            outputs,
+            made_for: MadeFor::now(request.path.as_os_str(), &request.stage_program),
+            stage_program: request.stage_program,
         });
         let shims = session.directory.join(SHIMS);
-        let made = match self.take_spare(&session) {
-            true => Ok(()),
-            false => make_shims(&session.directory, &session.made_for, commands),
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = mounts.clone();
+        let pidfd = match (watch(request.pid), &taken) {
+            (Err(error), Some(_)) => {
+                session.remove();
+                return Err(error);
+            }
+            (pidfd, _) => pidfd?,
         };
-        let made = made.and_then(|()| self.write_file(&session, mounts));
-        let made = made.and_then(|()| self.note_input(&session));
-        if let Err(source) = made {
+        let has_shims = taken.is_some() || self.ready().take(&session.made_for, &session.directory);
+        let made = || {
+            if !has_shims {
+                make_shims(&session.directory, &request.path, &session.stage_program, commands)?;
+            }
+            self.write_file(&session, mounts)?;
+            self.note_input(&session, input)
+        };
+        if let Err(source) = made() {
             session.remove();
             return Err(SessionError::Directory { path: session.directory.clone(), source });
         }
-        self.lock().insert(id, Arc::clone(&session));
+        self.lock().insert(id.clone(), Arc::clone(&session));
+        self.ready().heard_of(&id);
         self.announce();
         tokio::spawn(Arc::clone(self).close_at_end(Arc::clone(&session), pidfd));
         Ok((session, shims))
     }
 
+    fn next_id(&self) -> String {
+        format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether a session's directory may lie there.
+    fn is_place(&self, directory: &Path) -> bool {
+        directory.parent() == Some(&self.directory)
+    }
+
+    /// Waits for word of a session that was ready and has been taken: its first command may be sooner.
+    pub async fn heard_of(&self, id: &str) {
+        if !self.ready().is_unheard(id) {
+            return;
+        }
+        let mut changed = self.changed.subscribe();
+        let is_open = async { while self.get(id).is_none() && changed.changed().await.is_ok() {} };
+        let _ = tokio::time::timeout(UNHEARD, is_open).await;
+    }
+
     /// What is piped to a shell comes from outside, unless it is one within a session: no command needs to wait for a
     /// word of who writes it.
-    fn note_input(&self, session: &Session) -> io::Result<()> {
-        let input = fs::read_link(format!("/proc/{}/fd/0", session.pid)).ok().and_then(|link| pipe_inode(&link));
+    fn note_input(&self, session: &Session, input: Option<u64>) -> io::Result<()> {
         match input.filter(|_| !is_below(session.pid, &self.roots())) {
             Some(pipe) => pipe_notes::note_fed_here(&session.directory, pipe),
             None => Ok(()),
@@ -251,7 +286,7 @@ impl Sessions {
     /// Files that shims lead to.
     #[must_use]
     pub fn stage_programs(&self) -> HashSet<PathBuf> {
-        self.lock().values().map(|s| s.made_for.stage_program.clone()).collect()
+        self.lock().values().map(|s| s.stage_program.clone()).collect()
     }
 
     /// How many there are, as it changes.
@@ -268,41 +303,50 @@ impl Sessions {
                 tracing::warn!(session = session.id, %error, "cannot tell a session of changed mounts");
             }
         }
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = mounts.clone();
+        if let Some((id, directory)) = self.ready().offered() {
+            // Somebody may take it at this moment: whoever tells of that is told the mounts as they are then.
+            let _ = self.write_message(directory, &self.message(id, mounts));
+        }
     }
 
-    /// Shims for a session that begins, if there are any that are right for it.
-    fn take_spare(&self, session: &Session) -> bool {
-        let spare = self.spare().take_if(|spare| spare.made_for == session.made_for);
-        let gives = |spare: &Spare| fs::rename(&spare.directory, &session.directory).inspect_err(|_| spare.remove());
-        spare.is_some_and(|spare| gives(&spare).is_ok())
-    }
-
-    /// A session's shims go, or are kept for the next one. No process looks there any more.
+    /// A session's directory goes, or is made ready for the next one. No process looks there any more.
     fn retire(&self, session: &Session) {
-        let mut spare = self.spare();
-        let is_of_use = spare.as_ref().is_none_or(|spare| spare.made_for != session.made_for);
-        if self.is_closed.load(Ordering::Relaxed) || !is_of_use {
-            drop(spare);
+        let mut ready = self.ready();
+        let has_place = self.stage_socket.parent() == Some(&self.directory);
+        if self.is_closed.load(Ordering::Relaxed) || !has_place || !ready.lacks(&session.made_for) {
+            drop(ready);
             return session.remove();
         }
-        spare.take().inspect(Spare::remove);
-        let directory = self.directory.join(format!("{SPARE_PREFIX}{}{SPARE_SUFFIX}", std::process::id()));
-        match fs::rename(&session.directory, &directory) {
-            Ok(()) => *spare = Some(Spare { directory, made_for: session.made_for.clone() }),
-            Err(_) => session.remove(),
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let id = self.next_id();
+        let written = self.write_message(&session.directory, &self.message(&id, &told));
+        let offer = || ready.offer(id, &session.directory, session.made_for.clone(), &self.stage_socket);
+        if written.and_then(|()| offer()).is_err() {
+            session.remove();
         }
     }
 
-    fn spare(&self) -> MutexGuard<'_, Option<Spare>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Takes back what is ready for the next shell. False: one has just taken it, and comes.
+    #[must_use]
+    pub fn withdraw(&self) -> bool {
+        self.ready().withdraw()
+    }
+
+    /// From now on no shell finds anything ready: this gateway ends.
+    pub fn offer_nothing(&self) {
+        let mut ready = self.ready();
+        self.is_closed.store(true, Ordering::Relaxed);
+        ready.withdraw();
+    }
+
+    fn ready(&self) -> MutexGuard<'_, Ready> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes every session's directory.
     pub fn close_all(&self) {
-        let mut spare = self.spare();
-        self.is_closed.store(true, Ordering::Relaxed);
-        spare.take().inspect(Spare::remove);
-        drop(spare);
+        self.offer_nothing();
         std::mem::take(&mut *self.lock()).into_values().for_each(|s| s.remove());
         self.announce();
     }
@@ -316,20 +360,42 @@ impl Sessions {
         self.changed.send_replace(count);
     }
 
-    /// Stages read this file at any moment: it is replaced whole.
     fn write_file(&self, session: &Session, mounts: &Mounts) -> io::Result<()> {
-        let message = SessionFile {
-            session: session.id.clone(),
+        let message = self.message(&session.id, mounts);
+        let is_told_of = session.is_waited_for();
+        self.write_message(
+            &session.directory,
+            &SessionFile {
+                always_enlist: session.explain,
+                trace: session.trace.is_some(),
+                // What is not enlisted is in no report.
+                asks: message.asks && !is_told_of,
+                ..message
+            },
+        )
+    }
+
+    /// For a session that nobody tells of afterwards.
+    fn message(&self, id: &str, mounts: &Mounts) -> SessionFile {
+        SessionFile {
+            session: id.to_owned(),
             socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
-            always_enlist: session.explain,
-            trace: session.trace.is_some(),
+            always_enlist: false,
+            trace: false,
             prefixes: mounts.prefixes.clone().into(),
-            // What is not enlisted is in no report.
-            asks: mounts.at_hand && !session.explain && session.trace.is_none(),
-        };
-        let new = session.directory.join("session.new");
-        fs::write(&new, message.encode_to_vec())?;
-        fs::rename(new, session.directory.join("session"))
+            asks: mounts.at_hand,
+        }
+    }
+
+    /// Stages read this file at any moment: it is replaced whole, and only by another.
+    fn write_message(&self, directory: &Path, message: &SessionFile) -> io::Result<()> {
+        let (file, message) = (directory.join(FILE), message.encode_to_vec());
+        if fs::read(&file).is_ok_and(|before| before == message) {
+            return Ok(());
+        }
+        let new = directory.join("session.new");
+        fs::write(&new, message)?;
+        fs::rename(new, file)
     }
 
     async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
@@ -345,9 +411,9 @@ impl Sessions {
     }
 }
 
-/// The pipes that are a process's output and errors, by inode.
-fn outputs_of(pid: Pid) -> Vec<u64> {
-    let links = [1, 2].into_iter().filter_map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok());
+/// Which of these descriptors of a process are pipes, by inode.
+fn pipes_of<const N: usize>(pid: Pid, descriptors: [u32; N]) -> Vec<u64> {
+    let links = descriptors.into_iter().filter_map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok());
     links.filter_map(|link| pipe_inode(&link)).collect()
 }
 
@@ -399,33 +465,14 @@ impl Session {
     }
 }
 
-impl Spare {
-    fn remove(&self) {
-        let _ = fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// What gateways that were killed had ready for a next session.
-fn remove_spares_of_the_dead(directory: &Path) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix(SPARE_PREFIX)?.strip_suffix(SPARE_SUFFIX));
-        let owner = number.and_then(|number| number.parse::<Pid>().ok());
-        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
 /// Makes a session's directory with its shims.
-fn make_shims(directory: &Path, made_for: &MadeFor, commands: &[String]) -> io::Result<()> {
+fn make_shims(directory: &Path, path: &Path, stage_program: &Path, commands: &[String]) -> io::Result<()> {
     let shims = directory.join(SHIMS);
     fs::DirBuilder::new().mode(0o700).create(directory)?;
     fs::DirBuilder::new().mode(0o700).create(&shims)?;
     pipe_notes::make(directory)?;
-    let names = |c: &&String| has_command(made_for.path.as_os_str(), c, &made_for.stage_program);
-    commands.iter().filter(names).try_for_each(|name| symlink(&made_for.stage_program, shims.join(name)))
+    let names = |c: &&String| has_command(path.as_os_str(), c, stage_program);
+    commands.iter().filter(names).try_for_each(|name| symlink(stage_program, shims.join(name)))
 }
 
 /// Whether a command of that name, other than a shim, is on PATH.
@@ -439,67 +486,195 @@ fn has_command(path: &OsStr, name: &str, stage_program: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::{process::Child, time::Instant};
 
     use super::*;
 
-    const NOBODY: Pid = u32::MAX - 1;
+    const NOBODY: Pid = i32::MAX as Pid;
+    const STAGE: &str = "/posh-stage";
+
+    /// A gateway's directory, two of a PATH with a command each, and its sessions.
+    struct Site {
+        directory: tempfile::TempDir,
+        sessions: Arc<Sessions>,
+    }
+
+    impl Site {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            for (path, name) in [("one", "cat"), ("other", "grep")] {
+                fs::create_dir(directory.path().join(path)).unwrap();
+                fs::copy("/proc/self/exe", directory.path().join(path).join(name)).unwrap();
+            }
+            // What two killed gateways had ready, one of them this one's predecessor; and what a living one has.
+            let left = |stem: &str, gateway: Pid| {
+                let place = directory.path().join(format!("{stem}.ready-123456789abc"));
+                fs::create_dir(&place).unwrap();
+                let file = SessionFile { session: format!("{gateway}-1"), ..SessionFile::default() };
+                fs::write(place.join(FILE), file.encode_to_vec()).unwrap();
+                place
+            };
+            let (own, dead, living) = (left("g", 1), left("dead", NOBODY), left("living", 1));
+            let sessions = Sessions::new(directory.path().to_owned(), directory.path().join("g.stage"));
+            assert!(!own.exists() && !dead.exists() && living.exists());
+            fs::remove_dir_all(living).unwrap();
+            Self { directory, sessions }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
+        }
+
+        fn made_for(&self, path: &str) -> MadeFor {
+            MadeFor::now(self.path(path).as_os_str(), Path::new(STAGE))
+        }
+
+        fn place(&self, path: &str) -> PathBuf {
+            self.made_for(path).place(&self.sessions.stage_socket)
+        }
+
+        /// Takes what is ready, as a shell that begins.
+        fn take(&self, path: &str, pid: Pid) -> Option<Taken> {
+            let directory = posh_proto::ready::take(&self.place(path), pid).ok()?;
+            Some(Taken { directory, outputs: vec![7], input: None })
+        }
+
+        fn open(&self, path: &str, pid: Pid, taken: Option<Taken>) -> Result<Arc<Session>, SessionError> {
+            let (path, stage_program) = (self.path(path), STAGE.into());
+            let request = Request { pid, explain: false, trace: false, split: None, path, stage_program, taken };
+            let commands = ["cat".to_owned(), "grep".to_owned()];
+            let (session, shims) = self.sessions.open(request, &commands, &Mounts::default())?;
+            assert_eq!(shims, session.directory.join(SHIMS));
+            let file = fs::read(session.directory.join(FILE)).unwrap();
+            assert_eq!(SessionFile::decode(file.as_slice()).unwrap().session, session.id);
+            Ok(session)
+        }
+
+        /// A session of a shell of its own, opened without asking what is ready.
+        fn open_asking(&self, path: &str) -> Opened {
+            let shell = shell();
+            let session = self.open(path, shell.id(), None).unwrap();
+            Opened::of(shell, &session)
+        }
+
+        async fn close(&self, mut opened: Opened) {
+            opened.shell.kill().unwrap();
+            opened.shell.wait().unwrap();
+            let began = Instant::now();
+            while opened.session.directory.exists() {
+                assert!(began.elapsed() < Duration::from_secs(10), "the session is still there");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+
+    struct Opened {
+        shell: Child,
+        session: Arc<Session>,
+        inode: u64,
+        names: Vec<String>,
+    }
+
+    impl Opened {
+        fn of(shell: Child, session: &Arc<Session>) -> Self {
+            let names = fs::read_dir(session.directory.join(SHIMS)).unwrap();
+            let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            let inode = fs::metadata(&session.directory).unwrap().ino();
+            Self { shell, session: Arc::clone(session), inode, names }
+        }
+    }
+
+    fn shell() -> Child {
+        std::process::Command::new("sleep").arg("100").spawn().unwrap()
+    }
 
     #[tokio::test]
     async fn a_session_takes_what_was_left_by_one_with_its_path_only() {
-        let directory = tempfile::tempdir().unwrap();
-        let [path, other] = ["one", "other"].map(|name| directory.path().join(name));
-        for (directory, name) in [(&path, "cat"), (&other, "grep")] {
-            fs::create_dir(directory).unwrap();
-            fs::copy("/proc/self/exe", directory.join(name)).unwrap();
-        }
-        let left = directory.path().join(format!("{SPARE_PREFIX}{NOBODY}{SPARE_SUFFIX}"));
-        fs::create_dir(&left).unwrap();
-        let sessions = Sessions::new(directory.path().to_owned(), "/socket".into());
-        assert!(!left.exists());
-        let commands = Arc::new(vec!["cat".to_owned(), "grep".to_owned()]);
-        // A shell of its own for each, its directory's inode and what is in it.
-        let open = |path: &Path| {
-            let shell = std::process::Command::new("sleep").arg("100").spawn().unwrap();
-            let (pid, stage_program) = (shell.id(), "/posh-stage".into());
-            let request =
-                Request { pid, explain: false, trace: false, split: None, path: path.to_owned(), stage_program };
-            let (session, shims) = sessions.open(request, &commands, &Mounts::default()).unwrap();
-            let names = fs::read_dir(&shims).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-            let names: Vec<_> = names.collect();
-            (shell, session.directory.clone(), fs::metadata(&session.directory).unwrap().ino(), names)
-        };
-        let close = async |(mut shell, shims, ..): (std::process::Child, PathBuf, u64, Vec<String>)| {
-            shell.kill().unwrap();
-            shell.wait().unwrap();
-            let began = Instant::now();
-            while shims.exists() || sessions.spare().is_none() {
-                assert!(began.elapsed() < Duration::from_secs(10), "no spare");
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let (first, second) = (open(&path), open(&path));
-        assert_eq!((&first.3, &second.3), (&vec!["cat".to_owned()], &vec!["cat".to_owned()]));
-        let inode = first.2;
-        assert_ne!(second.2, inode);
-        close(first).await;
-        close(second).await;
-        let third = open(&path);
-        assert_eq!((third.2, &third.3), (inode, &vec!["cat".to_owned()]));
-        let fourth = open(&other);
-        assert_eq!(fourth.3, ["grep"]);
-        close(third).await;
-        close(fourth).await;
+        let site = Site::new();
+        let (first, second) = (site.open_asking("one"), site.open_asking("one"));
+        assert_eq!(
+            (first.names.as_slice(), second.names.as_slice()),
+            (&["cat".to_owned()][..], &["cat".to_owned()][..])
+        );
+        let inode = first.inode;
+        assert_ne!(second.inode, inode);
+        site.close(first).await;
+        site.close(second).await;
+        let third = site.open_asking("one");
+        assert_eq!((third.inode, third.names.as_slice()), (inode, &["cat".to_owned()][..]));
+        let fourth = site.open_asking("other");
+        assert_eq!(fourth.names, ["grep"]);
+        site.close(third).await;
+        site.close(fourth).await;
         // A program that was installed meanwhile.
-        fs::copy("/proc/self/exe", other.join("cat")).unwrap();
-        let fifth = open(&other);
-        assert_eq!(fifth.3.len(), 2);
-        let inode = fifth.2;
-        close(fifth).await;
-        let sixth = open(&other);
-        assert_eq!(sixth.2, inode);
-        close(sixth).await;
-        sessions.close_all();
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        fs::copy("/proc/self/exe", site.path("other/cat")).unwrap();
+        let fifth = site.open_asking("other");
+        assert_eq!(fifth.names.len(), 2);
+        let inode = fifth.inode;
+        site.close(fifth).await;
+        let sixth = site.open_asking("other");
+        assert_eq!(sixth.inode, inode);
+        site.close(sixth).await;
+        site.sessions.close_all();
+        assert_eq!(fs::read_dir(site.directory.path()).unwrap().count(), 2);
+    }
+
+    #[tokio::test]
+    async fn who_takes_what_is_ready_is_heard_of_later() {
+        let site = Site::new();
+        let first = site.open_asking("one");
+        let inode = first.inode;
+        site.close(first).await;
+        assert!(site.take("other", 1).is_none());
+        let shell = shell();
+        let taken = site.take("one", shell.id()).unwrap();
+        assert!(site.take("one", shell.id()).is_none());
+        // Its first command may come before its word.
+        let file = fs::read(taken.directory.join(FILE)).unwrap();
+        let id = SessionFile::decode(file.as_slice()).unwrap().session;
+        let waiting = tokio::spawn({
+            let (sessions, id) = (Arc::clone(&site.sessions), id.clone());
+            async move {
+                sessions.heard_of(&id).await;
+                sessions.get(&id).is_some()
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(!waiting.is_finished() && site.sessions.get(&id).is_none());
+        let session = site.open("one", shell.id(), Some(taken)).unwrap();
+        assert!(waiting.await.unwrap());
+        assert_eq!((session.id.as_str(), session.outputs.as_slice()), (id.as_str(), &[7][..]));
+        let second = Opened::of(shell, &session);
+        assert_eq!(second.inode, inode);
+        site.close(second).await;
+        // What is ready is told of mounts, and who has it already when it is heard of.
+        let mounts = |prefixes: &[u8]| Mounts { prefixes: prefixes.to_vec(), at_hand: true };
+        site.sessions.publish(&mounts(b"new"));
+        let file = fs::read(site.place("one").join(FILE)).unwrap();
+        assert_eq!(SessionFile::decode(file.as_slice()).unwrap().prefixes, b"new"[..]);
+        // Who has died after it took it.
+        let taken = site.take("one", NOBODY).unwrap();
+        assert!(!site.sessions.withdraw(), "somebody will be heard of");
+        let directory = taken.directory.clone();
+        assert!(matches!(site.open("one", NOBODY, Some(taken)), Err(SessionError::Watch { .. })));
+        assert!(!directory.exists() && site.sessions.withdraw());
+        site.sessions.close_all();
+    }
+
+    #[tokio::test]
+    async fn only_a_session_s_place_is_taken_for_one() {
+        let site = Site::new();
+        let elsewhere = site.path("one");
+        let taken = Taken { directory: elsewhere.join("session-p1"), outputs: Vec::new(), input: None };
+        let shell = shell();
+        let session = site.open("one", shell.id(), Some(taken)).unwrap();
+        assert_eq!(session.directory.parent(), Some(site.directory.path()));
+        site.close(Opened::of(shell, &session)).await;
+        // Nothing is offered by one that ends.
+        let last = site.open_asking("one");
+        site.sessions.offer_nothing();
+        assert!(!site.place("one").exists());
+        site.close(last).await;
+        assert!(!site.place("one").exists());
     }
 }

@@ -172,7 +172,7 @@ pub enum Caller {
     /// An intercepted command.
     Stage(StageLink),
     /// A `posh` that asks for a session.
-    Shell(wire::OpenSession, OwnedWriteHalf),
+    Shell(Box<wire::OpenSession>, OwnedWriteHalf),
     /// A process that is about to execute a command.
     Executing(wire::Question, Pid, OwnedWriteHalf),
 }
@@ -209,7 +209,8 @@ pub async fn accept(socket: UnixStream) -> Result<Caller, Refused> {
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
         to_gateway::Kind::Question(question) => return Ok(Caller::Executing(question, process(0), writer)),
         to_gateway::Kind::OpenSession(request) => {
-            return Ok(Caller::Shell(wire::OpenSession { pid: process(request.pid), ..request }, writer));
+            let request = wire::OpenSession { pid: process(request.pid), ..request };
+            return Ok(Caller::Shell(Box::new(request), writer));
         }
         _ => return Err(Refused::NotEnlisted),
     };

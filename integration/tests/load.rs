@@ -34,7 +34,7 @@ fn two_hundred_pipelines_from_eight_shells() {
     let first = Script::new("cat /mnt/s1/log | wc -c").run(&lab.workstation, Under::Posh).unwrap();
     assert_eq!(String::from_utf8_lossy(&first.stdout).trim(), content.len().to_string(), "{first}");
     // So do the first session's shims, for the next one, as soon as the gateway has seen it end.
-    let is_kept = |files: &BTreeSet<PathBuf>| files.iter().any(|file| file.to_string_lossy().ends_with("-spare"));
+    let is_kept = |files: &BTreeSet<PathBuf>| files.iter().any(|file| file.to_string_lossy().contains(".ready-"));
     let asked = Instant::now();
     while !is_kept(&temporary_files(&lab.workstation).unwrap()) {
         assert!(asked.elapsed() < AFTERWARDS, "no shims are kept");

@@ -28,7 +28,7 @@ use posh_proto::{PROTOCOL_VERSION, gateway::LookAhead, runtime::RuntimeDir, stag
 
 use crate::{
     Error,
-    gateway::{self, Target, c_string, environment},
+    gateway::{self, Opened, Target, c_string, environment},
     hook, plan_only, programs,
 };
 
@@ -256,8 +256,8 @@ fn replaced(name: &str, value: Option<OsString>) -> Variables {
 pub(crate) struct Session {
     /// The gateway.
     pub(crate) place: gateway::Place,
-    /// Its name there.
-    pub(crate) id: String,
+    /// Its name there, where it may be asked for.
+    pub(crate) id: Option<String>,
     shims: PathBuf,
 }
 
@@ -291,10 +291,10 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         stage_program: stage_program()?.into_os_string().into_vec().into(),
         trace: launch.trace.is_some(),
         look_ahead: look_ahead(launch),
+        ..OpenSession::default()
     };
-    let opened = gateway::open_session(place, request)?;
-    let shims = PathBuf::from(OsString::from_vec(opened.shim_directory.to_vec()));
-    Ok(Session { place: place.clone(), id: opened.session, shims })
+    let Opened { shims, id } = gateway::open_session(place, &request)?;
+    Ok(Session { place: place.clone(), id, shims })
 }
 
 /// What the shell will list and name.

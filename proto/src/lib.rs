@@ -17,6 +17,7 @@ pub mod clock;
 pub mod digest;
 pub mod frame;
 pub mod packed;
+pub mod ready;
 pub mod rule;
 pub mod runtime;
 pub mod secret;

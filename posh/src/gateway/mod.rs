@@ -17,7 +17,7 @@ use fs_mapper::{config::Config, mountinfo::MountInfo, sshfs};
 use posh_proto::runtime::RuntimeDir;
 
 pub use client::Client;
-pub use opening::open_session;
+pub use opening::{Opened, open_session};
 pub use start::start;
 pub(crate) use start::{c_string, environment};
 

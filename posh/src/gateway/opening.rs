@@ -2,15 +2,30 @@
 //! one message each way. The gRPC client needs half a millisecond to be there.
 
 use std::{
-    io,
-    os::{fd::AsRawFd, unix::net::UnixStream},
-    path::Path,
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            net::UnixStream,
+        },
+    },
+    path::{Path, PathBuf},
 };
 
 use bytes::BytesMut;
-use nix::sys::socket::{MsgFlags, send};
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{MsgFlags, send},
+        stat::{SFlag, fstat},
+        statfs::{FsType, fstatfs},
+    },
+};
 use posh_proto::{
     frame,
+    ready::{self, MadeFor, SHIMS},
     runtime::stage_socket,
     stage::{OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
 };
@@ -18,21 +33,39 @@ use posh_proto::{
 use super::{Place, client::ANSWER_TIMEOUT, reach_by};
 use crate::Error;
 
+/// What pipe(2) makes is on it (statfs(2)).
+const PIPEFS_MAGIC: FsType = FsType(0x5049_5045);
+
 /// An answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be.
+/// A session of a gateway, which lives as long as the process that it was opened for.
+#[derive(Debug)]
+pub struct Opened {
+    /// Where its shims are.
+    pub shims: PathBuf,
+    /// Its name; `None` if it was ready, and nobody has asked.
+    pub id: Option<String>,
+}
+
+/// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be. One that
+/// nobody tells of afterwards is taken, if there is one ready: then nothing is waited for.
 ///
 /// # Errors
 /// [`Error::NoSession`], and whatever kept the gateway from being reached.
-pub fn open_session(place: &Place, request: OpenSession) -> Result<SessionOpened, Error> {
-    let mut question = BytesMut::new();
-    frame::encode(&ToGateway { kind: Some(to_gateway::Kind::OpenSession(request)) }, &mut question);
+pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Error> {
     let ask = || {
         let stream = reach_by(place, connect)?;
+        if let Some(shims) = take_ready(&stream, place, request) {
+            return Ok(Some(Opened { shims, id: None }));
+        }
+        let question = encoded(request.clone());
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
         match converse(&stream, &question) {
-            Ok(Some(to_stage::Kind::SessionOpened(opened))) => Ok(Some(opened)),
+            Ok(Some(to_stage::Kind::SessionOpened(SessionOpened { session, shim_directory }))) => {
+                let shims = PathBuf::from(OsString::from_vec(shim_directory.into()));
+                Ok(Some(Opened { shims, id: Some(session) }))
+            }
             Ok(Some(to_stage::Kind::SessionRefused(why))) => Err(refused(why)),
             Ok(Some(_)) => Err(refused("it said something else".to_owned())),
             Ok(None) => Ok(None),
@@ -52,6 +85,39 @@ pub fn open_session(place: &Place, request: OpenSession) -> Result<SessionOpened
     }
 }
 
+fn encoded(request: OpenSession) -> BytesMut {
+    let mut message = BytesMut::new();
+    frame::encode(&ToGateway { kind: Some(to_gateway::Kind::OpenSession(request)) }, &mut message);
+    message
+}
+
+/// Takes what the gateway has ready for shells with this PATH, and tells it. Where its shims are.
+fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession) -> Option<PathBuf> {
+    if request.explain || request.trace {
+        return None;
+    }
+    let [path, stage_program] = [&request.path, &request.stage_program].map(|bytes| OsStr::from_bytes(bytes));
+    let ready = MadeFor::now(path, Path::new(stage_program)).place(&stage_socket(place.socket()));
+    let directory = ready::take(&ready, request.pid).ok()?;
+    let taken = directory.as_os_str().as_bytes().to_vec().into();
+    let outputs = [pipe(io::stdout()), pipe(io::stderr())].into_iter().flatten().collect();
+    let message = encoded(OpenSession { taken, outputs, input: pipe(io::stdin()), ..request.clone() });
+    // Who does not hear of it is about to end, and commands find nobody to ask: the next gateway serves this shell.
+    if send_all(stream, &message).is_err() {
+        let _ = fs::remove_dir_all(directory);
+        return None;
+    }
+    Some(directory.join(SHIMS))
+}
+
+/// The inode of the pipe that a descriptor is. A FIFO's is one among those of another file system.
+fn pipe(descriptor: impl AsFd) -> Option<u64> {
+    let about = fstat(&descriptor).ok()?;
+    let is_fifo = SFlag::from_bits_truncate(about.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO;
+    let is_pipe = is_fifo && fstatfs(&descriptor).is_ok_and(|system| system.filesystem_type() == PIPEFS_MAGIC);
+    is_pipe.then_some(about.st_ino)
+}
+
 fn connect(socket: &Path) -> Result<UnixStream, Error> {
     let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
     let stream = UnixStream::connect(stage_socket(socket)).map_err(not_running)?;
@@ -60,16 +126,23 @@ fn connect(socket: &Path) -> Result<UnixStream, Error> {
     Ok(stream)
 }
 
-/// `None` when the gateway closes the connection.
-fn converse(stream: &UnixStream, mut question: &[u8]) -> io::Result<Option<to_stage::Kind>> {
-    while !question.is_empty() {
-        // Whose disposition of SIGPIPE this is, is our user's.
-        match send(stream.as_raw_fd(), question, MsgFlags::MSG_NOSIGNAL) {
-            Ok(sent) => question = &question[sent..],
-            Err(nix::Error::EINTR) => {}
-            Err(nix::Error::EPIPE | nix::Error::ECONNRESET) => return Ok(None),
-            Err(error) => return Err(error.into()),
+/// Whose disposition of SIGPIPE this is, is our user's.
+fn send_all(stream: &UnixStream, mut message: &[u8]) -> Result<(), Errno> {
+    while !message.is_empty() {
+        match send(stream.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL) {
+            Ok(sent) => message = &message[sent..],
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
         }
+    }
+    Ok(())
+}
+
+/// `None` when the gateway closes the connection.
+fn converse(stream: &UnixStream, question: &[u8]) -> io::Result<Option<to_stage::Kind>> {
+    match send_all(stream, question) {
+        Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(None),
+        sent => sent?,
     }
     let mut answer = BytesMut::new();
     loop {
