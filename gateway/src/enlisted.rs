@@ -9,7 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
+use bytes::Bytes;
+use posh_hook::foreseen::Digest;
+use posh_proto::{
+    gateway::ForeseenCommand,
+    stage::{self as wire, descriptor::Kind as WireKind},
+};
 
 use crate::plan::NOTHING_ON_MOUNTS;
 
@@ -125,7 +130,31 @@ impl Enlisted {
         // Which of the two it writes to which pipe does not matter.
         let pipes = (1..=2).filter(|fd| question.streams & 1 << fd == 0).zip(question.writes);
         descriptors.extend(pipes.map(|(fd, pipe)| Descriptor::without_details(fd, Kind::Pipe, PathBuf::new(), pipe)));
-        let program = PathBuf::from(os(&question.program));
+        let (program, cwd) = (os(&question.program), os(&question.cwd));
+        Self::without_details(pid, program.into(), argv, cwd.into(), descriptors, mount_namespace)
+    }
+
+    /// What a text says of a command that may be executed: likewise.
+    #[must_use]
+    pub fn foreseen(command: ForeseenCommand, mount_namespace: u64) -> Option<Self> {
+        let stage = command.stage?;
+        let cwd = PathBuf::from(os(&command.cwd));
+        let argv: Vec<OsString> = stage.argv.iter().map(|word| os(word)).collect();
+        let redirected =
+            [(0, stage.stdin_path), (1, stage.stdout_path)].into_iter().filter(|(_, path)| !path.is_empty());
+        let file = |(fd, path): (u32, Bytes)| Descriptor::without_details(fd, Kind::File, cwd.join(os(&path)), 0);
+        let descriptors = redirected.map(file).collect();
+        Self::without_details(0, argv.first()?.into(), argv, cwd, descriptors, mount_namespace)
+    }
+
+    fn without_details(
+        pid: Pid,
+        program: PathBuf,
+        argv: Vec<OsString>,
+        cwd: PathBuf,
+        descriptors: Vec<Descriptor>,
+        mount_namespace: u64,
+    ) -> Option<Self> {
         Some(Self {
             session: String::new(),
             pid,
@@ -133,7 +162,7 @@ impl Enlisted {
             program,
             argv,
             env: Vec::new(),
-            cwd: os(&question.cwd).into(),
+            cwd,
             // One that every mount takes.
             umask: 0o777,
             descriptors,
@@ -146,6 +175,16 @@ impl Enlisted {
             childless: false,
             stays: None,
         })
+    }
+
+    /// As the hook will know it again.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        let files = self.descriptors.iter().filter(|d| d.kind == Kind::File && d.on_mount);
+        let streams = files.fold(0, |bits, file| bits | 1_u8 << file.fd.min(2));
+        let mut digest = Digest::new(self.cwd.as_os_str().as_bytes(), streams);
+        self.argv.iter().for_each(|word| digest.word(word.as_bytes()));
+        digest
     }
 
     /// The descriptor of that number, if it is open.

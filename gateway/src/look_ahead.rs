@@ -23,7 +23,7 @@ use nix::{
     sys::stat::Mode,
 };
 use posh_proto::gateway as wire;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{state::View, volumes::Volumes};
 use before::Before;
@@ -39,16 +39,17 @@ pub struct LookAhead {
 }
 
 impl LookAhead {
-    /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out.
+    /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out. What it gives ends when
+    /// volumes have fetched what the text's commands read.
     pub fn begin(
         self: &Arc<Self>,
         View { table, library }: &View,
         volumes: &Volumes,
         ahead: &wire::LookAhead,
         path: &Path,
-    ) {
+    ) -> Option<JoinHandle<()>> {
         volumes.look_ahead(table, &paths(&ahead.named), &paths(&ahead.listed));
-        volumes.foresee(table, library, &ahead.foreseen);
+        let fetched = volumes.foresee(table, library, &ahead.foreseen);
         let before = (!ahead.second.is_empty()).then(|| Before::read(table, library, ahead, path)).flatten();
         let mut second = paths(&ahead.second);
         second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
@@ -57,6 +58,7 @@ impl LookAhead {
                 self.look(mount, directory);
             }
         }
+        fetched
     }
 
     fn look(self: &Arc<Self>, mount: &Mount, directory: PathBuf) {

@@ -8,11 +8,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
+use posh_proto::{PROTOCOL_VERSION, gateway::ForeseenCommand, other_version, stage as wire};
+use tokio::task::JoinHandle;
 
 use crate::{
     aside::aside_if_far,
-    session::{Request, Taken},
+    dispatch,
+    enlisted::Enlisted,
+    session::{Request, Session, Taken},
     state::{Gateway, View},
 };
 
@@ -34,9 +37,8 @@ fn open_with(
     search: PathBuf,
     request: wire::OpenSession,
 ) -> Result<wire::SessionOpened, String> {
-    if let Some(ahead) = &request.look_ahead {
-        gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search);
-    }
+    let ahead = request.look_ahead;
+    let fetched = ahead.as_ref().and_then(|ahead| gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search));
     let request = Request {
         pid: request.pid,
         explain: request.explain,
@@ -50,13 +52,35 @@ fn open_with(
             input: request.input,
         }),
     };
-    let opened = gateway.sessions.open(request, &gateway.commands, &gateway.told_of(&view.table));
+    let told = gateway.told_of(&view.table);
+    let opened = gateway.sessions.open(request, &gateway.commands, &told);
     let (session, shims) = opened.map_err(|error| {
         let cause = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
         format!("{error}{cause}")
     })?;
+    if let Some((ahead, fetched)) = ahead.zip(fetched).filter(|_| told.at_hand) {
+        tokio::spawn(foretell(Arc::clone(gateway), Arc::clone(&session), ahead.foreseen, fetched));
+    }
     let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());
     Ok(wire::SessionOpened { session: session.id.clone(), shim_directory })
+}
+
+/// Tells the session which of the commands that its text names stay here, as soon as what they read has been fetched.
+async fn foretell(
+    gateway: Arc<Gateway>,
+    session: Arc<Session>,
+    commands: Vec<ForeseenCommand>,
+    fetched: JoinHandle<()>,
+) {
+    let _ = fetched.await;
+    let look = move || {
+        let commands = commands.into_iter().filter_map(|command| Enlisted::foreseen(command, gateway.mount_namespace));
+        let stay =
+            commands.filter_map(|mut command| dispatch::has_all_at_hand(&gateway, &mut command).then_some(command));
+        gateway.sessions.foretell(&session, stay.map(|command| command.digest()));
+    };
+    // For some commands it takes a millisecond.
+    let _ = tokio::task::spawn_blocking(look).await;
 }
 
 fn path(bytes: Bytes) -> PathBuf {

@@ -23,8 +23,10 @@ use std::{
     time::Duration,
 };
 
+use posh_hook::foreseen::{Digest, HOLDS_NS};
 use posh_proto::{
-    ready::{MadeFor, SHIMS},
+    clock,
+    ready::{FILE, MadeFor, SHIMS},
     stage::SessionFile,
 };
 use prost::Message;
@@ -40,9 +42,6 @@ use crate::{
 };
 use ready::Ready;
 
-/// In a session's directory.
-const FILE: &str = "session";
-
 /// Who has taken a session is heard of in less, or not at all: it has died.
 const UNHEARD: Duration = Duration::from_secs(1);
 
@@ -53,6 +52,8 @@ pub struct Mounts {
     pub prefixes: Vec<u8>,
     /// Commands may find all that they use at hand, so that asking first is worth it.
     pub at_hand: bool,
+    /// Some are volumes.
+    pub volumes: bool,
 }
 
 /// What `posh` asks for.
@@ -102,9 +103,22 @@ pub struct Session {
     pub trace: Option<Arc<Trace>>,
     /// Pipes that its shell writes to, by inode.
     outputs: Vec<u64>,
+    /// What its file says beside what all sessions' files say; whoever writes the file has it locked.
+    file: Mutex<OwnPart>,
     directory: PathBuf,
     made_for: MadeFor,
     stage_program: PathBuf,
+}
+
+/// Of a session's file.
+#[derive(Debug, Default)]
+struct OwnPart {
+    /// Commands that stay here before they come (`posh_hook::foreseen`).
+    foreseen: Vec<u8>,
+    /// Until when that counts, by CLOCK_MONOTONIC.
+    foreseen_until_ns: u64,
+    /// The file is another session's, or gone.
+    is_over: bool,
 }
 
 /// Why a session could not be opened.
@@ -190,6 +204,7 @@ impl Sessions {
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
             outputs,
+            file: Mutex::default(),
             made_for: MadeFor::now(request.path.as_os_str(), &request.stage_program),
             stage_program: request.stage_program,
         });
@@ -319,11 +334,28 @@ impl Sessions {
             return session.remove();
         }
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        session.own_part().is_over = true;
         let id = self.next_id();
         let written = self.write_message(&session.directory, &self.message(&id, &told));
         let offer = || ready.offer(id, &session.directory, session.made_for.clone(), &self.stage_socket);
         if written.and_then(|()| offer()).is_err() {
             session.remove();
+        }
+    }
+
+    /// Tells a session of commands that stay here, before they come.
+    pub fn foretell(&self, session: &Session, digests: impl Iterator<Item = Digest>) {
+        let digests: Vec<u8> = digests.flat_map(Digest::bytes).collect();
+        if digests.is_empty() || session.is_waited_for() {
+            return;
+        }
+        let mut own = session.own_part();
+        own.foreseen = digests;
+        own.foreseen_until_ns = clock::monotonic_ns().saturating_add(HOLDS_NS);
+        drop(own);
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Err(error) = self.write_file(session, &told) {
+            tracing::debug!(session = session.id, %error, "cannot tell a session what is foreseen");
         }
     }
 
@@ -363,6 +395,10 @@ impl Sessions {
     fn write_file(&self, session: &Session, mounts: &Mounts) -> io::Result<()> {
         let message = self.message(&session.id, mounts);
         let is_told_of = session.is_waited_for();
+        let own = session.own_part();
+        if own.is_over {
+            return Ok(());
+        }
         self.write_message(
             &session.directory,
             &SessionFile {
@@ -370,6 +406,8 @@ impl Sessions {
                 trace: session.trace.is_some(),
                 // What is not enlisted is in no report.
                 asks: message.asks && !is_told_of,
+                foreseen: own.foreseen.clone().into(),
+                foreseen_until_ns: own.foreseen_until_ns,
                 ..message
             },
         )
@@ -384,6 +422,8 @@ impl Sessions {
             trace: false,
             prefixes: mounts.prefixes.clone().into(),
             asks: mounts.at_hand,
+            volumes: mounts.volumes,
+            ..SessionFile::default()
         }
     }
 
@@ -458,7 +498,12 @@ impl Session {
         found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
     }
 
+    fn own_part(&self) -> MutexGuard<'_, OwnPart> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn remove(&self) {
+        self.own_part().is_over = true;
         if let Err(error) = fs::remove_dir_all(&self.directory) {
             tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
         }
@@ -648,7 +693,7 @@ mod tests {
         assert_eq!(second.inode, inode);
         site.close(second).await;
         // What is ready is told of mounts, and who has it already when it is heard of.
-        let mounts = |prefixes: &[u8]| Mounts { prefixes: prefixes.to_vec(), at_hand: true };
+        let mounts = |prefixes: &[u8]| Mounts { prefixes: prefixes.to_vec(), at_hand: true, volumes: true };
         site.sessions.publish(&mounts(b"new"));
         let file = fs::read(site.place("one").join(FILE)).unwrap();
         assert_eq!(SessionFile::decode(file.as_slice()).unwrap().prefixes, b"new"[..]);

@@ -130,9 +130,9 @@ impl Gateway {
     /// What sessions are told of the mounts.
     #[must_use]
     pub fn told_of(&self, table: &MountTable) -> Mounts {
-        let by_cost = self.config.gateway.scheduler == Scheduler::Cost;
-        let at_hand = by_cost && table.mounts().any(|mount| mount.mounted() && mount.adapter() == Adapter::Volume);
-        Mounts { prefixes: table.prefixes().encode(), at_hand }
+        let volumes = table.mounts().any(|mount| mount.mounted() && mount.adapter() == Adapter::Volume);
+        let at_hand = volumes && self.config.gateway.scheduler == Scheduler::Cost;
+        Mounts { prefixes: table.prefixes().encode(), at_hand, volumes }
     }
 
     /// A number for a pipeline.

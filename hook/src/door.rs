@@ -10,6 +10,7 @@ use core::{
 };
 
 use crate::{
+    foreseen::Digest,
     leaves,
     look::{self, Look},
     message::SessionFile,
@@ -184,7 +185,7 @@ impl<'a> Plan<'a> {
         unsafe { strings(self.request.argv) }.any(|word| is_one(word.to_bytes()))
     }
 
-    /// Whether the gateway knows at once that all of it is at hand.
+    /// Whether the gateway has said before, or knows at once, that all of it is at hand.
     #[inline(never)]
     unsafe fn is_at_hand(&self, about: &SessionFile<'_>, streams: [Option<Stat>; 3], pipes: Standard) -> bool {
         let on_mounts = streams.iter().enumerate().filter_map(|(fd, stream)| {
@@ -192,10 +193,30 @@ impl<'a> Plan<'a> {
                 stream.filter(|stream| stream.is_file())?.mount.is_none_or(|mount| about.places.may_own(mount));
             may_own.then_some(1_u8 << fd)
         });
+        let on_mounts = on_mounts.fold(0, |bits, bit| bits | bit);
+        // SAFETY: the caller's promise.
+        unsafe { self.is_foreseen(about, on_mounts) || self.is_known_at_once(about, on_mounts, pipes) }
+    }
+
+    /// Whether the gateway has said it before the command came.
+    unsafe fn is_foreseen(&self, about: &SessionFile<'_>, on_mounts: u8) -> bool {
+        let (all, until_ns) = about.foreseen;
+        if all.is_empty() || sys::monotonic_ns() > until_ns {
+            return false;
+        }
+        let mut digest = Digest::new(sys::working_directory().as_bytes(), on_mounts);
+        // SAFETY: the caller's promise.
+        unsafe { strings(self.request.argv) }.for_each(|word| digest.word(word.to_bytes()));
+        digest.is_in(all)
+    }
+
+    /// Whether it says so now.
+    #[inline(never)]
+    unsafe fn is_known_at_once(&self, about: &SessionFile<'_>, on_mounts: u8, pipes: Standard) -> bool {
         let question = || -> Result<Question, Full> {
             let mut question = Question::of(self.request.path.to_bytes())?;
             question.working_directory(sys::working_directory().as_bytes())?;
-            question.streams(on_mounts.fold(0, |bits, bit| bits | bit))?;
+            question.streams(on_mounts)?;
             pipes.outputs().try_for_each(|pipe| question.writes(pipe))?;
             // SAFETY: the caller's promise.
             unsafe { strings(self.request.argv) }.try_for_each(|word| question.word(word.to_bytes()))?;

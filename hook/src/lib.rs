@@ -16,6 +16,7 @@
 #![cfg_attr(not(test), no_std)]
 
 mod door;
+pub mod foreseen;
 pub mod interpose;
 mod leaves;
 mod lend;

@@ -82,6 +82,7 @@ mod number {
     pub const RECVFROM: core::ffi::c_long = 45;
     pub const SETSOCKOPT: core::ffi::c_long = 54;
     pub const NANOSLEEP: core::ffi::c_long = 35;
+    pub const CLOCK_GETTIME: core::ffi::c_long = 228;
     pub const PRLIMIT: core::ffi::c_long = 302;
     pub const GETPID: core::ffi::c_long = 39;
 }
@@ -97,6 +98,7 @@ mod number {
     pub const RECVFROM: core::ffi::c_long = 207;
     pub const SETSOCKOPT: core::ffi::c_long = 208;
     pub const NANOSLEEP: core::ffi::c_long = 101;
+    pub const CLOCK_GETTIME: core::ffi::c_long = 113;
     pub const PRLIMIT: core::ffi::c_long = 261;
     pub const GETPID: core::ffi::c_long = 172;
 }
@@ -248,6 +250,16 @@ pub fn sleep(microseconds: u32) {
     let time = [0, i64::from(microseconds).saturating_mul(1000)];
     // SAFETY: a struct timespec, two numbers of 64 bits, is read, and what is left of it is not asked for.
     unsafe { c::syscall(number::NANOSLEEP, time.as_ptr(), ptr::null_mut::<c_void>()) };
+}
+
+/// What CLOCK_MONOTONIC said at the last tick, in nanoseconds (clock_gettime(2)).
+pub fn monotonic_ns() -> u64 {
+    const CLOCK_MONOTONIC_COARSE: c_long = 6;
+    let mut time = [0_i64; 2];
+    // SAFETY: a struct timespec, two numbers of 64 bits, is written.
+    unsafe { c::syscall(number::CLOCK_GETTIME, CLOCK_MONOTONIC_COARSE, time.as_mut_ptr()) };
+    let [seconds, nanoseconds] = time.map(i64::unsigned_abs);
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
 }
 
 /// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes beyond kills it.

@@ -13,10 +13,13 @@ use std::process::{Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use posh_hook::foreseen::Digest;
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::Under;
+use posh_integration::volumes::Mounts;
 use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, Script};
+use posh_proto::ready;
 
 use crate::programs;
 
@@ -315,6 +318,47 @@ fn small_files_that_a_script_reads_are_fetched_while_its_shell_begins() {
         let outcome = running.join().unwrap();
         assert_eq!(String::from_utf8_lossy(&outcome.stdout), "4000\n8096\n16288\n20384\n40864\n");
         assert_eq!(kept, 3 * BLOCK as u64, "{outcome}");
+    });
+}
+
+/// What the gateway has told the session's shell, by the session's file.
+fn foreseen(host: &Host) -> Vec<u8> {
+    let sessions = fs::read_dir(host.path("/run/user/posh")).unwrap().map(|entry| entry.unwrap().path());
+    let open =
+        sessions.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"session-")));
+    open.filter_map(|directory| ready::session_file(&directory).ok()).flat_map(|file| file.foreseen).collect()
+}
+
+/// `mkdir` by a rule, `cat` and `stat` since all is at hand, `cat < read` likewise; not what would have to be fetched, or needs the server.
+#[test]
+fn a_shell_is_told_which_of_its_script_s_commands_stay_here() {
+    let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::AtHand), &programs()).unwrap();
+    let (host, mount) = (&lab.workstation, "/mnt/s1");
+    fs::write(lab.data(1).join("read"), "a file\n").unwrap();
+    fs::write(lab.data(1).join("large"), vec![b'x'; 100 << 20]).unwrap();
+    shell(host, "mkfifo /tmp/wait");
+    let text = format!(
+        "read -r line < /tmp/wait; cd {mount}\ncat read; stat -c %s read; cat < read; mkdir new; wc -c large; cat gone | wc -l"
+    );
+    let digest = |streams: u8, words: &[&str]| {
+        let mut digest = Digest::new(mount.as_bytes(), streams);
+        words.iter().for_each(|word| digest.word(word.as_bytes()));
+        digest
+    };
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(&text).run(host, Under::Posh).unwrap());
+        let began = Instant::now();
+        while foreseen(host).is_empty() && began.elapsed() < PATIENCE {}
+        let told = foreseen(host);
+        shell(host, "echo go > /tmp/wait");
+        let outcome = running.join().unwrap();
+        assert_eq!(String::from_utf8_lossy(&outcome.stdout), "a file\n7\na file\n104857600 large\n0\n", "{outcome}");
+        for (streams, words) in
+            [(0, &["cat", "read"][..]), (0, &["stat", "-c", "%s", "read"]), (1, &["cat"]), (0, &["mkdir", "new"])]
+        {
+            assert!(digest(streams, words).is_in(&told), "{words:?} was not foreseen");
+        }
+        assert!(!digest(0, &["wc", "-c", "large"]).is_in(&told));
     });
 }
 

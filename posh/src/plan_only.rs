@@ -6,6 +6,7 @@
 
 mod ahead;
 mod braces;
+mod nesting;
 mod patterns;
 mod reader;
 mod words;

@@ -9,15 +9,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use prost::Message;
 use sha2::{Digest, Sha256};
 
-use crate::PROTOCOL_VERSION;
+use crate::{PROTOCOL_VERSION, stage::SessionFile};
 
 /// Hexadecimal digits of a SHA-256 that go into a name: a path of the user's that is met once in 2⁴⁸ finds the wrong shims.
 const DIGEST_DIGITS: usize = 12;
 
 /// What a session's directory holds: shims, in that directory of it.
 pub const SHIMS: &str = "bin";
+
+/// And the file of that name ([`SessionFile`]).
+pub const FILE: &str = "session";
 
 /// What shims depend on: where commands are looked for, which files are there, and what the shims lead to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +64,14 @@ const READY: &str = "ready-";
 #[must_use]
 pub fn is_ready(name: &Path) -> bool {
     name.extension().is_some_and(|extension| extension.as_bytes().starts_with(READY.as_bytes()))
+}
+
+/// What a session's directory says of it.
+///
+/// # Errors
+/// It can't be read, or is no such file.
+pub fn session_file(directory: &Path) -> io::Result<SessionFile> {
+    SessionFile::decode(fs::read(directory.join(FILE))?.as_slice()).map_err(io::Error::other)
 }
 
 /// Takes the session that is ready at `place`, for the process `pid`: where it is now.

@@ -147,6 +147,18 @@ pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
     true
 }
 
+/// Whether a command that may come stays here, and would find all that it uses at hand now.
+pub fn has_all_at_hand(gateway: &Gateway, command: &mut Enlisted) -> bool {
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    note_mounts(&view, command);
+    match facts::read(&world, command) {
+        Ok(reading) if facts::is_all_here(command, &reading) => true,
+        Ok(reading) => gateway.volumes.round_trips_to_have(&world, command, reading) == Some(0),
+        Err(_) => gateway.volumes.has_what_it_reads(&world, command),
+    }
+}
+
 fn note_mounts(view: &View, command: &mut Enlisted) {
     for file in command.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
         file.on_mount = matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));

@@ -6,13 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::{
-    ready::{self, MadeFor},
-    stage::SessionFile,
-};
-use prost::Message;
+use posh_proto::ready::{self, MadeFor};
 
-use super::FILE;
 use crate::enlisted::Pid;
 
 /// One at most.
@@ -97,8 +92,7 @@ impl Ready {
 }
 
 fn id_in(directory: &Path) -> Option<String> {
-    let file = SessionFile::decode(fs::read(directory.join(FILE)).ok()?.as_slice()).ok()?;
-    Some(file.session)
+    ready::session_file(directory).ok().map(|file| file.session)
 }
 
 /// Removes what gateways that were killed had ready: this one's predecessors, by its stage socket, and those of others.

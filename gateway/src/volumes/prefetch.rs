@@ -19,7 +19,7 @@ use posh_volume::{
     fs::{Expected, Look},
     store::Caller,
 };
-use tokio::io::Interest;
+use tokio::{io::Interest, task::JoinHandle};
 
 use super::Volumes;
 use crate::{
@@ -69,22 +69,36 @@ impl Volumes {
         (!told.is_empty()).then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
     }
 
+    /// Whether there is nothing to fetch of what a command reads, as far as its words say.
+    #[must_use]
+    pub fn has_what_it_reads(&self, world: &World<'_>, command: &Enlisted) -> bool {
+        inputs(world, command).into_iter().all(|(path, expected)| {
+            let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
+            serving.is_some_and(|serving| serving.volume.has(&own_caller(), &expected))
+        })
+    }
+
     /// Fetches what commands are going to read that a shell's text names, as far as it is small and the words alone tell.
-    pub fn foresee(&self, table: &Arc<MountTable>, library: &Arc<Library>, commands: &[wire::ForeseenCommand]) {
+    pub fn foresee(
+        &self,
+        table: &Arc<MountTable>,
+        library: &Arc<Library>,
+        commands: &[wire::ForeseenCommand],
+    ) -> Option<JoinHandle<()>> {
         if commands.is_empty() || !self.are_there() {
-            return;
+            return None;
         }
-        let Ok(runtime) = self.handle() else { return };
+        let runtime = self.handle().ok()?;
         let serving: BTreeMap<PathBuf, _> =
             self.known().iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?))).collect();
         let (table, library, commands) = (Arc::clone(table), Arc::clone(library), commands.to_vec());
-        runtime.spawn(async move {
+        Some(runtime.spawn(async move {
             for (path, files) in foreseen(&table, &library, &commands) {
                 if let Some(serving) = serving.get(&path) {
                     serving.volume.fetch_small(&own_caller(), &files).await;
                 }
             }
-        });
+        }))
     }
 
     /// Tells the volumes what a shell may look up, and which directories it may list: absolute paths, as its text has them.

@@ -5,13 +5,18 @@ use std::{
     os::unix::ffi::OsStringExt as _,
     path::{Path, PathBuf},
     sync::LazyLock,
+    time::{Duration, Instant},
 };
 
 use fs_mapper::{MountTable, Prefixes, config::Config, mountinfo::MountInfo};
+use posh::plan_only::{LOOKED_AT_BYTES, look_ahead};
 use posh_annotations::{Library, check_text};
 
 /// Longer texts only repeat what shorter ones show, at the cost of speed.
 const MAX_TEXT: usize = 16 << 10;
+
+/// Reading a text takes a millisecond.
+const HANGS: Duration = Duration::from_secs(5);
 
 fn text(data: &[u8]) -> Option<&str> {
     std::str::from_utf8(data).ok().filter(|text| text.len() <= MAX_TEXT)
@@ -76,6 +81,21 @@ pub fn invocations() -> Vec<Vec<u8>> {
     ];
     let mut seeds: Vec<Vec<u8>> = LINES.iter().map(|line| line.replace('|', "\0").into_bytes()).collect();
     seeds.extend(LIBRARY.full_names().map(|name| format!("\0{}\0-x\0a", name.replace(' ', "\0")).into_bytes()));
+    seeds
+}
+
+/// The beginning of a script, which a shell waits for.
+pub fn script(data: &[u8]) {
+    let Some(text) = text(data).filter(|text| text.len() <= LOOKED_AT_BYTES) else { return };
+    let began = Instant::now();
+    let _ = look_ahead(text);
+    assert!(began.elapsed() < HANGS, "a shell would wait for ever");
+}
+
+pub fn scripts() -> Vec<Vec<u8>> {
+    let workloads = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/workloads");
+    let mut seeds = files_of(&workloads);
+    seeds.push(b"for f in a{1..3}/*.c; do wc -l \"$f\" ${x:-$(y)} | sort -n >\"$HOME/o\"; done && [[ -e ~/x ]] || { cat <<E\nE\n}\n".to_vec());
     seeds
 }
 

@@ -25,6 +25,7 @@ use nix::{
 };
 use posh_proto::{
     frame,
+    gateway::LookAhead,
     ready::{self, MadeFor, SHIMS},
     runtime::stage_socket,
     stage::{OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
@@ -39,6 +40,9 @@ const PIPEFS_MAGIC: FsType = FsType(0x5049_5045);
 /// An answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
 
+/// Gives what a shell will list and, if there may be volumes, name.
+type Ahead<'a> = &'a dyn Fn(bool) -> Option<LookAhead>;
+
 /// A session of a gateway, which lives as long as the process that it was opened for.
 #[derive(Debug)]
 pub struct Opened {
@@ -49,17 +53,18 @@ pub struct Opened {
 }
 
 /// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be. One that
-/// nobody tells of afterwards is taken, if there is one ready: then nothing is waited for.
+/// nobody tells of afterwards is taken, if there is one ready: then nothing is waited for. `look_ahead` is what the shell will
+/// list and name; it is told whether there may be volumes, which alone want the names.
 ///
 /// # Errors
 /// [`Error::NoSession`], and whatever kept the gateway from being reached.
-pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Error> {
+pub fn open_session(place: &Place, request: &OpenSession, look_ahead: Ahead<'_>) -> Result<Opened, Error> {
     let ask = || {
         let stream = reach_by(place, connect)?;
-        if let Some(shims) = take_ready(&stream, place, request) {
+        if let Some(shims) = take_ready(&stream, place, request, look_ahead) {
             return Ok(Some(Opened { shims, id: None }));
         }
-        let question = encoded(request.clone());
+        let question = encoded(OpenSession { look_ahead: look_ahead(true), ..request.clone() });
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
         match converse(&stream, &question) {
             Ok(Some(to_stage::Kind::SessionOpened(SessionOpened { session, shim_directory }))) => {
@@ -92,16 +97,19 @@ fn encoded(request: OpenSession) -> BytesMut {
 }
 
 /// Takes what the gateway has ready for shells with this PATH, and tells it. Where its shims are.
-fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession) -> Option<PathBuf> {
+fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession, look_ahead: Ahead<'_>) -> Option<PathBuf> {
     if request.explain || request.trace {
         return None;
     }
     let [path, stage_program] = [&request.path, &request.stage_program].map(|bytes| OsStr::from_bytes(bytes));
     let ready = MadeFor::now(path, Path::new(stage_program)).place(&stage_socket(place.socket()));
     let directory = ready::take(&ready, request.pid).ok()?;
+    let has_volumes = ready::session_file(&directory).is_ok_and(|file| file.volumes);
     let taken = directory.as_os_str().as_bytes().to_vec().into();
     let outputs = [pipe(io::stdout()), pipe(io::stderr())].into_iter().flatten().collect();
-    let message = encoded(OpenSession { taken, outputs, input: pipe(io::stdin()), ..request.clone() });
+    let input = pipe(io::stdin());
+    let look_ahead = look_ahead(has_volumes);
+    let message = encoded(OpenSession { taken, outputs, input, look_ahead, ..request.clone() });
     // Who does not hear of it is about to end, and commands find nobody to ask: the next gateway serves this shell.
     if send_all(stream, &message).is_err() {
         let _ = fs::remove_dir_all(directory);

@@ -27,7 +27,7 @@ use super::{
 };
 
 /// Lines that are looked at: a script that begins with more than that is not read for it.
-const LINES: usize = 24;
+const LINES: usize = 48;
 /// The same in bytes.
 pub const BYTES: usize = 4096;
 /// Directories at most: a shell that lists more has other worries.
@@ -174,14 +174,13 @@ impl Reader<'_> {
         names.filter(is_path).map(|name| self.cwd.join(name)).collect()
     }
 
-    /// Its commands that may read a file, as far as their words are certain.
+    /// Its commands, as far as their words are certain.
     fn commands(&self, pipeline: &[Command]) -> Vec<(PathBuf, Stage)> {
         let stages = pipeline.iter().filter_map(|command| match command {
             Command::Simple(command) => self.stage(command),
             _ => None,
         });
-        let names_something = |stage: &Stage| stage.argv.len() > 1 || stage.stdin.is_some();
-        stages.filter(names_something).map(|stage| (self.cwd.clone(), stage)).collect()
+        stages.map(|stage| (self.cwd.clone(), stage)).collect()
     }
 
     /// Whether the commands after it run in a directory that is not known.
@@ -420,7 +419,7 @@ mod tests {
             "cd $S1\ncat f | sort -u | wc -l > out",
             "/cwd: cd /mnt/s1; /mnt/s1: cat f; /mnt/s1: sort -u; /mnt/s1: wc -l",
         );
-        check("wc < f && ls; true || head -n 1 a/*.c", "/cwd: wc f; /cwd: head -n 1 a/*.c");
+        check("wc < f && ls; true || head -n 1 a/*.c", "/cwd: wc f; /cwd: ls; /cwd: true; /cwd: head -n 1 a/*.c");
         check("cat $1; cat $(ls); grep x f 2> err; cat f", "/cwd: cat f");
         check("cat f; cd $1; cat g", "/cwd: cat f");
     }

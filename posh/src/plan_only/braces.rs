@@ -6,11 +6,21 @@ use brush_parser::{
     word::{BraceExpressionMember, BraceExpressionOrText, parse_brace_expansions},
 };
 
+use super::nesting::is_readable;
+
 /// `{1..1000000}` is a program, not a pipeline that somebody reads a plan of.
 const WORDS: usize = 10_000;
 
-/// The words that one word becomes; `None` when they are too many.
+/// The words that one word becomes; `None` when they are too many, or nested too deep.
 pub(super) fn expand(word: &str, options: &ParserOptions) -> Option<Vec<String>> {
+    // Without one of these a brace stands for itself, however many there are.
+    let may_expand = word.contains('{') && (word.contains(',') || word.contains(".."));
+    if !may_expand {
+        return Some(vec![word.to_owned()]);
+    }
+    if !is_readable(word) {
+        return None;
+    }
     match parse_brace_expansions(word, options) {
         Ok(Some(parts)) => product(&parts),
         // No braces, or unbalanced ones, which stand for themselves.
@@ -80,6 +90,11 @@ mod tests {
         for (word, expected) in cases {
             assert_eq!(expand(word, &ParserOptions::default()).unwrap().join(" "), expected, "{word}");
         }
-        assert_eq!(expand("{1..1000000}", &ParserOptions::default()), None);
+        for word in ["{1..1000000}", &"{b,}{".repeat(20)] {
+            assert_eq!(expand(word, &ParserOptions::default()), None);
+        }
+        // Jinja's, say.
+        let word = "{".repeat(1000);
+        assert_eq!(expand(&word, &ParserOptions::default()), Some(vec![word]));
     }
 }

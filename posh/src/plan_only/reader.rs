@@ -20,6 +20,7 @@ use brush_parser::{
 
 use super::{
     Pipeline, Stage, Surroundings,
+    nesting::is_parsable,
     words::{self, Scope, Unknowable},
 };
 use crate::Error;
@@ -46,6 +47,9 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Vec<Pi
 }
 
 pub(super) fn parse(text: &str) -> Result<Program, String> {
+    if !is_parsable(text) {
+        return Err("it is nested too deep".to_owned());
+    }
     let options = words::options();
     let tokens = tokenize_str_with_options(text, &options.tokenizer_options()).map_err(|error| error.to_string())?;
     parse_tokens(&tokens, &options).map_err(|error| error.to_string())

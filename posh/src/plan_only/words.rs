@@ -14,6 +14,7 @@ use brush_parser::{
 
 use super::{
     braces,
+    nesting::is_readable,
     patterns::{Field, Quoting},
 };
 
@@ -95,7 +96,7 @@ pub(super) fn expand_one(word: &str, scope: &Scope<'_>) -> Result<OsString, Unkn
 /// The texts of the command substitutions in a word, in order.
 pub(super) fn substitutions(word: &str) -> Vec<String> {
     let mut found = Vec::new();
-    if let Ok(pieces) = word::parse(word, &options()) {
+    if let Some(Ok(pieces)) = is_readable(word).then(|| word::parse(word, &options())) {
         collect(&pieces, &mut found);
     }
     found
@@ -116,6 +117,9 @@ fn collect(pieces: &[WordPieceWithSource], found: &mut Vec<String>) {
 }
 
 fn fields(word: &str, scope: &Scope<'_>) -> Result<Vec<Field>, Unknowable> {
+    if !is_readable(word) {
+        return Err(Unknowable::new(format!("{word} is nested too deep to be read")));
+    }
     let pieces =
         word::parse(word, &options()).map_err(|error| Unknowable::new(format!("{word} can't be read: {error}")))?;
     let mut splitter = Splitter::default();

@@ -204,13 +204,17 @@ impl Service {
     async fn open_sessions(&self, listener: UnixListener) {
         loop {
             let (mut shell, _) = listener.accept().await.expect("a shell");
-            let kind = match self.open_session(question(&mut shell).await) {
+            let request = question(&mut shell).await;
+            let waits = request.taken.is_empty();
+            let kind = match self.open_session(request) {
                 Ok(opened) => to_stage::Kind::SessionOpened(opened),
                 Err(why) => to_stage::Kind::SessionRefused(why),
             };
             let mut answer = BytesMut::new();
             frame::encode(&ToStage { kind: Some(kind) }, &mut answer);
-            shell.write_all(&answer).await.expect("it waits");
+            if waits {
+                shell.write_all(&answer).await.expect("it waits");
+            }
         }
     }
 

@@ -6,14 +6,23 @@ mod question;
 mod skew;
 
 use std::{
+    ffi::OsStr,
     fs,
     os::unix::{ffi::OsStrExt, process::ExitStatusExt},
+    path::Path,
     process::{Output, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
 use fake::{Fake, Installed};
-use posh_proto::PROTOCOL_VERSION;
+use posh_proto::{
+    PROTOCOL_VERSION,
+    ready::{FILE, MadeFor, SHIMS},
+    runtime::stage_socket,
+    stage::SessionFile,
+};
+use prost::Message as _;
 
 fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -409,4 +418,52 @@ fn two_hundred_sessions_from_eight_threads() {
         }
     });
     assert_eq!(fake.asked.lock().unwrap().sessions.len(), 200);
+}
+
+/// Each would be read for many seconds, most of them for ever.
+#[test]
+fn a_text_that_is_nested_too_deep_is_the_shell_s_to_read() {
+    let (installed, _fake) = with_gateway();
+    for (part, times) in [("{", 40), ("{b,}{", 14), ("$(", 40), ("(case x in a) ", 40)] {
+        let text = format!("echo */{}", part.repeat(times));
+        let (ours, theirs) = (installed.posh(&["-c", &text]), installed.bash(&["-c", &text]));
+        assert_eq!((stdout(&ours), stderr(&ours)), (stdout(&theirs), stderr(&theirs)), "{text}");
+        let explained = installed.posh(&["explain", &text]);
+        assert!(explained.status.code().is_some(), "{text}");
+    }
+}
+
+#[test]
+fn a_session_that_is_ready_is_taken_without_waiting() {
+    let (installed, fake) = with_gateway();
+    let outside = installed.posh(&["--door", "path", "-c", "echo \"$PATH\""]);
+    let session = fake.asked.lock().unwrap().sessions.remove(0);
+    assert!(!stdout(&outside).is_empty() && session.taken.is_empty());
+    let [path, stage_program] = [&session.path, &session.stage_program].map(|bytes| OsStr::from_bytes(bytes));
+    let place = MadeFor::now(path, Path::new(stage_program)).place(&stage_socket(&installed.socket()));
+    let make = |volumes| {
+        fs::create_dir_all(place.join(SHIMS)).unwrap();
+        fs::write(place.join(FILE), SessionFile { volumes, ..SessionFile::default() }.encode_to_vec()).unwrap();
+    };
+    // Its output is a pipe, its input is none; where there are no volumes nobody needs to know what it names.
+    for (volumes, text, is_of_interest) in
+        [(false, "echo $PATH /", false), (true, "echo $PATH /", true), (false, "echo $PATH /*", true)]
+    {
+        make(volumes);
+        let output = installed.posh(&["-c", text]);
+        assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+        let began = Instant::now();
+        while fake.asked.lock().unwrap().sessions.is_empty() && began.elapsed() < Duration::from_secs(10) {}
+        let session = fake.asked.lock().unwrap().sessions.remove(0);
+        let taken = Path::new(OsStr::from_bytes(&session.taken));
+        assert_eq!(taken, place.with_file_name(format!("session-p{}", session.pid)));
+        assert!(taken.join(SHIMS).exists() && !place.exists());
+        assert_eq!((session.outputs.len(), session.input), (2, None));
+        assert_eq!(session.look_ahead.is_some(), is_of_interest, "{text}");
+    }
+    // Whoever wants to be told of it asks, and gets a name.
+    make(false);
+    let explained = installed.posh(&["--explain", "-c", "true"]);
+    assert!(explained.status.success() && place.exists());
+    assert!(fake.asked.lock().unwrap().sessions[0].taken.is_empty());
 }

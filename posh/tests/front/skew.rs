@@ -91,7 +91,7 @@ fn a_stage_program_runs_its_command_itself() {
         let socket = installed.at("stage.sock").as_os_str().as_bytes().to_vec().into();
         let prefixes = Prefixes::default().encode().into();
         let session =
-            SessionFile { session: "s".into(), socket, always_enlist: true, prefixes, trace: false, asks: false };
+            SessionFile { session: "s".into(), socket, always_enlist: true, prefixes, ..SessionFile::default() };
         fs::write(installed.at("session"), session.encode_to_vec()).unwrap();
         symlink(env!("CARGO_BIN_EXE_posh-stage"), installed.at("shims/cat")).unwrap();
         fs::write(installed.at("home/f"), "content\n").unwrap();

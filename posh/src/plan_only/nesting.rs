@@ -1,0 +1,81 @@
+//! How deep a text is nested. The parser goes back at each bracket that is never closed and tries what
+//! follows in another way, so that twenty of them take minutes.
+
+/// Deeper than anybody nests; the parser takes some tenths of a millisecond for as many brackets that nobody closes.
+const DEPTH: usize = 8;
+
+/// Whether the parser of commands can read this text in a moment. What is quoted and what is a comment counts as all else: only
+/// the parser could tell.
+pub(super) fn is_parsable(text: &str) -> bool {
+    let (mut open, mut is_in_pattern) = (0_usize, false);
+    text.bytes().enumerate().all(|(at, byte)| {
+        let rest = text.as_bytes().get(at..).unwrap_or_default();
+        match byte {
+            b'(' | b'{' => open += 1,
+            // One that nothing opens ends a pattern of `case`.
+            b')' if is_in_pattern => is_in_pattern = false,
+            b')' | b'}' => open = open.saturating_sub(1),
+            _ => is_in_pattern |= rest.starts_with(b"case") || rest.starts_with(b";;"),
+        }
+        open <= DEPTH
+    })
+}
+
+/// Whether the parser of words can read this one in a moment.
+pub(super) fn is_readable(word: &str) -> bool {
+    let mut open: Vec<char> = Vec::new();
+    let mut before = ' ';
+    let mut characters = word.chars();
+    while let Some(character) = characters.next() {
+        match (character, open.last()) {
+            ('\\', _) => drop(characters.next()),
+            ('\'', Some('"')) => {}
+            ('\'', _) => drop(characters.find(|character| *character == '\'')),
+            ('"' | '`', Some(last)) if *last == character => drop(open.pop()),
+            ('}', Some('{')) | (')', Some('(')) | (']', Some('[')) => drop(open.pop()),
+            ('{' | '(' | '"' | '`', _) => open.push(character),
+            ('[', _) if before == '$' => open.push(character),
+            _ => {}
+        }
+        if open.len() > DEPTH {
+            return false;
+        }
+        before = character;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_closes_is_counted() {
+        let each = ["{", "{a,", "{b,}{", "$(", "\"$(", "${x:-", "${x/", "$[", "{1..", "{'}'", "\"{\"{", "`{"];
+        for part in each {
+            assert!(is_readable(&part.repeat(2)), "{part}");
+            assert!(!is_readable(&part.repeat(20)), "{part}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_opens_more_than_it_closes_is_not_parsed() {
+        for part in ["(", ">(", "{ ", "$((", "case x in a) (", "(case x in a) "] {
+            assert!(is_parsable(&part.repeat(2)) && !is_parsable(&part.repeat(20)), "{part}");
+        }
+        for part in ["(a); ", "case x in a) b;; c) d;; esac; ", "f() { g; }; "] {
+            assert!(is_parsable(&part.repeat(100)), "{part}");
+        }
+    }
+
+    #[test]
+    fn what_is_closed_is_not() {
+        let each =
+            ["{a,b}", "\"${x}\"/", "$(a)", "${x:-\"$(b)\"}", "'{'", "\\{", "\"a'b\"", "`a`", "$[1]", "[ab]", "it\\'s"];
+        for part in each {
+            assert!(is_readable(&part.repeat(100)), "{part}");
+        }
+        let deep = |depth: usize| format!("{}x{}", "{a,".repeat(depth), "}".repeat(depth));
+        assert!(is_readable(&deep(DEPTH)) && !is_readable(&deep(DEPTH + 1)));
+    }
+}
