@@ -180,3 +180,18 @@ fn a_full_disk_on_the_server() {
     assert!(posh.report().stages("cat").all(posh_integration::explain::Stage::is_offloaded), "{:?}", posh.report());
     assert_eq!(fs::metadata(lab.servers[0].host.path("/srv/full/half")).unwrap().len(), 600 << 10);
 }
+
+/// The parser that posh reads the beginning of a script with would take minutes for the first, and panics at the second (brush-parser 0.4).
+#[test]
+fn a_script_that_posh_can_not_read() {
+    let lab = lab(&LabSpec::servers(1));
+    for text in
+        [format!("cat /mnt/s1/{}*; {PIPELINE}", "{".repeat(40)), format!("{PIPELINE}; \"\"<<END&${{t}}${{\nEND\n")]
+    {
+        let (ours, bash) = (run(&lab, &text, Under::Posh), run(&lab, &text, Under::Shell));
+        assert_eq!((&ours.stdout, ours.status), (&bash.stdout, bash.status), "{text}\n{ours}");
+        let (own, said) = (notices(&ours), String::from_utf8_lossy(&bash.stderr).into_owned());
+        assert!(String::from_utf8_lossy(&ours.stderr).ends_with(&said), "{text}\n{ours}");
+        assert!(own.iter().all(|notice| notice.contains("a fault of posh")), "{own:?}");
+    }
+}
