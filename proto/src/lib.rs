@@ -1,6 +1,6 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
+//! ([`runtime`], [`ready`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
 //! share ([`clock`]), how long an error's message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the switches of the
 //! rules ([`rule`]).
 //!

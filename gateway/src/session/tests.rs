@@ -1,3 +1,5 @@
+//! Sessions that are opened one after the other, and what each leaves for the next.
+
 use std::{process::Child, time::Instant};
 
 use super::*;
