@@ -226,6 +226,12 @@ impl Descriptor {
         Self { fd, kind, path, identity, flags, offset: 0, on_mount: true, queued_bytes: 0, same_as: None }
     }
 
+    /// One that a shell would open, of which the text is all that is known.
+    #[must_use]
+    pub fn imagined(fd: u32, kind: Kind, path: PathBuf, flags: i32) -> Self {
+        Self { kind, flags: flags.cast_unsigned(), ..Self::without_details(fd, kind, path, 0) }
+    }
+
     /// Whether reading is allowed.
     #[must_use]
     pub fn reads(&self) -> bool {

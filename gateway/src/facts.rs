@@ -68,6 +68,17 @@ pub enum Place {
     Here(String),
 }
 
+impl Place {
+    /// Where on a mount.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::At(_, path, _) => Some(path.as_path()),
+            Self::Here(_) => None,
+        }
+    }
+}
+
 /// Reads a command.
 ///
 /// # Errors

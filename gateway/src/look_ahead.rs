@@ -26,7 +26,7 @@ use posh_proto::gateway as wire;
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{state::View, volumes::Volumes};
-use before::Before;
+pub use before::Before;
 
 /// Looks at one mount at once, of all sessions: one that hangs must not take all threads.
 const AT_ONCE: usize = 64;
@@ -50,7 +50,8 @@ impl LookAhead {
     ) -> Option<JoinHandle<()>> {
         volumes.look_ahead(table, &paths(&ahead.named), &paths(&ahead.listed));
         let fetched = volumes.foresee(table, library, &ahead.foreseen);
-        let before = (!ahead.second.is_empty()).then(|| Before::read(table, library, ahead, path)).flatten();
+        let first = ahead.commands.first().filter(|_| !ahead.second.is_empty());
+        let before = first.and_then(|first| Before::read(table, library, first, &ahead.environment, path));
         let mut second = paths(&ahead.second);
         second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
         for directory in paths(&ahead.first).into_iter().chain(second).collect::<BTreeSet<_>>() {

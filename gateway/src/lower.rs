@@ -351,6 +351,7 @@ impl<'a> Builder<'a> {
             flags: local.flags & ACCESS_AND_STATUS,
             offset: if rule::holds(Rule::Offsets) { local.offset } else { 0 },
             report_offset: rule::holds(Rule::Offsets),
+            held: false,
         })
     }
 

@@ -13,7 +13,10 @@ use tokio::task::JoinHandle;
 
 use crate::{
     aside::aside_if_far,
-    dispatch,
+    dispatch::{
+        self,
+        head_start::{self, Text},
+    },
     enlisted::Enlisted,
     session::{Request, Session, Taken},
     state::{Gateway, View},
@@ -37,14 +40,14 @@ fn open_with(
     search: PathBuf,
     request: wire::OpenSession,
 ) -> Result<wire::SessionOpened, String> {
-    let ahead = request.look_ahead;
+    let (ahead, shell) = (request.look_ahead, request.shell);
     let fetched = ahead.as_ref().and_then(|ahead| gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search));
     let request = Request {
         pid: request.pid,
         explain: request.explain,
         trace: request.trace,
         split: (request.split > 0).then_some(request.split),
-        path: search,
+        path: search.clone(),
         stage_program: path(request.stage_program),
         taken: (!request.taken.is_empty()).then(|| Taken {
             directory: path(request.taken),
@@ -58,6 +61,12 @@ fn open_with(
         let cause = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
         format!("{error}{cause}")
     })?;
+    // Volumes fetch what is small, and know what to do with what they have.
+    if let Some((ahead, shell)) = ahead.as_ref().zip(shell).filter(|_| !told.volumes) {
+        let (commands, environment) = (ahead.commands.iter().cloned().collect(), ahead.environment.clone());
+        session.head_start.expect(Text { commands, environment, shell, search });
+        tokio::spawn(head_start::begin(Arc::clone(gateway), Arc::clone(&session), Vec::new()));
+    }
     if let Some((ahead, fetched)) = ahead.zip(fetched).filter(|_| told.at_hand) {
         tokio::spawn(foretell(Arc::clone(gateway), Arc::clone(&session), ahead.foreseen, fetched));
     }

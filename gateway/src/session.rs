@@ -37,6 +37,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     assembly::{is_below, pipe_inode},
+    dispatch::head_start::HeadStart,
     enlisted::Pid,
     pipe_notes,
     report::Reports,
@@ -103,6 +104,8 @@ pub struct Session {
     pub reports: Reports,
     /// When, if that was asked for.
     pub trace: Option<Arc<Trace>>,
+    /// Its first command, until it comes.
+    pub head_start: HeadStart,
     /// Pipes that its shell writes to, by inode.
     outputs: Vec<u64>,
     /// What its file says beside what all sessions' files say; whoever writes the file has it locked.
@@ -119,6 +122,8 @@ struct OwnPart {
     foreseen: Vec<u8>,
     /// Until when that counts, by CLOCK_MONOTONIC.
     foreseen_until_ns: u64,
+    /// Nothing can be foreseen any more.
+    is_unforeseeable: bool,
     /// The file is another session's, or gone.
     is_over: bool,
 }
@@ -205,6 +210,7 @@ impl Sessions {
             split: request.split,
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
+            head_start: HeadStart::default(),
             outputs,
             file: Mutex::default(),
             made_for: MadeFor::now(request.path.as_os_str(), &request.stage_program),
@@ -355,9 +361,28 @@ impl Sessions {
             return;
         }
         let mut own = session.own_part();
+        if own.is_unforeseeable {
+            return;
+        }
         own.foreseen = digests;
         own.foreseen_until_ns = clock::monotonic_ns().saturating_add(HOLDS_NS);
         drop(own);
+        self.tell_own_part(session);
+    }
+
+    /// A command of the session is about to change something on a server: what volumes have at hand of it then is not
+    /// what they had when it was foreseen that others find all at hand.
+    pub fn foretell_no_more(&self, session: &Session) {
+        let mut own = session.own_part();
+        own.is_unforeseeable = true;
+        let was_foreseen = !std::mem::take(&mut own.foreseen).is_empty();
+        drop(own);
+        if was_foreseen {
+            self.tell_own_part(session);
+        }
+    }
+
+    fn tell_own_part(&self, session: &Session) {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Err(error) = self.write_file(session, &told) {
             tracing::debug!(session = session.id, %error, "cannot tell a session what is foreseen");
@@ -446,6 +471,7 @@ impl Sessions {
     async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
+        session.head_start.end();
         // A shell knows by heart where it has found a command.
         while let Some(left) = session.left_behind().await {
             let _ = left.ready(Interest::READABLE).await;
@@ -491,7 +517,8 @@ pub(crate) fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
 
 impl Session {
     /// posh stays to tell of what happened: the shell is its child.
-    fn is_waited_for(&self) -> bool {
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
         self.explain || self.trace.is_some()
     }
 

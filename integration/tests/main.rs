@@ -13,6 +13,7 @@ mod coherence;
 mod doors;
 mod failure;
 mod guards;
+mod head_start;
 mod lab_selftest;
 mod left_behind;
 mod load;

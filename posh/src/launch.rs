@@ -312,7 +312,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
     Ok(Session { place: place.clone(), id, shims })
 }
 
-/// What the shell will list, and, where there are volumes, what it will name. Reading a text takes some tenths of a millisecond.
+/// What the shell will run first and list, and, where there are volumes, what it will name. Reading a text takes some tenths of a millisecond.
 fn look_ahead(launch: &Launch, has_volumes: bool) -> Option<LookAhead> {
     if !matches!(launch.shell, Shell::Bash | Shell::Dash) {
         return None;
@@ -323,9 +323,7 @@ fn look_ahead(launch: &Launch, has_volumes: bool) -> Option<LookAhead> {
         Program::Script(words) => beginning(Path::new(&words[0]))?,
     };
     let text = &text[..text.len().min(plan_only::LOOKED_AT_BYTES)];
-    let signs: &[u8] = if has_volumes { b"*?[/$~" } else { b"*?[" };
-    let may_tell = text.iter().any(|byte| signs.contains(byte));
-    may_tell.then(|| plan_only::look_ahead(&String::from_utf8_lossy(text))).flatten()
+    plan_only::look_ahead(&String::from_utf8_lossy(text), has_volumes)
 }
 
 /// As much of a script as is looked at; a pipe is left to the shell.

@@ -13,7 +13,7 @@ mod words;
 
 pub use ahead::BYTES as LOOKED_AT_BYTES;
 
-use ahead::{Ahead, listed_ahead};
+use ahead::{Ahead, Command, Touched};
 
 use std::{
     env,
@@ -23,7 +23,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::gateway::{ForeseenCommand, LookAhead, PlanRequest, PlannedStage};
+use posh_proto::gateway::{CertainCommand, ForeseenCommand, LookAhead, PlanRequest, PlannedStage};
 
 use crate::{
     Error,
@@ -51,6 +51,10 @@ pub struct Stage {
     stdin: Option<OsString>,
     /// `> FILE`, `>> FILE`
     stdout: Option<OsString>,
+    /// The latter.
+    appends: bool,
+    /// A word is a pattern, which stands for itself.
+    has_pattern: bool,
     /// Why its words can't be known.
     unknowable: Option<String>,
 }
@@ -109,6 +113,8 @@ fn planned(stage: Stage) -> PlannedStage {
         stdin_path: stage.stdin.map(bytes).unwrap_or_default(),
         stdout_path: stage.stdout.map(bytes).unwrap_or_default(),
         unknowable: stage.unknowable.unwrap_or_default(),
+        appends: stage.appends,
+        has_pattern: stage.has_pattern,
     }
 }
 
@@ -116,24 +122,30 @@ fn foreseen((cwd, stage): (PathBuf, Stage)) -> ForeseenCommand {
     ForeseenCommand { stage: Some(planned(stage)), cwd: cwd.into_os_string().into_vec().into() }
 }
 
-/// What the shell that is about to start will list and name, as the contract has it.
+fn certain_command(Command { stages, cwd }: Command) -> CertainCommand {
+    CertainCommand { stages: stages.into_iter().map(planned).collect(), cwd: cwd.into_os_string().into_vec().into() }
+}
+
+/// What the shell that is about to start will run, list and, where there are volumes, name, as the contract has it.
 #[must_use]
-pub fn look_ahead(text: &str) -> Option<LookAhead> {
+pub fn look_ahead(text: &str, has_volumes: bool) -> Option<LookAhead> {
     let cwd = env::current_dir().ok()?;
-    let Ahead { first, second, touched } = listed_ahead(text, &cwd, &|name| env::var_os(name));
+    let variable = |name: &str| env::var_os(name);
+    let Ahead { first, second, commands: certain } = ahead::listed(text, &cwd, &variable);
+    let Touched { named, listed, commands } =
+        if has_volumes { ahead::touched(text, &cwd, &variable) } else { Touched::default() };
     let bytes = |text: OsString| text.into_vec().into();
     let paths = |paths: Vec<PathBuf>| paths.into_iter().map(|path| bytes(path.into_os_string())).collect();
     let mut ahead = LookAhead {
         first: paths(first),
-        named: paths(touched.named),
-        listed: paths(touched.listed),
-        foreseen: touched.commands.into_iter().map(foreseen).collect(),
+        named: paths(named),
+        listed: paths(listed),
+        foreseen: commands.into_iter().map(foreseen).collect(),
         ..LookAhead::default()
     };
-    if let Some(second) = second.filter(|second| !is_prepared(&second.before)) {
-        ahead.second = paths(second.listed);
-        ahead.before = second.before.into_iter().map(planned).collect();
-        ahead.cwd = bytes(second.cwd.into_os_string());
+    if !certain.is_empty() && !is_prepared(&certain) {
+        ahead.second = paths(second);
+        ahead.commands = certain.into_iter().map(certain_command).collect();
         ahead.environment = env::vars_os().map(|(name, value)| bytes([name, value].join(OsStr::new("=")))).collect();
     }
     Some(ahead).filter(|ahead| *ahead != LookAhead::default())
@@ -141,12 +153,17 @@ pub fn look_ahead(text: &str) -> Option<LookAhead> {
 
 /// Whether the environment makes bash begin with something else than the text: a start-up file, options, a
 /// function with a command's name (bash(1)).
-fn is_prepared(stages: &[Stage]) -> bool {
-    let is_function = |name: &OsString| {
-        let variable = [OsStr::new("BASH_FUNC_"), name.as_os_str(), OsStr::new("%%")].join(OsStr::new(""));
+fn is_prepared(commands: &[Command]) -> bool {
+    let is_function = |name: &OsStr| {
+        let variable = [OsStr::new("BASH_FUNC_"), name, OsStr::new("%%")].join(OsStr::new(""));
         env::var_os(variable).is_some()
     };
     let is_set = |name: &&str| env::var_os(name).is_some();
+    let names = commands
+        .iter()
+        .flat_map(|command| &command.stages)
+        .filter_map(|stage| stage.argv.first())
+        .map(OsString::as_os_str);
     ["BASH_ENV", "BASHOPTS", "ENV", "SHELLOPTS"].iter().any(is_set)
-        || stages.iter().filter_map(|stage| stage.argv.first()).any(is_function)
+        || names.chain(ahead::PASSED_OVER.into_iter().map(OsStr::new)).any(is_function)
 }

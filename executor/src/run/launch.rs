@@ -95,6 +95,7 @@ pub async fn start(
         report: Report::default(),
         written_files,
         signals_taken: 0,
+        is_released: false,
         _cgroup: cgroup,
         _lease: lease,
         _share: share,

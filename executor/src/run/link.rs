@@ -8,7 +8,7 @@ use std::{
 
 use bytes::BytesMut;
 use posh_proto::{
-    executor::{RunInput, RunOutput, Signal, run_input},
+    executor::{Release, RunInput, RunOutput, Signal, run_input},
     frame,
 };
 use prost::Message;
@@ -55,6 +55,11 @@ impl Link {
     /// Passes a signal on.
     pub async fn signal(&mut self, signal: Signal) -> io::Result<()> {
         self.send(&RunInput { kind: Some(run_input::Kind::Signal(signal)) }).await
+    }
+
+    /// Has redirects that are held let go.
+    pub async fn release(&mut self) -> io::Result<()> {
+        self.send(&RunInput { kind: Some(run_input::Kind::Release(Release {})) }).await
     }
 
     /// The supervisor's next message; `None` at its end. Can be cancelled without

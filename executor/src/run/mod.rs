@@ -296,6 +296,8 @@ struct Run {
     written_files: Vec<WrittenFile>,
     /// Signals that have been passed on.
     signals_taken: usize,
+    /// Redirects that were held have been let go.
+    is_released: bool,
     /// Of a traced run.
     start_times: Option<StartTimes>,
     /// The plumbing that the streams take over once the client knows.
@@ -450,7 +452,14 @@ impl Run {
         for signal in resume.signals.into_iter().skip(self.signals_taken) {
             self.pass_on(signal).await?;
         }
-        Ok(())
+        if resume.released { self.release().await } else { Ok(()) }
+    }
+
+    async fn release(&mut self) -> Result<(), End> {
+        if std::mem::replace(&mut self.is_released, true) {
+            return Ok(());
+        }
+        self.link.release().await.map_err(|error| End::Lost(error.to_string()))
     }
 
     async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
@@ -475,6 +484,7 @@ impl Run {
                 self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
             }
             Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
+            Some(run_input::Kind::Release(_)) => self.release().await?,
             Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;

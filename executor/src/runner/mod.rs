@@ -17,6 +17,7 @@ mod confine;
 mod fence;
 mod filter;
 mod guards;
+mod held;
 mod listing;
 mod paths;
 mod processes;

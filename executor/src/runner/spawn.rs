@@ -26,7 +26,9 @@ use super::{
     changes::Watch,
     confine,
     fence::Domain,
-    guards, paths,
+    guards,
+    held::{self, Held, Identity},
+    paths,
     view::View,
     wire::{Bounds, End, EndKind, Fence},
 };
@@ -51,8 +53,10 @@ pub struct Prepared {
     program: CString,
     argv: Vec<CString>,
     env: Vec<CString>,
-    cwd: OwnedFd,
+    cwd: Rc<OwnedFd>,
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
+    /// Redirects that wait.
+    held: Vec<Held>,
     /// Files whose final offsets are to be told.
     reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Files that it writes to, with their sizes.
@@ -65,11 +69,26 @@ pub struct Prepared {
 
 /// What has to be known of a stage until it has ended.
 pub struct Live {
-    pub id: u32,
+    pub stage: Stage,
     /// Files whose final offsets are to be told.
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Trees whose changes are to be told.
     pub watch: Watch,
+    /// Redirects that wait to be let go.
+    pub held: Vec<Held>,
+    /// Who carries others to their files.
+    pub carriers: Vec<Pid>,
+    /// Why a redirect did not come to its file.
+    pub withheld: String,
+    /// It has ended, and when.
+    pub ended: Option<(sys::Ended, u64)>,
+}
+
+impl Live {
+    /// It has ended, and all that it wrote is where it belongs.
+    pub fn is_over(&self) -> bool {
+        self.ended.is_some() && self.held.is_empty() && self.carriers.is_empty()
+    }
 }
 
 impl Prepared {
@@ -90,8 +109,9 @@ impl Prepared {
             program: c_string(program.as_os_str().as_bytes())?,
             argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
             env: environment(&stage)?,
-            cwd,
+            cwd: Rc::new(cwd),
             descriptors: Vec::new(),
+            held: Vec::new(),
             reported: Vec::new(),
             written: Vec::new(),
             watch: Watch::new(view, &stage),
@@ -120,6 +140,11 @@ impl Prepared {
             Some(Source::Pty(id)) => end(EndKind::Pty, id)?,
             Some(Source::NullFlags(flags)) => Rc::new(open_null(flags)?),
             Some(Source::DuplicateOf(fd)) => self.opened_as(fd)?,
+            Some(Source::File(file)) if file.held => {
+                let (held, end) = Held::new(&self.stage, descriptor.fd, file, &self.cwd)?;
+                self.held.push(held);
+                Rc::new(end)
+            }
             Some(Source::File(file)) => {
                 let opened = Rc::new(paths::open_redirect(view, &self.cwd, &file)?);
                 if file.flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY {
@@ -148,6 +173,17 @@ impl Prepared {
         self.written.iter().map(|(fd, size)| WrittenFile { stage: self.stage.id, fd: *fd, size: *size })
     }
 
+    /// The files that it reads, if there are redirects that wait in its run.
+    pub fn read(&self) -> Vec<Identity> {
+        let opened: Vec<&OwnedFd> = self.descriptors.iter().map(|(source, _)| &**source).collect();
+        held::read_by(&self.stage, &self.cwd, &opened)
+    }
+
+    /// Whether redirects of it wait.
+    pub fn is_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Forks the stage; its child waits at the barrier.
     pub fn fork(&self, barrier: &Barrier<'_>) -> nix::Result<Pid> {
         match sys::fork()? {
@@ -162,7 +198,8 @@ impl Prepared {
 
     /// What the supervisor needs of it from now on; closes its descriptors here.
     pub fn into_live(self) -> Live {
-        Live { id: self.stage.id, reported: self.reported, watch: self.watch }
+        let (reported, watch, held) = (self.reported, self.watch, self.held);
+        Live { stage: self.stage, reported, watch, held, carriers: Vec::new(), withheld: String::new(), ended: None }
     }
 
     fn become_stage(&self, barrier: &Barrier<'_>) -> ! {

@@ -35,7 +35,9 @@ use posh_proto::{
 };
 
 use super::{
-    complain, confine, processes,
+    complain, confine,
+    held::{Identity, Released},
+    processes,
     spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
@@ -76,7 +78,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     match start(job, descriptors, view, children, socket) {
         Ok(mut run) => {
-            let ended = run.watch(socket, children);
+            let ended = run.watch(socket, view, children);
             run.end();
             ended
         }
@@ -129,13 +131,15 @@ fn start(
     }
     drop((report_end, go_end));
     let written_files = stages.iter().flat_map(Prepared::written_files).collect();
+    let is_held = stages.iter().any(Prepared::is_held);
+    let read = if is_held { stages.iter().flat_map(Prepared::read).collect() } else { Vec::new() };
     await_all(report, children, pids.len())?;
     let times = job.trace.then(|| StartTimes { taken_ns, prepared_ns, spawned_ns: now_ns(), ..StartTimes::default() });
     let mut running =
-        Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new(), trace: job.trace };
+        Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new(), trace: job.trace, read };
     // From here on only the children hold the stages' descriptors.
     for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
-        running.by_id.insert(live.id, pid);
+        running.by_id.insert(live.stage.id, pid);
         running.stages.insert(pid, live);
     }
     // The daemon must know first: once released, the run has happened.
@@ -172,36 +176,80 @@ struct Running {
     frames: BytesMut,
     /// Ends are told with their time.
     trace: bool,
+    /// The files that are read, where redirects are held.
+    read: Vec<Identity>,
 }
 
 impl Running {
     /// Reports ends and passes signals on until the daemon closes the socket.
-    fn watch(&mut self, socket: &UnixStream, children: &SignalFd) -> io::Result<()> {
+    fn watch(&mut self, socket: &UnixStream, view: &View, children: &SignalFd) -> io::Result<()> {
         loop {
             let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
             if ended {
                 let _ = children.read_signal();
                 while let Ok(Some(ended)) = sys::reap() {
-                    if let Some(live) = self.stages.remove(&ended.pid) {
-                        let at_ns = if self.trace { monotonic_ns() } else { 0 };
-                        write_frame(socket, &exited(&live, &ended, at_ns))?;
-                    }
+                    self.note_end(ended);
+                    self.tell_ends(socket)?;
                 }
             }
-            if said && !self.take_input(socket)? {
+            if said && !self.take_input(socket, view)? {
                 return Ok(());
             }
         }
     }
 
+    /// A stage has ended, or who carries what one has written to its file.
+    fn note_end(&mut self, ended: sys::Ended) {
+        let at_ns = if self.trace { monotonic_ns() } else { 0 };
+        if let Some(live) = self.stages.get_mut(&ended.pid) {
+            live.ended = Some((ended, at_ns));
+        } else if let Some(live) = self.stages.values_mut().find(|live| live.carriers.contains(&ended.pid)) {
+            live.carriers.retain(|carrier| *carrier != ended.pid);
+            if ended.status != 0 {
+                "it could not be written".clone_into(&mut live.withheld);
+            }
+        }
+    }
+
+    /// Reports the ends of stages of which all is where it belongs.
+    fn tell_ends(&mut self, socket: &UnixStream) -> io::Result<()> {
+        while let Some(pid) = self.stages.iter().find(|(_, live)| live.is_over()).map(|(pid, _)| *pid) {
+            let over = self.stages.remove(&pid);
+            if let Some((live, (ended, at_ns))) = over.as_ref().and_then(|live| Some((live, live.ended.as_ref()?))) {
+                write_frame(socket, &exited(live, ended, *at_ns))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets all redirects go that are held.
+    fn release(&mut self, view: &View) {
+        for live in self.stages.values_mut() {
+            for held in std::mem::take(&mut live.held) {
+                match held.release(view, &live.stage, &self.read) {
+                    Ok(Released { fd, carrier, reported }) => {
+                        live.carriers.push(carrier);
+                        live.reported.extend(reported.map(|file| (fd, file)));
+                    }
+                    Err(why) => live.withheld = why,
+                }
+            }
+        }
+    }
+
     /// Reads what is there; false at the socket's end.
-    fn take_input(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
+    fn take_input(&mut self, mut socket: &UnixStream, view: &View) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         let count = socket.read(&mut buffer)?;
         self.frames.extend_from_slice(&buffer[..count]);
         while let Some(input) = frame::decode::<RunInput>(&mut self.frames).map_err(io::Error::other)? {
-            if let Some(run_input::Kind::Signal(signal)) = input.kind {
-                self.send_signal(&signal);
+            match input.kind {
+                Some(run_input::Kind::Signal(signal)) => self.send_signal(&signal),
+                Some(run_input::Kind::Release(_)) => {
+                    self.release(view);
+                    self.tell_ends(socket)?;
+                }
+                _ => {}
             }
         }
         Ok(count > 0)
@@ -213,7 +261,7 @@ impl Running {
         // Once reaped, the number may be another's; a group lives as long as a member.
         if signal.group {
             let _ = killpg(pid, number);
-        } else if self.stages.contains_key(&pid) {
+        } else if self.stages.get(&pid).is_some_and(|live| live.ended.is_none()) {
             let _ = kill(pid, number);
         }
     }
@@ -222,7 +270,7 @@ impl Running {
     /// the stages themselves when the run was given up.
     fn end(&self) {
         if !self.stages.is_empty() {
-            for &pid in self.stages.keys() {
+            for (&pid, _) in self.stages.iter().filter(|(_, live)| live.ended.is_none()) {
                 let _ = killpg(pid, Signal::SIGKILL);
             }
             return processes::kill_all_below();
@@ -245,7 +293,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64) -> RunOutput {
     let (user_us, system_us) = ended.cpu_us;
     let changes = live.watch.changes();
     let exited = Exited {
-        stage: live.id,
+        stage: live.stage.id,
         how: Some(how),
         core_dumped,
         offsets: live.reported.iter().filter_map(offset).collect(),
@@ -255,6 +303,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64) -> RunOutput {
         changed_directories: changes.message(),
         changes_incomplete: changes.incomplete,
         exited_ns,
+        withheld: live.withheld.clone(),
         ..Exited::default()
     };
     RunOutput { kind: Some(run_output::Kind::Exited(exited)) }

@@ -167,7 +167,7 @@ pub fn descriptor(fd: u32, source: Source) -> Descriptor {
 
 pub fn file(name: &str, flags: i32, offset: u64) -> Source {
     let flags = flags.unsigned_abs();
-    Source::File(File { path: name.to_owned().into(), flags, offset, report_offset: true })
+    Source::File(File { path: name.to_owned().into(), flags, offset, report_offset: true, held: false })
 }
 
 pub fn path_use(path: &str) -> PathUse {

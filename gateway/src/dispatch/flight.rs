@@ -23,6 +23,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use self::{noted::Noted, runs::RunState};
 use super::{
     ending::{JoinHere, PartEnd, StageState, as_shell},
+    head_start,
     output::Output,
     refresh::{self, Written},
     resume::{Gone, Resumed},
@@ -34,6 +35,7 @@ use crate::{
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
     plan::{Placement, Plan},
+    session::Session,
     stage_link::{ForStage, FromStage},
     state::Gateway,
 };
@@ -79,11 +81,13 @@ struct Relay<'a> {
     why_lost: BTreeMap<usize, String>,
     events: mpsc::Sender<Event>,
     pumps: JoinSet<()>,
+    /// Whose next command can be begun when all of this one's have ended.
+    session: Option<&'a Arc<Session>>,
 }
 
 /// Relays until every remote stage has ended and has been told so.
 pub async fn fly(
-    gateway: &Arc<Gateway>,
+    (gateway, session): (&Arc<Gateway>, Option<&Arc<Session>>),
     pipeline: &mut Pipeline,
     flights: Flights,
     plan: &Plan,
@@ -112,7 +116,8 @@ pub async fn fly(
         let spec = &lowered.runs[index].spec;
         runs.push(RunState::new(reached, flight.input, listener, flight.written_files, spec));
     }
-    let relay = Relay::new((gateway, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));
+    let relay =
+        Relay::new((gateway, session, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -163,7 +168,7 @@ fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usi
 
 impl<'a> Relay<'a> {
     fn new(
-        (gateway, noted): (&'a Arc<Gateway>, Noted),
+        (gateway, session, noted): (&'a Arc<Gateway>, Option<&'a Arc<Session>>, Noted),
         pipeline: &'a Pipeline,
         plan: &Plan,
         readings: &'a [Result<Reading, String>],
@@ -212,6 +217,7 @@ impl<'a> Relay<'a> {
             why_lost: BTreeMap::new(),
             events,
             pumps,
+            session,
         }
     }
 
@@ -306,6 +312,9 @@ impl<'a> Relay<'a> {
                 if let Some((stage, fd)) = self.input_of((run, stream)) {
                     self.tell(stage, ForStage::StopReading(fd)).await;
                 }
+            }
+            Some(run_output::Kind::Exited(exited)) if !exited.withheld.is_empty() => {
+                self.withheld(run, exited.withheld).await;
             }
             Some(run_output::Kind::Exited(exited)) => {
                 self.noted.exited(run, &exited);
@@ -485,6 +494,20 @@ impl<'a> Relay<'a> {
                 ending.refreshed(tally);
                 let _ = tell.send(farewell).await;
             });
+        }
+        self.begin_next();
+    }
+
+    /// All that this pipeline was to do is done: while the mounts are told, the shell's next command can be begun.
+    fn begin_next(&mut self) {
+        let is_over =
+            |stage: &StageState| stage.finished && !stage.is_lost() && stage.parts.iter().all(Option::is_some);
+        if self.stages.len() == self.pipeline.stages.len()
+            && self.stages.values().all(is_over)
+            && let Some(session) = self.session.take()
+        {
+            let before = self.pipeline.stages.iter().map(|stage| Arc::clone(&stage.enlisted)).collect();
+            tokio::spawn(head_start::begin(Arc::clone(self.gateway), Arc::clone(session), before));
         }
     }
 

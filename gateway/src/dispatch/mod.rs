@@ -4,6 +4,7 @@
 mod again;
 mod ending;
 mod flight;
+pub mod head_start;
 pub mod output;
 mod refresh;
 mod remake;
@@ -26,13 +27,14 @@ use fs_mapper::{Resolution, config::Scheduler};
 use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
+use self::head_start::Begun;
 use crate::{
     assembly::{Edge, Pipeline, Shape},
     enlisted::{Enlisted, Kind},
     executors::Connection,
     explain,
     facts::{self, Reading, Surroundings, World},
-    lower::Builder,
+    lower::{Builder, Lowered},
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
     session::Session,
@@ -58,11 +60,13 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
     let id = format!("{}-{number}", std::process::id());
     let tracer = Tracer::new(session.as_ref().and_then(|s| s.trace.clone()), number);
+    let begun = session.as_ref().and_then(|session| session.head_start.take(&pipeline));
     let report = if pipeline.stays {
+        drop(begun);
         let explain = session.as_ref().is_some_and(|s| s.explain);
         leave_here(&gateway, pipeline, explain, &tracer).await
     } else {
-        Some(carry_out_as(&gateway, pipeline, session.as_deref(), &id, &tracer).await)
+        Some(carry_out_as(&gateway, pipeline, (session.as_ref(), begun), &id, &tracer).await)
     };
     if let Some(session) = &session {
         session.reports.end(report.map(|report| PipelineReport { pipeline: number, ..report }));
@@ -91,7 +95,8 @@ async fn leave_here(
         return None;
     }
     let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
-    let subject = Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default() };
+    let subject =
+        Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default(), before: &[] };
     let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(reasons) {
         // What the plan says of one that has nothing on mounts may tell more.
@@ -169,7 +174,7 @@ fn note_mounts(view: &View, command: &mut Enlisted) {
 async fn carry_out_as(
     gateway: &Arc<Gateway>,
     pipeline: Pipeline,
-    session: Option<&Session>,
+    (session, mut begun): (Option<&Arc<Session>>, Option<Begun>),
     id: &str,
     tracer: &Tracer,
 ) -> PipelineReport {
@@ -179,7 +184,7 @@ async fn carry_out_as(
     let split = session.and_then(|s| s.split);
     let view = gateway.view();
     let world = world(gateway, &view);
-    let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer };
+    let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer, before: &[] };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     tracing::debug!(plan = %planned.plan, "planned");
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, None);
@@ -190,25 +195,30 @@ async fn carry_out_as(
     let told = planned.plan.clone();
     let mut outcome = start::Outcome::default();
     let mut run_id = id.to_owned();
+    let mut was_begun = false;
     for attempt in 1..=ATTEMPTS {
         if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
             break;
         }
-        let elsewhere = planned.connections.iter().filter(|(_, c)| is_elsewhere(gateway, c)).map(|(id, _)| *id);
-        let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
-        let builder = Builder::new(&world, &commands, &pipeline.shape, &planned.readings, &planned.plan);
-        let builder = builder.with_other_zones(elsewhere);
-        let mut lowered = builder.build(&run_id);
-        again::keep_what_writes(&mut lowered, &planned.readings, &gateway.secret);
-        for run in &mut lowered.runs {
-            run.spec.volumes = gateway.volumes.sessions(&gateway.executors.get(run.executor).name);
+        let mut lowered = lower(gateway, &world, (&commands, &pipeline.shape), &planned, &run_id);
+        if let Some(session) = session.filter(|_| lowered.runs.iter().any(|run| again::writes(&run.spec))) {
+            gateway.sessions.foretell_no_more(session);
         }
         step = tracer.step("lowering", step);
-        let started = start::start(gateway, &planned.connections, lowered, tracer).await;
+        let ahead = match (begun.take(), session) {
+            (Some(begun), Some(session)) => begun.join(&pipeline, session, &mut lowered).await,
+            _ => None,
+        };
+        was_begun = ahead.is_some();
+        let started = match ahead {
+            Some(flight) => Ok(start::Flights::of_one(flight, lowered, tracer)),
+            None => start::start(gateway, &planned.connections, lowered, tracer).await,
+        };
         step = tracer.step("starting", step);
         match started {
             Ok(flights) => {
-                outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
+                outcome =
+                    flight::fly((gateway, session), &mut pipeline, flights, &planned.plan, &planned.readings).await;
                 tracer.step("relaying", step);
                 break;
             }
@@ -229,7 +239,28 @@ async fn carry_out_as(
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, Some(&told));
     release_the_rest(&pipeline, (&told, &planned.plan), tracer).await;
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
-    report(gateway, &commands, &pipeline.shape, &planned, &costs)
+    let mut report = report(gateway, &commands, &pipeline.shape, &planned, &costs);
+    report.stages.iter_mut().filter(|_| was_begun).for_each(|stage| stage.reason += ", begun before it came");
+    report
+}
+
+/// What is to be started by a plan.
+fn lower(
+    gateway: &Gateway,
+    world: &World<'_>,
+    (commands, shape): (&[Arc<Enlisted>], &Shape),
+    planned: &Planned,
+    run_id: &str,
+) -> Lowered {
+    let elsewhere = planned.connections.iter().filter(|(_, c)| is_elsewhere(gateway, c)).map(|(id, _)| *id);
+    let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
+    let builder = Builder::new(world, commands, shape, &planned.readings, &planned.plan);
+    let mut lowered = builder.with_other_zones(elsewhere).build(run_id);
+    again::keep_what_writes(&mut lowered, &planned.readings, &gateway.secret);
+    for run in &mut lowered.runs {
+        run.spec.volumes = gateway.volumes.sessions(&gateway.executors.get(run.executor).name);
+    }
+    lowered
 }
 
 /// Plans stages that no process stands for (`posh explain`). `unknowable` says of
@@ -245,7 +276,7 @@ pub async fn plan_only(
     let shape = Shape::unshared(commands.len(), edges.to_vec());
     let view = gateway.view();
     let world = world(gateway, &view);
-    let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default() };
+    let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default(), before: &[] };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
         if let Some(reason) = reason {
@@ -278,6 +309,8 @@ struct Subject<'a> {
     shape: &'a Shape,
     split: Option<u32>,
     tracer: &'a Tracer,
+    /// What has run before and is about to end: its stage programs are still there.
+    before: &'a [Arc<Enlisted>],
 }
 
 /// A plan with all that it was made from.
@@ -291,12 +324,12 @@ struct Planned {
 
 impl Planned {
     async fn make(gateway: &Gateway, world: &World<'_>, subject: &Subject<'_>) -> Self {
-        let &Subject { commands, shape, split, tracer } = subject;
+        let &Subject { commands, shape, split, tracer, before } = subject;
         let mut step = tracer.now_ns();
         let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
         keep_what_is_at_hand(gateway, world, commands, &mut readings);
         step = tracer.step("reading the commands", step);
-        settle::settle(gateway, commands, &mut readings).await;
+        settle::settle(gateway, (commands, before), &mut readings).await;
         step = tracer.step("settling files", step);
         let stages = commands.iter().enumerate().map(|(index, command)| {
             let around = Surroundings {

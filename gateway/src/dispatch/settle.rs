@@ -41,7 +41,12 @@ enum UseKind {
 }
 
 /// Settles what every command uses; one that can't be settled makes its command run here.
-pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mut [Result<Reading, String>]) {
+/// `before` are those whose stage programs are still there, and have written nothing themselves.
+pub async fn settle(
+    gateway: &Gateway,
+    (commands, before): (&[Arc<Enlisted>], &[Arc<Enlisted>]),
+    readings: &mut [Result<Reading, String>],
+) {
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -50,7 +55,8 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
     if uses.iter().all(Vec::is_empty) {
         return;
     }
-    let written = being_written(gateway, commands, &uses);
+    let standing_in: Vec<Arc<Enlisted>> = commands.iter().chain(before).cloned().collect();
+    let written = being_written(gateway, &standing_in, &uses);
     tracing::debug!(?uses, ?written, roots = ?gateway.sessions.roots(), "settling");
     for (reading, uses) in readings.iter_mut().zip(uses).filter(|(_, uses)| !uses.is_empty()) {
         if let Err(reason) = settle_volumes(gateway, &table, &uses).await {

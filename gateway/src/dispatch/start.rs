@@ -49,6 +49,7 @@ pub struct Outcome {
 }
 
 /// A started run.
+#[derive(Debug)]
 pub struct Flight {
     /// Whose.
     pub executor: ExecutorId,
@@ -81,6 +82,13 @@ pub struct Flights {
     pub joins: BTreeMap<usize, StartedJoin>,
     /// Who is told when what happens.
     pub tracer: Tracer,
+}
+
+impl Flights {
+    /// Of a pipeline that is one run.
+    pub fn of_one(flight: Flight, lowered: Lowered, tracer: &Tracer) -> Self {
+        Self { flights: vec![flight], lowered, joins: BTreeMap::new(), tracer: tracer.clone() }
+    }
 }
 
 /// An aggregator that runs, and waits for its parts.
@@ -249,7 +257,8 @@ fn refusal(executor: ExecutorId, reason: impl Into<String>) -> Refusal {
     Refusal { executor, fault: Fault::Executor, reason: reason.into() }
 }
 
-async fn open_in_time(
+/// Starts one run.
+pub(super) async fn open_in_time(
     executor: Arc<Executor>,
     connection: Option<Arc<Connection>>,
     spec: RunSpec,

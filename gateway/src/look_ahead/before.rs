@@ -1,4 +1,4 @@
-//! A script's first command, as its text tells it, and whether a directory that the second one lists is the same
+//! A script's command, as its text tells it, and whether a directory that the next one lists is the same
 //! before and after it. It must be nothing but programs whose annotations say that they read files of mounts, come to an
 //! end by themselves, and start nothing else: no program of which nothing is known (it may be an ssh that changes the directory on
 //! the server), nothing that waits for somebody, nothing that writes beside its one redirect.
@@ -20,19 +20,27 @@ use crate::tools;
 const SYSTEM: [&str; 2] = ["/usr/bin", "/bin"];
 
 /// One whose outputs are all that it can change.
+#[derive(Debug)]
 pub struct Before {
-    outputs: Vec<PathBuf>,
+    /// Redirects, but to /dev/null.
+    pub outputs: Vec<PathBuf>,
 }
 
 impl Before {
-    /// `None` where the first command may change anything else. `search` is the shell's PATH.
+    /// `None` where the command may change anything else. `search` is the shell's PATH.
     #[must_use]
-    pub fn read(table: &MountTable, library: &Library, ahead: &wire::LookAhead, search: &Path) -> Option<Self> {
-        let cwd = path(&ahead.cwd);
+    pub fn read(
+        table: &MountTable,
+        library: &Library,
+        command: &wire::CertainCommand,
+        environment: &[bytes::Bytes],
+        search: &Path,
+    ) -> Option<Self> {
+        let cwd = path(&command.cwd);
         let mut outputs = Vec::new();
-        for (index, stage) in ahead.before.iter().enumerate() {
+        for (index, stage) in command.stages.iter().enumerate() {
             let argv: Vec<OsString> = stage.argv.iter().map(|word| path(word).into_os_string()).collect();
-            let invocation = invocation(library, &argv, &ahead.environment, search)?;
+            let invocation = invocation(library, &argv, environment, search)?;
             let reads_ours = index == 0 && stage.stdin_path.is_empty() && invocation.stdin != StdinUse::Unused;
             let redirected = (!stage.stdin_path.is_empty()).then(|| path(&stage.stdin_path));
             let read = invocation.files.iter().filter(|file| !is_stdin(file)).map(|file| PathBuf::from(&file.path));
@@ -43,7 +51,7 @@ impl Before {
             outputs.extend((!stage.stdout_path.is_empty()).then(|| cwd.join(path(&stage.stdout_path))));
         }
         outputs.retain(|output| output != Path::new("/dev/null"));
-        (!ahead.before.is_empty()).then_some(Self { outputs })
+        (!command.stages.is_empty()).then_some(Self { outputs })
     }
 
     /// Whether a directory can't be changed by the outputs: they are on the same mount, by which this machine
@@ -131,13 +139,9 @@ mod tests {
 
     /// Whether `directory` is the same after `text`, run in /m/a.
     fn keeps_with(variable: &'static str, text: &str, directory: &str) -> bool {
-        let ahead = wire::LookAhead {
-            before: text.split('|').map(stage).collect(),
-            cwd: "/m/a".into(),
-            environment: vec![variable.into()],
-            ..wire::LookAhead::default()
-        };
-        let before = Before::read(&table(), &Library::builtin(), &ahead, Path::new("/usr/bin:/bin"));
+        let command = wire::CertainCommand { stages: text.split('|').map(stage).collect(), cwd: "/m/a".into() };
+        let search = Path::new("/usr/bin:/bin");
+        let before = Before::read(&table(), &Library::builtin(), &command, &[variable.into()], search);
         before.is_some_and(|before| before.keeps(&table(), Path::new(directory)))
     }
 

@@ -204,7 +204,7 @@ fn elaborate(volume: &Remote) -> RunSpec {
     let stage = &mut spec.stages[0];
     stage.descriptors[0].source = Some(Source::PipeRead(98));
     stage.descriptors.push(descriptor(3, Source::Pty(97)));
-    let file = File { path: "f".into(), flags: 0, offset: 1, report_offset: true };
+    let file = File { path: "f".into(), flags: 0, offset: 1, report_offset: true, held: false };
     stage.descriptors.push(descriptor(4, Source::File(file)));
     stage.descriptors.push(descriptor(5, Source::DuplicateOf(4)));
     stage.paths[0] = PathUse { recursive: true, no_symlinks: true, ends_in_newline: true, ..stage.paths[0].clone() };

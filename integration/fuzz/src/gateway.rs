@@ -17,8 +17,8 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        ForeseenCommand, LookAhead, PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
-        gateway_client::GatewayClient,
+        CertainCommand, ForeseenCommand, LookAhead, PlanRequest, PlannedStage, ReportRequest, ResolveRequest,
+        StatusRequest, gateway_client::GatewayClient,
     },
     stage::{Credit, Data, Descriptor, Enlist, OpenSession, Signal, ToGateway, to_gateway::Kind},
 };
@@ -117,8 +117,10 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         look_ahead: Some(LookAhead {
             first: vec![mount.clone().into()],
             second: vec![mount.clone().into()],
-            before: vec![PlannedStage { argv: argv.clone(), ..PlannedStage::default() }],
-            cwd: "/".into(),
+            commands: vec![CertainCommand {
+                stages: vec![PlannedStage { argv: argv.clone(), ..PlannedStage::default() }],
+                cwd: "/".into(),
+            }],
             environment: vec!["PATH=/bin".into()],
             named: vec![file.clone().into()],
             listed: vec![mount.clone().into()],
@@ -127,6 +129,7 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
                 cwd: mount.clone().into(),
             }],
         }),
+        shell: Some(Enlist { protocol: PROTOCOL_VERSION, umask: 0o022, ..Enlist::default() }),
         ..OpenSession::default()
     };
     let stage = PlannedStage { argv: argv.clone(), ..PlannedStage::default() };

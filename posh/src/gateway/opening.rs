@@ -28,11 +28,11 @@ use posh_proto::{
     gateway::LookAhead,
     ready::{self, MadeFor, SHIMS},
     runtime::stage_socket,
-    stage::{OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
+    stage::{Enlist, OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
 };
 
 use super::{Place, client::ANSWER_TIMEOUT, reach_by};
-use crate::Error;
+use crate::{Error, stage};
 
 /// What pipe(2) makes is on it (statfs(2)).
 const PIPEFS_MAGIC: FsType = FsType(0x5049_5045);
@@ -64,7 +64,8 @@ pub fn open_session(place: &Place, request: &OpenSession, look_ahead: Ahead<'_>)
         if let Some(shims) = take_ready(&stream, place, request, look_ahead) {
             return Ok(Some(Opened { shims, id: None }));
         }
-        let question = encoded(OpenSession { look_ahead: look_ahead(true), ..request.clone() });
+        let look_ahead = look_ahead(true);
+        let question = encoded(OpenSession { shell: shell(&look_ahead), look_ahead, ..request.clone() });
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
         match converse(&stream, &question) {
             Ok(Some(to_stage::Kind::SessionOpened(SessionOpened { session, shim_directory }))) => {
@@ -96,6 +97,11 @@ fn encoded(request: OpenSession) -> BytesMut {
     message
 }
 
+/// Our process, which is the shell's: it must be known where a first command may be begun.
+fn shell(look_ahead: &Option<LookAhead>) -> Option<Enlist> {
+    look_ahead.as_ref().is_some_and(|ahead| !ahead.commands.is_empty()).then(stage::shell_to_be)
+}
+
 /// Takes what the gateway has ready for shells with this PATH, and tells it. Where its shims are.
 fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession, look_ahead: Ahead<'_>) -> Option<PathBuf> {
     if request.explain || request.trace {
@@ -109,7 +115,9 @@ fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession, look_ah
     let outputs = [pipe(io::stdout()), pipe(io::stderr())].into_iter().flatten().collect();
     let input = pipe(io::stdin());
     let look_ahead = look_ahead(has_volumes);
-    let message = encoded(OpenSession { taken, outputs, input, look_ahead, ..request.clone() });
+    // Where there are volumes, nothing is begun.
+    let shell = (!has_volumes).then(|| shell(&look_ahead)).flatten();
+    let message = encoded(OpenSession { taken, outputs, input, look_ahead, shell, ..request.clone() });
     // Who does not hear of it is about to end, and commands find nobody to ask: the next gateway serves this shell.
     if send_all(stream, &message).is_err() {
         let _ = fs::remove_dir_all(directory);

@@ -1,11 +1,11 @@
 //! What a shell will list: the directories of the patterns in a text's first two
 //! commands. On a slow mount a shell lists them one after the other, a few round trips
-//! each; somebody who knows them can list them all at once, before the shell asks. And what all its commands name, for volumes, which
+//! each; somebody who knows them can list them all at once, before the shell asks. The first commands themselves, as far as they consist of
+//! plain programs with words that are certain: they can be begun. And what all its commands name, for volumes, which
 //! are told what changes.
 //!
 //! Before the first command nothing has run, so that whoever lists a directory now sees what the shell would
-//! see. Before the second one only the first has: it is told with it, word by word, as far as it consists of
-//! plain programs with words that are certain, for the gateway to judge what it may change. Else, and before any later one, anything
+//! see. Before the second one only the first has, for the gateway to judge what it may change. Else, and before any later one, anything
 //! may have changed.
 
 use std::{
@@ -16,8 +16,8 @@ use std::{
 };
 
 use brush_parser::ast::{
-    Command, CommandPrefixOrSuffixItem as Item, CompoundCommand, IoFileRedirectKind, IoFileRedirectTarget, IoRedirect,
-    SimpleCommand,
+    Command as Parsed, CommandPrefixOrSuffixItem as Item, CompoundCommand, CompoundListItem, IoFileRedirectKind,
+    IoFileRedirectTarget, IoRedirect, Program, SeparatorOperator, SimpleCommand,
 };
 
 use super::{
@@ -26,9 +26,11 @@ use super::{
     words::{self, Scope, Unknowable},
 };
 
-/// Lines that are looked at: a script that begins with more than that is not read for it.
+/// Lines that are looked at for what is touched: a script that begins with more than that is not read for it.
 const LINES: usize = 48;
-/// The same in bytes.
+/// The same for the first commands themselves.
+const FIRST_LINES: usize = 12;
+/// What is looked at in all, in bytes.
 pub const BYTES: usize = 4096;
 /// Directories at most: a shell that lists more has other worries.
 const DIRECTORIES: usize = 64;
@@ -37,80 +39,90 @@ const NAMED: usize = 64;
 
 /// Builtins that change nothing a word of the next command depends on, but for the variables they name.
 const HARMLESS: [&str; 6] = [":", "export", "readonly", "set", "true", "umask"];
+/// All builtins that a first command may come after.
+pub(super) const PASSED_OVER: [&str; 7] = ["cd", ":", "export", "readonly", "set", "true", "umask"];
 
-/// Directories that will be listed: absolute, each once.
+/// What a text begins with. Directories are absolute, each once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Ahead {
-    /// By the first command that does something.
-    pub first: Vec<PathBuf>,
-    /// By the next one, and what the first one is.
-    pub second: Option<Second>,
-    /// What commands of the text's beginning name or list, whatever else they do.
-    pub touched: Touched,
+pub(super) struct Ahead {
+    /// Directories that the first command that does something lists.
+    pub(super) first: Vec<PathBuf>,
+    /// Directories that the next one lists, unless the first one changes them; only where that one is certain.
+    pub(super) second: Vec<PathBuf>,
+    /// The first commands, as far as they are certain, and each runs when the one before has ended, whatever came of that.
+    pub(super) commands: Vec<Command>,
+}
+
+/// A command of which all is certain, but for what patterns become.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Command {
+    /// In order.
+    pub(super) stages: Vec<Stage>,
+    /// Its working directory.
+    pub(super) cwd: PathBuf,
 }
 
 /// Paths that may be of interest, absolute, each once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Touched {
+pub(super) struct Touched {
     /// Words and redirections: files, directories, new names, and words that are no paths.
-    pub named: Vec<PathBuf>,
+    pub(super) named: Vec<PathBuf>,
     /// Directories of patterns.
-    pub listed: Vec<PathBuf>,
+    pub(super) listed: Vec<PathBuf>,
     /// Commands whose words are certain, but for what patterns become, each with its directory.
-    pub commands: Vec<(PathBuf, Stage)>,
+    pub(super) commands: Vec<(PathBuf, Stage)>,
 }
 
-/// What a second command lists, unless the first one changes it.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Second {
-    /// The directories.
-    pub listed: Vec<PathBuf>,
-    /// The first command's stages.
-    pub before: Vec<Stage>,
-    /// Its working directory.
-    pub cwd: PathBuf,
-}
-
-/// What a text's first commands list. `variable` gives exported values. Nothing is
+/// What a text's first commands are and list. `variable` gives exported values. Nothing is
 /// touched, and a text that can't be read has none.
-#[must_use]
-pub fn listed_ahead(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Ahead {
-    let mut ahead = Ahead { touched: touched(text, cwd, variable), ..Ahead::default() };
-    let mut end = 0;
-    for line in text.split_inclusive('\n').take(LINES) {
-        end += line.len();
-        let is_code = !line.trim_start().is_empty() && !line.trim_start().starts_with('#');
-        let goes_on = line.trim_end_matches('\n').ends_with('\\');
-        if end > BYTES || goes_on || !is_code {
-            continue;
-        }
-        // An unfinished command can't be read.
-        let Ok(program) = parse(&text[..end]) else { continue };
-        let mut reader = Reader { cwd: cwd.to_owned(), assigned: HashSet::new(), variable };
-        let lists = program.complete_commands.iter().flat_map(|list| &list.0);
-        let mut pipelines = lists.flat_map(|item| item.0.iter().map(|(_, pipeline)| pipeline.seq.as_slice()));
-        let Some(first) = pipelines.find(|pipeline| !reader.is_harmless(pipeline)) else { continue };
-        ahead.first = reader.listed(first);
-        let Some(before) = reader.stages(first) else { return ahead };
-        let then = reader.cwd.clone();
-        if let Some(second) = pipelines.find(|pipeline| !reader.is_harmless(pipeline)) {
-            let listed = reader.listed(second);
-            ahead.second = (!listed.is_empty()).then_some(Second { listed, before, cwd: then });
-            return ahead;
+pub(super) fn listed(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Ahead {
+    let mut ahead = Ahead::default();
+    let Some(program) = beginning(text, FIRST_LINES) else { return ahead };
+    let mut reader = Reader { cwd: cwd.to_owned(), assigned: HashSet::new(), variable };
+    let (mut count, mut is_straight) = (0, true);
+    for CompoundListItem(list, separator) in program.complete_commands.iter().flat_map(|list| &list.0) {
+        for (index, (_, pipeline)) in list.iter().enumerate() {
+            let pipeline = pipeline.seq.as_slice();
+            if reader.is_harmless(pipeline) {
+                continue;
+            }
+            match count {
+                0 => ahead.first = reader.listed(pipeline),
+                1 => ahead.second = reader.listed(pipeline),
+                _ => {}
+            }
+            count += 1;
+            let stages = reader.stages(pipeline).filter(|_| is_straight);
+            is_straight = stages.is_some();
+            ahead.commands.extend(stages.map(|stages| Command { stages, cwd: reader.cwd.clone() }));
+            // Others of the same list may not run, or not after it.
+            is_straight &= index == list.additional.len() && matches!(separator, SeparatorOperator::Sequence);
+            if ahead.commands.is_empty() || count > 1 && !is_straight {
+                return ahead;
+            }
         }
     }
     ahead
 }
 
-/// What the commands of a text's beginning touch, up to where nobody can tell in which directory they run.
-fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Touched {
-    let ends = text.split_inclusive('\n').take(LINES).scan(0, |end, line| {
-        *end += line.len();
-        Some(*end)
+/// As many of the first lines, without those of comments, as can be read.
+fn beginning(text: &str, lines: usize) -> Option<Program> {
+    let mut end = 0;
+    let ends = text.split_inclusive('\n').filter_map(|line| {
+        end += line.len();
+        let is_code = !line.trim_start().is_empty() && !line.trim_start().starts_with('#');
+        // Before its last line a command is another one.
+        let goes_on = line.trim_end_matches('\n').ends_with('\\');
+        (is_code && end <= BYTES).then_some((end, goes_on))
     });
-    let ends: Vec<usize> = ends.filter(|end| *end <= BYTES).collect();
+    let ends: Vec<(usize, bool)> = ends.take(lines).collect();
     // An unfinished command can't be read.
-    let Some(program) = ends.iter().rev().find_map(|end| parse(&text[..*end]).ok()) else { return Touched::default() };
+    ends.into_iter().rev().find_map(|(end, goes_on)| if goes_on { None } else { parse(&text[..end]).ok() })
+}
+
+/// What the commands of a text's beginning touch, up to where nobody can tell in which directory they run.
+pub(super) fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Touched {
+    let Some(program) = beginning(text, LINES) else { return Touched::default() };
     let mut reader = Reader { cwd: cwd.to_owned(), assigned: HashSet::new(), variable };
     let mut touched = Touched::default();
     let lists = program.complete_commands.iter().flat_map(|list| &list.0);
@@ -142,10 +154,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// The directories of a pipeline's patterns.
-    fn listed(&self, pipeline: &[Command]) -> Vec<PathBuf> {
+    fn listed(&self, pipeline: &[Parsed]) -> Vec<PathBuf> {
         let words = pipeline.iter().flat_map(|command| match command {
-            Command::Simple(command) => command_words(command).chain(redirected(command)).collect(),
-            Command::Compound(CompoundCommand::ForClause(clause), _) if pipeline.len() == 1 => {
+            Parsed::Simple(command) => command_words(command).chain(redirected(command)).collect(),
+            Parsed::Compound(CompoundCommand::ForClause(clause), _) if pipeline.len() == 1 => {
                 clause.values.iter().flatten().map(|word| word.value.as_str()).collect()
             }
             _ => Vec::new(),
@@ -157,16 +169,17 @@ impl Reader<'_> {
     }
 
     /// What a pipeline's words may name: those that are certain and neither options nor patterns, after the commands' names.
-    fn named(&self, pipeline: &[Command]) -> Vec<PathBuf> {
+    fn named(&self, pipeline: &[Parsed]) -> Vec<PathBuf> {
         let words = pipeline.iter().flat_map(|command| match command {
-            Command::Simple(command) => {
+            Parsed::Simple(command) => {
                 let name = command.word_or_name.iter().map(|name| name.value.as_str());
                 let words = command_words(command).skip(name.count());
                 words.chain(redirected(command)).collect()
             }
             _ => Vec::new(),
         });
-        let names = words.filter_map(|word| self.with_scope(|scope| words::unlisted(word, scope))).flatten();
+        let names = words.filter_map(|word| self.with_scope(|scope| words::unlisted(word, scope)));
+        let names = names.flat_map(|(names, _)| names);
         let is_path = |name: &OsString| {
             let first = name.as_bytes().first();
             first.is_some_and(|first| *first != b'-') && !name.as_bytes().iter().any(|byte| b"*?[".contains(byte))
@@ -175,18 +188,18 @@ impl Reader<'_> {
     }
 
     /// Its commands, as far as their words are certain.
-    fn commands(&self, pipeline: &[Command]) -> Vec<(PathBuf, Stage)> {
+    fn commands(&self, pipeline: &[Parsed]) -> Vec<(PathBuf, Stage)> {
         let stages = pipeline.iter().filter_map(|command| match command {
-            Command::Simple(command) => self.stage(command),
+            Parsed::Simple(command) => self.stage(command),
             _ => None,
         });
         stages.map(|stage| (self.cwd.clone(), stage)).collect()
     }
 
     /// Whether the commands after it run in a directory that is not known.
-    fn goes_elsewhere(&self, pipeline: &[Command]) -> bool {
+    fn goes_elsewhere(&self, pipeline: &[Parsed]) -> bool {
         match pipeline {
-            [Command::Simple(command)] => command_words(command)
+            [Parsed::Simple(command)] => command_words(command)
                 .next()
                 .is_some_and(|name| ["cd", "pushd", "popd", "exit", "exec"].contains(&name)),
             [_] => true,
@@ -196,9 +209,9 @@ impl Reader<'_> {
 
     /// The stages of a pipeline of which all words are certain, but for what patterns become; `None` where it is
     /// anything else. Also none where the text has named a variable before: who reads it is not known here.
-    fn stages(&self, pipeline: &[Command]) -> Option<Vec<Stage>> {
-        let stage = |command: &Command| match command {
-            Command::Simple(command) => self.stage(command),
+    fn stages(&self, pipeline: &[Parsed]) -> Option<Vec<Stage>> {
+        let stage = |command: &Parsed| match command {
+            Parsed::Simple(command) => self.stage(command),
             _ => None,
         };
         self.assigned.is_empty().then(|| pipeline.iter().map(stage).collect()).flatten()
@@ -212,10 +225,17 @@ impl Reader<'_> {
         let suffix = command.suffix.iter().flat_map(|suffix| suffix.0.iter().cloned());
         for item in prefix.chain(name).chain(suffix) {
             match item {
-                Item::Word(word) => stage.argv.extend(expand(&word.value)?),
+                Item::Word(word) => {
+                    let (words, has_pattern) = expand(&word.value)?;
+                    stage.has_pattern |= has_pattern;
+                    stage.argv.extend(words);
+                }
                 Item::IoRedirect(IoRedirect::File(fd, kind, IoFileRedirectTarget::Filename(word))) => {
-                    let [file] = <[OsString; 1]>::try_from(expand(&word.value)?).ok()?;
+                    let (words, has_pattern) = expand(&word.value)?;
+                    stage.has_pattern |= has_pattern;
+                    let [file] = <[OsString; 1]>::try_from(words).ok()?;
                     use IoFileRedirectKind::{Append, Clobber, Read, Write};
+                    stage.appends |= matches!(kind, Append);
                     let place = match (fd, kind) {
                         (None | Some(0), Read) => &mut stage.stdin,
                         (None | Some(1), Write | Append | Clobber) => &mut stage.stdout,
@@ -232,8 +252,8 @@ impl Reader<'_> {
     }
 
     /// Assignments, options of the shell, a change of directory.
-    fn is_harmless(&mut self, pipeline: &[Command]) -> bool {
-        let [Command::Simple(command)] = pipeline else { return false };
+    fn is_harmless(&mut self, pipeline: &[Parsed]) -> bool {
+        let [Parsed::Simple(command)] = pipeline else { return false };
         let words: Vec<&str> = command_words(command).collect();
         if words.iter().any(|word| word.contains(['`', '$']) && word.contains(['`', '('])) {
             return false;
@@ -292,13 +312,33 @@ fn runs_something(command: &SimpleCommand) -> bool {
 mod tests {
     use super::*;
 
-    fn ahead(text: &str) -> Ahead {
-        let variable = |name: &str| match name {
+    fn variable(name: &str) -> Option<OsString> {
+        match name {
             "S1" => Some(OsString::from("/mnt/s1")),
             "S2" => Some(OsString::from("/mnt/s2")),
             _ => None,
+        }
+    }
+
+    fn ahead(text: &str) -> Ahead {
+        listed(text, Path::new("/cwd"), &variable)
+    }
+
+    fn touched_by(text: &str) -> Touched {
+        touched(text, Path::new("/cwd"), &variable)
+    }
+
+    fn words_of(command: &Command) -> String {
+        let text_of = |word: &OsString| word.to_str().unwrap().to_owned();
+        let stage = |stage: &Stage| {
+            let mut words: Vec<String> = stage.argv.iter().map(text_of).collect();
+            words.extend(stage.stdin.iter().map(|file| format!("<{}", text_of(file))));
+            let sign = if stage.appends { ">>" } else { ">" };
+            words.extend(stage.stdout.iter().map(|file| format!("{sign}{}", text_of(file))));
+            words.extend(stage.has_pattern.then(|| "(a pattern)".to_owned()));
+            words.join(" ")
         };
-        listed_ahead(text, Path::new("/cwd"), &variable)
+        command.stages.iter().map(stage).collect::<Vec<_>>().join(" | ")
     }
 
     fn check(text: &str, expected: &[&str]) {
@@ -307,17 +347,9 @@ mod tests {
 
     /// The second command's directories, and the first one's words with `<in` and `>out`.
     fn check_second(text: &str, expected: Option<(&str, &str)>) {
-        let text_of = |word: &OsString| word.to_str().unwrap().to_owned();
-        let stage = |stage: &Stage| {
-            let mut words: Vec<String> = stage.argv.iter().map(text_of).collect();
-            words.extend(stage.stdin.iter().map(|file| format!("<{}", text_of(file))));
-            words.extend(stage.stdout.iter().map(|file| format!(">{}", text_of(file))));
-            words.join(" ")
-        };
-        let found = ahead(text).second.map(|second| {
-            let listed: Vec<_> = second.listed.iter().map(|directory| directory.to_str().unwrap()).collect();
-            (listed.join(" "), second.before.iter().map(stage).collect::<Vec<_>>().join(" | "))
-        });
+        let ahead = ahead(text);
+        let listed: Vec<_> = ahead.second.iter().map(|directory| directory.to_str().unwrap()).collect();
+        let found = (!listed.is_empty()).then(|| (listed.join(" "), words_of(&ahead.commands[0])));
         assert_eq!(found.as_ref().map(|(listed, before)| (listed.as_str(), before.as_str())), expected, "{text}");
     }
 
@@ -345,9 +377,9 @@ mod tests {
             "cat \"$S1/f\" | wc > $S1/out\ncat $S1/a/*",
             Some(("/mnt/s1/a/", "cat /mnt/s1/f | wc >/mnt/s1/out")),
         );
-        check_second("cd $S1 && sort < f >> g; set -e; cat a/* b/*", Some(("/mnt/s1/a/ /mnt/s1/b/", "sort <f >g")));
+        check_second("cd $S1 && sort < f >> g; set -e; cat a/* b/*", Some(("/mnt/s1/a/ /mnt/s1/b/", "sort <f >>g")));
         check_second("cat $S1/{a,b} || for f in $S2/*; do rm $f; done", Some(("/mnt/s2/", "cat /mnt/s1/a /mnt/s1/b")));
-        check_second("cat $S1/a/* | wc\ncat $S2/*", Some(("/mnt/s2/", "cat /mnt/s1/a/* | wc")));
+        check_second("cat $S1/a/* | wc\ncat $S2/*", Some(("/mnt/s2/", "cat /mnt/s1/a/* (a pattern) | wc")));
         check_second("cat f\ncat g\ncat $S1/*", None);
         check_second("cat f\ncat g", None);
     }
@@ -380,9 +412,34 @@ mod tests {
     }
 
     #[test]
+    fn first_commands_that_are_certain() {
+        let check = |text: &str, expected: &str| {
+            let ahead = ahead(text);
+            let line = |command: &Command| format!("{}: {}", command.cwd.display(), words_of(command));
+            assert_eq!(ahead.commands.iter().map(line).collect::<Vec<_>>().join("; "), expected, "{text}");
+        };
+        check("cat $S1/f", "/cwd: cat /mnt/s1/f");
+        check(
+            "# of f\nset -e\ncd $S1; grep '[x]' f |\n wc -l >> n\ncd a\nmake; cat < n",
+            "/mnt/s1: grep [x] f | wc -l >>n; /mnt/s1/a: make; /mnt/s1/a: cat <n",
+        );
+        check("cat $S1/*.c > n; cat n; cat $1; cat f", "/cwd: cat /mnt/s1/*.c >n (a pattern); /cwd: cat n");
+        check("cat f || cat g; cat h", "/cwd: cat f");
+        check("cd $S1 && cat f; cat g", "/mnt/s1: cat f; /mnt/s1: cat g");
+        check("cat f & cat g", "/cwd: cat f");
+        check("cat f; for x in a; do cat g; done; cat h", "/cwd: cat f");
+        check("cat f; X=1; cat g", "/cwd: cat f");
+        check("cat f \\\n  g\ncat h \\", "/cwd: cat f g");
+        check(&"cat f\n".repeat(40), &["/cwd: cat f"; FIRST_LINES].join("; "));
+        for text in ["cat $1", "make $(ls)\ncat $S1/f", "X=1 cat f", "if true; then cat $S1/f; fi", "cat '"] {
+            check(text, "");
+        }
+    }
+
+    #[test]
     fn all_that_is_named_up_to_an_unknown_directory() {
         let check = |text: &str, named: &str, listed: &str| {
-            let touched = ahead(text).touched;
+            let touched = touched_by(text);
             let joined = |paths: &[PathBuf]| {
                 let paths: Vec<&str> = paths.iter().map(|path| path.to_str().unwrap()).collect();
                 paths.join(" ")
@@ -412,7 +469,7 @@ mod tests {
                 let words = stage.argv.iter().chain(&stage.stdin).map(|word| word.to_str().unwrap());
                 words.fold(format!("{}:", cwd.display()), |text, word| format!("{text} {word}"))
             };
-            let found: Vec<String> = ahead(text).touched.commands.iter().map(command).collect();
+            let found: Vec<String> = touched_by(text).commands.iter().map(command).collect();
             assert_eq!(found.join("; "), expected, "{text}");
         };
         check(
@@ -433,6 +490,6 @@ mod tests {
         check("{ cat $S1/*; }", &[]);
         check("cat $S1/* $(ls)", &["/mnt/s1/"]);
         check("cat '", &[]);
-        check(&format!("{}cat $S1/*", "\n".repeat(LINES)), &[]);
+        check(&format!("{}cat $S1/*", "true\n".repeat(FIRST_LINES)), &[]);
     }
 }

@@ -68,20 +68,21 @@ pub(super) fn listed(word: &str, cwd: &Path, scope: &Scope<'_>) -> Vec<PathBuf> 
 }
 
 /// The arguments without a look at any directory: a pattern stands for itself. `None` where it could become
-/// an option, or where only running can tell.
-pub(super) fn unlisted(word: &str, scope: &Scope<'_>) -> Option<Vec<OsString>> {
+/// an option, or where only running can tell. And whether there is one.
+pub(super) fn unlisted(word: &str, scope: &Scope<'_>) -> Option<(Vec<OsString>, bool)> {
     let words = braces::expand(word, &options()).filter(|_| !word.contains("=~"))?;
-    let mut arguments = Vec::new();
+    let (mut arguments, mut has_pattern) = (Vec::new(), false);
     for word in words {
         for field in fields(&word, scope).ok()? {
             let text = field.literal();
             if field.is_pattern() && text.starts_with(['-', '*', '?', '[']) {
                 return None;
             }
+            has_pattern |= field.is_pattern();
             arguments.push(text.into());
         }
     }
-    Some(arguments)
+    Some((arguments, has_pattern))
 }
 
 /// The one file that the word of a redirection names.

@@ -40,7 +40,16 @@ pub fn all() -> Vec<Descriptor> {
     let mut numbers: Vec<RawFd> = directory.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     // The directory's own descriptor was in its listing and is closed by now: `one` gives `None` for it.
-    let mut found: Vec<Descriptor> = numbers.into_iter().filter_map(one).collect();
+    described(numbers.into_iter())
+}
+
+/// Those of 0 to 2 that are open.
+pub fn standard() -> Vec<Descriptor> {
+    described(0..=2)
+}
+
+fn described(numbers: impl Iterator<Item = RawFd>) -> Vec<Descriptor> {
+    let mut found: Vec<Descriptor> = numbers.filter_map(one).collect();
     for index in 1..found.len() {
         found[index].same_as = shared_with(&found[..index], &found[index]);
     }

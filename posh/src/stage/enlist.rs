@@ -68,17 +68,30 @@ fn descriptor_touches(fd: i32, session: &Session) -> bool {
 }
 
 fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> Enlist {
-    let status = ProcStatus::read();
-    let descriptors = descriptors::all();
     Enlist {
-        protocol: PROTOCOL_VERSION,
         session: session.id.clone(),
-        pid: std::process::id(),
         name: entry.name.to_string_lossy().into_owned(),
         program: bytes_of(entry.program.as_os_str()),
         argv: entry.argv.iter().map(|a| bytes_of(a)).collect(),
         env: entry.environment.iter().map(|v| bytes::Bytes::copy_from_slice(v.to_bytes())).collect(),
         cwd: cwd.into_os_string().into_vec().into(),
+        untouched: looked == Looked::PipeOnly,
+        childless: process::is_childless(),
+        ..process_with(descriptors::all())
+    }
+}
+
+/// Our process as its first command will find it, if it becomes a shell: without words, variables and directory, and only with its standard descriptors.
+#[must_use]
+pub fn shell_to_be() -> Enlist {
+    process_with(descriptors::standard())
+}
+
+fn process_with(descriptors: Vec<Descriptor>) -> Enlist {
+    let status = ProcStatus::read();
+    Enlist {
+        protocol: PROTOCOL_VERSION,
+        pid: std::process::id(),
         umask: status.umask,
         window_size: window_size(&descriptors),
         descriptors,
@@ -87,9 +100,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
         limits: FORWARDED_LIMITS.into_iter().filter_map(limit).collect(),
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
         mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
-        untouched: looked == Looked::PipeOnly,
-        childless: process::is_childless(),
-        times: None,
+        ..Enlist::default()
     }
 }
 

@@ -15,6 +15,8 @@ mod sink;
 mod times;
 mod wire;
 
+pub use enlist::shell_to_be;
+
 use std::ffi::OsString;
 
 use entry::Entry;

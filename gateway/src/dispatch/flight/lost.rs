@@ -63,6 +63,14 @@ impl Relay<'_> {
         self.give_up(run, Some(gone)).await;
     }
 
+    /// What a command has written did not come to its file: it is run again where the shell has that open. Nothing of the run is at work there any
+    /// more that could write to it.
+    pub(super) async fn withheld(&mut self, run: usize, why: String) {
+        tracing::info!(run, why, "what a command wrote did not come to its file");
+        self.why_lost.insert(run, why);
+        self.give_up(run, Some(Gone::Killed)).await;
+    }
+
     fn has_all_statuses(&self, run: usize) -> bool {
         let mut theirs = self.commands.iter().filter(|(command, _)| command.0 == run);
         theirs.all(|(_, (stage, part))| self.stages[stage].parts[*part].is_some())

@@ -11,7 +11,7 @@ use std::{
 use posh_proto::executor::{Credit, Resume, RunInput, RunOutput, RunSpec, Signal, WrittenFile, run_input, run_output};
 use tokio::{sync::mpsc, task::AbortHandle};
 
-use crate::{executors::Connection, plan::ExecutorId};
+use crate::{dispatch::again, executors::Connection, plan::ExecutorId};
 
 /// A kept run's messages are acknowledged after so many, or so many bytes: the executor holds
 /// what is not, and the outputs' credit is several times this.
@@ -44,6 +44,7 @@ struct Kept {
     closed: BTreeSet<u32>,
     ended: BTreeSet<u32>,
     signals: Vec<Signal>,
+    released: bool,
 }
 
 impl RunState {
@@ -55,7 +56,8 @@ impl RunState {
         spec: &RunSpec,
     ) -> Self {
         // `Started` has come.
-        let kept = || Kept { run_id: spec.run_id.clone(), received: 1, ..Kept::default() };
+        let released = again::redirects(spec).any(|(_, _, file)| file.held);
+        let kept = || Kept { run_id: spec.run_id.clone(), received: 1, released, ..Kept::default() };
         let kept = (spec.grace_ms > 0).then(kept);
         Self {
             executor,
@@ -117,6 +119,7 @@ impl RunState {
             closed: kept.closed.iter().copied().collect(),
             ended: kept.ended.iter().copied().collect(),
             signals: kept.signals.clone(),
+            released: kept.released,
         })
     }
 

@@ -1,0 +1,116 @@
+//! Redirects that are held. A run may be started before the workstation's shell has opened the file that it writes to: what is
+//! written waits in a pipe. Once the shell has, the file is opened here, and a process of its own carries there what waits and what follows.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    rc::Rc,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl},
+    libc,
+    sys::{
+        prctl,
+        signal::Signal,
+        stat::{FileStat, fstat},
+    },
+    unistd::{ForkResult, Pid, pipe2},
+};
+use posh_proto::executor::{File as Redirect, Stage};
+
+use super::{
+    confine, paths,
+    view::{View, path_of},
+};
+use crate::{error::Refusal, sys};
+
+/// What waits at most: so much is done before a command waits itself. The kernel gives an ordinary user 16 such pipes (pipe(7)).
+const WAITS_BYTES: i32 = 1 << 20;
+
+/// A file's device and inode.
+pub type Identity = (u64, u64);
+
+/// A redirect that waits.
+pub struct Held {
+    /// Which descriptor of the stage it is.
+    pub fd: u32,
+    /// Where it leads.
+    pub file: Redirect,
+    waits: OwnedFd,
+    cwd: Rc<OwnedFd>,
+}
+
+/// A redirect on its way to its file.
+pub struct Released {
+    /// Which descriptor of the stage it is.
+    pub fd: u32,
+    /// The process that carries it.
+    pub carrier: Pid,
+    /// Where to, if its final offset is to be told.
+    pub reported: Option<Rc<OwnedFd>>,
+}
+
+impl Held {
+    /// One of a stage's, and what the stage writes to.
+    pub fn new(stage: &Stage, fd: u32, file: Redirect, cwd: &Rc<OwnedFd>) -> Result<(Self, OwnedFd), Refusal> {
+        let access = file.flags.cast_signed() & (libc::O_ACCMODE | libc::O_APPEND);
+        if access != libc::O_WRONLY || stage.paths.iter().any(|used| used.recursive) {
+            return Err(Refusal::protocol("a redirect is held that can't be"));
+        }
+        let failed = |errno: Errno| Refusal::protocol(format!("cannot make a pipe: {}", errno.desc()));
+        let (waits, end) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
+        // It is as good with less.
+        let _ = fcntl(&waits, FcntlArg::F_SETPIPE_SZ(WAITS_BYTES));
+        Ok((Self { fd, file, waits, cwd: cwd.clone() }, end))
+    }
+
+    /// Lets it go: opens the file, unless that is one that the run has read, which the shell has emptied by opening it.
+    pub fn release(self, view: &View, stage: &Stage, read: &[Identity]) -> Result<Released, String> {
+        let opened = paths::open_redirect(view, &self.cwd, &self.file).map_err(|refusal| refusal.message)?;
+        let about = fstat(&opened).map_err(|errno| errno.desc().to_owned())?;
+        if read.contains(&identity(&about)) {
+            return Err(format!("{} is also read", path_of(&self.file.path).display()));
+        }
+        let opened = Rc::new(opened);
+        let reported = self.file.report_offset.then(|| opened.clone());
+        let fd = self.fd;
+        match sys::fork().map_err(|errno| errno.desc().to_owned())? {
+            ForkResult::Parent { child } => Ok(Released { fd, carrier: child, reported }),
+            ForkResult::Child => {
+                let carried = self.carry(view, stage, &opened);
+                sys::exit_now(i32::from(carried.is_err()))
+            }
+        }
+    }
+
+    fn carry(self, view: &View, stage: &Stage, opened: &OwnedFd) -> io::Result<()> {
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // As large as the command itself could have made it.
+        for limit in stage.limits.iter().filter(|limit| limit.resource == FILE_SIZE) {
+            sys::set_limit(limit.resource, limit.soft, limit.hard)?;
+        }
+        confine::set_bounds(&view.bounds)?;
+        let (mut from, mut to) = (File::from(self.waits), File::from(opened.try_clone()?));
+        io::copy(&mut from, &mut to).map(drop)
+    }
+}
+
+/// RLIMIT_FSIZE has a type of its own.
+const FILE_SIZE: u32 = libc::RLIMIT_FSIZE;
+
+/// The files that a stage reads by their names, or has open.
+pub fn read_by(stage: &Stage, cwd: &OwnedFd, opened: &[&OwnedFd]) -> Vec<Identity> {
+    let named = stage.paths.iter().filter_map(|used| {
+        let found = paths::find(cwd, path_of(&used.path), !used.no_follow).ok()?;
+        fstat(found.as_fd()).ok()
+    });
+    let open = opened.iter().filter_map(|descriptor| fstat(descriptor.as_fd()).ok());
+    named.chain(open).map(|about| identity(&about)).collect()
+}
+
+fn identity(about: &FileStat) -> Identity {
+    (about.st_dev, about.st_ino)
+}

@@ -1,0 +1,371 @@
+//! A script's commands, begun before its shell comes to them: the first one while the shell starts, each further one while the mount is
+//! told what the one before has changed. By the text it is known what will come; where that does nothing but
+//! read files of mounts, its output waits here until it comes (docs/coherence.md). It is handed over only to a pipeline that would have
+//! been started by the very same specification, if the shell has run nothing else in between; else it is given up, as a run
+//! that nobody reads.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    ffi::{OsStr, OsString},
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fs_mapper::{Resolution, coherence::Adapter};
+use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY};
+use posh_proto::{
+    executor::{File, Release, RunInput, RunSpec, WrittenFile, descriptor::Source, run_input},
+    gateway::{CertainCommand, PlannedStage},
+    stage::Enlist,
+};
+use tokio::task::JoinHandle;
+
+use super::{
+    Planned, Subject, again, lower,
+    start::{self, Flight, Refusal},
+    world,
+};
+use crate::{
+    aside::aside_if_far,
+    assembly::{Edge, Pipeline, Shape},
+    enlisted::{Descriptor, Enlisted, Kind, Pid},
+    look_ahead::Before,
+    lower::Lowered,
+    plan::{ExecutorId, Placement},
+    session::Session,
+    state::{Gateway, View},
+    tools::program_on_path,
+    trace::Tracer,
+};
+
+/// A shell that has not come to its next command by then waits for something: nothing is held ready for it.
+const HELD: Duration = Duration::from_secs(10);
+
+/// Signals 32 and 33 (nptl(7)).
+const OF_THE_LIBRARY: u64 = 3 << 31;
+
+/// What a session's text says will come, and what is begun of it.
+#[derive(Debug, Default)]
+pub struct HeadStart(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` when nothing is known of what comes.
+    text: Option<Text>,
+    /// So many of its commands have come.
+    come: usize,
+    /// The next one.
+    begun: Option<Begun>,
+}
+
+/// The beginning of a text, and of whom it is.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// Those that will come, in order, whatever becomes of each.
+    pub commands: VecDeque<CertainCommand>,
+    /// Their variables.
+    pub environment: Vec<Bytes>,
+    /// The shell's process.
+    pub shell: Enlist,
+    /// Its PATH.
+    pub search: PathBuf,
+}
+
+/// A run that waits for its stages.
+#[derive(Debug)]
+pub struct Begun {
+    executor: ExecutorId,
+    run_id: String,
+    /// As it was asked for, and as the stages' own would be.
+    spec: RunSpec,
+    /// The shell has run nothing before it.
+    is_first: bool,
+    /// Ends with this.
+    flight: Option<JoinHandle<Result<Flight, Refusal>>>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.flight.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl HeadStart {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What will come.
+    pub fn expect(&self, text: Text) {
+        self.lock().text = Some(text);
+    }
+
+    /// The command that comes next, and how many came before.
+    fn next(&self) -> Option<(usize, CertainCommand, Text)> {
+        let state = self.lock();
+        let text = state.text.as_ref()?;
+        let command = text.commands.front()?.clone();
+        Some((state.come, command, Text { commands: VecDeque::new(), ..text.clone() }))
+    }
+
+    /// False: it has come meanwhile.
+    fn offer(&self, come: usize, begun: Begun) -> bool {
+        let mut state = self.lock();
+        let is_next = state.come == come && state.text.is_some();
+        if is_next {
+            state.begun = Some(begun);
+        }
+        is_next
+    }
+
+    fn give_up(&self, come: usize) {
+        let mut state = self.lock();
+        if state.come == come {
+            state.begun = None;
+        }
+    }
+
+    /// Nothing comes any more.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        (state.text, state.begun) = (None, None);
+    }
+
+    /// What was begun, for a pipeline of the session that comes now. From one on that is not the expected one, nothing is known any more.
+    pub fn take(&self, pipeline: &Pipeline) -> Option<Begun> {
+        let mut state = self.lock();
+        let begun = state.begun.take();
+        state.come += 1;
+        let expected = state.text.as_mut().and_then(|text| text.commands.pop_front());
+        if pipeline.stays || !expected.is_some_and(|expected| is_that(pipeline, &expected)) {
+            state.text = None;
+            return None;
+        }
+        begun
+    }
+}
+
+/// Whether a pipeline may be what a text says.
+fn is_that(pipeline: &Pipeline, command: &CertainCommand) -> bool {
+    let is_alike = |(stage, told): (&Enlisted, &PlannedStage)| {
+        let words =
+            |argv: &[OsString]| argv.iter().map(|word| Bytes::copy_from_slice(word.as_bytes())).collect::<Vec<_>>();
+        let has_words = told.has_pattern || words(&stage.argv) == told.argv;
+        has_words && stage.cwd.as_os_str().as_bytes() == command.cwd && told.argv.first() == words(&stage.argv).first()
+    };
+    let stages = pipeline.stages.iter().map(|stage| &*stage.enlisted);
+    pipeline.stages.len() == command.stages.len() && stages.zip(&command.stages).all(is_alike)
+}
+
+/// Begins the next command of a session, if it may be begun: its shell has just been started, or nothing is left to do of what was run `before`
+/// but to tell the mounts.
+pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc<Enlisted>>) {
+    // What is to be told of the one before goes first.
+    tokio::task::yield_now().await;
+    let Some((come, command, text)) = session.head_start.next() else { return };
+    let Some(begun) = Box::pin(prepare(&gateway, &session, (come, &command), text, &before)).await else { return };
+    tracing::debug!(session = session.id, come, "a command is begun before it comes");
+    if session.head_start.offer(come, begun) {
+        tokio::time::sleep(HELD).await;
+        session.head_start.give_up(come);
+    }
+}
+
+async fn prepare(
+    gateway: &Arc<Gateway>,
+    session: &Session,
+    (come, command): (usize, &CertainCommand),
+    text: Text,
+    before: &[Arc<Enlisted>],
+) -> Option<Begun> {
+    if command.stages.iter().any(|stage| stage.has_pattern) {
+        return None;
+    }
+    let view = gateway.view();
+    let outputs = Before::read(&view.table, &view.library, command, &text.environment, &text.search)?.outputs;
+    let commands = imagine(command, text)?;
+    let world = world(gateway, &view);
+    let edges = (1..commands.len()).map(|index| Edge { from: (index - 1, 1), to: (index, 0) }).collect();
+    let shape = Shape::unshared(commands.len(), edges);
+    let tracer = &Tracer::default();
+    let subject = Subject { commands: &commands, shape: &shape, split: session.split, tracer, before };
+    let planned = Planned::make(gateway, &world, &subject).await;
+    let places = planned.readings.iter().flatten().flat_map(|reading| reading.places.iter().flatten());
+    let inputs = commands.iter().flat_map(|command| command.descriptor(0)).filter(|input| input.kind == Kind::File);
+    let mut read = places.filter_map(|place| place.path()).chain(inputs.map(|input| input.path.as_path()));
+    let is_all_there = planned.plan.placements.iter().all(|placement| matches!(placement, Placement::Remote(_)));
+    if !is_all_there || !read.all(|path| can_wait(&view, path)) || !outputs.iter().all(|path| is_new(&view, path)) {
+        return None;
+    }
+    let run_id = format!("{}-ahead-{come}", session.id);
+    let lowered = lower(gateway, &world, (&commands, &shape), &planned, &run_id);
+    let spec = only_run(&lowered)?.clone();
+    if !can_be_held(&spec) || session.head_start.lock().come != come {
+        return None;
+    }
+    let executor = lowered.runs[0].executor;
+    let connection = planned.connections.get(&executor).cloned();
+    let tracer = Tracer::new(session.trace.clone(), 0);
+    let sent = held(RunSpec { trace: tracer.is_on(), ..spec.clone() });
+    let run_id = spec.run_id.clone();
+    let flight = tokio::spawn(start::open_in_time(gateway.executors.get(executor), connection, sent, tracer));
+    Some(Begun { executor, run_id, spec: comparable(spec), is_first: come == 0, flight: Some(flight) })
+}
+
+/// What is written there waits for the shell to have opened it, if it can: not where it would be written behind what is there, nor
+/// where what is read are trees, in which it may be found.
+fn can_be_held(spec: &RunSpec) -> bool {
+    let writes = |file: &File| file.flags.cast_signed() & (O_ACCMODE | O_APPEND) == O_WRONLY && file.offset == 0;
+    let mut paths = spec.stages.iter().flat_map(|stage| &stage.paths);
+    let mut redirects = again::redirects(spec).peekable();
+    redirects.peek().is_none() || redirects.all(|(_, _, file)| writes(file)) && !paths.any(|used| used.recursive)
+}
+
+/// The same with its redirects held.
+fn held(mut spec: RunSpec) -> RunSpec {
+    let descriptors = spec.stages.iter_mut().flat_map(|stage| &mut stage.descriptors);
+    for file in descriptors.filter_map(|descriptor| match &mut descriptor.source {
+        Some(Source::File(file)) => Some(file),
+        _ => None,
+    }) {
+        file.held = file.flags.cast_signed() & O_ACCMODE != O_RDONLY;
+    }
+    spec
+}
+
+/// The specification of a pipeline that is one run with no input from here, and joined nowhere.
+fn only_run(lowered: &Lowered) -> Option<&RunSpec> {
+    let [run] = lowered.runs.as_slice() else { return None };
+    (lowered.joins.is_empty() && lowered.inputs.is_empty()).then_some(&run.spec)
+}
+
+/// A specification without its name, and without what each shell makes anew and no command can tell: the order of variables,
+/// and what becomes of the signals that the C library has for itself (bash ignores them).
+fn comparable(mut spec: RunSpec) -> RunSpec {
+    spec.run_id.clear();
+    spec.trace = false;
+    for stage in &mut spec.stages {
+        stage.env.sort_by(|a, b| a.name.cmp(&b.name));
+        stage.ignored_signals &= !OF_THE_LIBRARY;
+    }
+    spec
+}
+
+/// Whether what lies there may be read a moment sooner: by this file system, nothing of what this machine has written waits to be sent.
+fn can_wait(view: &View, path: &Path) -> bool {
+    match view.table.resolve(path, Path::new("/")) {
+        Resolution::Owned(owned) => {
+            matches!(view.table.mount(owned.mount).adapter(), Adapter::Sshfs | Adapter::Bind)
+        }
+        Resolution::Local { .. } => false,
+    }
+}
+
+/// Whether the shell will find nothing there that it empties: that might be what the command reads, by another name. Of a file on a
+/// mount its executor looks, when it is open.
+fn is_new(view: &View, output: &Path) -> bool {
+    let is_owned = matches!(view.table.resolve(output, Path::new("/")), Resolution::Owned(_));
+    let size = || fs::metadata(output).map(|about| about.len());
+    is_owned || aside_if_far(&view.table, &[output.to_owned()], || size().map_or(true, |size| size == 0))
+}
+
+/// The stages as their processes would enlist.
+fn imagine(command: &CertainCommand, text: Text) -> Option<Vec<Arc<Enlisted>>> {
+    let Text { environment, shell, search, .. } = text;
+    let shell = Enlisted::from(Enlist { env: environment, cwd: command.cwd.clone(), childless: true, pid: 0, ..shell });
+    let last = command.stages.len().checked_sub(1)?;
+    let stage = |(index, stage): (usize, &PlannedStage)| {
+        let argv: Vec<OsString> = stage.argv.iter().map(os).collect();
+        let name = argv.first()?.to_str()?.to_owned();
+        let mut command = Enlisted {
+            program: program_on_path(Some(search.as_os_str()), &name, &HashSet::new())?,
+            name,
+            argv,
+            ..shell.clone()
+        };
+        let append = if stage.appends { O_APPEND } else { 0 };
+        let ends =
+            [(0, &stage.stdin_path, index > 0, O_RDONLY), (1, &stage.stdout_path, index < last, O_WRONLY | append)];
+        for (fd, path, is_joined, flags) in ends {
+            let path = (!path.is_empty()).then(|| command.cwd.join(os(path)));
+            let imagined = match path {
+                Some(path) if path == Path::new("/dev/null") => Some((Kind::Null, path)),
+                Some(path) => Some((Kind::File, path)),
+                None => is_joined.then(|| (Kind::Pipe, PathBuf::new())),
+            };
+            if let Some((kind, path)) = imagined {
+                command.descriptors.retain(|descriptor| descriptor.fd != fd);
+                let others = command.descriptors.iter_mut().filter(|descriptor| descriptor.same_as == Some(fd));
+                others.for_each(|descriptor| descriptor.same_as = None);
+                command.descriptors.push(Descriptor::imagined(fd, kind, path, flags));
+            }
+        }
+        command.descriptors.sort_by_key(|descriptor| descriptor.fd);
+        Some(Arc::new(command))
+    };
+    command.stages.iter().enumerate().map(stage).collect()
+}
+
+fn os(bytes: &Bytes) -> OsString {
+    OsStr::from_bytes(bytes).to_owned()
+}
+
+impl Begun {
+    /// The flight, if it is what this pipeline would start now. The specification then has the name by which that was done.
+    pub async fn join(mut self, pipeline: &Pipeline, session: &Session, lowered: &mut Lowered) -> Option<Flight> {
+        let is_same = only_run(lowered).is_some_and(|spec| comparable(spec.clone()) == self.spec);
+        let is_wrong = !is_same || lowered.runs[0].executor != self.executor;
+        if is_wrong || self.is_first && !is_first(pipeline, session) {
+            tracing::debug!(session = session.id, is_same, begun = ?self.spec, "a command is another one than was begun");
+            return None;
+        }
+        // One that was refused is asked for once more, and its refusal heard then.
+        let mut flight = self.flight.take()?.await.ok()?.ok()?;
+        let spec = &mut lowered.runs[0].spec;
+        *spec = held(RunSpec { run_id: std::mem::take(&mut self.run_id), ..std::mem::take(spec) });
+        let written = again::redirects(spec).map(|(stage, fd, file)| WrittenFile { stage, fd, size: file.offset });
+        flight.written_files = written.collect();
+        if !flight.written_files.is_empty() {
+            // The shell has them open. Who does not hear it is lost, and that will be seen.
+            let _ = flight.input.send(RunInput { kind: Some(run_input::Kind::Release(Release {})) }).await;
+        }
+        Some(flight)
+    }
+}
+
+/// Whether the shell has not waited for any process: nothing that it runs one after the other has run before.
+fn is_first(pipeline: &Pipeline, session: &Session) -> bool {
+    let is_shell = |stat: &Stat| match session.is_waited_for() {
+        true => stat.parent == session.pid,
+        false => stat.pid == session.pid,
+    };
+    let is_first = |pid: Pid| {
+        let own = Stat::of(pid)?;
+        // The shell may become its last command.
+        let shell = if is_shell(&own) { own } else { Stat::of(own.parent)? };
+        Some(is_shell(&shell) && shell.waited_for_nobody)
+    };
+    pipeline.stages.iter().all(|stage| is_first(stage.enlisted.pid) == Some(true))
+}
+
+/// Of proc_pid_stat(5).
+struct Stat {
+    pid: Pid,
+    parent: Pid,
+    /// No page faults of children that were waited for, and every process has some.
+    waited_for_nobody: bool,
+}
+
+impl Stat {
+    fn of(pid: Pid) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name before may hold anything.
+        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+        let (parent, minor, major) = (fields.get(1)?, fields.get(8)?, fields.get(10)?);
+        Some(Self { pid, parent: parent.parse().ok()?, waited_for_nobody: *minor == "0" && *major == "0" })
+    }
+}

@@ -1,0 +1,211 @@
+//! A script's commands are begun before its shell comes to them; and nobody can tell, but by the time that it takes.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use posh_integration::oracle::{Outcome, Under, assert_equal};
+use posh_integration::{Lab, LabSpec, Script};
+
+use crate::programs;
+
+/// What the report says of a command that was begun.
+const BEGUN: &str = "begun before it came";
+
+fn lab() -> Lab {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    // The gateway knows the programs then.
+    run(&lab, "cat $D/f | sort | head -n 1; wc < $D/f; grep x $D/f; sed p $D/f; ls $D");
+    lab
+}
+
+/// A directory that the mount has never seen.
+fn fresh(lab: &Lab) -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("run-{}-", NEXT.fetch_add(1, Ordering::Relaxed));
+    let directory = lab.data(1).join(&name);
+    fs::create_dir_all(directory.join("d")).unwrap();
+    fs::write(directory.join("f"), "b\nx\na\n").unwrap();
+    fs::write(directory.join("d/g"), "g\n").unwrap();
+    name
+}
+
+fn script(lab: &Lab, directory: &str, text: &str) -> Script {
+    Script::new(text).variable("D", lab.mount(1).join(directory).to_str().unwrap())
+}
+
+fn run(lab: &Lab, text: &str) -> Outcome {
+    script(lab, &fresh(lab), text).run(&lab.workstation, Under::PoshExplained).unwrap()
+}
+
+/// Which of the commands were begun before they came, in order, by the names of their first ones.
+fn begun(outcome: &Outcome) -> Vec<&str> {
+    let pipelines = outcome.report().pipelines.iter();
+    let first = pipelines.filter_map(|pipeline| pipeline.stages.first());
+    first.filter(|stage| stage.reason.contains(BEGUN)).map(|stage| stage.command.as_str()).collect()
+}
+
+/// The names and contents of all files.
+fn tree(directory: &Path) -> Vec<(PathBuf, String)> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<(PathBuf, String)> = Vec::new();
+    for path in entries {
+        match path.is_dir() {
+            true => files.extend(tree(&path).into_iter().map(|(name, text)| (Path::new("d").join(name), text))),
+            false => {
+                let text = fs::read_to_string(&path).unwrap();
+                files.push((path.file_name().unwrap().into(), text));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Runs a text under bash and under posh, each with the files as they were at first. Gives what was begun.
+fn check(lab: &Lab, text: &str) -> Vec<String> {
+    check_after(lab, text, &|_| {})
+}
+
+fn check_after(lab: &Lab, text: &str, prepare: &dyn Fn(&Path)) -> Vec<String> {
+    let run_under = |under| {
+        let name = fresh(lab);
+        let directory = lab.data(1).join(&name);
+        prepare(&directory);
+        let outcome = script(lab, &name, text).run(&lab.workstation, under).unwrap();
+        let left = tree(&directory).into_iter().map(|(file, text)| (file, text.replace(&name, "RUN")));
+        (outcome.with(&name, "RUN"), left.collect::<Vec<_>>())
+    };
+    let (bash, bash_left) = run_under(Under::Shell);
+    let (posh, posh_left) = run_under(Under::PoshExplained);
+    assert_equal(text, &bash, &posh);
+    assert_eq!(bash_left, posh_left, "{text}");
+    begun(&posh).into_iter().map(str::to_owned).collect()
+}
+
+/// A head start is a matter of time: a shell may be sooner.
+fn check_begun(lab: &Lab, text: &str, expected: &[&str]) {
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let begun = check(lab, text);
+        if begun == expected {
+            return;
+        }
+        seen.push(begun);
+    }
+    panic!("{text}: {expected:?} is not what was begun: {seen:?}");
+}
+
+#[test]
+fn what_only_reads_is_begun_before_it_comes() {
+    let lab = lab();
+    check_begun(&lab, "cat $D/f", &["cat"]);
+    check_begun(&lab, "set -e; cd $D\nsort < f | head -n 1\ngrep x f nowhere | wc -l", &["sort", "grep"]);
+    check_begun(&lab, "rm $D/f; cat $D/f; ls $D", &["ls"]);
+    check_begun(&lab, "cat $D/f > /dev/null; cat $D/d/g", &["cat", "cat"]);
+}
+
+#[test]
+fn what_writes_where_it_is_redirected_to_is_begun_and_waits() {
+    let lab = lab();
+    check_begun(&lab, "sort $D/f > $D/sorted; cat $D/sorted; wc -l < $D/sorted > $D/d/g", &["sort", "cat", "wc"]);
+    check_begun(&lab, "sort $D/f > $D/d/g && cat $D/d/g", &["sort"]);
+    check_begun(&lab, "cat $D/f | sort > $D/sorted\nls $D; uniq $D/sorted > $D/sorted-2", &["cat", "ls", "uniq"]);
+    let larger = |data: &Path| fs::write(data.join("f"), "a line of the file\n".repeat(200_000)).unwrap();
+    let text = "cat $D/f | tr a-z A-Z > $D/upper; wc $D/upper";
+    let tries = (0..20).any(|_| check_after(&lab, text, &larger) == ["cat", "wc"]);
+    assert!(tries, "never begun");
+}
+
+#[test]
+fn what_is_emptied_by_its_own_redirect_is_read_empty() {
+    let lab = lab();
+    check(&lab, "sort $D/f > $D/f; wc $D/f");
+    check(&lab, "sort < $D/f > $D/f; wc $D/f");
+    let link = |data: &Path| symlink("f", data.join("link")).unwrap();
+    let hard = |data: &Path| fs::hard_link(data.join("f"), data.join("link")).unwrap();
+    for prepare in [&link as &dyn Fn(&Path), &hard] {
+        check_after(&lab, "sort $D/f > $D/link; wc $D/f", prepare);
+        check_after(&lab, "sort $D/link > $D/f; wc $D/f", prepare);
+        check_after(&lab, "sort < $D/link > $D/f; wc $D/f", prepare);
+    }
+}
+
+#[test]
+fn what_is_not_certain_is_not_begun() {
+    let lab = lab();
+    let never = [
+        // What may do more than read, or wait for somebody.
+        "touch $D/new",
+        "cat $D/f | tee $D/new",
+        "cat",
+        "cat /etc/hostname $D/f",
+        // What only running tells.
+        "X=1; cat $D/$X; cat $D/f",
+        "X=1 cat $D/f",
+        "cat $(echo $D/f)",
+        "if cat $D/f; then :; fi",
+        "cat() { echo mine; }; cat $D/f",
+        "cat $D/* 2> /dev/null",
+        // Where it is written behind what is there, or trees are read that it may be in.
+        "cat $D/f >> $D/d/g",
+        "grep -r x $D > $D/found",
+        // A file of this machine that is emptied: it might be the same by another way.
+        "echo old > /tmp/old; cat $D/f > /tmp/old",
+    ];
+    for text in never {
+        assert_eq!(check(&lab, text), [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn what_a_shell_changes_itself_is_seen() {
+    let lab = lab();
+    check(&lab, "cat $D/f; echo new > $D/f; cat $D/f");
+    check(&lab, "cat $D/f\necho new >> $D/f\ncat $D/f\nrm $D/f\ncat $D/f");
+    check(&lab, "cat $D/f; cd $D/nowhere 2> /dev/null && cat f; echo new > $D/f; cd $D; cat f");
+    check(&lab, "cat $D/nowhere || echo new > $D/f; cat $D/f");
+    check(&lab, "cat $D/f & wait; echo new > $D/f; cat $D/f");
+    check(&lab, "false && cat $D/f; echo new > $D/f; cat $D/f");
+    check(&lab, "sh -c 'echo new > $D/f'; cat $D/f");
+    check(&lab, "true; cat $D/f; (echo new > $D/f); cat $D/f");
+    check(&lab, "set -e; cat $D/nowhere; cat $D/f");
+    check(&lab, "trap 'echo new > $D/f' EXIT; cat $D/f");
+    check(&lab, "umask 077; cat $D/f > $D/new; ls -l $D/new | cut -c 1-10");
+    check(&lab, "ulimit -f 1; sort $D/f > $D/new; cat $D/new");
+}
+
+#[test]
+fn an_environment_that_runs_something_first_is_left_to_the_shell() {
+    let lab = lab();
+    let start = lab.workstation.path("/tmp/start.sh");
+    fs::write(&start, "echo new > $D/f\n").unwrap();
+    for (name, value) in [("BASH_ENV", "/tmp/start.sh"), ("BASH_FUNC_cat%%", "() { echo mine; }")] {
+        let [bash, posh] = [Under::Shell, Under::PoshExplained].map(|under| {
+            let script = script(&lab, &fresh(&lab), "cat $D/f; cat $D/f").variable(name, value);
+            script.run(&lab.workstation, under).unwrap()
+        });
+        assert_equal(name, &bash, &posh);
+        assert_eq!(begun(&posh), [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn a_command_that_does_not_come_leaves_nothing_behind() {
+    let lab = lab();
+    let name = fresh(&lab);
+    fs::write(lab.data(1).join(&name).join("f"), "x\n".repeat(10_000_000)).unwrap();
+    // Its redirect can't be opened, so that nobody reads what it writes.
+    for text in ["cat $D/f > $D/nowhere/x", "cat $D/f > $D/nowhere/x; sleep 1"] {
+        let outcome = script(&lab, &name, text).run(&lab.workstation, Under::PoshExplained).unwrap();
+        assert!(String::from_utf8_lossy(&outcome.stderr).contains("nowhere/x"), "{outcome}");
+    }
+    let began = Instant::now();
+    let at_work = || lab.servers[0].host.processes().unwrap().into_iter().find(|process| process.program == "cat");
+    while at_work().is_some() {
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", at_work());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
