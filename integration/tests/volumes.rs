@@ -362,6 +362,28 @@ fn a_shell_is_told_which_of_its_script_s_commands_stay_here() {
     });
 }
 
+/// `cat new` finds nothing to fetch, at first.
+#[test]
+fn what_was_foreseen_counts_until_something_changes_on_the_server() {
+    let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::AtHand), &programs()).unwrap();
+    let host = &lab.workstation;
+    fs::write(lab.data(1).join("large"), "a line\n".repeat(1 << 20)).unwrap();
+    shell(host, "mkfifo /tmp/wait /tmp/then");
+    let text = "read -r line < /tmp/wait; cd /mnt/s1\nsort large > new; read -r line < /tmp/then; cat new | wc -l";
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| Script::new(text).run(host, Under::Posh).unwrap());
+        let began = Instant::now();
+        while foreseen(host).is_empty() && began.elapsed() < PATIENCE {}
+        assert!(!foreseen(host).is_empty());
+        shell(host, "echo go > /tmp/wait");
+        while !foreseen(host).is_empty() && began.elapsed() < PATIENCE {}
+        let told = foreseen(host);
+        shell(host, "echo go > /tmp/then");
+        let outcome = running.join().unwrap();
+        assert_eq!((told.len(), &*String::from_utf8_lossy(&outcome.stdout)), (0, "1048576\n"), "{outcome}");
+    });
+}
+
 /// The command reads its standard input first, which has nothing to read before the files are there.
 #[test]
 fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {
