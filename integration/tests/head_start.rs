@@ -105,6 +105,30 @@ fn what_only_reads_is_begun_before_it_comes() {
     check_begun(&lab, "set -e; cd $D\nsort < f | head -n 1\ngrep x f nowhere | wc -l", &["sort", "grep"]);
     check_begun(&lab, "rm $D/f; cat $D/f; ls $D", &["ls"]);
     check_begun(&lab, "cat $D/f > /dev/null; cat $D/d/g", &["cat", "cat"]);
+    let many = "cat $D/f; sort $D/f\nwc $D/d/g > /dev/null; grep x < $D/f | head; ls $D; sed p $D/f";
+    check_begun(&lab, many, &["cat", "sort", "wc", "grep", "ls", "sed"]);
+}
+
+/// The second one is begun with the first, which takes so long that it may not count any more.
+#[test]
+fn what_others_change_while_a_command_runs_is_seen_by_the_next() {
+    let lab = lab();
+    let name = fresh(&lab);
+    let directory = lab.data(1).join(&name);
+    let lines: String = (0..3_000_000_u32).map(|number| format!("{}\n", number.wrapping_mul(2_654_435_761))).collect();
+    fs::write(directory.join("large"), lines).unwrap();
+    let text = "sort $D/large | wc -l; cat $D/f";
+    let outcome = std::thread::scope(|scope| {
+        let running = scope.spawn(|| script(&lab, &name, text).run(&lab.workstation, Under::PoshExplained).unwrap());
+        let began = Instant::now();
+        while !lab.servers[0].host.processes().unwrap().iter().any(|process| process.program == "sort") {
+            assert!(began.elapsed() < Duration::from_secs(10));
+        }
+        std::thread::sleep(Duration::from_millis(150));
+        fs::write(directory.join("f"), "new\n").unwrap();
+        running.join().unwrap()
+    });
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout), "3000000\nnew\n", "{outcome}");
 }
 
 #[test]

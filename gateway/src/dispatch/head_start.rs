@@ -1,5 +1,5 @@
-//! A script's commands, begun before its shell comes to them: the first one while the shell starts, each further one while the mount is
-//! told what the one before has changed. By the text it is known what will come; where that does nothing but
+//! A script's commands, begun before its shell comes to them: the first one while the shell starts, each further one together with
+//! those before it, if they change nothing, or else while the mount is told what the one before has changed. By the text it is known what will come; where that does nothing but
 //! read files of mounts, its output waits here until it comes (docs/coherence.md). It is handed over only to a pipeline that would have
 //! been started by the very same specification, if the shell has run nothing else in between; else it is given up, as a run
 //! that nobody reads.
@@ -11,7 +11,7 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -45,6 +45,12 @@ use crate::{
 /// A shell that has not come to its next command by then waits for something: nothing is held ready for it.
 const HELD: Duration = Duration::from_secs(10);
 
+/// The same for what is begun while another command is still to come or at work: nobody can tell how long after that it was to run.
+const AHEAD: Duration = Duration::from_millis(100);
+
+/// So many wait at once for a shell.
+const AT_ONCE: usize = 4;
+
 /// Signals 32 and 33 (nptl(7)).
 const OF_THE_LIBRARY: u64 = 3 << 31;
 
@@ -58,8 +64,10 @@ struct State {
     text: Option<Text>,
     /// So many of its commands have come.
     come: usize,
-    /// The next one.
-    begun: Option<Begun>,
+    /// The last of these may still change something.
+    is_changing: bool,
+    /// The next ones.
+    begun: VecDeque<Begun>,
 }
 
 /// The beginning of a text, and of whom it is.
@@ -84,6 +92,11 @@ pub struct Begun {
     spec: RunSpec,
     /// The shell has run nothing before it.
     is_first: bool,
+    /// It writes nothing there.
+    is_silent: bool,
+    /// When, and how long after that it may come: what it reads, others may change meanwhile.
+    began: Instant,
+    holds: Duration,
     /// Ends with this.
     flight: Option<JoinHandle<Result<Flight, Refusal>>>,
 }
@@ -104,48 +117,68 @@ impl HeadStart {
         self.lock().text = Some(text);
     }
 
-    /// The command that comes next, and how many came before.
+    /// The command that may be begun next, and how many come before it.
     fn next(&self) -> Option<(usize, CertainCommand, Text)> {
         let state = self.lock();
         let text = state.text.as_ref()?;
-        let command = text.commands.front()?.clone();
-        Some((state.come, command, Text { commands: VecDeque::new(), ..text.clone() }))
-    }
-
-    /// False: it has come meanwhile.
-    fn offer(&self, come: usize, begun: Begun) -> bool {
-        let mut state = self.lock();
-        let is_next = state.come == come && state.text.is_some();
-        if is_next {
-            state.begun = Some(begun);
+        if state.is_changing || state.begun.len() == AT_ONCE || !state.begun.iter().all(|begun| begun.is_silent) {
+            return None;
         }
-        is_next
+        let command = text.commands.get(state.begun.len())?.clone();
+        Some((state.come + state.begun.len(), command, Text { commands: VecDeque::new(), ..text.clone() }))
     }
 
-    fn give_up(&self, come: usize) {
+    /// Whether that command is still the next one.
+    fn is_next(&self, number: usize) -> bool {
+        self.lock().is_next(number)
+    }
+
+    fn offer(&self, number: usize, begun: Begun) {
         let mut state = self.lock();
-        if state.come == come {
-            state.begun = None;
+        if state.is_next(number) {
+            state.begun.push_back(begun);
+        }
+    }
+
+    /// That command has not come: none that follows it will soon.
+    fn give_up(&self, number: usize) {
+        let mut state = self.lock();
+        if state.come <= number {
+            state.begun.clear();
         }
     }
 
     /// Nothing comes any more.
     pub fn end(&self) {
         let mut state = self.lock();
-        (state.text, state.begun) = (None, None);
+        state.text = None;
+        state.begun.clear();
     }
 
     /// What was begun, for a pipeline of the session that comes now. From one on that is not the expected one, nothing is known any more.
     pub fn take(&self, pipeline: &Pipeline) -> Option<Begun> {
         let mut state = self.lock();
-        let begun = state.begun.take();
+        let begun = state.begun.pop_front();
         state.come += 1;
+        state.is_changing = begun.as_ref().is_none_or(|begun| !begun.is_silent);
         let expected = state.text.as_mut().and_then(|text| text.commands.pop_front());
         if pipeline.stays || !expected.is_some_and(|expected| is_that(pipeline, &expected)) {
             state.text = None;
+            state.begun.clear();
             return None;
         }
         begun
+    }
+
+    /// What has come last changes nothing any more.
+    pub fn changes_no_more(&self) {
+        self.lock().is_changing = false;
+    }
+}
+
+impl State {
+    fn is_next(&self, number: usize) -> bool {
+        number == self.come + self.begun.len() && !self.is_changing && self.text.is_some()
     }
 }
 
@@ -161,24 +194,29 @@ fn is_that(pipeline: &Pipeline, command: &CertainCommand) -> bool {
     pipeline.stages.len() == command.stages.len() && stages.zip(&command.stages).all(is_alike)
 }
 
-/// Begins the next command of a session, if it may be begun: its shell has just been started, or nothing is left to do of what was run `before`
-/// but to tell the mounts.
+/// Begins the next commands of a session, as far as they may be begun: its shell has just been started, or nothing is left to do of what was run
+/// `before` but to tell the mounts.
 pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc<Enlisted>>) {
     // What is to be told of the one before goes first.
     tokio::task::yield_now().await;
-    let Some((come, command, text)) = session.head_start.next() else { return };
-    let Some(begun) = Box::pin(prepare(&gateway, &session, (come, &command), text, &before)).await else { return };
-    tracing::debug!(session = session.id, come, "a command is begun before it comes");
-    if session.head_start.offer(come, begun) {
+    let mut last = None;
+    while let Some((number, command, text)) = session.head_start.next() {
+        let begun = Box::pin(prepare(&gateway, &session, (number, &command), text, &before)).await;
+        let Some(begun) = begun else { break };
+        tracing::debug!(session = session.id, number, "a command is begun before it comes");
+        session.head_start.offer(number, begun);
+        last = Some(number);
+    }
+    if let Some(number) = last {
         tokio::time::sleep(HELD).await;
-        session.head_start.give_up(come);
+        session.head_start.give_up(number);
     }
 }
 
 async fn prepare(
     gateway: &Arc<Gateway>,
     session: &Session,
-    (come, command): (usize, &CertainCommand),
+    (number, command): (usize, &CertainCommand),
     text: Text,
     before: &[Arc<Enlisted>],
 ) -> Option<Begun> {
@@ -201,19 +239,26 @@ async fn prepare(
     if !is_all_there || !read.all(|path| can_wait(&view, path)) || !outputs.iter().all(|path| is_new(&view, path)) {
         return None;
     }
-    let run_id = format!("{}-ahead-{come}", session.id);
+    let run_id = format!("{}-ahead-{number}", session.id);
     let lowered = lower(gateway, &world, (&commands, &shape), &planned, &run_id);
     let spec = only_run(&lowered)?.clone();
-    if !can_be_held(&spec) || session.head_start.lock().come != come {
+    if !can_be_held(&spec) || !session.head_start.is_next(number) {
         return None;
     }
     let executor = lowered.runs[0].executor;
     let connection = planned.connections.get(&executor).cloned();
+    // Who waits for nothing but its own redirect is not overtaken.
+    let holds = match session.head_start.lock().come == number {
+        true => HELD,
+        false => AHEAD + 2 * connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt),
+    };
     let tracer = Tracer::new(session.trace.clone(), 0);
     let sent = held(RunSpec { trace: tracer.is_on(), ..spec.clone() });
     let run_id = spec.run_id.clone();
     let flight = tokio::spawn(start::open_in_time(gateway.executors.get(executor), connection, sent, tracer));
-    Some(Begun { executor, run_id, spec: comparable(spec), is_first: come == 0, flight: Some(flight) })
+    let is_silent = again::redirects(&spec).next().is_none();
+    let (spec, is_first, began) = (comparable(spec), number == 0, Instant::now());
+    Some(Begun { executor, run_id, spec, is_first, is_silent, began, holds, flight: Some(flight) })
 }
 
 /// What is written there waits for the shell to have opened it, if it can: not where it would be written behind what is there, nor
@@ -318,7 +363,7 @@ impl Begun {
     /// The flight, if it is what this pipeline would start now. The specification then has the name by which that was done.
     pub async fn join(mut self, pipeline: &Pipeline, session: &Session, lowered: &mut Lowered) -> Option<Flight> {
         let is_same = only_run(lowered).is_some_and(|spec| comparable(spec.clone()) == self.spec);
-        let is_wrong = !is_same || lowered.runs[0].executor != self.executor;
+        let is_wrong = !is_same || lowered.runs[0].executor != self.executor || self.began.elapsed() > self.holds;
         if is_wrong || self.is_first && !is_first(pipeline, session) {
             tracing::debug!(session = session.id, is_same, begun = ?self.spec, "a command is another one than was begun");
             return None;

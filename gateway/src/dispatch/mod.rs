@@ -206,7 +206,13 @@ async fn carry_out_as(
         }
         step = tracer.step("lowering", step);
         let ahead = match (begun.take(), session) {
-            (Some(begun), Some(session)) => begun.join(&pipeline, session, &mut lowered).await,
+            (Some(begun), Some(session)) => {
+                let joined = begun.join(&pipeline, session, &mut lowered).await;
+                if joined.is_none() {
+                    session.head_start.end();
+                }
+                joined
+            }
             _ => None,
         };
         was_begun = ahead.is_some();
