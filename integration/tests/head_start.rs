@@ -109,6 +109,16 @@ fn what_only_reads_is_begun_before_it_comes() {
     check_begun(&lab, many, &["cat", "sort", "wc", "grep", "ls", "sed"]);
 }
 
+/// Nobody reads what comes before its stages do.
+#[test]
+fn what_is_large_comes_whole() {
+    let lab = lab();
+    let larger = |data: &Path| fs::write(data.join("f"), "a line of the file\n".repeat(200_000)).unwrap();
+    let text = "cat $D/f; sort $D/f | uniq -c; sed s/line/LINE/ $D/f";
+    let tries = (0..20).any(|_| check_after(&lab, text, &larger).contains(&"cat".to_owned()));
+    assert!(tries, "never begun");
+}
+
 /// The second one is begun with the first, which takes so long that it may not count any more.
 #[test]
 fn what_others_change_while_a_command_runs_is_seen_by_the_next() {

@@ -110,7 +110,10 @@ fn need(spec: &RunSpec) -> Need {
     let buffered_bytes = OUTPUT_BYTES
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
-    Need { processes: spec.stages.len(), buffered_bytes }
+    // One more each for those that carry what was held to its file.
+    let descriptors = spec.stages.iter().flat_map(|stage| &stage.descriptors);
+    let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
+    Need { processes: spec.stages.len() + held, buffered_bytes }
 }
 
 /// A run whose commands were let go.

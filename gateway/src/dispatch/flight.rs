@@ -114,7 +114,11 @@ pub async fn fly(
         let listener = pumps.spawn(pump_run(index, flight.output, events.clone()));
         let reached = (flight.executor, flight.connection);
         let spec = &lowered.runs[index].spec;
-        runs.push(RunState::new(reached, flight.input, listener, flight.written_files, spec));
+        let mut run = RunState::new(reached, flight.input, listener, flight.written_files, spec);
+        for kind in flight.told_first {
+            run.send(kind).await;
+        }
+        runs.push(run);
     }
     let relay =
         Relay::new((gateway, session, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use fs_mapper::{Resolution, coherence::Adapter};
 use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY};
 use posh_proto::{
-    executor::{File, Release, RunInput, RunSpec, WrittenFile, descriptor::Source, run_input},
+    executor::{Credit, File, Release, RunSpec, WrittenFile, descriptor::Source, run_input},
     gateway::{CertainCommand, PlannedStage},
     stage::Enlist,
 };
@@ -47,6 +47,9 @@ const HELD: Duration = Duration::from_secs(10);
 
 /// The same for what is begun while another command is still to come or at work: nobody can tell how long after that it was to run.
 const AHEAD: Duration = Duration::from_millis(100);
+
+/// Of each output so much may come before it is wanted.
+const CREDIT_BYTES: u64 = 256 << 10;
 
 /// So many wait at once for a shell.
 const AT_ONCE: usize = 4;
@@ -253,7 +256,7 @@ async fn prepare(
         false => AHEAD + 2 * connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt),
     };
     let tracer = Tracer::new(session.trace.clone(), 0);
-    let sent = held(RunSpec { trace: tracer.is_on(), ..spec.clone() });
+    let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ..spec.clone() }));
     let run_id = spec.run_id.clone();
     let flight = tokio::spawn(start::open_in_time(gateway.executors.get(executor), connection, sent, tracer));
     let is_silent = again::redirects(&spec).next().is_none();
@@ -268,6 +271,14 @@ fn can_be_held(spec: &RunSpec) -> bool {
     let mut paths = spec.stages.iter().flat_map(|stage| &stage.paths);
     let mut redirects = again::redirects(spec).peekable();
     redirects.peek().is_none() || redirects.all(|(_, _, file)| writes(file)) && !paths.any(|used| used.recursive)
+}
+
+/// The same with little credit: nobody reads what comes before its stages do, and all runs share one connection.
+fn with_little_credit(mut spec: RunSpec) -> RunSpec {
+    for outlet in &mut spec.outlets {
+        outlet.initial_credit_bytes = outlet.initial_credit_bytes.min(CREDIT_BYTES);
+    }
+    spec
 }
 
 /// The same with its redirects held.
@@ -374,10 +385,13 @@ impl Begun {
         *spec = held(RunSpec { run_id: std::mem::take(&mut self.run_id), ..std::mem::take(spec) });
         let written = again::redirects(spec).map(|(stage, fd, file)| WrittenFile { stage, fd, size: file.offset });
         flight.written_files = written.collect();
-        if !flight.written_files.is_empty() {
-            // The shell has them open. Who does not hear it is lost, and that will be seen.
-            let _ = flight.input.send(RunInput { kind: Some(run_input::Kind::Release(Release {})) }).await;
-        }
+        // The shell has them open, and all that comes is read from now on.
+        flight.told_first.push(run_input::Kind::Release(Release {}));
+        let credits = spec.outlets.iter().map(|outlet| Credit {
+            stream: outlet.stream,
+            bytes: outlet.initial_credit_bytes.saturating_sub(CREDIT_BYTES),
+        });
+        flight.told_first.extend(credits.map(run_input::Kind::Credit));
         Some(flight)
     }
 }

@@ -10,7 +10,9 @@ use std::{
 };
 
 use posh_proto::{
-    executor::{Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_output},
+    executor::{
+        Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_input, run_output,
+    },
     packed,
 };
 use tokio::sync::mpsc;
@@ -63,6 +65,8 @@ pub struct Flight {
     pub call: Call,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
+    /// What it is to be told at once: it was begun before its stages came.
+    pub told_first: Vec<run_input::Kind>,
 }
 
 impl Flight {
@@ -323,7 +327,7 @@ fn flight(
     match first.and_then(|first| first.kind) {
         Some(run_output::Kind::Started(Started { times, written_files })) => {
             let call = Call { times, ..Call::default() };
-            Ok(Flight { executor, connection, input, output, call, written_files })
+            Ok(Flight { executor, connection, input, output, call, written_files, told_first: Vec::new() })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             let fault = match rejected.kind() {

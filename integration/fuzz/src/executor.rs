@@ -15,8 +15,8 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
         Chunk, Credit, DescribeRequest, Descriptor, EnvVar, File, Guard, Inlet, Merge, MountPoint, Outlet, PathUse,
-        Pty, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession, WatchedTree,
-        WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
+        Pty, Release, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession,
+        WatchedTree, WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
     },
     packed::pack,
 };
@@ -216,6 +216,8 @@ fn elaborate(volume: &Remote) -> RunSpec {
         ..WatchedTree::default()
     }];
     stage.ignored_signals = 1 << 12;
+    let held = File { path: "f".into(), flags: 1, held: true, ..File::default() };
+    spec.stages[1].descriptors.push(descriptor(6, Source::File(held)));
     spec
 }
 
@@ -242,6 +244,7 @@ fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
         Kind::End(3),
         Kind::Credit(Credit { stream: 1, bytes: 1 << 20 }),
         Kind::Closed(1),
+        Kind::Release(Release {}),
         Kind::Signal(Signal { stage: 1, signal: 15, group: true }),
         Kind::WindowSize(WindowSize { rows: 2, columns: 3, ..WindowSize::default() }),
     ];

@@ -11,7 +11,7 @@ use std::{
 use posh_proto::executor::{Credit, Resume, RunInput, RunOutput, RunSpec, Signal, WrittenFile, run_input, run_output};
 use tokio::{sync::mpsc, task::AbortHandle};
 
-use crate::{dispatch::again, executors::Connection, plan::ExecutorId};
+use crate::{executors::Connection, plan::ExecutorId};
 
 /// A kept run's messages are acknowledged after so many, or so many bytes: the executor holds
 /// what is not, and the outputs' credit is several times this.
@@ -56,8 +56,7 @@ impl RunState {
         spec: &RunSpec,
     ) -> Self {
         // `Started` has come.
-        let released = again::redirects(spec).any(|(_, _, file)| file.held);
-        let kept = || Kept { run_id: spec.run_id.clone(), received: 1, released, ..Kept::default() };
+        let kept = || Kept { run_id: spec.run_id.clone(), received: 1, ..Kept::default() };
         let kept = (spec.grace_ms > 0).then(kept);
         Self {
             executor,
@@ -142,6 +141,7 @@ impl Kept {
             run_input::Kind::Closed(stream) => drop(self.closed.insert(*stream)),
             run_input::Kind::End(stream) => drop(self.ended.insert(*stream)),
             run_input::Kind::Signal(signal) => self.signals.push(*signal),
+            run_input::Kind::Release(_) => self.released = true,
             _ => {}
         }
     }
