@@ -188,8 +188,11 @@ fn what_is_not_certain_is_not_begun() {
         "grep -r x $D > $D/found",
         // A file of this machine that is emptied: it might be the same by another way.
         "echo old > /tmp/old; cat $D/f > /tmp/old",
+        "cat $D/f > /tmp/old",
     ];
     for text in never {
+        // There is one file /tmp/old, not one for each run.
+        fs::write(lab.workstation.path("/tmp/old"), "old\n").unwrap();
         assert_eq!(check(&lab, text), [""; 0], "{text}");
     }
 }

@@ -510,7 +510,7 @@ impl<'a> Relay<'a> {
             && self.stages.values().all(is_over)
             && let Some(session) = self.session.take()
         {
-            session.head_start.changes_no_more();
+            session.head_start.is_done();
             let before = self.pipeline.stages.iter().map(|stage| Arc::clone(&stage.enlisted)).collect();
             tokio::spawn(head_start::begin(Arc::clone(self.gateway), Arc::clone(session), before));
         }

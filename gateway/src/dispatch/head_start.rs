@@ -67,7 +67,9 @@ struct State {
     text: Option<Text>,
     /// So many of its commands have come.
     come: usize,
-    /// The last of these may still change something.
+    /// The last of these is still at work.
+    is_at_work: bool,
+    /// And may change something.
     is_changing: bool,
     /// The next ones.
     begun: VecDeque<Begun>,
@@ -163,6 +165,7 @@ impl HeadStart {
         let mut state = self.lock();
         let begun = state.begun.pop_front();
         state.come += 1;
+        state.is_at_work = true;
         state.is_changing = begun.as_ref().is_none_or(|begun| !begun.is_silent);
         let expected = state.text.as_mut().and_then(|text| text.commands.pop_front());
         if pipeline.stays || !expected.is_some_and(|expected| is_that(pipeline, &expected)) {
@@ -173,9 +176,17 @@ impl HeadStart {
         begun
     }
 
-    /// What has come last changes nothing any more.
-    pub fn changes_no_more(&self) {
-        self.lock().is_changing = false;
+    /// What has come last has done all that it does.
+    pub fn is_done(&self) {
+        let mut state = self.lock();
+        (state.is_at_work, state.is_changing) = (false, false);
+    }
+
+    /// How long after its beginning that command may come. One that comes next waits for nothing but its own redirect; before any other nobody can
+    /// tell how long.
+    fn holds(&self, number: usize, round_trip: Duration) -> Duration {
+        let state = self.lock();
+        if state.come == number && !state.is_at_work { HELD } else { AHEAD + 2 * round_trip }
     }
 }
 
@@ -250,11 +261,8 @@ async fn prepare(
     }
     let executor = lowered.runs[0].executor;
     let connection = planned.connections.get(&executor).cloned();
-    // Who waits for nothing but its own redirect is not overtaken.
-    let holds = match session.head_start.lock().come == number {
-        true => HELD,
-        false => AHEAD + 2 * connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt),
-    };
+    let round_trip = connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt);
+    let holds = session.head_start.holds(number, round_trip);
     let tracer = Tracer::new(session.trace.clone(), 0);
     let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ..spec.clone() }));
     let run_id = spec.run_id.clone();
@@ -321,12 +329,12 @@ fn can_wait(view: &View, path: &Path) -> bool {
     }
 }
 
-/// Whether the shell will find nothing there that it empties: that might be what the command reads, by another name. Of a file on a
-/// mount its executor looks, when it is open.
+/// Whether the shell will find nothing there that it empties: that might be what the command reads, by another name; nor anything that it
+/// waits for. Of a file on a mount its executor looks, when it is open.
 fn is_new(view: &View, output: &Path) -> bool {
     let is_owned = matches!(view.table.resolve(output, Path::new("/")), Resolution::Owned(_));
-    let size = || fs::metadata(output).map(|about| about.len());
-    is_owned || aside_if_far(&view.table, &[output.to_owned()], || size().map_or(true, |size| size == 0))
+    let is_empty = || fs::metadata(output).map_or(true, |about| about.is_file() && about.len() == 0);
+    is_owned || aside_if_far(&view.table, &[output.to_owned()], is_empty)
 }
 
 /// The stages as their processes would enlist.
