@@ -16,10 +16,11 @@ use nix::{
         prctl,
         signal::Signal,
         stat::{FileStat, fstat},
+        statvfs::{FsFlags, fstatvfs},
     },
     unistd::{ForkResult, Pid, pipe2},
 };
-use posh_proto::executor::{File as Redirect, Stage};
+use posh_proto::executor::{File as Redirect, Stage, rejected};
 
 use super::{
     confine, paths,
@@ -59,6 +60,15 @@ impl Held {
         let access = file.flags.cast_signed() & (libc::O_ACCMODE | libc::O_APPEND);
         if access != libc::O_WRONLY || stage.paths.iter().any(|used| used.recursive) {
             return Err(Refusal::protocol("a redirect is held that can't be"));
+        }
+        let path = path_of(&file.path);
+        let is_read_only = || {
+            let place = paths::find(cwd, path.parent()?, true).ok()?;
+            Some(fstatvfs(&place).ok()?.flags().contains(FsFlags::ST_RDONLY))
+        };
+        if is_read_only() == Some(true) {
+            let why = format!("cannot open {}: {}", path.display(), Errno::EROFS.desc());
+            return Err(Refusal::new(rejected::Kind::OpenFailed, why));
         }
         let failed = |errno: Errno| Refusal::protocol(format!("cannot make a pipe: {}", errno.desc()));
         let (waits, end) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;

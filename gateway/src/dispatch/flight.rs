@@ -22,6 +22,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{noted::Noted, runs::RunState};
 use super::{
+    again,
     ending::{JoinHere, PartEnd, StageState, as_shell},
     head_start,
     output::Output,
@@ -506,7 +507,10 @@ impl<'a> Relay<'a> {
     fn begin_next(&mut self) {
         let is_over =
             |stage: &StageState| stage.finished && !stage.is_lost() && stage.parts.iter().all(Option::is_some);
+        // To make a mount forget what others have changed, something may be made on the server once more for a moment.
+        let only_read = |reading: &Result<Reading, String>| reading.as_ref().is_ok_and(again::only_reads);
         if self.stages.len() == self.pipeline.stages.len()
+            && self.readings.iter().all(only_read)
             && self.stages.values().all(is_over)
             && let Some(session) = self.session.take()
         {

@@ -1,5 +1,5 @@
 //! A script's commands, begun before its shell comes to them: the first one while the shell starts, each further one together with
-//! those before it, if they change nothing, or else while the mount is told what the one before has changed. By the text it is known what will come; where that does nothing but
+//! those before it, if they write nothing on mounts, or while the mount is told what the one before has written where it was redirected to. By the text it is known what will come; where that does nothing but
 //! read files of mounts, its output waits here until it comes (docs/coherence.md). It is handed over only to a pipeline that would have
 //! been started by the very same specification, if the shell has run nothing else in between; else it is given up, as a run
 //! that nobody reads.
@@ -256,7 +256,11 @@ async fn prepare(
     let run_id = format!("{}-ahead-{number}", session.id);
     let lowered = lower(gateway, &world, (&commands, &shape), &planned, &run_id);
     let spec = only_run(&lowered)?.clone();
-    if !can_be_held(&spec) || !session.head_start.is_next(number) {
+    // What it writes on mounts by way of this machine can't be held.
+    let is_there = |file: &&Descriptor| matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
+    let open = commands.iter().flat_map(|command| &command.descriptors);
+    let written = open.filter(|d| d.fd <= 2 && d.kind == Kind::File && d.writes()).filter(is_there).count();
+    if written != again::redirects(&spec).count() || !can_be_held(&spec) || !session.head_start.is_next(number) {
         return None;
     }
     let executor = lowered.runs[0].executor;
@@ -267,7 +271,7 @@ async fn prepare(
     let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ..spec.clone() }));
     let run_id = spec.run_id.clone();
     let flight = tokio::spawn(start::open_in_time(gateway.executors.get(executor), connection, sent, tracer));
-    let is_silent = again::redirects(&spec).next().is_none();
+    let is_silent = written == 0;
     let (spec, is_first, began) = (comparable(spec), number == 0, Instant::now());
     Some(Begun { executor, run_id, spec, is_first, is_silent, began, holds, flight: Some(flight) })
 }
@@ -379,16 +383,25 @@ fn os(bytes: &Bytes) -> OsString {
 }
 
 impl Begun {
-    /// The flight, if it is what this pipeline would start now. The specification then has the name by which that was done.
-    pub async fn join(mut self, pipeline: &Pipeline, session: &Session, lowered: &mut Lowered) -> Option<Flight> {
+    /// The flight, if it is what this pipeline would start now, or why it was refused. The specification then has the name by which that was done.
+    pub async fn join(
+        mut self,
+        pipeline: &Pipeline,
+        session: &Session,
+        lowered: &mut Lowered,
+    ) -> Option<Result<Flight, Refusal>> {
         let is_same = only_run(lowered).is_some_and(|spec| comparable(spec.clone()) == self.spec);
         let is_wrong = !is_same || lowered.runs[0].executor != self.executor || self.began.elapsed() > self.holds;
         if is_wrong || self.is_first && !is_first(pipeline, session) {
             tracing::debug!(session = session.id, is_same, begun = ?self.spec, "a command is another one than was begun");
             return None;
         }
-        // One that was refused is asked for once more, and its refusal heard then.
-        let mut flight = self.flight.take()?.await.ok()?.ok()?;
+        let mut flight = match self.flight.take()?.await.ok()? {
+            Ok(flight) => flight,
+            // Nothing is known then.
+            Err(refusal) if refusal.is_loss() || refusal.is_unclear() => return None,
+            Err(refusal) => return Some(Err(refusal)),
+        };
         let spec = &mut lowered.runs[0].spec;
         *spec = held(RunSpec { run_id: std::mem::take(&mut self.run_id), ..std::mem::take(spec) });
         let written = again::redirects(spec).map(|(stage, fd, file)| WrittenFile { stage, fd, size: file.offset });
@@ -400,7 +413,7 @@ impl Begun {
             bytes: outlet.initial_credit_bytes.saturating_sub(CREDIT_BYTES),
         });
         flight.told_first.extend(credits.map(run_input::Kind::Credit));
-        Some(flight)
+        Some(Ok(flight))
     }
 }
 

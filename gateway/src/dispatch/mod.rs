@@ -215,9 +215,9 @@ async fn carry_out_as(
             }
             _ => None,
         };
-        was_begun = ahead.is_some();
+        was_begun = matches!(ahead, Some(Ok(_)));
         let started = match ahead {
-            Some(flight) => Ok(start::Flights::of_one(flight, lowered, tracer)),
+            Some(begun) => begun.map(|flight| start::Flights::of_one(flight, lowered, tracer)),
             None => start::start(gateway, &planned.connections, lowered, tracer).await,
         };
         step = tracer.step("starting", step);
