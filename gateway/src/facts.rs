@@ -381,7 +381,8 @@ fn counts_equal_lines(invocation: &Invocation) -> bool {
     split.is_some_and(|s| s.aggregator == Some(Aggregator::UniqCount))
 }
 
-fn collates_by_bytes(stage: &Enlisted) -> bool {
+/// Whether the order of its locale is that of bytes.
+pub fn collates_by_bytes(stage: &Enlisted) -> bool {
     let set = ["LC_ALL", "LC_COLLATE", "LANG"].into_iter().find_map(|n| stage.variable(n).filter(|v| !v.is_empty()));
     set.is_none_or(|locale| ["C", "POSIX", "C.UTF-8", "C.utf8"].iter().any(|name| locale == *name))
 }

@@ -5,10 +5,11 @@
 //! forget nothing, and no look leaves its mount. A volume of our own is told what changes: it is asked itself, and for all that the text names.
 
 mod before;
+mod listed;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -27,9 +28,22 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{state::View, volumes::Volumes};
 pub use before::Before;
+pub use listed::Listed;
 
 /// Looks at one mount at once, of all sessions: one that hangs must not take all threads.
 const AT_ONCE: usize = 64;
+
+/// Names of a directory that are remembered at most.
+const NAMES: usize = 4096;
+
+/// What has been begun for a text.
+#[derive(Debug)]
+pub struct Looked {
+    /// Ends when volumes have fetched what the text's commands read.
+    pub fetched: Option<JoinHandle<()>>,
+    /// What the looks find.
+    pub listed: Listed,
+}
 
 /// The looks that are under way.
 #[derive(Debug, Default)]
@@ -39,30 +53,30 @@ pub struct LookAhead {
 }
 
 impl LookAhead {
-    /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out. What it gives ends when
-    /// volumes have fetched what the text's commands read.
+    /// Begins to list what a shell is about to list. Returns at once; what fails, the shell will find out.
     pub fn begin(
         self: &Arc<Self>,
         View { table, library }: &View,
         volumes: &Volumes,
         ahead: &wire::LookAhead,
         path: &Path,
-    ) -> Option<JoinHandle<()>> {
+    ) -> Looked {
         volumes.look_ahead(table, &paths(&ahead.named), &paths(&ahead.listed));
         let fetched = volumes.foresee(table, library, &ahead.foreseen);
         let first = ahead.commands.first().filter(|_| !ahead.second.is_empty());
         let before = first.and_then(|first| Before::read(table, library, first, &ahead.environment, path));
         let mut second = paths(&ahead.second);
         second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
+        let mut listed = Listed::default();
         for directory in paths(&ahead.first).into_iter().chain(second).collect::<BTreeSet<_>>() {
-            if let Some((mount, directory)) = on_slow_mount(table, &directory) {
-                self.look(mount, directory);
+            if let Some((mount, place)) = on_slow_mount(table, &directory) {
+                self.look(mount, place, listed.expect(directory));
             }
         }
-        fetched
+        Looked { fetched, listed }
     }
 
-    fn look(self: &Arc<Self>, mount: &Mount, directory: PathBuf) {
+    fn look(self: &Arc<Self>, mount: &Mount, directory: PathBuf, found: watch::Sender<Option<Vec<OsString>>>) {
         let top = mount.path.as_path().to_owned();
         if !self.under_way.send_if_modified(|looks| add(looks, &top)) {
             tracing::debug!(directory = %directory.display(), "too much to look ahead at");
@@ -71,7 +85,9 @@ impl LookAhead {
         let all = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
             let names = list(&top, &directory);
-            tracing::debug!(directory = %directory.display(), ?names, "looked ahead");
+            let count = names.as_ref().map(Vec::len);
+            tracing::debug!(directory = %directory.display(), ?count, "looked ahead");
+            found.send_replace(names.ok().filter(|names| names.len() <= NAMES));
             all.under_way.send_modify(|looks| remove(looks, &top));
         });
     }
@@ -90,7 +106,11 @@ impl LookAhead {
 }
 
 fn paths(texts: &[Bytes]) -> Vec<PathBuf> {
-    texts.iter().map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
+    texts.iter().map(path).collect()
+}
+
+fn path(text: &Bytes) -> PathBuf {
+    OsStr::from_bytes(text).into()
 }
 
 fn add(looks: &mut BTreeMap<PathBuf, usize>, top: &Path) -> bool {
@@ -109,7 +129,7 @@ fn remove(looks: &mut BTreeMap<PathBuf, usize>, top: &Path) {
 }
 
 /// Lists a directory, unless a symbolic link leads out of the mount: of that one nobody waits for this look.
-fn list(top: &Path, directory: &Path) -> io::Result<usize> {
+fn list(top: &Path, directory: &Path) -> io::Result<Vec<OsString>> {
     let below = directory.strip_prefix(top).map_err(io::Error::other)?;
     let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
     let top = open(top, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
@@ -117,7 +137,8 @@ fn list(top: &Path, directory: &Path) -> io::Result<usize> {
         .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_XDEV);
     let opened = openat2(&top, below, how)?;
-    Ok(Dir::from_fd(opened)?.iter().count())
+    let entries = Dir::from_fd(opened)?;
+    entries.into_iter().map(|entry| Ok(OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned())).collect()
 }
 
 /// The mount that a directory is on, and the directory as that has it. Listing it costs round trips through the kernel: a bind mount is as

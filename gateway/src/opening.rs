@@ -41,7 +41,8 @@ fn open_with(
     request: wire::OpenSession,
 ) -> Result<wire::SessionOpened, String> {
     let (ahead, shell) = (request.look_ahead, request.shell);
-    let fetched = ahead.as_ref().and_then(|ahead| gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search));
+    let looked = ahead.as_ref().map(|ahead| gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search));
+    let (fetched, listed) = looked.map(|looked| (looked.fetched, looked.listed)).unzip();
     let request = Request {
         pid: request.pid,
         explain: request.explain,
@@ -62,12 +63,12 @@ fn open_with(
         format!("{error}{cause}")
     })?;
     // Volumes fetch what is small, and know what to do with what they have.
-    if let Some((ahead, shell)) = ahead.as_ref().zip(shell).filter(|_| !told.volumes) {
+    if let (false, Some(ahead), Some(listed), Some(shell)) = (told.volumes, &ahead, listed, shell) {
         let (commands, environment) = (ahead.commands.iter().cloned().collect(), ahead.environment.clone());
-        session.head_start.expect(Text { commands, environment, shell, search });
+        session.head_start.expect(Text { commands, environment, listed, shell, search });
         tokio::spawn(head_start::begin(Arc::clone(gateway), Arc::clone(&session), Vec::new()));
     }
-    if let Some((ahead, fetched)) = ahead.zip(fetched).filter(|_| told.at_hand) {
+    if let Some((ahead, fetched)) = ahead.zip(fetched.flatten()).filter(|_| told.at_hand) {
         tokio::spawn(foretell(Arc::clone(gateway), Arc::clone(&session), ahead.foreseen, fetched));
     }
     let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());

@@ -146,6 +146,7 @@ fn what_writes_where_it_is_redirected_to_is_begun_and_waits() {
     let lab = lab();
     check_begun(&lab, "sort $D/f > $D/sorted; cat $D/sorted; wc -l < $D/sorted > $D/d/g", &["sort", "cat", "wc"]);
     check_begun(&lab, "sort $D/f > $D/d/g && cat $D/d/g", &["sort"]);
+    check_begun(&lab, "sort $D/f >> $D/d/g; uniq $D/d/g >> $D/new; cat $D/new", &["sort", "uniq", "cat"]);
     check_begun(&lab, "cat $D/f | sort > $D/sorted\nls $D; uniq $D/sorted > $D/sorted-2", &["cat", "ls", "uniq"]);
     let larger = |data: &Path| fs::write(data.join("f"), "a line of the file\n".repeat(200_000)).unwrap();
     let text = "cat $D/f | tr a-z A-Z > $D/upper; wc $D/upper";
@@ -153,11 +154,50 @@ fn what_writes_where_it_is_redirected_to_is_begun_and_waits() {
     assert!(tries, "never begun");
 }
 
+/// The directory of the pattern is listed while the shell starts.
+#[test]
+fn what_patterns_become_is_guessed_and_compared() {
+    let lab = lab();
+    let logs = |data: &Path| {
+        (0..12).for_each(|number| fs::write(data.join(format!("d/w-{number:02}")), format!("{number}\nx\n")).unwrap());
+    };
+    let begun = |text: &str, expected: &[&str], prepare: &dyn Fn(&Path)| {
+        let mut seen = Vec::new();
+        for _ in 0..20 {
+            seen.push(check_after(&lab, text, prepare));
+            if seen.last().is_some_and(|last| last == expected) {
+                return;
+            }
+        }
+        panic!("{text}: {expected:?} is not what was begun: {seen:?}");
+    };
+    begun("cat $D/d/w-*", &["cat"], &logs);
+    begun(
+        "cat $D/f | head -n 1 > $D/out\ncat $D/d/w-*[13] | grep -v x >> $D/out\nuniq $D/out",
+        &["cat", "cat", "uniq"],
+        &logs,
+    );
+    begun("cat $D/f; cd $D; cat d/w-?? d/w*1 | grep '[0-9]'", &["cat", "cat"], &logs);
+    // One file more than was listed, and another order.
+    check_after(&lab, "cat $D/f > $D/d/w-12; cat $D/d/w-*", &logs);
+    check_after(&lab, "shopt -s nullglob; cat $D/f $D/d/none*; set -f; cat $D/d/w-*", &logs);
+    check_after(&lab, "set -f; cat $D/d/w-*", &logs);
+    let mixed = |data: &Path| {
+        ["B", "a", "C", "b-a", "ba"].iter().for_each(|name| fs::write(data.join("d").join(name), name).unwrap())
+    };
+    for locale in ["C.UTF-8", "en_US.UTF-8"] {
+        check_after(&lab, &format!("LC_ALL={locale}; export LC_ALL; cat $D/d/*; cat $D/d/*"), &mixed);
+    }
+    check_after(&lab, "cat $D/d/*; cat $D/d/*", &mixed);
+}
+
 #[test]
 fn what_is_emptied_by_its_own_redirect_is_read_empty() {
     let lab = lab();
     check(&lab, "sort $D/f > $D/f; wc $D/f");
     check(&lab, "sort < $D/f > $D/f; wc $D/f");
+    check(&lab, "cat $D/f >> $D/f; wc $D/f");
+    check(&lab, "sort $D/f >> $D/f; wc $D/f");
     let link = |data: &Path| symlink("f", data.join("link")).unwrap();
     let hard = |data: &Path| fs::hard_link(data.join("f"), data.join("link")).unwrap();
     for prepare in [&link as &dyn Fn(&Path), &hard] {
@@ -183,8 +223,7 @@ fn what_is_not_certain_is_not_begun() {
         "if cat $D/f; then :; fi",
         "cat() { echo mine; }; cat $D/f",
         "cat $D/* 2> /dev/null",
-        // Where it is written behind what is there, or trees are read that it may be in.
-        "cat $D/f >> $D/d/g",
+        // Where trees are read that it may be in.
         "grep -r x $D > $D/found",
         // A file of this machine that is emptied: it might be the same by another way.
         "echo old > /tmp/old; cat $D/f > /tmp/old",

@@ -399,6 +399,11 @@ impl Run {
                             return End::Cancelled;
                         }
                     }
+                    Ok(Some(told @ RunOutput { kind: Some(run_output::Kind::Released(_)) })) => {
+                        if output.send(Ok(told)).await.is_err() {
+                            return End::Cancelled;
+                        }
+                    }
                     Ok(Some(_)) => {}
                     Ok(None) => return End::Lost("it closed its socket".to_owned()),
                     Err(error) => return End::Lost(error.to_string()),

@@ -46,6 +46,8 @@ pub struct Held {
 
 /// A redirect on its way to its file.
 pub struct Released {
+    /// How large that was, bytes.
+    pub size: u64,
     /// Which descriptor of the stage it is.
     pub fd: u32,
     /// The process that carries it.
@@ -57,7 +59,7 @@ pub struct Released {
 impl Held {
     /// One of a stage's, and what the stage writes to.
     pub fn new(stage: &Stage, fd: u32, file: Redirect, cwd: &Rc<OwnedFd>) -> Result<(Self, OwnedFd), Refusal> {
-        let access = file.flags.cast_signed() & (libc::O_ACCMODE | libc::O_APPEND);
+        let access = file.flags.cast_signed() & libc::O_ACCMODE;
         if access != libc::O_WRONLY || stage.paths.iter().any(|used| used.recursive) {
             return Err(Refusal::protocol("a redirect is held that can't be"));
         }
@@ -77,6 +79,16 @@ impl Held {
         Ok((Self { fd, file, waits, cwd: cwd.clone() }, end))
     }
 
+    /// Which of the files that the run reads it is to be appended to: neither can that wait nor be done once more. A
+    /// file that is there already is meant; one that is made meanwhile is looked at when this is released.
+    pub fn appends_to(&self, read: &[Identity]) -> Option<Refusal> {
+        let appends = self.file.flags.cast_signed() & libc::O_APPEND != 0;
+        let path = path_of(&self.file.path);
+        let is_read = || Some(read.contains(&identity(&fstat(paths::find(&self.cwd, path, true).ok()?.as_fd()).ok()?)));
+        let why = || format!("cannot open {}: it is also read", path.display());
+        (appends && is_read() == Some(true)).then(|| Refusal::new(rejected::Kind::OpenFailed, why()))
+    }
+
     /// Lets it go: opens the file, unless that is one that the run has read, which the shell has emptied by opening it.
     pub fn release(self, view: &View, stage: &Stage, read: &[Identity]) -> Result<Released, String> {
         let opened = paths::open_redirect(view, &self.cwd, &self.file).map_err(|refusal| refusal.message)?;
@@ -84,11 +96,11 @@ impl Held {
         if read.contains(&identity(&about)) {
             return Err(format!("{} is also read", path_of(&self.file.path).display()));
         }
-        let opened = Rc::new(opened);
+        let (size, opened) = (about.st_size.unsigned_abs(), Rc::new(opened));
         let reported = self.file.report_offset.then(|| opened.clone());
         let fd = self.fd;
         match sys::fork().map_err(|errno| errno.desc().to_owned())? {
-            ForkResult::Parent { child } => Ok(Released { fd, carrier: child, reported }),
+            ForkResult::Parent { child } => Ok(Released { size, fd, carrier: child, reported }),
             ForkResult::Child => {
                 let carried = self.carry(view, stage, &opened);
                 sys::exit_now(i32::from(carried.is_err()))

@@ -179,9 +179,9 @@ impl Prepared {
         held::read_by(&self.stage, &self.cwd, &opened)
     }
 
-    /// Whether redirects of it wait.
-    pub fn is_held(&self) -> bool {
-        !self.held.is_empty()
+    /// Its redirects that wait.
+    pub fn held(&self) -> &[Held] {
+        &self.held
     }
 
     /// Forks the stage; its child waits at the barrier.

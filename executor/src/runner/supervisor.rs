@@ -29,7 +29,8 @@ use nix::{
 use posh_proto::{
     clock::monotonic_ns,
     executor::{
-        Exited, Offset, RunInput, RunOutput, StartTimes, Started, exited::How, rejected::Kind, run_input, run_output,
+        self as wire, Exited, Offset, RunInput, RunOutput, StartTimes, Started, WrittenFile, exited::How,
+        rejected::Kind, run_input, run_output,
     },
     frame,
 };
@@ -121,6 +122,11 @@ fn start(
     let prepare = |(stage, fence)| Prepared::new(view, &ends, stage, &fence);
     let stages = job.stages.into_iter().zip(fences).map(prepare).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
+    let is_held = stages.iter().any(|stage| !stage.held().is_empty());
+    let read: Vec<_> = if is_held { stages.iter().flat_map(Prepared::read).collect() } else { Vec::new() };
+    if let Some(refusal) = stages.iter().flat_map(Prepared::held).find_map(|held| held.appends_to(&read)) {
+        return Err(refusal.into());
+    }
     let prepared_ns = now_ns();
     let (report, report_end) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
     let (go_end, go) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
@@ -131,8 +137,6 @@ fn start(
     }
     drop((report_end, go_end));
     let written_files = stages.iter().flat_map(Prepared::written_files).collect();
-    let is_held = stages.iter().any(Prepared::is_held);
-    let read = if is_held { stages.iter().flat_map(Prepared::read).collect() } else { Vec::new() };
     await_all(report, children, pids.len())?;
     let times = job.trace.then(|| StartTimes { taken_ns, prepared_ns, spawned_ns: now_ns(), ..StartTimes::default() });
     let mut running =
@@ -223,11 +227,13 @@ impl Running {
     }
 
     /// Lets all redirects go that are held.
-    fn release(&mut self, view: &View) {
+    fn release(&mut self, view: &View, socket: &UnixStream) -> io::Result<()> {
+        let mut written_files = Vec::new();
         for live in self.stages.values_mut() {
             for held in std::mem::take(&mut live.held) {
                 match held.release(view, &live.stage, &self.read) {
-                    Ok(Released { fd, carrier, reported }) => {
+                    Ok(Released { fd, size, carrier, reported }) => {
+                        written_files.push(WrittenFile { stage: live.stage.id, fd, size });
                         live.carriers.push(carrier);
                         live.reported.extend(reported.map(|file| (fd, file)));
                     }
@@ -235,6 +241,8 @@ impl Running {
                 }
             }
         }
+        let released = wire::Released { written_files };
+        write_frame(socket, &RunOutput { kind: Some(run_output::Kind::Released(released)) })
     }
 
     /// Reads what is there; false at the socket's end.
@@ -246,7 +254,7 @@ impl Running {
             match input.kind {
                 Some(run_input::Kind::Signal(signal)) => self.send_signal(&signal),
                 Some(run_input::Kind::Release(_)) => {
-                    self.release(view);
+                    self.release(view, socket)?;
                     self.tell_ends(socket)?;
                 }
                 _ => {}

@@ -100,6 +100,56 @@ async fn nothing_is_written_to_a_file_that_was_read() {
     assert!(outcome.exits[&1].withheld.contains("also read"), "{outcome:?}");
 }
 
+fn appending(commands: &[&str], out: &str) -> RunSpec {
+    let mut spec = writing(commands, out);
+    spec.stages.last_mut().unwrap().descriptors[1].source = Some(held(out, libc::O_WRONLY | libc::O_APPEND));
+    spec
+}
+
+#[tokio::test]
+async fn what_is_appended_comes_behind_what_is_there_then() {
+    let lab = Lab::start().await;
+    lab.write("f", "b\na\n");
+    lab.write("out", "old\n");
+    let mut call = Call::open(&lab.client, appending(&["cat f", "sort"], "out")).await;
+    call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
+    tokio::time::sleep(A_WHILE).await;
+    lab.write("out", "old\nolder\n");
+    call.send(Kind::Release(Release {})).await;
+    let released = |kind: &run_output::Kind| match kind {
+        run_output::Kind::Released(released) => Some(released.written_files.clone()),
+        _ => None,
+    };
+    let sizes: Vec<_> = call.until(released).await.iter().map(|file| (file.stage, file.fd, file.size)).collect();
+    assert_eq!(sizes, [(2, 1, 10)]);
+    let outcome = call.collect(Bytes::new()).await;
+    assert!(outcome.is_finished && outcome.exits[&2].withheld.is_empty(), "{outcome:?}");
+    assert_eq!(fs::read_to_string(in_store(&lab, "out")).unwrap(), "old\nolder\na\nb\n");
+}
+
+#[tokio::test]
+async fn nothing_is_appended_to_a_file_that_is_read() {
+    let lab = Lab::start().await;
+    lab.write("f", "b\na\n");
+    symlink("f", in_store(&lab, "soft")).unwrap();
+    fs::hard_link(in_store(&lab, "f"), in_store(&lab, "hard")).unwrap();
+    for name in ["f", "soft", "hard"] {
+        let mut spec = appending(&["cat f"], name);
+        spec.stages[0].paths = vec![path_use("f")];
+        assert_eq!(lab.run(spec).await.refusal().kind(), rejected::Kind::OpenFailed, "{name}");
+    }
+    // It becomes that file later.
+    let mut spec = appending(&["cat f"], "later");
+    spec.stages[0].paths = vec![path_use("f")];
+    let mut call = Call::open(&lab.client, spec).await;
+    call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
+    symlink("f", in_store(&lab, "later")).unwrap();
+    call.send(Kind::Release(Release {})).await;
+    let outcome = call.collect(Bytes::new()).await;
+    assert!(!outcome.exits[&1].withheld.is_empty(), "{outcome:?}");
+    assert_eq!(fs::read_to_string(in_store(&lab, "f")).unwrap(), "b\na\n");
+}
+
 #[tokio::test]
 async fn a_file_that_is_not_there_or_too_small_gets_nothing_in_silence() {
     let lab = Lab::start().await;
@@ -119,13 +169,11 @@ async fn a_file_that_is_not_there_or_too_small_gets_nothing_in_silence() {
 async fn what_can_not_be_held_is_refused() {
     let lab = Lab::start().await;
     lab.write("f", "x\n");
-    let mut appends = writing(&["cat f"], "out");
-    appends.stages[0].descriptors[1].source = Some(held("out", libc::O_WRONLY | libc::O_APPEND));
     let mut reads = pipeline(&["cat"]);
     reads.stages[0].descriptors[0].source = Some(held("f", libc::O_RDONLY));
     let mut tree = writing(&["grep -r x ."], "out");
     tree.stages[0].paths = vec![posh_proto::executor::PathUse { recursive: true, ..path_use(".") }];
-    for spec in [appends, reads, tree] {
+    for spec in [reads, tree] {
         assert_eq!(lab.run(spec).await.refusal().kind(), rejected::Kind::Protocol);
     }
 }

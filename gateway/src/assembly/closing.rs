@@ -289,12 +289,15 @@ pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// The edges within a group, by its members' places in it.
+/// The edges within a group, by its members' places in it: in the same order, whichever stages came first.
 #[must_use]
 pub fn edges_of(group: &[usize], edges: &[Edge]) -> Vec<Edge> {
     let place: HashMap<usize, usize> = group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
     let inside = edges.iter().filter(|e| place.contains_key(&e.from.0));
-    inside.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) }).collect()
+    let placed = inside.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) });
+    let mut placed: Vec<Edge> = placed.collect();
+    placed.sort_by_key(|edge| (edge.from, edge.to));
+    placed
 }
 
 /// The stages of one group with every writer before its reader; the shell may

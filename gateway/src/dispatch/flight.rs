@@ -325,6 +325,12 @@ impl<'a> Relay<'a> {
                 self.noted.exited(run, &exited);
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }
+            Some(run_output::Kind::Released(released)) => {
+                let told = released.written_files;
+                let written = &mut self.runs[run].written_files;
+                written.retain(|old| !told.iter().any(|new| (new.stage, new.fd) == (old.stage, old.fd)));
+                written.extend(told);
+            }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
             Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
             | None => {}

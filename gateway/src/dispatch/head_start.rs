@@ -33,7 +33,8 @@ use crate::{
     aside::aside_if_far,
     assembly::{Edge, Pipeline, Shape},
     enlisted::{Descriptor, Enlisted, Kind, Pid},
-    look_ahead::Before,
+    facts,
+    look_ahead::{Before, Listed},
     lower::Lowered,
     plan::{ExecutorId, Placement},
     session::Session,
@@ -82,6 +83,8 @@ pub struct Text {
     pub commands: VecDeque<CertainCommand>,
     /// Their variables.
     pub environment: Vec<Bytes>,
+    /// What patterns become.
+    pub listed: Listed,
     /// The shell's process.
     pub shell: Enlist,
     /// Its PATH.
@@ -215,7 +218,7 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
     tokio::task::yield_now().await;
     let mut last = None;
     while let Some((number, command, text)) = session.head_start.next() {
-        let begun = Box::pin(prepare(&gateway, &session, (number, &command), text, &before)).await;
+        let begun = Box::pin(prepare(&gateway, &session, (number, command), &text, &before)).await;
         let Some(begun) = begun else { break };
         tracing::debug!(session = session.id, number, "a command is begun before it comes");
         session.head_start.offer(number, begun);
@@ -230,16 +233,15 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
 async fn prepare(
     gateway: &Arc<Gateway>,
     session: &Session,
-    (number, command): (usize, &CertainCommand),
-    text: Text,
+    (number, command): (usize, CertainCommand),
+    text: &Text,
     before: &[Arc<Enlisted>],
 ) -> Option<Begun> {
-    if command.stages.iter().any(|stage| stage.has_pattern) {
-        return None;
-    }
+    let shell = Enlisted::from(Enlist { env: text.environment.clone(), childless: true, pid: 0, ..text.shell.clone() });
+    let command = text.listed.expand(command, facts::collates_by_bytes(&shell)).await?;
     let view = gateway.view();
-    let outputs = Before::read(&view.table, &view.library, command, &text.environment, &text.search)?.outputs;
-    let commands = imagine(command, text)?;
+    let outputs = Before::read(&view.table, &view.library, &command, &text.environment, &text.search)?.outputs;
+    let commands = imagine(&command, &shell, &text.search)?;
     let world = world(gateway, &view);
     let edges = (1..commands.len()).map(|index| Edge { from: (index - 1, 1), to: (index, 0) }).collect();
     let shape = Shape::unshared(commands.len(), edges);
@@ -276,10 +278,9 @@ async fn prepare(
     Some(Begun { executor, run_id, spec, is_first, is_silent, began, holds, flight: Some(flight) })
 }
 
-/// What is written there waits for the shell to have opened it, if it can: not where it would be written behind what is there, nor
-/// where what is read are trees, in which it may be found.
+/// What is written there waits for the shell to have opened it, if it can: not where what is read are trees, in which it may be found.
 fn can_be_held(spec: &RunSpec) -> bool {
-    let writes = |file: &File| file.flags.cast_signed() & (O_ACCMODE | O_APPEND) == O_WRONLY && file.offset == 0;
+    let writes = |file: &File| file.flags.cast_signed() & O_ACCMODE == O_WRONLY && file.offset == 0;
     let mut paths = spec.stages.iter().flat_map(|stage| &stage.paths);
     let mut redirects = again::redirects(spec).peekable();
     redirects.peek().is_none() || redirects.all(|(_, _, file)| writes(file)) && !paths.any(|used| used.recursive)
@@ -342,9 +343,7 @@ fn is_new(view: &View, output: &Path) -> bool {
 }
 
 /// The stages as their processes would enlist.
-fn imagine(command: &CertainCommand, text: Text) -> Option<Vec<Arc<Enlisted>>> {
-    let Text { environment, shell, search, .. } = text;
-    let shell = Enlisted::from(Enlist { env: environment, cwd: command.cwd.clone(), childless: true, pid: 0, ..shell });
+fn imagine(command: &CertainCommand, shell: &Enlisted, search: &Path) -> Option<Vec<Arc<Enlisted>>> {
     let last = command.stages.len().checked_sub(1)?;
     let stage = |(index, stage): (usize, &PlannedStage)| {
         let argv: Vec<OsString> = stage.argv.iter().map(os).collect();
@@ -353,6 +352,7 @@ fn imagine(command: &CertainCommand, text: Text) -> Option<Vec<Arc<Enlisted>>> {
             program: program_on_path(Some(search.as_os_str()), &name, &HashSet::new())?,
             name,
             argv,
+            cwd: os(&command.cwd).into(),
             ..shell.clone()
         };
         let append = if stage.appends { O_APPEND } else { 0 };
@@ -393,7 +393,8 @@ impl Begun {
         let is_same = only_run(lowered).is_some_and(|spec| comparable(spec.clone()) == self.spec);
         let is_wrong = !is_same || lowered.runs[0].executor != self.executor || self.began.elapsed() > self.holds;
         if is_wrong || self.is_first && !is_first(pipeline, session) {
-            tracing::debug!(session = session.id, is_same, begun = ?self.spec, "a command is another one than was begun");
+            let now = only_run(lowered).map(|spec| comparable(spec.clone()));
+            tracing::debug!(session = session.id, is_same, begun = ?self.spec, ?now, "a command is another one than was begun");
             return None;
         }
         let mut flight = match self.flight.take()?.await.ok()? {
@@ -404,7 +405,9 @@ impl Begun {
         };
         let spec = &mut lowered.runs[0].spec;
         *spec = held(RunSpec { run_id: std::mem::take(&mut self.run_id), ..std::mem::take(spec) });
-        let written = again::redirects(spec).map(|(stage, fd, file)| WrittenFile { stage, fd, size: file.offset });
+        // How much is before what is appended, nobody has looked.
+        let written = again::redirects(spec).filter(|(.., file)| file.flags.cast_signed() & O_APPEND == 0);
+        let written = written.map(|(stage, fd, file)| WrittenFile { stage, fd, size: file.offset });
         flight.written_files = written.collect();
         // The shell has them open, and all that comes is read from now on.
         flight.told_first.push(run_input::Kind::Release(Release {}));

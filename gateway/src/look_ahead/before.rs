@@ -14,6 +14,7 @@ use fs_mapper::{MountTable, Owned, Resolution, coherence::Adapter};
 use posh_annotations::{FileUse, Invocation, Library, StdinUse};
 use posh_proto::gateway as wire;
 
+use super::path;
 use crate::tools;
 
 /// Where programs are those of the system, and not the user's own under the same name.
@@ -92,10 +93,6 @@ fn invocation(library: &Library, argv: &[OsString], environment: &[bytes::Bytes]
 
 fn is_stdin(file: &FileUse) -> bool {
     file.path == "-"
-}
-
-fn path(text: &bytes::Bytes) -> PathBuf {
-    OsStr::from_bytes(text).into()
 }
 
 /// Where on an owned mount a path leads, if the text alone can tell.

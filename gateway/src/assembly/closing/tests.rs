@@ -212,6 +212,8 @@ fn groups_run_from_source_to_sink() {
     // The shell started the reader (0) before its writers (2 and 1).
     let edges = [edge((2, 1), (1, 0)), edge((1, 1), (0, 0))];
     assert_eq!(groups(4, &edges), [vec![2, 1, 0], vec![3]]);
+    assert_eq!(edges_of(&[2, 1, 0], &edges), [edge((0, 1), (1, 0)), edge((1, 1), (2, 0))]);
+    assert_eq!(edges_of(&[2, 1, 0], &[edges[1], edges[0]]), [edge((0, 1), (1, 0)), edge((1, 1), (2, 0))]);
 }
 
 #[test]
