@@ -28,21 +28,31 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{state::View, volumes::Volumes};
 pub use before::Before;
-pub use listed::Listed;
+pub use listed::{Found, Listed};
 
 /// Looks at one mount at once, of all sessions: one that hangs must not take all threads.
 const AT_ONCE: usize = 64;
 
-/// Names of a directory that are remembered at most.
-const NAMES: usize = 4096;
-
 /// What has been begun for a text.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Looked {
     /// Ends when volumes have fetched what the text's commands read.
     pub fetched: Option<JoinHandle<()>>,
     /// What the looks find.
     pub listed: Listed,
+    /// Directories of that, for who is sooner.
+    pub wanted: Vec<(PathBuf, Found)>,
+    /// Looks that are to begin when the first command has come.
+    pub later: Vec<Look>,
+}
+
+/// A directory that is to be listed.
+#[derive(Debug)]
+pub struct Look {
+    /// Of its mount.
+    top: PathBuf,
+    directory: PathBuf,
+    found: Found,
 }
 
 /// The looks that are under way.
@@ -67,17 +77,27 @@ impl LookAhead {
         let before = first.and_then(|first| Before::read(table, library, first, &ahead.environment, path));
         let mut second = paths(&ahead.second);
         second.retain(|directory| before.as_ref().is_some_and(|before| before.keeps(table, directory)));
-        let mut listed = Listed::default();
-        for directory in paths(&ahead.first).into_iter().chain(second).collect::<BTreeSet<_>>() {
+        let (mut listed, mut wanted, mut later) = (Listed::default(), Vec::new(), Vec::new());
+        let first: BTreeSet<PathBuf> = paths(&ahead.first).into_iter().collect();
+        // While a look is under way through an sshfs mount, a shell waits twice as long for its redirect: it comes first.
+        let opens = |mount: &Mount| before.as_ref().is_some_and(|before| before.writes_to(table, mount));
+        for directory in first.iter().cloned().chain(second).collect::<BTreeSet<_>>() {
             if let Some((mount, place)) = on_slow_mount(table, &directory) {
-                self.look(mount, place, listed.expect(directory));
+                let is_first = first.contains(&directory);
+                let found = listed.expect(directory);
+                wanted.push((place.clone(), found.clone()));
+                let look = Look { top: mount.path.as_path().to_owned(), directory: place, found };
+                match !is_first && opens(mount) {
+                    true => later.push(look),
+                    false => self.look(look),
+                }
             }
         }
-        Looked { fetched, listed }
+        Looked { fetched, listed, wanted, later }
     }
 
-    fn look(self: &Arc<Self>, mount: &Mount, directory: PathBuf, found: watch::Sender<Option<Vec<OsString>>>) {
-        let top = mount.path.as_path().to_owned();
+    /// Begins one.
+    pub fn look(self: &Arc<Self>, Look { top, directory, found }: Look) {
         if !self.under_way.send_if_modified(|looks| add(looks, &top)) {
             tracing::debug!(directory = %directory.display(), "too much to look ahead at");
             return;
@@ -87,7 +107,7 @@ impl LookAhead {
             let names = list(&top, &directory);
             let count = names.as_ref().map(Vec::len);
             tracing::debug!(directory = %directory.display(), ?count, "looked ahead");
-            found.send_replace(names.ok().filter(|names| names.len() <= NAMES));
+            names.into_iter().for_each(|names| found.tell(names));
             all.under_way.send_modify(|looks| remove(looks, &top));
         });
     }

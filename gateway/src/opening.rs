@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, PoisonError},
 };
 
 use bytes::Bytes;
@@ -18,6 +18,7 @@ use crate::{
         head_start::{self, Text},
     },
     enlisted::Enlisted,
+    look_ahead::Looked,
     session::{Request, Session, Taken},
     state::{Gateway, View},
 };
@@ -42,7 +43,7 @@ fn open_with(
 ) -> Result<wire::SessionOpened, String> {
     let (ahead, shell) = (request.look_ahead, request.shell);
     let looked = ahead.as_ref().map(|ahead| gateway.look_ahead.begin(view, &gateway.volumes, ahead, &search));
-    let (fetched, listed) = looked.map(|looked| (looked.fetched, looked.listed)).unzip();
+    let Looked { fetched, listed, wanted, later } = looked.unwrap_or_default();
     let request = Request {
         pid: request.pid,
         explain: request.explain,
@@ -62,13 +63,16 @@ fn open_with(
         let cause = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
         format!("{error}{cause}")
     })?;
+    *session.later.lock().unwrap_or_else(PoisonError::into_inner) = later;
     // Volumes fetch what is small, and know what to do with what they have.
-    if let (false, Some(ahead), Some(listed), Some(shell)) = (told.volumes, &ahead, listed, shell) {
+    if let (false, Some(ahead), Some(shell)) = (told.volumes, &ahead, shell) {
         let (commands, environment) = (ahead.commands.iter().cloned().collect(), ahead.environment.clone());
-        session.head_start.expect(Text { commands, environment, listed, shell, search });
+        let text = Text { commands, environment, listed, shell, search };
+        head_start::list(gateway, &session, &text, wanted);
+        session.head_start.expect(text);
         tokio::spawn(head_start::begin(Arc::clone(gateway), Arc::clone(&session), Vec::new()));
     }
-    if let Some((ahead, fetched)) = ahead.zip(fetched.flatten()).filter(|_| told.at_hand) {
+    if let Some((ahead, fetched)) = ahead.zip(fetched).filter(|_| told.at_hand) {
         tokio::spawn(foretell(Arc::clone(gateway), Arc::clone(&session), ahead.foreseen, fetched));
     }
     let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());

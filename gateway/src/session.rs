@@ -39,6 +39,7 @@ use crate::{
     assembly::{is_below, pipe_inode},
     dispatch::head_start::HeadStart,
     enlisted::Pid,
+    look_ahead::Look,
     pipe_notes,
     report::Reports,
     trace::Trace,
@@ -106,6 +107,8 @@ pub struct Session {
     pub trace: Option<Arc<Trace>>,
     /// Its first command, until it comes.
     pub head_start: HeadStart,
+    /// What is to be looked at when that has come.
+    pub later: Mutex<Vec<Look>>,
     /// Pipes that its shell writes to, by inode.
     outputs: Vec<u64>,
     /// What its file says beside what all sessions' files say; whoever writes the file has it locked.
@@ -211,6 +214,7 @@ impl Sessions {
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
             head_start: HeadStart::default(),
+            later: Mutex::default(),
             outputs,
             file: Mutex::default(),
             made_for: MadeFor::now(request.path.as_os_str(), &request.stage_program),

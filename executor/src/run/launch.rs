@@ -20,7 +20,7 @@ use crate::{
     load::Need,
     own_mounts::OwnMounts,
     pool::{Identified, Lease},
-    runner::wire::Job,
+    runner::{WAITS_BYTES, wire::Job},
     service::Shared,
     wiring::Wiring,
 };
@@ -106,13 +106,14 @@ pub async fn start(
 /// What a run will hold: its commands, and for each of its streams a pipe of full size and
 /// what is on its way between pipe and network.
 fn need(spec: &RunSpec) -> Need {
-    let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
-    let buffered_bytes = OUTPUT_BYTES
-        .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
-        .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
-    // One more each for those that carry what was held to its file.
+    // One process more each for those that carry what was held to its file.
     let descriptors = spec.stages.iter().flat_map(|stage| &stage.descriptors);
     let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
+    let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
+    let buffered_bytes = OUTPUT_BYTES
+        .saturating_add(held.saturating_mul(WAITS_BYTES))
+        .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
+        .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
     Need { processes: spec.stages.len() + held, buffered_bytes }
 }
 

@@ -1,10 +1,10 @@
 //! Redirects that are held. A run may be started before the workstation's shell has opened the file that it writes to: what is
-//! written waits in a pipe. Once the shell has, the file is opened here, and a process of its own carries there what waits and what follows.
+//! written waits here. Once the shell has, the file is opened, and a process of its own carries there what waits and what follows.
 
 use std::{
     fs::File,
-    io,
-    os::fd::{AsFd as _, OwnedFd},
+    io::{self, Read as _, Write as _},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     rc::Rc,
 };
 
@@ -28,8 +28,14 @@ use super::{
 };
 use crate::{error::Refusal, sys};
 
-/// What waits at most: so much is done before a command waits itself. The kernel gives an ordinary user 16 such pipes (pipe(7)).
-const WAITS_BYTES: i32 = 1 << 20;
+/// What waits of one at most, and in a pipe besides: so much is done before a command waits itself.
+pub const WAITS_BYTES: usize = 32 << 20;
+
+/// The kernel gives an ordinary user 16 such pipes (pipe(7)).
+const PIPE_BYTES: i32 = 1 << 20;
+
+/// Taken in at a time.
+pub const PIECE_BYTES: usize = 256 << 10;
 
 /// A file's device and inode.
 pub type Identity = (u64, u64);
@@ -40,7 +46,9 @@ pub struct Held {
     pub fd: u32,
     /// Where it leads.
     pub file: Redirect,
-    waits: OwnedFd,
+    /// What waits, then what follows; `None` at its end.
+    kept: Vec<u8>,
+    follows: Option<File>,
     cwd: Rc<OwnedFd>,
 }
 
@@ -75,8 +83,24 @@ impl Held {
         let failed = |errno: Errno| Refusal::protocol(format!("cannot make a pipe: {}", errno.desc()));
         let (waits, end) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
         // It is as good with less.
-        let _ = fcntl(&waits, FcntlArg::F_SETPIPE_SZ(WAITS_BYTES));
-        Ok((Self { fd, file, waits, cwd: cwd.clone() }, end))
+        let _ = fcntl(&waits, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+        Ok((Self { fd, file, kept: Vec::new(), follows: Some(waits.into()), cwd: cwd.clone() }, end))
+    }
+
+    /// Where there is more to [`keep`](Self::keep), if there is room for it.
+    pub fn follows(&self) -> Option<BorrowedFd<'_>> {
+        self.follows.as_ref().filter(|_| self.kept.len() + PIECE_BYTES <= WAITS_BYTES).map(File::as_fd)
+    }
+
+    /// Takes in what is there, by way of `piece`: so much of it, or the end.
+    pub fn keep(&mut self, piece: &mut [u8]) {
+        let Some(follows) = &mut self.follows else { return };
+        match follows.read(piece) {
+            Ok(0) => self.follows = None,
+            Ok(count) => self.kept.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => self.follows = None,
+        }
     }
 
     /// Which of the files that the run reads it is to be appended to: neither can that wait nor be done once more. A
@@ -115,8 +139,9 @@ impl Held {
             sys::set_limit(limit.resource, limit.soft, limit.hard)?;
         }
         confine::set_bounds(&view.bounds)?;
-        let (mut from, mut to) = (File::from(self.waits), File::from(opened.try_clone()?));
-        io::copy(&mut from, &mut to).map(drop)
+        let mut to = File::from(opened.try_clone()?);
+        to.write_all(&self.kept)?;
+        self.follows.map_or(Ok(0), |mut from| io::copy(&mut from, &mut to)).map(drop)
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
         unix::net::UnixStream,
     },
     rc::Rc,
+    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -37,14 +38,17 @@ use posh_proto::{
 
 use super::{
     complain, confine,
-    held::{Identity, Released},
+    held::{Identity, PIECE_BYTES, Released},
     processes,
     spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
-    wait_for,
+    wait_for, wait_for_any,
     wire::{Fence, Job, read_descriptors, read_frame, write_frame},
 };
 use crate::{cgroup, error::Refusal, sys};
+
+/// What commands write where it waits gathers so long. A pipe has room for more than that.
+const GATHERS: Duration = Duration::from_millis(1);
 
 /// The whole life of a supervisor; gives its exit status.
 pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
@@ -187,8 +191,21 @@ struct Running {
 impl Running {
     /// Reports ends and passes signals on until the daemon closes the socket.
     fn watch(&mut self, socket: &UnixStream, view: &View, children: &SignalFd) -> io::Result<()> {
+        let (mut piece, mut has_come) = (Vec::new(), false);
         loop {
-            let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
+            let waiting = self.stages.iter().flat_map(|(pid, live)| {
+                let of_one = live.held.iter().enumerate();
+                of_one.filter_map(|(index, held)| Some(((*pid, index), held.follows()?)))
+            });
+            let (places, waiting): (Vec<_>, Vec<_>) = waiting.unzip();
+            // Much comes in small pieces, and each costs a wake-up: they are left to gather.
+            let pause = if has_come { GATHERS } else { Duration::ZERO };
+            let (said, ended, come) = wait_for_any(socket.as_fd(), children.as_fd(), &waiting, pause)?;
+            has_come = !come.is_empty();
+            piece.resize(if has_come { PIECE_BYTES } else { piece.len() }, 0);
+            for (pid, index) in come.into_iter().map(|index| places[index]) {
+                self.stages.get_mut(&pid).into_iter().for_each(|live| live.held[index].keep(&mut piece));
+            }
             if ended {
                 let _ = children.read_signal();
                 while let Ok(Some(ended)) = sys::reap() {

@@ -4,6 +4,8 @@
 //! been started by the very same specification, if the shell has run nothing else in between; else it is given up, as a run
 //! that nobody reads.
 
+mod listing;
+
 use std::{
     collections::{HashSet, VecDeque},
     ffi::{OsStr, OsString},
@@ -33,8 +35,9 @@ use crate::{
     aside::aside_if_far,
     assembly::{Edge, Pipeline, Shape},
     enlisted::{Descriptor, Enlisted, Kind, Pid},
+    executors::Connection,
     facts,
-    look_ahead::{Before, Listed},
+    look_ahead::{Before, Found, Listed},
     lower::Lowered,
     plan::{ExecutorId, Placement},
     session::Session,
@@ -89,6 +92,14 @@ pub struct Text {
     pub shell: Enlist,
     /// Its PATH.
     pub search: PathBuf,
+}
+
+impl Text {
+    /// A process of the shell's.
+    fn shell(&self) -> Enlisted {
+        let (env, shell) = (self.environment.clone(), self.shell.clone());
+        Enlisted::from(Enlist { env, childless: true, pid: 0, ..shell })
+    }
 }
 
 /// A run that waits for its stages.
@@ -211,6 +222,21 @@ fn is_that(pipeline: &Pipeline, command: &CertainCommand) -> bool {
     pipeline.stages.len() == command.stages.len() && stages.zip(&command.stages).all(is_alike)
 }
 
+/// Has the executor tell what is in directories whose names a command of the text has patterns for.
+pub fn list(gateway: &Arc<Gateway>, session: &Arc<Session>, text: &Text, wanted: Vec<(PathBuf, Found)>) {
+    let has_pattern = |command: &CertainCommand| command.stages.iter().any(|stage| stage.has_pattern);
+    let is_small = wanted.len() <= AT_ONCE && text.commands.iter().take(2).any(has_pattern);
+    for (number, (directory, found)) in wanted.into_iter().enumerate().filter(|_| is_small) {
+        let (gateway, session, text) = (Arc::clone(gateway), Arc::clone(session), text.clone());
+        tokio::spawn(async move {
+            let listed = Box::pin(listing::names(&gateway, &session, &text, (number, &directory)));
+            let names = tokio::time::timeout(HELD, listed).await.ok().flatten();
+            tracing::debug!(session = session.id, directory = %directory.display(), is_known = names.is_some(), "asked what is there");
+            names.into_iter().for_each(|names| found.tell(names));
+        });
+    }
+}
+
 /// Begins the next commands of a session, as far as they may be begun: its shell has just been started, or nothing is left to do of what was run
 /// `before` but to tell the mounts.
 pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc<Enlisted>>) {
@@ -237,36 +263,21 @@ async fn prepare(
     text: &Text,
     before: &[Arc<Enlisted>],
 ) -> Option<Begun> {
-    let shell = Enlisted::from(Enlist { env: text.environment.clone(), childless: true, pid: 0, ..text.shell.clone() });
+    let shell = text.shell();
     let command = text.listed.expand(command, facts::collates_by_bytes(&shell)).await?;
     let view = gateway.view();
     let outputs = Before::read(&view.table, &view.library, &command, &text.environment, &text.search)?.outputs;
     let commands = imagine(&command, &shell, &text.search)?;
-    let world = world(gateway, &view);
-    let edges = (1..commands.len()).map(|index| Edge { from: (index - 1, 1), to: (index, 0) }).collect();
-    let shape = Shape::unshared(commands.len(), edges);
-    let tracer = &Tracer::default();
-    let subject = Subject { commands: &commands, shape: &shape, split: session.split, tracer, before };
-    let planned = Planned::make(gateway, &world, &subject).await;
-    let places = planned.readings.iter().flatten().flat_map(|reading| reading.places.iter().flatten());
-    let inputs = commands.iter().flat_map(|command| command.descriptor(0)).filter(|input| input.kind == Kind::File);
-    let mut read = places.filter_map(|place| place.path()).chain(inputs.map(|input| input.path.as_path()));
-    let is_all_there = planned.plan.placements.iter().all(|placement| matches!(placement, Placement::Remote(_)));
-    if !is_all_there || !read.all(|path| can_wait(&view, path)) || !outputs.iter().all(|path| is_new(&view, path)) {
-        return None;
-    }
     let run_id = format!("{}-ahead-{number}", session.id);
-    let lowered = lower(gateway, &world, (&commands, &shape), &planned, &run_id);
-    let spec = only_run(&lowered)?.clone();
+    let Ready { executor, connection, spec } = ready(gateway, session, &commands, before, &run_id).await?;
     // What it writes on mounts by way of this machine can't be held.
     let is_there = |file: &&Descriptor| matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
     let open = commands.iter().flat_map(|command| &command.descriptors);
     let written = open.filter(|d| d.fd <= 2 && d.kind == Kind::File && d.writes()).filter(is_there).count();
-    if written != again::redirects(&spec).count() || !can_be_held(&spec) || !session.head_start.is_next(number) {
+    let can_be_held = written == again::redirects(&spec).count() && can_be_held(&spec);
+    if !can_be_held || !outputs.iter().all(|path| is_new(&view, path)) || !session.head_start.is_next(number) {
         return None;
     }
-    let executor = lowered.runs[0].executor;
-    let connection = planned.connections.get(&executor).cloned();
     let round_trip = connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt);
     let holds = session.head_start.holds(number, round_trip);
     let tracer = Tracer::new(session.trace.clone(), 0);
@@ -276,6 +287,41 @@ async fn prepare(
     let is_silent = written == 0;
     let (spec, is_first, began) = (comparable(spec), number == 0, Instant::now());
     Some(Begun { executor, run_id, spec, is_first, is_silent, began, holds, flight: Some(flight) })
+}
+
+/// What can be started for a command.
+struct Ready {
+    executor: ExecutorId,
+    connection: Option<Arc<Connection>>,
+    spec: RunSpec,
+}
+
+/// The one run of a pipeline, if it is one, and reads nothing but what may be read a moment sooner.
+async fn ready(
+    gateway: &Gateway,
+    session: &Session,
+    commands: &[Arc<Enlisted>],
+    before: &[Arc<Enlisted>],
+    run_id: &str,
+) -> Option<Ready> {
+    let view = gateway.view();
+    let world = world(gateway, &view);
+    let edges = (1..commands.len()).map(|index| Edge { from: (index - 1, 1), to: (index, 0) }).collect();
+    let shape = Shape::unshared(commands.len(), edges);
+    let tracer = &Tracer::default();
+    let subject = Subject { commands, shape: &shape, split: session.split, tracer, before };
+    let planned = Planned::make(gateway, &world, &subject).await;
+    let places = planned.readings.iter().flatten().flat_map(|reading| reading.places.iter().flatten());
+    let inputs = commands.iter().flat_map(|command| command.descriptor(0)).filter(|input| input.kind == Kind::File);
+    let mut read = places.filter_map(|place| place.path()).chain(inputs.map(|input| input.path.as_path()));
+    let is_all_there = planned.plan.placements.iter().all(|placement| matches!(placement, Placement::Remote(_)));
+    if !is_all_there || !read.all(|path| can_wait(&view, path)) {
+        tracing::debug!(run_id, placements = ?planned.plan.placements, "it is not begun");
+        return None;
+    }
+    let lowered = lower(gateway, &world, (commands, &shape), &planned, run_id);
+    let (executor, spec) = (lowered.runs.first()?.executor, only_run(&lowered)?.clone());
+    Some(Ready { executor, connection: planned.connections.get(&executor).cloned(), spec })
 }
 
 /// What is written there waits for the shell to have opened it, if it can: not where what is read are trees, in which it may be found.
@@ -399,8 +445,8 @@ impl Begun {
         }
         let mut flight = match self.flight.take()?.await.ok()? {
             Ok(flight) => flight,
-            // Nothing is known then.
-            Err(refusal) if refusal.is_loss() || refusal.is_unclear() => return None,
+            // Nothing is known then; or more was asked for than it needs now.
+            Err(refusal) if refusal.is_loss() || refusal.is_unclear() || !self.is_silent => return None,
             Err(refusal) => return Some(Err(refusal)),
         };
         let spec = &mut lowered.runs[0].spec;

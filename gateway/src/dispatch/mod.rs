@@ -19,7 +19,7 @@ use std::{
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::Path,
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -61,6 +61,10 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     let id = format!("{}-{number}", std::process::id());
     let tracer = Tracer::new(session.as_ref().and_then(|s| s.trace.clone()), number);
     let begun = session.as_ref().and_then(|session| session.head_start.take(&pipeline));
+    if let Some(session) = &session {
+        let later = std::mem::take(&mut *session.later.lock().unwrap_or_else(PoisonError::into_inner));
+        later.into_iter().for_each(|look| gateway.look_ahead.look(look));
+    }
     let report = if pipeline.stays {
         drop(begun);
         let explain = session.as_ref().is_some_and(|s| s.explain);

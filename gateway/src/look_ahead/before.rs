@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::{MountTable, Owned, Resolution, coherence::Adapter};
+use fs_mapper::{Mount, MountTable, Owned, Resolution, coherence::Adapter};
 use posh_annotations::{FileUse, Invocation, Library, StdinUse};
 use posh_proto::gateway as wire;
 
@@ -53,6 +53,13 @@ impl Before {
         }
         outputs.retain(|output| output != Path::new("/dev/null"));
         (!command.stages.is_empty()).then_some(Self { outputs })
+    }
+
+    /// Whether the shell opens one of the outputs through a mount.
+    #[must_use]
+    pub fn writes_to(&self, table: &MountTable, mount: &Mount) -> bool {
+        let place = |output: &PathBuf| owned(table, output, Path::new("/"));
+        self.outputs.iter().filter_map(place).any(|output| table.mount(output.mount).path == mount.path)
     }
 
     /// Whether a directory can't be changed by the outputs: they are on the same mount, by which this machine

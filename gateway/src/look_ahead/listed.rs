@@ -17,16 +17,36 @@ use super::path;
 /// Names that one pattern becomes, at most.
 const WORDS: usize = 1024;
 
+/// Names of a directory that are remembered at most.
+const NAMES: usize = 4096;
+
 /// Directories that are or were listed, as the text names them.
 #[derive(Debug, Default, Clone)]
 pub struct Listed(BTreeMap<PathBuf, watch::Receiver<Option<Vec<OsString>>>>);
 
+/// Where to tell what is in a directory: whoever knows it first. All are dropped when nothing more comes.
+#[derive(Debug, Clone)]
+pub struct Found(watch::Sender<Option<Vec<OsString>>>);
+
+impl Found {
+    /// Tells it.
+    pub fn tell(&self, names: Vec<OsString>) {
+        self.0.send_if_modified(|known| {
+            let is_wanted = known.is_none() && names.len() <= NAMES;
+            if is_wanted {
+                *known = Some(names);
+            }
+            is_wanted
+        });
+    }
+}
+
 impl Listed {
-    /// Where to tell what is in a directory. It is dropped when nothing more comes.
-    pub(super) fn expect(&mut self, directory: PathBuf) -> watch::Sender<Option<Vec<OsString>>> {
+    /// Somebody will list a directory.
+    pub(super) fn expect(&mut self, directory: PathBuf) -> Found {
         let (found, names) = watch::channel(None);
         self.0.insert(directory, names);
-        found
+        Found(found)
     }
 
     /// A command with what its patterns become in place of them, as soon as that is known; `None` if nobody will tell. `by_bytes` says that the
@@ -99,7 +119,8 @@ mod tests {
         let mut listed = Listed::default();
         let found = listed.expect(PathBuf::from("/m/logs/"));
         let names = [".", "..", "w-10", "w-02", "W", "x", ".w-1", "a[1]"].map(OsString::from);
-        found.send_replace(Some(names.to_vec()));
+        found.tell(names.to_vec());
+        found.tell(vec!["late".into()]);
         let _never_told = listed.expect(PathBuf::from("/m/failed"));
         drop(_never_told);
         for (words, by_bytes, expected) in [
