@@ -40,6 +40,25 @@ pub struct Need {
     pub buffered_bytes: usize,
 }
 
+/// Whether somebody waits for a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Somebody does.
+    Now,
+    /// It is begun ahead of who will. It must leave room for as much again: the last place is not its own.
+    Ahead,
+}
+
+impl Wanted {
+    /// How many times what it needs must be free.
+    const fn factor(self) -> usize {
+        match self {
+            Wanted::Now => 1,
+            Wanted::Ahead => 2,
+        }
+    }
+}
+
 /// The accounts of all identities; `None` is who needs no identity.
 #[derive(Debug)]
 pub struct Load {
@@ -123,14 +142,19 @@ impl Load {
     }
 
     /// Room for a run, or why there is none.
-    pub(crate) fn admit_run(self: &Arc<Self>, caller: &Caller, need: Need) -> Result<RunShare, Refusal> {
+    pub(crate) fn admit_run(
+        self: &Arc<Self>,
+        caller: &Caller,
+        need: Need,
+        wanted: Wanted,
+    ) -> Result<RunShare, Refusal> {
         let refused_by_machine = self.pressure.refusal();
         let mut state = self.state.lock().expect("not poisoned");
         let usage = state.account(caller).usage;
         let limits = [
             Limit {
                 name: "concurrent runs",
-                want: 1,
+                want: wanted.factor(),
                 own: usage.runs,
                 own_limit: caller.limits.runs,
                 whole: state.whole.runs,
@@ -138,7 +162,7 @@ impl Load {
             },
             Limit {
                 name: "processes",
-                want: need.processes,
+                want: need.processes.saturating_mul(wanted.factor()),
                 own: usage.processes,
                 own_limit: caller.limits.processes,
                 whole: state.whole.processes,
@@ -146,7 +170,7 @@ impl Load {
             },
             Limit {
                 name: "buffered bytes",
-                want: need.buffered_bytes,
+                want: need.buffered_bytes.saturating_mul(wanted.factor()),
                 own: usage.buffered_bytes,
                 own_limit: caller.limits.buffered_bytes,
                 whole: state.whole.buffered_bytes,
@@ -155,8 +179,9 @@ impl Load {
         ];
         let full = limits.iter().find_map(|limit| limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)));
         if let Some(message) = full.or(refused_by_machine) {
-            state.whole.refused += 1;
-            state.account(caller).usage.refused += 1;
+            let counted = u64::from(wanted == Wanted::Now);
+            state.whole.refused += counted;
+            state.account(caller).usage.refused += counted;
             return Err(Refusal::new(Kind::Overloaded, message));
         }
         state.whole.take(need);
@@ -188,7 +213,7 @@ impl Load {
     }
 
     /// Counts a call; refuses one too many in too short a time.
-    pub(crate) fn admit_call(&self, caller: &Caller) -> Result<(), Refusal> {
+    pub(crate) fn admit_call(&self, caller: &Caller, wanted: Wanted) -> Result<(), Refusal> {
         let Some(rate) = caller.limits.calls_per_second else { return Ok(()) };
         let mut state = self.state.lock().expect("not poisoned");
         let account = state.account(caller);
@@ -197,12 +222,13 @@ impl Load {
         let now = Instant::now();
         bucket.left = (bucket.left + now.duration_since(bucket.since).as_secs_f64() * f64::from(rate)).min(full);
         bucket.since = now;
-        if bucket.left >= 1.0 {
+        if bucket.left >= if wanted == Wanted::Now { 1.0 } else { 2.0 } {
             bucket.left -= 1.0;
             return Ok(());
         }
-        account.usage.refused += 1;
-        state.whole.refused += 1;
+        let counted = u64::from(wanted == Wanted::Now);
+        account.usage.refused += counted;
+        state.whole.refused += counted;
         let message = format!("{} is at its limit of {rate} calls a second on this executor", caller.name());
         Err(Refusal::new(Kind::Overloaded, message))
     }
@@ -339,7 +365,7 @@ mod tests {
     fn fill(load: &Arc<Load>, caller: &Caller) -> (Vec<RunShare>, String) {
         let mut shares = Vec::new();
         loop {
-            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1 }) {
+            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1 }, Wanted::Now) {
                 Ok(share) => shares.push(share),
                 Err(refusal) => return (shares, refusal.message),
             }
@@ -390,8 +416,8 @@ mod tests {
             (Limits { buffered_bytes: Some(99), ..Limits::default() }, 0, "buffered bytes"),
         ] {
             let caller = caller(what, limits);
-            let held: Vec<_> = (0..shares).map(|_| load.admit_run(&caller, need).unwrap()).collect();
-            let refusal = load.admit_run(&caller, need).unwrap_err();
+            let held: Vec<_> = (0..shares).map(|_| load.admit_run(&caller, need, Wanted::Now).unwrap()).collect();
+            let refusal = load.admit_run(&caller, need, Wanted::Now).unwrap_err();
             assert_eq!(refusal.kind, Kind::Overloaded);
             assert_eq!(refusal.message, format!("{what} is at its limit of {what} on this executor"));
             assert_eq!(load.status(&caller).own.unwrap().refused, 1);
@@ -401,10 +427,30 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_waits_for_leaves_a_place() {
+        let need = Need { processes: 2, buffered_bytes: 10 };
+        for limits in [
+            Limits { runs: Some(3), ..Limits::default() },
+            Limits { processes: Some(6), ..Limits::default() },
+            Limits { buffered_bytes: Some(30), ..Limits::default() },
+        ] {
+            let (load, caller) = (load(512, true), caller("a", limits));
+            let _ahead: Vec<_> = (0..2).map(|_| load.admit_run(&caller, need, Wanted::Ahead).unwrap()).collect();
+            assert!(load.admit_run(&caller, need, Wanted::Ahead).is_err());
+            assert_eq!(load.status(&caller).own.unwrap().refused, 0);
+            assert!(load.admit_run(&caller, need, Wanted::Now).is_ok());
+        }
+        let (load, caller) = (load(1, false), caller("a", Limits { calls_per_second: Some(1), ..Limits::default() }));
+        let admitted = (0..10).filter(|_| load.admit_call(&caller, Wanted::Ahead).is_ok()).count();
+        assert!((1..=2).contains(&admitted), "{admitted}");
+        assert!(load.admit_call(&caller, Wanted::Now).is_ok());
+    }
+
+    #[test]
     fn calls_are_counted_by_the_second() {
         let load = load(1, false);
         let caller = caller("a", Limits { calls_per_second: Some(1), ..Limits::default() });
-        let admitted = (0..10).filter(|_| load.admit_call(&caller).is_ok()).count();
+        let admitted = (0..10).filter(|_| load.admit_call(&caller, Wanted::Now).is_ok()).count();
         assert!((2..=3).contains(&admitted), "{admitted}");
     }
 

@@ -21,7 +21,7 @@ use crate::{
     callers::{Caller, caller_of},
     cgroup::Cgroups,
     describe::Machine,
-    load::Load,
+    load::{Load, Wanted},
     policy::Policy,
     pool::Pool,
     run,
@@ -118,7 +118,7 @@ impl Executor for Service {
 impl Service {
     /// Refuses a call too many.
     fn count(&self, caller: &Caller) -> Result<(), Status> {
-        self.0.load.admit_call(caller).map_err(|refusal| Status::resource_exhausted(refusal.message))
+        self.0.load.admit_call(caller, Wanted::Now).map_err(|refusal| Status::resource_exhausted(refusal.message))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     callers::Caller,
     cgroup::RunCgroup,
     error::Refusal,
-    load::Need,
+    load::{Need, Wanted},
     own_mounts::OwnMounts,
     pool::{Identified, Lease},
     runner::{WAITS_BYTES, wire::Job},
@@ -37,8 +37,9 @@ pub async fn start(
     if shared.is_draining() {
         return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
     }
-    shared.load.admit_call(caller)?;
-    let share = shared.load.admit_run(caller, need(&spec))?;
+    let wanted = if spec.ahead { Wanted::Ahead } else { Wanted::Now };
+    shared.load.admit_call(caller, wanted)?;
+    let share = shared.load.admit_run(caller, need(&spec), wanted)?;
     for stage in &spec.stages {
         caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
     }

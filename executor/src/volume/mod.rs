@@ -38,6 +38,7 @@ use crate::{
     Export,
     admission::peer_name,
     callers::{Caller, caller_of},
+    load::Wanted,
     service::Shared,
 };
 
@@ -84,7 +85,7 @@ impl Volume for VolumeService {
 
     async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
         let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
-        self.0.load.admit_call(&caller).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
+        self.0.load.admit_call(&caller, Wanted::Now).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
         let mut incoming = request.into_inner();
         let hello = tokio::time::timeout(HELLO_TIMEOUT, incoming.message()).await;
         let hello = hello.map_err(|_| Status::deadline_exceeded("no hello"))??.and_then(|message| message.kind);

@@ -281,7 +281,7 @@ async fn prepare(
     let round_trip = connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt);
     let holds = session.head_start.holds(number, round_trip);
     let tracer = Tracer::new(session.trace.clone(), 0);
-    let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ..spec.clone() }));
+    let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ahead: true, ..spec.clone() }));
     let run_id = spec.run_id.clone();
     let flight = tokio::spawn(start::open_in_time(gateway.executors.get(executor), connection, sent, tracer));
     let is_silent = written == 0;
@@ -445,8 +445,8 @@ impl Begun {
         }
         let mut flight = match self.flight.take()?.await.ok()? {
             Ok(flight) => flight,
-            // Nothing is known then; or more was asked for than it needs now.
-            Err(refusal) if refusal.is_loss() || refusal.is_unclear() || !self.is_silent => return None,
+            // Nothing is known then; or there was no room for what nobody waited for, or for what waits.
+            Err(refusal) if refusal.is_of_that_moment() || !self.is_silent => return None,
             Err(refusal) => return Some(Err(refusal)),
         };
         let spec = &mut lowered.runs[0].spec;

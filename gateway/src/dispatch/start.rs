@@ -123,6 +123,8 @@ enum Fault {
     NotWhole,
     /// The executor, for this pipeline.
     Executor,
+    /// The executor has no room for it.
+    Full,
     /// It was lost before it had started what only reads.
     Lost,
     /// It may have been started all the same: what does more than read must not be run again.
@@ -155,6 +157,12 @@ impl Refusal {
         self.fault == Fault::Unclear
     }
 
+    /// Whether a moment later the answer may be another one: it says nothing of the commands.
+    #[must_use]
+    pub fn is_of_that_moment(&self) -> bool {
+        matches!(self.fault, Fault::Full | Fault::Lost | Fault::Unclear)
+    }
+
     /// Changes the facts, so that the next plan does not meet the same refusal.
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
         match self.fault {
@@ -162,7 +170,7 @@ impl Refusal {
             Fault::NotWhole => {
                 return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear());
             }
-            Fault::Executor | Fault::Lost | Fault::Unclear => {}
+            Fault::Executor | Fault::Full | Fault::Lost | Fault::Unclear => {}
         }
         let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
         for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
@@ -333,6 +341,7 @@ fn flight(
             let fault = match rejected.kind() {
                 Rejection::Seam => Fault::Seam,
                 Rejection::NotWhole => Fault::NotWhole,
+                Rejection::Overloaded => Fault::Full,
                 _ => Fault::Executor,
             };
             Err(Some(Refusal { executor, fault, reason: rejected.message }))

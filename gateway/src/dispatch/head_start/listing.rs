@@ -10,7 +10,7 @@ use std::{
 
 use nix::libc::{O_RDONLY, O_WRONLY};
 use posh_proto::{
-    executor::{Exited, exited::How, run_output},
+    executor::{Exited, RunSpec, exited::How, run_output},
     gateway::{CertainCommand, PlannedStage},
 };
 
@@ -40,7 +40,13 @@ pub async fn names(
     let run_id = format!("{}-list-{number}", session.id);
     let Ready { executor, connection, spec } = ready(gateway, session, &commands, &[], &run_id).await?;
     let executor = gateway.executors.get(executor);
-    let started = start::open_in_time(executor, connection, with_little_credit(spec), Tracer::default()).await;
+    let started = start::open_in_time(
+        executor,
+        connection,
+        with_little_credit(RunSpec { ahead: true, ..spec }),
+        Tracer::default(),
+    )
+    .await;
     let (mut flight, mut listed, mut is_whole) = (started.ok()?, Vec::new(), false);
     while let Some(message) = flight.output.message().await.ok()? {
         match message.kind {
