@@ -154,6 +154,82 @@ fn what_writes_where_it_is_redirected_to_is_begun_and_waits() {
     assert!(tries, "never begun");
 }
 
+/// File systems count time in steps.
+const SETTLED: Duration = Duration::from_millis(100);
+
+fn numbers() -> String {
+    (0..1_500_000_u32).map(|number| format!("{}\n", number.wrapping_mul(2_654_435_761))).collect()
+}
+
+/// All that is `sort` on the server, while a text is run there. At the moment when there is one, `change` is called.
+fn watch_sorts(lab: &Lab, (name, text): (&str, &str), change: &dyn Fn()) -> (Outcome, usize) {
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| script(lab, name, text).run(&lab.workstation, Under::PoshExplained).unwrap());
+        let mut most = 0;
+        while !running.is_finished() {
+            let processes = lab.servers[0].host.processes().unwrap();
+            let sorts = processes.iter().filter(|process| process.program == "sort").count();
+            if sorts > 0 && most == 0 {
+                change();
+            }
+            most = most.max(sorts);
+        }
+        (running.join().unwrap(), most)
+    })
+}
+
+#[test]
+fn what_reads_something_else_is_begun_beside_what_is_at_work() {
+    let lab = lab();
+    let name = fresh(&lab);
+    let directory = lab.data(1).join(&name);
+    fs::write(directory.join("large"), numbers()).unwrap();
+    let texts = [
+        // What is at work, and what the next one says, by how much of it is there at once.
+        ("sort $D/large > $D/x; sort -r $D/large > $D/y; cat $D/x $D/y | wc -l", 2, "3000000\n"),
+        ("sort $D/large > $D/x; sort -r $D/large | wc -l; cat $D/x | wc -l", 2, "1500000\n1500000\n"),
+        ("sort $D/large > $D/x; sort $D/x > $D/y; sort $D/y | wc -l", 1, "1500000\n"),
+        ("sort $D/large > $D/x; rm $D/y; sort $D/large | wc -l", 1, "1500000\n"),
+    ];
+    for (text, at_once, expected) in texts {
+        let is_so = |_| {
+            std::thread::sleep(SETTLED);
+            let (outcome, most) = watch_sorts(&lab, (&name, text), &|| {});
+            assert_eq!(String::from_utf8_lossy(&outcome.stdout), expected, "{outcome}");
+            assert!(most <= at_once, "{text}: {most} at once");
+            most == at_once
+        };
+        assert!((0..10).any(is_so), "{text}: never {at_once} at once");
+    }
+}
+
+#[test]
+fn what_was_begun_beside_another_one_counts_only_if_nothing_has_changed() {
+    let lab = lab();
+    let name = fresh(&lab);
+    let directory = lab.data(1).join(&name);
+    fs::write(directory.join("large"), numbers()).unwrap();
+    for text in ["sort $D/large > $D/x; cat $D/f > $D/y; cat $D/y", "sort $D/large > $D/x; cat $D/f"] {
+        fs::write(directory.join("f"), "old\n").unwrap();
+        std::thread::sleep(SETTLED);
+        let change = || fs::write(directory.join("f"), "new\n").unwrap();
+        let (outcome, most) = watch_sorts(&lab, (&name, text), &change);
+        assert_eq!((String::from_utf8_lossy(&outcome.stdout).as_ref(), most), ("new\n", 1), "{outcome}");
+    }
+    // By another name it is what the one before writes.
+    let linked = |directory: &Path| {
+        fs::write(directory.join("x"), "old\n").unwrap();
+        symlink("x", directory.join("soft")).unwrap();
+        fs::hard_link(directory.join("x"), directory.join("hard")).unwrap();
+        std::thread::sleep(SETTLED);
+    };
+    for link in ["soft", "hard"] {
+        let text = format!("sort $D/f > $D/x; cat $D/{link} > $D/y; cat $D/{link} >> $D/x; cat $D/x");
+        check_after(&lab, &text, &linked);
+    }
+    check_after(&lab, "sort $D/f > $D/x; cat $D/y > $D/z; sort $D/f > $D/y; cat $D/y", &linked);
+}
+
 /// The directory of the pattern is listed while the shell starts.
 #[test]
 fn what_patterns_become_is_guessed_and_compared() {

@@ -57,6 +57,7 @@ pub async fn start(
         }
     };
     let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes)).await?;
+    let (ahead, to_be_confirmed) = (spec.ahead, spec.to_be_confirmed);
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count);
@@ -71,6 +72,8 @@ pub async fn start(
         trace: clock.is_some(),
         fences,
         has_cgroup: shared.cgroups.is_some(),
+        ahead,
+        to_be_confirmed,
     };
     let Launched { link, lease, plumbing, times, written_files, cgroup } =
         match launch(shared, &view, &wiring, (&job, clock)).await {

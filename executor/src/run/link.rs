@@ -58,8 +58,8 @@ impl Link {
     }
 
     /// Has redirects that are held let go.
-    pub async fn release(&mut self) -> io::Result<()> {
-        self.send(&RunInput { kind: Some(run_input::Kind::Release(Release {})) }).await
+    pub async fn release(&mut self, release: Release) -> io::Result<()> {
+        self.send(&RunInput { kind: Some(run_input::Kind::Release(release)) }).await
     }
 
     /// The supervisor's next message; `None` at its end. Can be cancelled without

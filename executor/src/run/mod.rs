@@ -28,8 +28,8 @@ use std::{
 use nix::libc;
 use posh_proto::{
     executor::{
-        Exited, Finished, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started, WindowSize,
-        WrittenFile, exited::How, run_input, run_output,
+        Exited, Finished, Release, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started,
+        WindowSize, WrittenFile, exited::How, run_input, run_output,
     },
     packed,
 };
@@ -457,14 +457,14 @@ impl Run {
         for signal in resume.signals.into_iter().skip(self.signals_taken) {
             self.pass_on(signal).await?;
         }
-        if resume.released { self.release().await } else { Ok(()) }
+        if resume.released { self.release(Release::default()).await } else { Ok(()) }
     }
 
-    async fn release(&mut self) -> Result<(), End> {
+    async fn release(&mut self, release: Release) -> Result<(), End> {
         if std::mem::replace(&mut self.is_released, true) {
             return Ok(());
         }
-        self.link.release().await.map_err(|error| End::Lost(error.to_string()))
+        self.link.release(release).await.map_err(|error| End::Lost(error.to_string()))
     }
 
     async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
@@ -489,7 +489,7 @@ impl Run {
                 self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
             }
             Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
-            Some(run_input::Kind::Release(_)) => self.release().await?,
+            Some(run_input::Kind::Release(release)) => self.release(release).await?,
             Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;

@@ -24,6 +24,7 @@ use posh_proto::executor::{File as Redirect, Stage, rejected};
 
 use super::{
     confine, paths,
+    reads::{Read, identity},
     view::{View, path_of},
 };
 use crate::{error::Refusal, sys};
@@ -36,9 +37,6 @@ const PIPE_BYTES: i32 = 1 << 20;
 
 /// Taken in at a time.
 pub const PIECE_BYTES: usize = 256 << 10;
-
-/// A file's device and inode.
-pub type Identity = (u64, u64);
 
 /// A redirect that waits.
 pub struct Held {
@@ -105,19 +103,19 @@ impl Held {
 
     /// Which of the files that the run reads it is to be appended to: neither can that wait nor be done once more. A
     /// file that is there already is meant; one that is made meanwhile is looked at when this is released.
-    pub fn appends_to(&self, read: &[Identity]) -> Option<Refusal> {
+    pub fn appends_to(&self, read: &[Read]) -> Option<Refusal> {
         let appends = self.file.flags.cast_signed() & libc::O_APPEND != 0;
         let path = path_of(&self.file.path);
-        let is_read = || Some(read.contains(&identity(&fstat(paths::find(&self.cwd, path, true).ok()?.as_fd()).ok()?)));
+        let is_read = || Some(is_among(read, &fstat(paths::find(&self.cwd, path, true).ok()?.as_fd()).ok()?));
         let why = || format!("cannot open {}: it is also read", path.display());
         (appends && is_read() == Some(true)).then(|| Refusal::new(rejected::Kind::OpenFailed, why()))
     }
 
     /// Lets it go: opens the file, unless that is one that the run has read, which the shell has emptied by opening it.
-    pub fn release(self, view: &View, stage: &Stage, read: &[Identity]) -> Result<Released, String> {
+    pub fn release(self, view: &View, stage: &Stage, read: &[Read]) -> Result<Released, String> {
         let opened = paths::open_redirect(view, &self.cwd, &self.file).map_err(|refusal| refusal.message)?;
         let about = fstat(&opened).map_err(|errno| errno.desc().to_owned())?;
-        if read.contains(&identity(&about)) {
+        if is_among(read, &about) {
             return Err(format!("{} is also read", path_of(&self.file.path).display()));
         }
         let (size, opened) = (about.st_size.unsigned_abs(), Rc::new(opened));
@@ -145,19 +143,9 @@ impl Held {
     }
 }
 
+fn is_among(read: &[Read], about: &FileStat) -> bool {
+    read.iter().any(|read| read.identity() == Some(identity(about)))
+}
+
 /// RLIMIT_FSIZE has a type of its own.
 const FILE_SIZE: u32 = libc::RLIMIT_FSIZE;
-
-/// The files that a stage reads by their names, or has open.
-pub fn read_by(stage: &Stage, cwd: &OwnedFd, opened: &[&OwnedFd]) -> Vec<Identity> {
-    let named = stage.paths.iter().filter_map(|used| {
-        let found = paths::find(cwd, path_of(&used.path), !used.no_follow).ok()?;
-        fstat(found.as_fd()).ok()
-    });
-    let open = opened.iter().filter_map(|descriptor| fstat(descriptor.as_fd()).ok());
-    named.chain(open).map(|about| identity(&about)).collect()
-}
-
-fn identity(about: &FileStat) -> Identity {
-    (about.st_dev, about.st_ino)
-}

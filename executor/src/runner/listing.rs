@@ -18,7 +18,7 @@ use nix::{
     libc,
     sys::{
         stat::{FileStat, Mode, UtimensatFlags, fstatat, lstat, utimensat},
-        statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
+        statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
         statvfs::{FsFlags, statvfs},
         time::TimeSpec,
     },
@@ -27,6 +27,9 @@ use rustix::fs::{FileType, OFlags, RawDir};
 
 /// What one call reads of a directory; those of a source tree need one.
 const READ_BYTES: usize = 32 << 10;
+
+/// Those of which it is known how they note what is read and changed.
+pub const FILE_SYSTEMS: [FsType; 4] = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
 
 /// A directory with its entries.
 pub struct Listing {
@@ -154,9 +157,8 @@ pub fn is_directory(status: &FileStat) -> bool {
 /// Whether directories of this file system tell when they were read. By relatime, the default, a reader leaves its
 /// time if it is the first one since the last change, and no more is needed.
 pub fn tells_readers(path: &Path) -> bool {
-    let known = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
     let silent = FsFlags::ST_NOATIME | FsFlags::ST_NODIRATIME;
-    let is_known = statfs(path).is_ok_and(|found| known.contains(&found.filesystem_type()));
+    let is_known = statfs(path).is_ok_and(|found| FILE_SYSTEMS.contains(&found.filesystem_type()));
     is_known && statvfs(path).is_ok_and(|found| !found.flags().intersects(silent))
 }
 

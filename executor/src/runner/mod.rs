@@ -21,6 +21,7 @@ mod held;
 mod listing;
 mod paths;
 mod processes;
+mod reads;
 mod settings;
 mod spawn;
 mod supervisor;

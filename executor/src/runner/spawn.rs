@@ -13,6 +13,7 @@ use std::{
     rc::Rc,
 };
 
+use bytes::Bytes;
 use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
@@ -20,16 +21,17 @@ use nix::{
     sys::stat::{Mode, fstat, umask},
     unistd::{ForkResult, Pid, setpgid},
 };
-use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
+use posh_proto::executor::{Descriptor, PathUse, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
     changes::Watch,
     confine,
     fence::Domain,
     guards,
-    held::{self, Held, Identity},
+    held::Held,
     paths,
-    view::View,
+    reads::Read,
+    view::{View, path_of},
     wire::{Bounds, End, EndKind, Fence},
 };
 use crate::{error::Refusal, sys, tools};
@@ -57,6 +59,8 @@ pub struct Prepared {
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
     /// Redirects that wait.
     held: Vec<Held>,
+    /// Other redirects.
+    opened: Vec<(Bytes, Rc<OwnedFd>)>,
     /// Files whose final offsets are to be told.
     reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Files that it writes to, with their sizes.
@@ -112,6 +116,7 @@ impl Prepared {
             cwd: Rc::new(cwd),
             descriptors: Vec::new(),
             held: Vec::new(),
+            opened: Vec::new(),
             reported: Vec::new(),
             written: Vec::new(),
             watch: Watch::new(view, &stage),
@@ -154,6 +159,7 @@ impl Prepared {
                 if file.report_offset {
                     self.reported.push((descriptor.fd, opened.clone()));
                 }
+                self.opened.push((file.path, opened.clone()));
                 opened
             }
         };
@@ -173,10 +179,12 @@ impl Prepared {
         self.written.iter().map(|(fd, size)| WrittenFile { stage: self.stage.id, fd: *fd, size: *size })
     }
 
-    /// The files that it reads, if there are redirects that wait in its run.
-    pub fn read(&self) -> Vec<Identity> {
-        let opened: Vec<&OwnedFd> = self.descriptors.iter().map(|(source, _)| &**source).collect();
-        held::read_by(&self.stage, &self.cwd, &opened)
+    /// The files that it reads by their names, or has open.
+    pub fn reads(&self) -> impl Iterator<Item = Read> {
+        let cwd = &self.stage.cwd;
+        let by_name = |used: &PathUse| Read::by_name((&self.cwd, cwd), path_of(&used.path), !used.no_follow);
+        let open = |(file, opened): &(Bytes, Rc<OwnedFd>)| Read::open(cwd, path_of(file), opened.as_fd());
+        self.stage.paths.iter().map(by_name).chain(self.opened.iter().map(open))
     }
 
     /// Its redirects that wait.

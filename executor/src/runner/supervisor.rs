@@ -9,7 +9,7 @@ use std::{
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::net::UnixStream,
+        unix::{ffi::OsStrExt as _, net::UnixStream},
     },
     rc::Rc,
     time::Duration,
@@ -30,7 +30,7 @@ use nix::{
 use posh_proto::{
     clock::monotonic_ns,
     executor::{
-        self as wire, Exited, Offset, RunInput, RunOutput, StartTimes, Started, WrittenFile, exited::How,
+        self as wire, Exited, Offset, Release, RunInput, RunOutput, StartTimes, Started, WrittenFile, exited::How,
         rejected::Kind, run_input, run_output,
     },
     frame,
@@ -38,8 +38,9 @@ use posh_proto::{
 
 use super::{
     complain, confine,
-    held::{Identity, PIECE_BYTES, Released},
+    held::{PIECE_BYTES, Released},
     processes,
+    reads::{self, Read},
     spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for, wait_for_any,
@@ -127,9 +128,15 @@ fn start(
     let stages = job.stages.into_iter().zip(fences).map(prepare).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
     let is_held = stages.iter().any(|stage| !stage.held().is_empty());
-    let read: Vec<_> = if is_held { stages.iter().flat_map(Prepared::read).collect() } else { Vec::new() };
-    if let Some(refusal) = stages.iter().flat_map(Prepared::held).find_map(|held| held.appends_to(&read)) {
+    // Before anything is read.
+    let reads: Vec<_> =
+        if is_held || job.ahead { stages.iter().flat_map(Prepared::reads).collect() } else { Vec::new() };
+    if let Some(refusal) = stages.iter().flat_map(Prepared::held).find_map(|held| held.appends_to(&reads)) {
         return Err(refusal.into());
+    }
+    if let Some(path) = reads::unsettled(&reads).filter(|_| job.to_be_confirmed) {
+        let why = format!("nobody can tell later whether {} has changed", path.display());
+        return Err(Refusal::new(Kind::OpenFailed, why).into());
     }
     let prepared_ns = now_ns();
     let (report, report_end) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
@@ -143,8 +150,14 @@ fn start(
     let written_files = stages.iter().flat_map(Prepared::written_files).collect();
     await_all(report, children, pids.len())?;
     let times = job.trace.then(|| StartTimes { taken_ns, prepared_ns, spawned_ns: now_ns(), ..StartTimes::default() });
-    let mut running =
-        Running { stages: HashMap::new(), by_id: HashMap::new(), frames: BytesMut::new(), trace: job.trace, read };
+    let mut running = Running {
+        stages: HashMap::new(),
+        by_id: HashMap::new(),
+        frames: BytesMut::new(),
+        trace: job.trace,
+        reads,
+        is_awaited: !job.to_be_confirmed,
+    };
     // From here on only the children hold the stages' descriptors.
     for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
         running.by_id.insert(live.stage.id, pid);
@@ -184,8 +197,10 @@ struct Running {
     frames: BytesMut,
     /// Ends are told with their time.
     trace: bool,
-    /// The files that are read, where redirects are held.
-    read: Vec<Identity>,
+    /// The files that are read, where somebody may ask for them.
+    reads: Vec<Read>,
+    /// Somebody waits for the ends of the stages.
+    is_awaited: bool,
 }
 
 impl Running {
@@ -234,7 +249,8 @@ impl Running {
 
     /// Reports the ends of stages of which all is where it belongs.
     fn tell_ends(&mut self, socket: &UnixStream) -> io::Result<()> {
-        while let Some(pid) = self.stages.iter().find(|(_, live)| live.is_over()).map(|(pid, _)| *pid) {
+        let is_over = |live: &Live| live.is_over() && self.is_awaited;
+        while let Some(pid) = self.stages.iter().find(|(_, live)| is_over(live)).map(|(pid, _)| *pid) {
             let over = self.stages.remove(&pid);
             if let Some((live, (ended, at_ns))) = over.as_ref().and_then(|live| Some((live, live.ended.as_ref()?))) {
                 write_frame(socket, &exited(live, ended, *at_ns))?;
@@ -243,12 +259,18 @@ impl Running {
         Ok(())
     }
 
-    /// Lets all redirects go that are held.
-    fn release(&mut self, view: &View, socket: &UnixStream) -> io::Result<()> {
+    /// Lets all redirects go that are held, if that is wanted as things are.
+    fn release(&mut self, release: &Release, view: &View, socket: &UnixStream) -> io::Result<()> {
+        let say = |released| write_frame(socket, &RunOutput { kind: Some(run_output::Kind::Released(released)) });
+        if let Some(changed) = reads::changed(&self.reads).filter(|_| release.if_unchanged) {
+            let changed = changed.as_os_str().as_bytes().to_vec().into();
+            return say(wire::Released { changed, ..wire::Released::default() });
+        }
+        self.is_awaited = true;
         let mut written_files = Vec::new();
         for live in self.stages.values_mut() {
             for held in std::mem::take(&mut live.held) {
-                match held.release(view, &live.stage, &self.read) {
+                match held.release(view, &live.stage, &self.reads) {
                     Ok(Released { fd, size, carrier, reported }) => {
                         written_files.push(WrittenFile { stage: live.stage.id, fd, size });
                         live.carriers.push(carrier);
@@ -258,8 +280,7 @@ impl Running {
                 }
             }
         }
-        let released = wire::Released { written_files };
-        write_frame(socket, &RunOutput { kind: Some(run_output::Kind::Released(released)) })
+        say(wire::Released { written_files, ..wire::Released::default() })
     }
 
     /// Reads what is there; false at the socket's end.
@@ -270,8 +291,8 @@ impl Running {
         while let Some(input) = frame::decode::<RunInput>(&mut self.frames).map_err(io::Error::other)? {
             match input.kind {
                 Some(run_input::Kind::Signal(signal)) => self.send_signal(&signal),
-                Some(run_input::Kind::Release(_)) => {
-                    self.release(view, socket)?;
+                Some(run_input::Kind::Release(release)) => {
+                    self.release(&release, view, socket)?;
                     self.tell_ends(socket)?;
                 }
                 _ => {}

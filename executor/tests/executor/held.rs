@@ -39,7 +39,7 @@ async fn run(lab: &Lab, spec: RunSpec, out: &Path) -> Outcome {
     call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
     tokio::time::sleep(A_WHILE).await;
     fs::write(out, "").unwrap();
-    call.send(Kind::Release(Release {})).await;
+    call.send(Kind::Release(Release::default())).await;
     call.collect(Bytes::new()).await
 }
 
@@ -59,7 +59,7 @@ async fn what_is_held_comes_to_its_file_when_it_is_released() {
     fs::write(&out, "").unwrap();
     tokio::time::sleep(A_WHILE).await;
     assert_eq!(fs::read_to_string(&out).unwrap(), "");
-    call.send(Kind::Release(Release {})).await;
+    call.send(Kind::Release(Release::default())).await;
     let outcome = call.collect(Bytes::new()).await;
     assert!(outcome.is_finished && outcome.exits[&2].withheld.is_empty(), "{outcome:?}");
     assert_eq!(fs::read_to_string(&out).unwrap(), "a\nb\n");
@@ -115,7 +115,7 @@ async fn what_is_appended_comes_behind_what_is_there_then() {
     call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
     tokio::time::sleep(A_WHILE).await;
     lab.write("out", "old\nolder\n");
-    call.send(Kind::Release(Release {})).await;
+    call.send(Kind::Release(Release::default())).await;
     let released = |kind: &run_output::Kind| match kind {
         run_output::Kind::Released(released) => Some(released.written_files.clone()),
         _ => None,
@@ -144,7 +144,7 @@ async fn nothing_is_appended_to_a_file_that_is_read() {
     let mut call = Call::open(&lab.client, spec).await;
     call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
     symlink("f", in_store(&lab, "later")).unwrap();
-    call.send(Kind::Release(Release {})).await;
+    call.send(Kind::Release(Release::default())).await;
     let outcome = call.collect(Bytes::new()).await;
     assert!(!outcome.exits[&1].withheld.is_empty(), "{outcome:?}");
     assert_eq!(fs::read_to_string(in_store(&lab, "f")).unwrap(), "b\na\n");
@@ -155,7 +155,7 @@ async fn a_file_that_is_not_there_or_too_small_gets_nothing_in_silence() {
     let lab = Lab::start().await;
     let mut call = Call::open(&lab.client, writing(&["seq 9"], "nowhere")).await;
     call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
-    call.send(Kind::Release(Release {})).await;
+    call.send(Kind::Release(Release::default())).await;
     let outcome = call.collect(Bytes::new()).await;
     assert!(!outcome.exits[&1].withheld.is_empty() && !in_store(&lab, "nowhere").exists(), "{outcome:?}");
     let mut spec = writing(&["seq 100000"], "out");
@@ -175,5 +175,73 @@ async fn what_can_not_be_held_is_refused() {
     tree.stages[0].paths = vec![posh_proto::executor::PathUse { recursive: true, ..path_use(".") }];
     for spec in [reads, tree] {
         assert_eq!(lab.run(spec).await.refusal().kind(), rejected::Kind::Protocol);
+    }
+}
+
+#[tokio::test]
+async fn what_has_read_something_that_is_another_one_now_is_not_released() {
+    let lab = Lab::start().await;
+    // Older than the steps in which file systems count time.
+    ["f", "g", "out"].into_iter().for_each(|name| lab.write(name, "old\n"));
+    symlink("f", in_store(&lab, "soft")).unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    let change = |name: &str| match name {
+        "nothing" => {}
+        "soft" => {
+            fs::remove_file(in_store(&lab, "soft")).unwrap();
+            symlink("g", in_store(&lab, "soft")).unwrap();
+        }
+        name => lab.write(name, "new\n"),
+    };
+    for (input, changed, expect) in
+        [("g", "nothing", ""), ("g", "f", ""), ("soft", "soft", "soft"), ("f", "f", "f"), ("f", "nothing", "f")]
+    {
+        let mut spec = RunSpec { ahead: true, ..writing(&["sort", "cat"], "out") };
+        spec.stages[0].descriptors[0].source = Some(file(input, libc::O_RDONLY, 0));
+        if input == "soft" {
+            spec.stages[0].paths = vec![path_use(input)];
+        }
+        let mut call = Call::open(&lab.client, spec).await;
+        call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
+        change(changed);
+        fs::write(in_store(&lab, "out"), "").unwrap();
+        call.send(Kind::Release(Release { if_unchanged: true })).await;
+        let released = |kind: &run_output::Kind| match kind {
+            run_output::Kind::Released(released) => Some(released.clone()),
+            _ => None,
+        };
+        let released = call.until(released).await;
+        assert_eq!(String::from_utf8_lossy(&released.changed), expect, "{input} {changed}");
+        if expect.is_empty() {
+            assert!(call.collect(Bytes::new()).await.is_finished);
+        }
+        assert_eq!(
+            fs::read_to_string(in_store(&lab, "out")).unwrap() == "old\n",
+            expect.is_empty(),
+            "{input} {changed}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_waits_to_be_released_has_not_ended() {
+    let lab = Lab::start().await;
+    lab.write("f", "x\n");
+    tokio::time::sleep(A_WHILE).await;
+    let mut spec = RunSpec { ahead: true, to_be_confirmed: true, ..pipeline(&["cat f"]) };
+    spec.stages[0].paths = vec![path_use("f")];
+    let mut call = Call::open(&lab.client, spec).await;
+    call.until(|kind| matches!(kind, run_output::Kind::End(_)).then_some(())).await;
+    let ended = call.until(|kind| matches!(kind, run_output::Kind::Exited(_)).then_some(()));
+    assert!(tokio::time::timeout(A_WHILE, ended).await.is_err());
+    call.send(Kind::Release(Release { if_unchanged: true })).await;
+    let outcome = call.collect(Bytes::new()).await;
+    assert!(outcome.is_finished && outcome.exits.len() == 1, "{outcome:?}");
+    // What has just changed, what is not there, what has names.
+    lab.write("new", "x\n");
+    for path in ["new", "nowhere", "."] {
+        let mut spec = RunSpec { ahead: true, to_be_confirmed: true, ..pipeline(&["cat f"]) };
+        spec.stages[0].paths = vec![path_use(path)];
+        assert_eq!(lab.run(spec).await.refusal().kind(), rejected::Kind::OpenFailed, "{path}");
     }
 }

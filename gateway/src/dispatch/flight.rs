@@ -112,7 +112,7 @@ pub async fn fly(
     let noted = Noted::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
-        let listener = pumps.spawn(pump_run(index, flight.output, events.clone()));
+        let listener = pumps.spawn(pump_run(index, flight.heard, flight.output, events.clone()));
         let reached = (flight.executor, flight.connection);
         let spec = &lowered.runs[index].spec;
         let mut run = RunState::new(reached, flight.input, listener, flight.written_files, spec);
@@ -140,7 +140,17 @@ async fn pump_stage(index: usize, mut stage: mpsc::Receiver<FromStage>, events: 
     }
 }
 
-async fn pump_run(index: usize, mut run: tonic::Streaming<RunOutput>, events: mpsc::Sender<Event>) {
+async fn pump_run(
+    index: usize,
+    heard: Vec<RunOutput>,
+    mut run: tonic::Streaming<RunOutput>,
+    events: mpsc::Sender<Event>,
+) {
+    for message in heard {
+        if events.send(Event::Run(index, Ok(Some(message)))).await.is_err() {
+            return;
+        }
+    }
     loop {
         let message = run.message().await.map_err(|status| status.message().to_owned());
         let over = !matches!(message, Ok(Some(_)));

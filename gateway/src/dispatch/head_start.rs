@@ -1,9 +1,10 @@
 //! A script's commands, begun before its shell comes to them: the first one while the shell starts, each further one together with
-//! those before it, if they write nothing on mounts, or while the mount is told what the one before has written where it was redirected to. By the text it is known what will come; where that does nothing but
+//! those before it, unless it reads what they write. By the text it is known what will come; where that does nothing but
 //! read files of mounts, its output waits here until it comes (docs/coherence.md). It is handed over only to a pipeline that would have
-//! been started by the very same specification, if the shell has run nothing else in between; else it is given up, as a run
-//! that nobody reads.
+//! been started by the very same specification, if the shell has run nothing else in between, and if what it has read is still
+//! the same; else it is given up, as a run that nobody reads.
 
+mod confirm;
 mod listing;
 
 use std::{
@@ -71,12 +72,29 @@ struct State {
     text: Option<Text>,
     /// So many of its commands have come.
     come: usize,
-    /// The last of these is still at work.
-    is_at_work: bool,
-    /// And may change something.
-    is_changing: bool,
+    /// The last of these, while it is at work.
+    at_work: Option<AtWork>,
     /// The next ones.
     begun: VecDeque<Begun>,
+}
+
+/// What has come and is not done.
+#[derive(Debug)]
+struct AtWork {
+    /// As the text has it.
+    command: CertainCommand,
+    /// It writes nothing on mounts.
+    is_silent: bool,
+}
+
+/// What may be begun.
+struct Next {
+    /// How many come before it.
+    number: usize,
+    command: CertainCommand,
+    /// Those before it that are not done, and may write on mounts.
+    beside: Vec<CertainCommand>,
+    text: Text,
 }
 
 /// The beginning of a text, and of whom it is.
@@ -109,11 +127,13 @@ pub struct Begun {
     run_id: String,
     /// As it was asked for, and as the stages' own would be.
     spec: RunSpec,
+    /// As the text has it.
+    command: CertainCommand,
     /// The shell has run nothing before it.
     is_first: bool,
     /// It writes nothing there.
     is_silent: bool,
-    /// When, and how long after that it may come: what it reads, others may change meanwhile.
+    /// When, and how long it counts after that, unless its executor confirms that what it reads is as it was.
     began: Instant,
     holds: Duration,
     /// Ends with this.
@@ -136,15 +156,19 @@ impl HeadStart {
         self.lock().text = Some(text);
     }
 
-    /// The command that may be begun next, and how many come before it.
-    fn next(&self) -> Option<(usize, CertainCommand, Text)> {
+    /// The command that may be begun next.
+    fn next(&self) -> Option<Next> {
         let state = self.lock();
         let text = state.text.as_ref()?;
-        if state.is_changing || state.begun.len() == AT_ONCE || !state.begun.iter().all(|begun| begun.is_silent) {
+        if state.begun.len() == AT_ONCE {
             return None;
         }
         let command = text.commands.get(state.begun.len())?.clone();
-        Some((state.come + state.begun.len(), command, Text { commands: VecDeque::new(), ..text.clone() }))
+        let at_work = state.at_work.iter().map(|at_work| (at_work.is_silent, &at_work.command));
+        let begun = state.begun.iter().map(|begun| (begun.is_silent, &begun.command));
+        let beside = at_work.chain(begun).filter(|(is_silent, _)| !is_silent).map(|(_, command)| command.clone());
+        let text = Text { commands: VecDeque::new(), ..text.clone() };
+        Some(Next { number: state.come + state.begun.len(), command, beside: beside.collect(), text })
     }
 
     /// Whether that command is still the next one.
@@ -175,38 +199,50 @@ impl HeadStart {
     }
 
     /// What was begun, for a pipeline of the session that comes now. From one on that is not the expected one, nothing is known any more.
-    pub fn take(&self, pipeline: &Pipeline) -> Option<Begun> {
+    /// Also given is how many have come with it.
+    pub fn take(&self, pipeline: &Pipeline) -> (usize, Option<Begun>) {
         let mut state = self.lock();
         let begun = state.begun.pop_front();
         state.come += 1;
-        state.is_at_work = true;
-        state.is_changing = begun.as_ref().is_none_or(|begun| !begun.is_silent);
         let expected = state.text.as_mut().and_then(|text| text.commands.pop_front());
-        if pipeline.stays || !expected.is_some_and(|expected| is_that(pipeline, &expected)) {
+        let Some(command) = expected.filter(|expected| !pipeline.stays && is_that(pipeline, expected)) else {
             state.text = None;
+            state.at_work = None;
             state.begun.clear();
-            return None;
-        }
-        begun
+            return (state.come, None);
+        };
+        state.at_work = Some(AtWork { command, is_silent: begun.as_ref().is_some_and(|begun| begun.is_silent) });
+        (state.come, begun)
     }
 
     /// What has come last has done all that it does.
     pub fn is_done(&self) {
-        let mut state = self.lock();
-        (state.is_at_work, state.is_changing) = (false, false);
+        self.lock().at_work = None;
     }
 
-    /// How long after its beginning that command may come. One that comes next waits for nothing but its own redirect; before any other nobody can
-    /// tell how long.
+    /// The same, if so many have come.
+    pub fn is_done_with(&self, come: usize) {
+        let mut state = self.lock();
+        if state.come == come {
+            state.at_work = None;
+        }
+    }
+
+    /// How long what is begun counts. The next command waits for nothing but its own redirect, if for anything; before any other nobody
+    /// can tell how long.
     fn holds(&self, number: usize, round_trip: Duration) -> Duration {
         let state = self.lock();
-        if state.come == number && !state.is_at_work { HELD } else { AHEAD + 2 * round_trip }
+        if state.come == number && state.at_work.is_none() { HELD } else { AHEAD + 2 * round_trip }
+    }
+
+    fn is_at_work(&self) -> bool {
+        self.lock().at_work.is_some()
     }
 }
 
 impl State {
     fn is_next(&self, number: usize) -> bool {
-        number == self.come + self.begun.len() && !self.is_changing && self.text.is_some()
+        number == self.come + self.begun.len() && self.text.is_some()
     }
 }
 
@@ -243,8 +279,9 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
     // What is to be told of the one before goes first.
     tokio::task::yield_now().await;
     let mut last = None;
-    while let Some((number, command, text)) = session.head_start.next() {
-        let begun = Box::pin(prepare(&gateway, &session, (number, command), &text, &before)).await;
+    while let Some(next) = session.head_start.next() {
+        let number = next.number;
+        let begun = Box::pin(prepare(&gateway, &session, next, &before)).await;
         let Some(begun) = begun else { break };
         tracing::debug!(session = session.id, number, "a command is begun before it comes");
         session.head_start.offer(number, begun);
@@ -252,6 +289,9 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
     }
     if let Some(number) = last {
         tokio::time::sleep(HELD).await;
+        while session.head_start.is_at_work() {
+            tokio::time::sleep(HELD).await;
+        }
         session.head_start.give_up(number);
     }
 }
@@ -259,34 +299,64 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
 async fn prepare(
     gateway: &Arc<Gateway>,
     session: &Session,
-    (number, command): (usize, CertainCommand),
-    text: &Text,
+    Next { number, command, beside, text }: Next,
     before: &[Arc<Enlisted>],
 ) -> Option<Begun> {
     let shell = text.shell();
+    let told = command.clone();
     let command = text.listed.expand(command, facts::collates_by_bytes(&shell)).await?;
     let view = gateway.view();
-    let outputs = Before::read(&view.table, &view.library, &command, &text.environment, &text.search)?.outputs;
+    let outputs_of =
+        |command| Some(Before::read(&view.table, &view.library, command, &text.environment, &text.search)?.outputs);
+    let outputs = outputs_of(&command)?;
+    // Where one before it may change anything else, there is nothing to be begun.
+    let written: Vec<PathBuf> = beside.iter().map(outputs_of).collect::<Option<Vec<_>>>()?.concat();
     let commands = imagine(&command, &shell, &text.search)?;
     let run_id = format!("{}-ahead-{number}", session.id);
-    let Ready { executor, connection, spec } = ready(gateway, session, &commands, before, &run_id).await?;
+    let Ready { executor, connection, mut spec } =
+        ready(gateway, session, &commands, (before, &written), &run_id).await?;
     // What it writes on mounts by way of this machine can't be held.
     let is_there = |file: &&Descriptor| matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
     let open = commands.iter().flat_map(|command| &command.descriptors);
-    let written = open.filter(|d| d.fd <= 2 && d.kind == Kind::File && d.writes()).filter(is_there).count();
-    let can_be_held = written == again::redirects(&spec).count() && can_be_held(&spec);
+    let redirected = open.filter(|d| d.fd <= 2 && d.kind == Kind::File && d.writes()).filter(is_there).count();
+    let can_be_held = redirected == again::redirects(&spec).count() && can_be_held(&spec);
+    // Of a tree nobody can tell whether it is as it was.
+    let is_tree = spec.stages.iter().flat_map(|stage| &stage.paths).any(|used| used.recursive);
+    let can_be_held = can_be_held && (beside.is_empty() || !is_tree);
     if !can_be_held || !outputs.iter().all(|path| is_new(&view, path)) || !session.head_start.is_next(number) {
         return None;
     }
     let round_trip = connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt);
-    let holds = session.head_start.holds(number, round_trip);
+    let is_silent = redirected == 0;
+    spec.to_be_confirmed = !beside.is_empty();
     let tracer = Tracer::new(session.trace.clone(), 0);
     let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ahead: true, ..spec.clone() }));
     let run_id = spec.run_id.clone();
-    let flight = tokio::spawn(start::open_in_time(gateway.executors.get(executor), connection, sent, tracer));
-    let is_silent = written == 0;
-    let (spec, is_first, began) = (comparable(spec), number == 0, Instant::now());
-    Some(Begun { executor, run_id, spec, is_first, is_silent, began, holds, flight: Some(flight) })
+    let flight = start::open_in_time(gateway.executors.get(executor), connection, sent, tracer);
+    let flight = match spec.to_be_confirmed {
+        // It is refused where it may not be: then it can still be begun when those before it are done.
+        true => {
+            let begun = Ok(flight.await.ok()?);
+            tokio::spawn(async { begun })
+        }
+        false => tokio::spawn(flight),
+    };
+    Some(Begun {
+        executor,
+        run_id,
+        spec: comparable(spec),
+        command: told,
+        is_first: number == 0,
+        is_silent,
+        began: Instant::now(),
+        holds: match (beside.is_empty(), is_silent) {
+            (true, true) => session.head_start.holds(number, round_trip),
+            // What has to be released can be confirmed with that.
+            (true, false) => AHEAD + 2 * round_trip,
+            (false, _) => Duration::ZERO,
+        },
+        flight: Some(flight),
+    })
 }
 
 /// What can be started for a command.
@@ -301,7 +371,7 @@ async fn ready(
     gateway: &Gateway,
     session: &Session,
     commands: &[Arc<Enlisted>],
-    before: &[Arc<Enlisted>],
+    (before, written): (&[Arc<Enlisted>], &[PathBuf]),
     run_id: &str,
 ) -> Option<Ready> {
     let view = gateway.view();
@@ -315,7 +385,13 @@ async fn ready(
     let inputs = commands.iter().flat_map(|command| command.descriptor(0)).filter(|input| input.kind == Kind::File);
     let mut read = places.filter_map(|place| place.path()).chain(inputs.map(|input| input.path.as_path()));
     let is_all_there = planned.plan.placements.iter().all(|placement| matches!(placement, Placement::Remote(_)));
-    if !is_all_there || !read.all(|path| can_wait(&view, path)) {
+    let place = |path: &Path| match view.table.resolve(path, Path::new("/")) {
+        Resolution::Owned(owned) => Some(owned.client_path),
+        Resolution::Local { .. } => None,
+    };
+    let written: Vec<_> = written.iter().filter_map(|path| place(path)).collect();
+    let is_left_alone = |path: &Path| place(path).is_none_or(|place| !written.contains(&place));
+    if !is_all_there || !read.all(|path| can_wait(&view, path) && is_left_alone(path)) {
         tracing::debug!(run_id, placements = ?planned.plan.placements, "it is not begun");
         return None;
     }
@@ -432,31 +508,50 @@ impl Begun {
     /// The flight, if it is what this pipeline would start now, or why it was refused. The specification then has the name by which that was done.
     pub async fn join(
         mut self,
+        gateway: &Gateway,
         pipeline: &Pipeline,
         session: &Session,
         lowered: &mut Lowered,
     ) -> Option<Result<Flight, Refusal>> {
-        let is_same = only_run(lowered).is_some_and(|spec| comparable(spec.clone()) == self.spec);
-        let is_wrong = !is_same || lowered.runs[0].executor != self.executor || self.began.elapsed() > self.holds;
-        if is_wrong || self.is_first && !is_first(pipeline, session) {
-            let now = only_run(lowered).map(|spec| comparable(spec.clone()));
+        let to_be_confirmed = self.spec.to_be_confirmed;
+        let now = only_run(lowered).map(|spec| comparable(RunSpec { to_be_confirmed, ..spec.clone() }));
+        let is_same = now.as_ref() == Some(&self.spec) && lowered.runs[0].executor == self.executor;
+        if !is_same || self.is_first && !is_first(pipeline, session) {
             tracing::debug!(session = session.id, is_same, begun = ?self.spec, ?now, "a command is another one than was begun");
+            return None;
+        }
+        let is_old = self.began.elapsed() > self.holds;
+        let can_wait = !self.is_silent || to_be_confirmed;
+        if is_old && !can_wait {
+            tracing::debug!(session = session.id, "a command comes too late for what was begun");
             return None;
         }
         let mut flight = match self.flight.take()?.await.ok()? {
             Ok(flight) => flight,
             // Nothing is known then; or there was no room for what nobody waited for, or for what waits.
-            Err(refusal) if refusal.is_of_that_moment() || !self.is_silent => return None,
+            Err(refusal) if refusal.is_of_that_moment() || can_wait => return None,
             Err(refusal) => return Some(Err(refusal)),
         };
         let spec = &mut lowered.runs[0].spec;
-        *spec = held(RunSpec { run_id: std::mem::take(&mut self.run_id), ..std::mem::take(spec) });
+        let begun = held(RunSpec { run_id: std::mem::take(&mut self.run_id), ..spec.clone() });
+        if is_old {
+            let executor = gateway.executors.get(self.executor);
+            match confirm::release_if_unchanged(executor, &mut flight, &begun).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::debug!(session = session.id, "what was begun has read something that is another one now");
+                    return None;
+                }
+                Err(refusal) => return Some(Err(refusal)),
+            }
+        }
+        *spec = begun;
         // How much is before what is appended, nobody has looked.
         let written = again::redirects(spec).filter(|(.., file)| file.flags.cast_signed() & O_APPEND == 0);
         let written = written.map(|(stage, fd, file)| WrittenFile { stage, fd, size: file.offset });
         flight.written_files = written.collect();
         // The shell has them open, and all that comes is read from now on.
-        flight.told_first.push(run_input::Kind::Release(Release {}));
+        flight.told_first.push(run_input::Kind::Release(Release::default()));
         let credits = spec.outlets.iter().map(|outlet| Credit {
             stream: outlet.stream,
             bytes: outlet.initial_credit_bytes.saturating_sub(CREDIT_BYTES),

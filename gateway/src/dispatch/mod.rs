@@ -60,7 +60,7 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
     let id = format!("{}-{number}", std::process::id());
     let tracer = Tracer::new(session.as_ref().and_then(|s| s.trace.clone()), number);
-    let begun = session.as_ref().and_then(|session| session.head_start.take(&pipeline));
+    let (come, begun) = session.as_ref().map(|session| session.head_start.take(&pipeline)).unwrap_or_default();
     if let Some(session) = &session {
         let later = std::mem::take(&mut *session.later.lock().unwrap_or_else(PoisonError::into_inner));
         later.into_iter().for_each(|look| gateway.look_ahead.look(look));
@@ -73,6 +73,7 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
         Some(carry_out_as(&gateway, pipeline, (session.as_ref(), begun), &id, &tracer).await)
     };
     if let Some(session) = &session {
+        session.head_start.is_done_with(come);
         session.reports.end(report.map(|report| PipelineReport { pipeline: number, ..report }));
     }
 }
@@ -211,7 +212,7 @@ async fn carry_out_as(
         step = tracer.step("lowering", step);
         let ahead = match (begun.take(), session) {
             (Some(begun), Some(session)) => {
-                let joined = begun.join(&pipeline, session, &mut lowered).await;
+                let joined = begun.join(gateway, &pipeline, session, &mut lowered).await;
                 if joined.is_none() {
                     session.head_start.end();
                 }

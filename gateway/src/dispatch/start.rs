@@ -67,6 +67,8 @@ pub struct Flight {
     pub written_files: Vec<WrittenFile>,
     /// What it is to be told at once: it was begun before its stages came.
     pub told_first: Vec<run_input::Kind>,
+    /// What it has said since it was started, in order.
+    pub heard: Vec<RunOutput>,
 }
 
 impl Flight {
@@ -155,6 +157,14 @@ impl Refusal {
     #[must_use]
     pub fn is_unclear(&self) -> bool {
         self.fault == Fault::Unclear
+    }
+
+    /// Of an executor that was lost when it may have started the commands.
+    #[must_use]
+    pub fn unclear(executor: &Executor, why: &str, known: &str) -> Self {
+        let place = format!("executor {} at {}", executor.name, executor.address);
+        let reason = format!("{place} was lost as the command was started there ({why}); {known}");
+        Self { executor: executor.id, fault: Fault::Unclear, reason }
     }
 
     /// Whether a moment later the answer may be another one: it says nothing of the commands.
@@ -335,7 +345,16 @@ fn flight(
     match first.and_then(|first| first.kind) {
         Some(run_output::Kind::Started(Started { times, written_files })) => {
             let call = Call { times, ..Call::default() };
-            Ok(Flight { executor, connection, input, output, call, written_files, told_first: Vec::new() })
+            Ok(Flight {
+                executor,
+                connection,
+                input,
+                output,
+                call,
+                written_files,
+                told_first: Vec::new(),
+                heard: Vec::new(),
+            })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             let fault = match rejected.kind() {
@@ -358,14 +377,7 @@ async fn ask_for(
     (why, silence): (&str, Duration),
     order: Resume,
 ) -> Result<Flight, Refusal> {
-    let unclear = |known: &str| Refusal {
-        executor: executor.id,
-        fault: Fault::Unclear,
-        reason: format!(
-            "executor {} at {} was lost as the command was started there ({why}); {known}",
-            executor.name, executor.address
-        ),
-    };
+    let unclear = |known: &str| Refusal::unclear(executor, why, known);
     match resume(Arc::clone(executor), lost, silence, order).await {
         Ok(Resumed { connection, input, mut output }) => {
             let first = output.message().await.map_err(|status| unclear(status.message()))?;

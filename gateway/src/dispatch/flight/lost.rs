@@ -54,7 +54,7 @@ impl Relay<'_> {
     pub(super) fn run_resumed(&mut self, run: usize, resumed: Resumed) {
         tracing::info!(run, "a run goes on by a new connection");
         let Resumed { connection, input, output } = resumed;
-        let listener = self.pumps.spawn(pump_run(run, output, self.events.clone()));
+        let listener = self.pumps.spawn(pump_run(run, Vec::new(), output, self.events.clone()));
         self.runs[run].resumed(connection, input, listener);
     }
 

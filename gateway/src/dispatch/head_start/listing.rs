@@ -38,7 +38,7 @@ pub async fn names(
     let pipe = Descriptor::imagined(1, Kind::Pipe, PathBuf::new(), O_WRONLY);
     Arc::make_mut(commands.first_mut()?).descriptors = vec![null(0, O_RDONLY), pipe, null(2, O_WRONLY)];
     let run_id = format!("{}-list-{number}", session.id);
-    let Ready { executor, connection, spec } = ready(gateway, session, &commands, &[], &run_id).await?;
+    let Ready { executor, connection, spec } = ready(gateway, session, &commands, (&[], &[]), &run_id).await?;
     let executor = gateway.executors.get(executor);
     let started = start::open_in_time(
         executor,

@@ -1,0 +1,60 @@
+//! What was begun some time ago counts only if all that it reads is as it was. Its executor can tell, in the round trip that lets its
+//! redirects go.
+
+use std::{sync::Arc, time::Instant};
+
+use posh_proto::executor::{Release, Resume, RunInput, RunSpec, run_input, run_output};
+
+use super::super::{
+    resume::{Resumed, resume},
+    start::{Flight, Refusal},
+};
+use crate::executors::Executor;
+
+/// Lets a run go if all is as it was; else nothing of it has come anywhere. What it says meanwhile is kept.
+///
+/// # Errors
+/// [`Refusal`], an unclear one, if the executor was lost: it may have let it go.
+pub async fn release_if_unchanged(
+    executor: Arc<Executor>,
+    flight: &mut Flight,
+    spec: &RunSpec,
+) -> Result<bool, Refusal> {
+    loop {
+        let release = run_input::Kind::Release(Release { if_unchanged: true });
+        // Whether that could be sent, the answer tells.
+        let _ = flight.input.send(RunInput { kind: Some(release) }).await;
+        let sent = Instant::now();
+        let why = loop {
+            match flight.output.message().await {
+                Ok(Some(message)) => {
+                    let answer = match &message.kind {
+                        Some(run_output::Kind::Released(released)) => Some(released.changed.is_empty()),
+                        _ => None,
+                    };
+                    flight.heard.push(message);
+                    if let Some(is_unchanged) = answer {
+                        return Ok(is_unchanged);
+                    }
+                }
+                Ok(None) => break "the connection was closed".to_owned(),
+                Err(status) => break status.message().to_owned(),
+            }
+        };
+        executor.lost(&flight.connection, &why);
+        // Nobody has seen anything of it, and it has ended with its connection.
+        if spec.grace_ms == 0 {
+            return Ok(false);
+        }
+        // `Started` has come as well.
+        let received = 1 + flight.heard.len() as u64;
+        let order = Resume { run_id: spec.run_id.clone(), received, ..Resume::default() };
+        let lost = Arc::clone(&flight.connection);
+        match resume(Arc::clone(&executor), lost, sent.elapsed(), order).await {
+            Ok(Resumed { connection, input, output }) => {
+                (flight.connection, flight.input, flight.output) = (connection, input, output);
+            }
+            Err(gone) => return Err(Refusal::unclear(&executor, &why, gone.sentence())),
+        }
+    }
+}
