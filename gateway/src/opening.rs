@@ -64,6 +64,9 @@ fn open_with(
         format!("{error}{cause}")
     })?;
     *session.later.lock().unwrap_or_else(PoisonError::into_inner) = later;
+    if let (false, Some(ahead)) = (told.volumes, &ahead) {
+        session.untold.expect(&view.table, ahead.followed.clone(), &search);
+    }
     // Volumes fetch what is small, and know what to do with what they have.
     if let (false, Some(ahead), Some(shell)) = (told.volumes, &ahead, shell) {
         let (commands, environment) = (ahead.commands.iter().cloned().collect(), ahead.environment.clone());

@@ -37,7 +37,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     assembly::{is_below, pipe_inode},
-    dispatch::head_start::HeadStart,
+    dispatch::{head_start::HeadStart, untold::Untold},
     enlisted::Pid,
     look_ahead::Look,
     pipe_notes,
@@ -107,6 +107,8 @@ pub struct Session {
     pub trace: Option<Arc<Trace>>,
     /// Its first command, until it comes.
     pub head_start: HeadStart,
+    /// What mounts are told while its shell goes on.
+    pub untold: Untold,
     /// What is to be looked at when that has come.
     pub later: Mutex<Vec<Look>>,
     /// Pipes that its shell writes to, by inode.
@@ -127,6 +129,8 @@ struct OwnPart {
     foreseen_until_ns: u64,
     /// Nothing can be foreseen any more.
     is_unforeseeable: bool,
+    /// Every command is to ask.
+    is_asked_by_all: bool,
     /// The file is another session's, or gone.
     is_over: bool,
 }
@@ -214,6 +218,7 @@ impl Sessions {
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
             head_start: HeadStart::default(),
+            untold: Untold::default(),
             later: Mutex::default(),
             outputs,
             file: Mutex::default(),
@@ -386,6 +391,12 @@ impl Sessions {
         }
     }
 
+    /// Has every command of the session ask that posh knows, or only those that touch a mount.
+    pub fn have_all_ask(&self, session: &Session, is_asked_by_all: bool) {
+        session.own_part().is_asked_by_all = is_asked_by_all;
+        self.tell_own_part(session);
+    }
+
     fn tell_own_part(&self, session: &Session) {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Err(error) = self.write_file(session, &told) {
@@ -436,7 +447,7 @@ impl Sessions {
         self.write_message(
             &session.directory,
             &SessionFile {
-                always_enlist: session.explain,
+                always_enlist: session.explain || own.is_asked_by_all,
                 trace: session.trace.is_some(),
                 // What is not enlisted is in no report.
                 asks: message.asks && !is_told_of,
@@ -524,6 +535,12 @@ impl Session {
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         self.explain || self.trace.is_some()
+    }
+
+    /// Whether a command of that name comes here.
+    #[must_use]
+    pub fn has_shim(&self, name: &str) -> bool {
+        fs::symlink_metadata(self.directory.join(SHIMS).join(name)).is_ok()
     }
 
     /// A process whose commands come to this session: a job that the shell did not wait for.

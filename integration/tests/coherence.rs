@@ -4,6 +4,7 @@
 //! also tried without the rule, and must then be broken.
 
 mod git;
+mod meanwhile;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -118,6 +118,26 @@ fn run(lab: &Lab, text: &str, options: &[&str]) -> Outcome {
     script.run(&lab.workstation, Under::Posh).unwrap()
 }
 
+/// How a mount is told of the first command, and how the next one runs, after which the shell lists a directory.
+#[test]
+fn a_mount_is_told_of_a_command_while_the_next_one_runs() {
+    let lab = lab(&LabSpec::servers(1).link(Profile::WAN));
+    run(&lab, "sort /mnt/s1/f > /mnt/s1/out; head -n 1 /mnt/s1/out", &[]);
+    let told_and_run = |text: &str| {
+        let outcome = run(&lab, text, &["--trace", "t.json"]);
+        assert!(outcome.status.success() && outcome.stderr.is_empty(), "{outcome}");
+        let trace = Document::read(&lab, "t.json");
+        let told: Vec<&Event> = trace.spans().filter(|event| event.name == "refreshing the mount").collect();
+        let runs: Vec<&Event> =
+            trace.row("gateway", "call to store1").into_iter().filter(|e| e.name == "run").collect();
+        (told[0].ts, told[0].end(), runs[1].ts)
+    };
+    let (begun, told, run) = told_and_run("sort /mnt/s1/f >> /mnt/s1/out; git --version; tail -n 1 /mnt/s1/f");
+    assert!(begun < told && told < run, "{begun} {told} {run}: what is not known may look");
+    let (begun, told, run) = told_and_run("sort /mnt/s1/f >> /mnt/s1/out; tac /mnt/s1/out | head -n 1");
+    assert!(begun < run && run < told, "{begun} {told} {run}");
+}
+
 #[test]
 fn times_of_all_programs_fit_together_over_a_long_link() {
     let lab = lab(&LabSpec::servers(1).link(Profile::WAN));

@@ -313,7 +313,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
 }
 
 /// What the shell will run first and list, and, where there are volumes, what it will name. Reading a text takes some tenths of a millisecond.
-fn look_ahead(launch: &Launch, has_volumes: bool) -> Option<LookAhead> {
+fn look_ahead(launch: &Launch, has_volumes: Option<bool>) -> Option<LookAhead> {
     if !matches!(launch.shell, Shell::Bash | Shell::Dash) {
         return None;
     }

@@ -29,15 +29,17 @@ use super::{
     refresh::{self, Written},
     resume::{Gone, Resumed},
     start::{Flights, Outcome, StartedJoin},
+    untold::{self, Turn},
 };
 use crate::{
     assembly::Pipeline,
+    enlisted::Enlisted,
     facts::Reading,
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
     plan::{Placement, Plan},
     session::Session,
-    stage_link::{ForStage, FromStage},
+    stage_link::{ForStage, FromStage, Status},
     state::Gateway,
 };
 
@@ -82,7 +84,9 @@ struct Relay<'a> {
     why_lost: BTreeMap<usize, String>,
     events: mpsc::Sender<Event>,
     pumps: JoinSet<()>,
-    /// Whose next command can be begun when all of this one's have ended.
+    /// Whose commands these are.
+    whose: Option<&'a Arc<Session>>,
+    /// The same, until its next command is begun.
     session: Option<&'a Arc<Session>>,
 }
 
@@ -232,6 +236,7 @@ impl<'a> Relay<'a> {
             why_lost: BTreeMap::new(),
             events,
             pumps,
+            whose: session,
             session,
         }
     }
@@ -504,7 +509,19 @@ impl<'a> Relay<'a> {
             let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             let (ending, tally) = (self.noted.ending(index, stage), written.tally());
             let is_lost = self.stages[&index].is_lost();
+            let session = self.whose.cloned();
+            let turn = session.as_ref().and_then(|session| self.goes_on(session, stage, &written, &farewell));
             self.farewells.spawn(async move {
+                if let Some(turn) = turn {
+                    let _ = tell.send(farewell).await;
+                    turn.comes().await;
+                    refresh::refresh(gateway, written).await;
+                    return ending.refreshed(tally);
+                }
+                // In the order of the commands.
+                if let Some(session) = session {
+                    session.untold.wait().await;
+                }
                 let refreshing = refresh::refresh(gateway, written);
                 if is_lost {
                     // Its mount may be out of reach, too.
@@ -517,6 +534,19 @@ impl<'a> Relay<'a> {
             });
         }
         self.begin_next();
+    }
+
+    /// Whether the shell need not wait until the mounts have been told of a command.
+    fn goes_on(
+        &self,
+        session: &Arc<Session>,
+        stage: &Enlisted,
+        written: &Written,
+        farewell: &ForStage,
+    ) -> Option<Turn> {
+        let is_well = matches!(farewell, ForStage::Exit { status: Status::Code(0), .. });
+        let is_alone = self.pipeline.stages.len() == 1 && !written.is_empty() && written.is_content_only();
+        if is_well && is_alone { untold::begin(self.gateway, session, stage) } else { None }
     }
 
     /// All that this pipeline was to do is done: while the mounts are told, the shell's next command can be begun.

@@ -563,29 +563,31 @@ impl Begun {
 
 /// Whether the shell has not waited for any process: nothing that it runs one after the other has run before.
 fn is_first(pipeline: &Pipeline, session: &Session) -> bool {
-    let is_shell = |stat: &Stat| match session.is_waited_for() {
-        true => stat.parent == session.pid,
-        false => stat.pid == session.pid,
-    };
     let is_first = |pid: Pid| {
         let own = Stat::of(pid)?;
         // The shell may become its last command.
-        let shell = if is_shell(&own) { own } else { Stat::of(own.parent)? };
-        Some(is_shell(&shell) && shell.waited_for_nobody)
+        let shell = if own.is_shell_of(session) { own } else { Stat::of(own.parent)? };
+        Some(shell.is_shell_of(session) && shell.waited_for_nobody)
     };
     pipeline.stages.iter().all(|stage| is_first(stage.enlisted.pid) == Some(true))
 }
 
 /// Of proc_pid_stat(5).
-struct Stat {
+pub(super) struct Stat {
     pid: Pid,
-    parent: Pid,
+    pub(super) parent: Pid,
     /// No page faults of children that were waited for, and every process has some.
     waited_for_nobody: bool,
 }
 
 impl Stat {
-    fn of(pid: Pid) -> Option<Self> {
+    /// Whether it is a session's shell.
+    pub(super) fn is_shell_of(&self, session: &Session) -> bool {
+        let own = if session.is_waited_for() { self.parent } else { self.pid };
+        own == session.pid
+    }
+
+    pub(super) fn of(pid: Pid) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name before may hold anything.
         let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();

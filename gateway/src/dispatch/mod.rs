@@ -12,6 +12,7 @@ pub mod remnants;
 mod resume;
 mod settle;
 mod start;
+pub mod untold;
 
 use std::{
     borrow::Cow,
@@ -67,6 +68,7 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
     let report = if pipeline.stays {
         drop(begun);
+        wait_until_told(session.as_ref()).await;
         let explain = session.as_ref().is_some_and(|s| s.explain);
         leave_here(&gateway, pipeline, explain, &tracer).await
     } else {
@@ -195,6 +197,9 @@ async fn carry_out_as(
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, None);
     let setup = began.elapsed();
     let mut step = tracer.now_ns();
+    if planned.plan.placements.iter().any(|placement| matches!(placement, Placement::Here(_))) {
+        wait_until_told(session).await;
+    }
     let mut pipeline = start::tell(pipeline, &mut planned.plan, tracer).await;
     step = tracer.step("directives", step);
     let told = planned.plan.clone();
@@ -248,11 +253,21 @@ async fn carry_out_as(
         }
     }
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, Some(&told));
+    if planned.plan.placements != told.placements {
+        wait_until_told(session).await;
+    }
     release_the_rest(&pipeline, (&told, &planned.plan), tracer).await;
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
     let mut report = report(gateway, &commands, &pipeline.shape, &planned, &costs);
     report.stages.iter_mut().filter(|_| was_begun).for_each(|stage| stage.reason += ", begun before it came");
     report
+}
+
+/// What runs here finds on its session's mounts what the commands before it have left there.
+async fn wait_until_told(session: Option<&Arc<Session>>) {
+    if let Some(session) = session {
+        session.untold.wait().await;
+    }
 }
 
 /// What is to be started by a plan.

@@ -111,6 +111,26 @@ impl Written {
     }
 }
 
+impl Written {
+    /// Whether there is nothing to tell.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.doubtful.is_empty() && self.large_trees.is_empty()
+    }
+
+    /// Whether nothing has changed but what is in files of sshfs mounts: these are only looked at, and nothing on the server changes by that.
+    #[must_use]
+    pub fn is_content_only(&self) -> bool {
+        let is_looked_at = |change: &Change| {
+            let place = self.table.resolve(change.path(), Path::new("/"));
+            matches!(change, Change::FileWritten(_))
+                && matches!(place, Resolution::Owned(owned) if self.table.mount(owned.mount).adapter() == Adapter::Sshfs)
+        };
+        let is_all = self.doubtful.is_empty() && self.large_trees.is_empty() && self.volumes.used.is_empty();
+        is_all && self.volumes.marks.is_empty() && self.changes.iter().all(is_looked_at)
+    }
+}
+
 /// How much of each kind a mount is made to forget.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {

@@ -17,8 +17,8 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     gateway::{
-        CertainCommand, ForeseenCommand, LookAhead, PlanRequest, PlannedStage, ReportRequest, ResolveRequest,
-        StatusRequest, gateway_client::GatewayClient,
+        CertainCommand, FollowedCommand, ForeseenCommand, LookAhead, PlanRequest, PlannedStage, ReportRequest,
+        ResolveRequest, StatusRequest, gateway_client::GatewayClient,
     },
     stage::{Credit, Data, Descriptor, Enlist, OpenSession, Signal, ToGateway, to_gateway::Kind},
 };
@@ -127,6 +127,12 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
             foreseen: vec![ForeseenCommand {
                 stage: Some(PlannedStage { argv: argv.clone(), ..PlannedStage::default() }),
                 cwd: mount.clone().into(),
+            }],
+            followed: vec![FollowedCommand {
+                words: argv.clone(),
+                unknown: vec![1],
+                is_open: false,
+                next: vec!["cat".to_owned()],
             }],
         }),
         shell: Some(Enlist { protocol: PROTOCOL_VERSION, umask: 0o022, ..Enlist::default() }),

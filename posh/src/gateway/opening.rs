@@ -40,8 +40,8 @@ const PIPEFS_MAGIC: FsType = FsType(0x5049_5045);
 /// An answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// Gives what a shell will list and, if there may be volumes, name.
-type Ahead<'a> = &'a dyn Fn(bool) -> Option<LookAhead>;
+/// Gives what a shell will list and, unless there are no volumes, name.
+type Ahead<'a> = &'a dyn Fn(Option<bool>) -> Option<LookAhead>;
 
 /// A session of a gateway, which lives as long as the process that it was opened for.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub struct Opened {
 
 /// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be. One that
 /// nobody tells of afterwards is taken, if there is one ready: then nothing is waited for. `look_ahead` is what the shell will
-/// list and name; it is told whether there may be volumes, which alone want the names.
+/// list and name; it is told whether there are volumes, which alone want the names, if that is known.
 ///
 /// # Errors
 /// [`Error::NoSession`], and whatever kept the gateway from being reached.
@@ -64,7 +64,7 @@ pub fn open_session(place: &Place, request: &OpenSession, look_ahead: Ahead<'_>)
         if let Some(shims) = take_ready(&stream, place, request, look_ahead) {
             return Ok(Some(Opened { shims, id: None }));
         }
-        let look_ahead = look_ahead(true);
+        let look_ahead = look_ahead(None);
         let question = encoded(OpenSession { shell: shell(&look_ahead), look_ahead, ..request.clone() });
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
         match converse(&stream, &question) {
@@ -114,7 +114,7 @@ fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession, look_ah
     let taken = directory.as_os_str().as_bytes().to_vec().into();
     let outputs = [pipe(io::stdout()), pipe(io::stderr())].into_iter().flatten().collect();
     let input = pipe(io::stdin());
-    let look_ahead = look_ahead(has_volumes);
+    let look_ahead = look_ahead(Some(has_volumes));
     // Where there are volumes, nothing is begun.
     let shell = (!has_volumes).then(|| shell(&look_ahead)).flatten();
     let message = encoded(OpenSession { taken, outputs, input, look_ahead, shell, ..request.clone() });

@@ -120,6 +120,12 @@ fn beginning(text: &str, lines: usize) -> Option<Program> {
     ends.into_iter().rev().find_map(|(end, goes_on)| if goes_on { None } else { parse(&text[..end]).ok() })
 }
 
+/// All of a text, unless there may be more of it.
+pub(super) fn whole(text: &str) -> Option<Program> {
+    let is_all = text.len() < BYTES && text.lines().count() <= LINES;
+    is_all.then(|| parse(text).ok()).flatten()
+}
+
 /// What the commands of a text's beginning touch, up to where nobody can tell in which directory they run.
 pub(super) fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> Touched {
     let Some(program) = beginning(text, LINES) else { return Touched::default() };

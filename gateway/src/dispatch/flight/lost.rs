@@ -148,8 +148,11 @@ impl Relay<'_> {
             let written = Written::by(self.gateway, enlisted, reading, std::iter::empty());
             let state = self.stages.get_mut(&stage).expect("concerned stages are remote");
             state.finished = true;
-            let (gateway, tell) = (self.gateway.clone(), state.tell.clone());
+            let (gateway, tell, session) = (self.gateway.clone(), state.tell.clone(), self.whose.cloned());
             self.farewells.spawn(async move {
+                if let Some(session) = session {
+                    session.untold.wait().await;
+                }
                 refresh::refresh(gateway, written).await;
                 let _ = tell.send(ForStage::Again { reason, delivered }).await;
             });
