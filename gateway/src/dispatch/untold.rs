@@ -66,7 +66,8 @@ pub fn begin(gateway: &Gateway, session: &Arc<Session>, stage: &Enlisted) -> Opt
         !command.next.is_empty()
             && command.next.iter().all(|name| gateway.commands.contains(name) && session.has_shim(name))
     };
-    if !candidates.all(asks) || !is_of_the_shell(stage, session) {
+    // What a volume has at hand does not ask.
+    if gateway.volumes.are_there() || !candidates.all(asks) || !is_of_the_shell(stage, session) {
         return None;
     }
     let mut number = 0;

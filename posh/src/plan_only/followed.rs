@@ -133,7 +133,7 @@ type Next = Option<BTreeSet<String>>;
 
 /// All commands of a text, if at least one is followed. `variable` gives exported values.
 pub(super) fn followed(text: &str, program: &Program, variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Followed> {
-    let substitutes = ["`", "$(", "<(", ">(", "${ ", "${|"].into_iter().any(|sign| text.contains(sign));
+    let substitutes = ["`", "$(", "$[", "<(", ">(", "${ ", "${|", "@P"].into_iter().any(|sign| text.contains(sign));
     if substitutes {
         return Vec::new();
     }
