@@ -72,6 +72,8 @@ struct State {
     text: Option<Text>,
     /// So many of its commands have come.
     come: usize,
+    /// So many times something was to be begun: an executor takes a run's name only once, also where it refuses the run.
+    attempts: usize,
     /// The last of these, while it is at work.
     at_work: Option<AtWork>,
     /// The next ones.
@@ -91,6 +93,7 @@ struct AtWork {
 struct Next {
     /// How many come before it.
     number: usize,
+    attempt: usize,
     command: CertainCommand,
     /// Those before it that are not done, and may write on mounts.
     beside: Vec<CertainCommand>,
@@ -158,7 +161,8 @@ impl HeadStart {
 
     /// The command that may be begun next.
     fn next(&self) -> Option<Next> {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.attempts += 1;
         let text = state.text.as_ref()?;
         if state.begun.len() == AT_ONCE {
             return None;
@@ -168,7 +172,8 @@ impl HeadStart {
         let begun = state.begun.iter().map(|begun| (begun.is_silent, &begun.command));
         let beside = at_work.chain(begun).filter(|(is_silent, _)| !is_silent).map(|(_, command)| command.clone());
         let text = Text { commands: VecDeque::new(), ..text.clone() };
-        Some(Next { number: state.come + state.begun.len(), command, beside: beside.collect(), text })
+        let (number, attempt) = (state.come + state.begun.len(), state.attempts);
+        Some(Next { number, attempt, command, beside: beside.collect(), text })
     }
 
     /// Whether that command is still the next one.
@@ -299,7 +304,7 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
 async fn prepare(
     gateway: &Arc<Gateway>,
     session: &Session,
-    Next { number, command, beside, text }: Next,
+    Next { number, attempt, command, beside, text }: Next,
     before: &[Arc<Enlisted>],
 ) -> Option<Begun> {
     let shell = text.shell();
@@ -312,7 +317,7 @@ async fn prepare(
     // Where one before it may change anything else, there is nothing to be begun.
     let written: Vec<PathBuf> = beside.iter().map(outputs_of).collect::<Option<Vec<_>>>()?.concat();
     let commands = imagine(&command, &shell, &text.search)?;
-    let run_id = format!("{}-ahead-{number}", session.id);
+    let run_id = format!("{}-ahead-{number}.{attempt}", session.id);
     let Ready { executor, connection, mut spec } =
         ready(gateway, session, &commands, (before, &written), &run_id).await?;
     // What it writes on mounts by way of this machine can't be held.
