@@ -87,6 +87,7 @@ fn kind(file: &FileUse) -> &'static str {
         FileKind::InputDir => "a tree that is read",
         FileKind::OutputFile => "a file that is written",
         FileKind::OutputDir => "a tree that is written",
+        FileKind::NewDir => "a directory that is made",
         FileKind::InoutFile => "a file that is changed",
         FileKind::ListFile => "a list of file names",
     }

@@ -121,7 +121,7 @@ fn meaning(candidate: &Candidate<'_>, path: &[u8]) -> Dash {
     candidate.rule.dash.unwrap_or(match candidate.kind {
         FileKind::InputFile | FileKind::ListFile => Dash::Stdin,
         FileKind::OutputFile => Dash::Stdout,
-        FileKind::InputDir | FileKind::OutputDir | FileKind::InoutFile => Dash::File,
+        FileKind::InputDir | FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => Dash::File,
     })
 }
 

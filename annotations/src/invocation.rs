@@ -65,6 +65,8 @@ pub struct Invocation {
     /// The directory that it changes to before all else (`git -C DIR`), as written and also in
     /// [`Invocation::files`]; `None`: the current directory.
     pub working_dir: Option<OsString>,
+    /// Why it stays here unless its shell goes on while a mount far away is told of it; a sentence for `explain`.
+    pub sooner_here: Option<String>,
 }
 
 /// See [`Invocation::guards`].
@@ -153,6 +155,8 @@ pub enum FileKind {
     OutputFile,
     /// `output_dir`: files below it are made or changed.
     OutputDir,
+    /// `new_dir`: a directory that is made, with those above it that are missing. One that is there stays as it is.
+    NewDir,
     /// `inout_file`: changed in place.
     InoutFile,
     /// `list_file`: names of further files, one a line, whose places are unknown to us.
@@ -163,7 +167,7 @@ impl FileKind {
     /// Whether the command may change the file or something below it.
     #[must_use]
     pub fn writes(self) -> bool {
-        matches!(self, Self::OutputFile | Self::OutputDir | Self::InoutFile)
+        matches!(self, Self::OutputFile | Self::OutputDir | Self::NewDir | Self::InoutFile)
     }
 
     /// Whether the command may use everything below the path.
@@ -296,6 +300,9 @@ pub enum Because {
     /// It would do the same elsewhere: single names are made, removed and changed through the mount as
     /// fast, and what the mount has cached of them stays right.
     CheapThroughMount,
+    /// The same, but where the round trips of making a name count, and its shell goes on while the mount is told, it is
+    /// sooner done elsewhere ([`Invocation::sooner_here`]).
+    SoonerThroughMount,
     /// It asks the user, or opens an editor.
     Asks,
     /// It prints what a mount may show otherwise than the server has it: owners, inode numbers, blocks.

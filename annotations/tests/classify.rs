@@ -60,6 +60,7 @@ fn short(invocation: &Invocation) -> String {
                 FileKind::InputDir => "R",
                 FileKind::OutputFile => "w",
                 FileKind::OutputDir => "W",
+                FileKind::NewDir => "d",
                 FileKind::InoutFile => "u",
                 FileKind::ListFile => "l",
             };

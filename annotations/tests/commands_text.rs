@@ -56,13 +56,14 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Files with a letter for their kind (r read, R tree read, w, W, u changed, l list), then what is not the plainest case.
+/// Files with a letter for their kind (r read, R tree read, w, W, d made, u changed, l list), then what is not the plainest case.
 fn describe(invocation: &Invocation) -> String {
     let letter = |kind| match kind {
         FileKind::InputFile => 'r',
         FileKind::InputDir => 'R',
         FileKind::OutputFile => 'w',
         FileKind::OutputDir => 'W',
+        FileKind::NewDir => 'd',
         FileKind::InoutFile => 'u',
         FileKind::ListFile => 'l',
     };

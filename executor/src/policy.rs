@@ -190,7 +190,7 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
         let access = match file.kind {
             FileKind::InputFile | FileKind::InputDir | FileKind::ListFile => Access::Read,
             FileKind::OutputFile => Access::Output,
-            FileKind::OutputDir | FileKind::InoutFile => Access::Change,
+            FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => Access::Change,
         };
         grants.push(Grant { no_follow: file.no_follow, ..grant(file.path.as_bytes(), access) });
     }

@@ -56,6 +56,8 @@ pub struct Enlisted {
     pub window: Option<Window>,
     /// It has started nobody, also not as the shell's child that it was before its exec: for a process substitution among its redirects.
     pub childless: bool,
+    /// Its shell goes on while the mounts are told of it (`dispatch::untold`).
+    pub goes_on: bool,
     /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look or by its annotation, or
     /// a volume has it at hand.
     pub stays: Option<Cow<'static, str>>,
@@ -174,6 +176,7 @@ impl Enlisted {
             window: None,
             childless: false,
             stays: None,
+            goes_on: false,
         })
     }
 
@@ -271,6 +274,7 @@ impl From<wire::Enlist> for Enlisted {
             nice: message.nice,
             mount_namespace: message.mount_namespace,
             childless: message.childless,
+            goes_on: false,
             stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }

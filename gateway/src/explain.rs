@@ -74,6 +74,7 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
         window: None,
         childless: true,
         stays: None,
+        goes_on: false,
     }
 }
 

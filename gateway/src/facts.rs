@@ -7,6 +7,7 @@ use std::{
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use fs_mapper::{
@@ -23,7 +24,7 @@ use crate::{
     assembly::Edge,
     client_files,
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
-    executors::Executors,
+    executors::{Executors, State},
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
 };
 
@@ -110,11 +111,38 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
         }
     };
     let reading = Reading { invocation, places, cwd };
+    check_distance(world, stage, &reading)?;
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     client_files::check(world.table, stage, &reading.invocation)?;
     Ok(reading)
+}
+
+/// From here on, a name is sooner made on the server, if nobody waits for what the mount is told.
+const FAR: Duration = Duration::from_millis(5);
+
+/// What takes no longer through a mount stays here. It does take longer where the mount is far away and the shell goes on.
+fn check_distance(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    let Some(reason) = &reading.invocation.sooner_here else { return Ok(()) };
+    let is_far = |place: &Option<Place>| match place {
+        Some(Place::At(_, _, mount)) => {
+            let mount = world.table.mount(*mount);
+            mount.adapter() == Adapter::Sshfs && round_trip_to(world, mount).is_some_and(|time| time >= FAR)
+        }
+        _ => false,
+    };
+    let is_sooner_there = stage.goes_on && reading.places.iter().all(is_far);
+    if is_sooner_there { Ok(()) } else { Err(reason.clone()) }
+}
+
+/// How far away the executor of a mount is, if it is in reach.
+#[must_use]
+pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
+    match world.executors.get(owner_id(world, mount)?).state() {
+        State::Ready(connection) => Some(connection.rtt),
+        _ => None,
+    }
 }
 
 /// What a command shows of files must look there as it looks here.

@@ -10,11 +10,12 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
-use fs_mapper::{Mount, MountTable, coherence::Adapter};
-use posh_annotations::{CurrentDir, FileAttribute, FileUse, Invocation, StdinUse};
+use fs_mapper::{Mount, MountId, MountTable, coherence::Adapter};
+use posh_annotations::{CurrentDir, FileAttribute, FileKind, FileUse, Invocation, StdinUse};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
@@ -38,6 +39,8 @@ use crate::{
 /// below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
 /// What an unset TZ means (tzset(3)).
+/// More than the time between two ticks of any server's clock (jiffies, time(7)).
+const BEYOND_A_TICK: Duration = Duration::from_millis(10);
 const LOCALTIME: &str = "/etc/localtime";
 /// Variables that count for every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
@@ -443,32 +446,41 @@ pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<O
 
 /// Trees that the command may change, on mounts that remember anything.
 fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
-    let places = watched_places(world.table, reading);
-    let tree = |(path, _): &(PathBuf, Adapter)| WatchedTree {
+    let tree = |(path, mount): &(PathBuf, MountId)| WatchedTree {
         path: bytes(path.as_os_str()),
         up_to: reading.invocation.searches_up.clone(),
         only: reading.invocation.changes_only.clone(),
         grows: reading.invocation.only_grows.clone(),
         own: reading.invocation.own_directories.clone(),
         replaces: reading.invocation.replaces_files,
+        made: false,
+        far: facts::round_trip_to(world, world.table.mount(*mount)).is_some_and(|time| time >= BEYOND_A_TICK),
     };
-    places.iter().map(tree).collect()
+    let places = watched_places(world.table, reading).into_iter();
+    let is_remembered = |mount: MountId| !matches!(world.table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
+    let made = reading.invocation.files.iter().zip(&reading.places).filter_map(|(file, place)| match place {
+        Some(Place::At(_, path, mount)) if file.kind == FileKind::NewDir && is_remembered(*mount) => {
+            Some(WatchedTree { path: bytes(path.as_path().as_os_str()), made: true, ..WatchedTree::default() })
+        }
+        _ => None,
+    });
+    places.map(|place| tree(&place)).chain(made).collect()
 }
 
 /// The same, as this machine sees them.
 #[must_use]
-pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Adapter)> {
+pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
     let invocation = &reading.invocation;
     let moved = |file: &FileUse| invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path);
     let files = invocation.files.iter().zip(&reading.places);
     let written = files.filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f)).map(|(_, p)| p.as_ref());
     let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
     let watched = written.flatten().chain(cwd).filter_map(|place| match place {
-        Place::At(_, path, mount) => Some((path.as_path().to_owned(), table.mount(*mount).adapter())),
+        Place::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
         Place::Here(_) => None,
     });
     // Volumes are told by their executor.
-    watched.filter(|(_, adapter)| !matches!(adapter, Adapter::Bind | Adapter::Volume)).collect()
+    watched.filter(|(_, mount)| !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Volume)).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
@@ -508,6 +520,7 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
             whole_file: part.whole_files && splittable.contains(&file.argument),
+            in_own_directory: file.kind == FileKind::NewDir,
             plain_symlinks_below: file.kind.recursive()
                 && !file.kind.writes()
                 && reading.invocation.shows.contains(&FileAttribute::Symlinks)

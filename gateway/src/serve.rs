@@ -124,9 +124,10 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
 }
 
 /// Kinds of reasons for staying here, by the rule that they keep.
-const REASONS: [(Rule, Because); 3] = [
+const REASONS: [(Rule, Because); 4] = [
     (Rule::AskingCommands, Because::Asks),
     (Rule::MetadataCommands, Because::CheapThroughMount),
+    (Rule::MetadataCommands, Because::SoonerThroughMount),
     (Rule::MountDifferences, Because::MountDiffers),
 ];
 

@@ -56,7 +56,7 @@ pub mod volume {
 
 /// The version of the protocols; a peer of another version is named and
 /// refused, never half understood.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// A peer of another version, in words that name who is to be updated.
 #[must_use]

@@ -8,12 +8,13 @@ use crate::invocation::{
 };
 use crate::model::{Cases, Conditional, Joiner, Keep, Size, Subject, ValueType};
 
-const TYPES: [(&str, ValueType); 7] = [
+const TYPES: [(&str, ValueType); 8] = [
     ("string", ValueType::Text),
     ("input_file", ValueType::File(FileKind::InputFile)),
     ("input_dir", ValueType::File(FileKind::InputDir)),
     ("output_file", ValueType::File(FileKind::OutputFile)),
     ("output_dir", ValueType::File(FileKind::OutputDir)),
+    ("new_dir", ValueType::File(FileKind::NewDir)),
     ("inout_file", ValueType::File(FileKind::InoutFile)),
     ("list_file", ValueType::File(FileKind::ListFile)),
 ];

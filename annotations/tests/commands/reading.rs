@@ -60,6 +60,7 @@ pub fn describe(invocation: &Invocation) -> String {
             FileKind::InputDir => "walks",
             FileKind::OutputFile => "makes",
             FileKind::OutputDir => "fills",
+            FileKind::NewDir => "makes directory",
             FileKind::InoutFile => "changes",
             FileKind::ListFile => "lists",
         };
@@ -101,6 +102,9 @@ pub fn describe(invocation: &Invocation) -> String {
     }
     if !invocation.idempotent {
         parts.push("once".to_owned());
+    }
+    if let Some(reason) = &invocation.sooner_here {
+        parts.push(format!("sooner here: {reason}"));
     }
     parts.join("; ")
 }

@@ -34,7 +34,7 @@ use self::{
     trees::{Trees, root_of},
 };
 use super::{
-    listing::{self, Entries, Known, Listing},
+    listing::{self, Entries, Known, Listing, Time},
     view::View,
 };
 
@@ -62,13 +62,14 @@ struct Before {
     /// Of the command's own directories, those that nobody had read since their last change. Who reads one later
     /// is most often the command itself: git looks which abbreviations are free.
     unread: HashSet<PathBuf>,
+    /// The first component that is missing of each directory that is to be made.
+    missing: HashSet<PathBuf>,
+    /// Roots that nobody has read since they were made, and when that was.
+    never_read: HashMap<PathBuf, Time>,
     /// When directories were last read in which files are replaced.
     read_at: HashMap<PathBuf, Time>,
     incomplete: bool,
 }
-
-/// Seconds and nanoseconds since 1970.
-type Time = (i64, i64);
 
 /// What there is to see in a directory.
 #[derive(Default)]
@@ -87,7 +88,7 @@ impl Watch {
     }
 
     fn since(since: Duration, trees: Trees) -> Self {
-        let before = Before::of(&trees);
+        let before = Before::of(&trees, since);
         Self { since, trees, before }
     }
 
@@ -99,6 +100,8 @@ impl Watch {
             self.look_at_root(root, &mut changes);
             self.walk(root.clone(), &mut changes, &mut left);
         }
+        let made = self.before.missing.iter().filter(|path| lstat(*path).is_ok());
+        made.filter_map(|path| path.parent()).for_each(|parent| changes.of(parent).names = true);
         self.before.growing.iter().for_each(|directory| self.look_at_growing(directory, &mut changes));
         for (directory, names) in &self.before.directories {
             if lstat(directory).is_ok_and(|found| listing::is_directory(&found)) {
@@ -206,6 +209,8 @@ impl Watch {
             let status = |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
             let written = look.changed.written.iter().map(status).collect::<Option<_>>();
             look.changed.now = written.map(|written| Now { own: attributes(own), written });
+        } else if look.changed.written.is_empty() && self.is_never_read(directory) {
+            look.changed.now = Some(Now { own: attributes(own), written: Vec::new() });
         }
         Some(look)
     }
@@ -215,6 +220,12 @@ impl Watch {
     fn is_replaced_unseen(&self, directory: &Path, own: &FileStat) -> bool {
         let read_at = self.before.read_at.get(directory);
         read_at.is_some_and(|time| *time == (own.st_atime, own.st_atime_nsec) && !self.is_since(*time))
+    }
+
+    /// Whether nobody has read a directory from when it was made until now.
+    fn is_never_read(&self, directory: &Path) -> bool {
+        let made = self.before.never_read.get(directory);
+        made.is_some_and(|made| listing::never_read(directory) == Some(*made))
     }
 
     /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
@@ -272,13 +283,17 @@ fn moment() -> Duration {
 
 impl Before {
     /// Names only: the kind of each entry comes with its directory.
-    fn of(trees: &Trees) -> Self {
-        let mut before = Self::default();
+    fn of(trees: &Trees, since: Duration) -> Self {
+        let mut before =
+            Self { missing: trees.made.iter().filter_map(|path| missing(path)).collect(), ..Self::default() };
         let mut left = MAX_ENTRIES;
         let mut queue = Vec::new();
         for root in &trees.roots {
             match lstat(root) {
-                Ok(found) if listing::is_directory(&found) => queue.push(Below { parent: None, path: root.clone() }),
+                Ok(found) if listing::is_directory(&found) => {
+                    before.note_birth(trees, root, since);
+                    queue.push(Below { parent: None, path: root.clone() });
+                }
                 Ok(_) => drop(before.files.insert(root.clone())),
                 Err(_) => {}
             }
@@ -322,6 +337,18 @@ impl Before {
         self.growing.push(top.path);
     }
 
+    /// To be called before it is read here. Who reads it within the tick in which it was made leaves no other time.
+    fn note_birth(&mut self, trees: &Trees, root: &Path, now: Duration) {
+        let made = listing::never_read(root).filter(|_| trees.far.contains(root));
+        let is_over = |(seconds, nanoseconds): &Time| {
+            let made = u64::try_from(*seconds).ok().zip(u32::try_from(*nanoseconds).ok());
+            made.is_some_and(|(seconds, nanoseconds)| Duration::new(seconds, nanoseconds) < now)
+        };
+        if let Some(made) = made.filter(is_over) {
+            self.never_read.insert(root.to_owned(), made);
+        }
+    }
+
     /// To be called before it is read here.
     fn note_time(&mut self, trees: &Trees, path: &Path, directory: impl AsFd) {
         if trees.replaced_in(path).is_some_and(|tree| tree.tells_readers)
@@ -363,6 +390,12 @@ impl Below {
             _ => (AT_FDCWD, &self.path),
         }
     }
+}
+
+/// The first component of a path that is not there.
+fn missing(path: &Path) -> Option<PathBuf> {
+    let missing = path.ancestors().take_while(|above| lstat(*above).is_err());
+    missing.last().map(Path::to_owned)
 }
 
 fn attributes(found: &FileStat) -> Attributes {
@@ -573,6 +606,60 @@ mod tests {
         let third = watch();
         fs::write(objects.join("aa/3"), "").expect("a file");
         assert!(told(&third), "somebody has read it");
+    }
+
+    #[test]
+    fn what_is_made_is_told_of_the_directory_above_that_was_there() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = |name: &str| tree.path().join(name);
+        fs::create_dir(root("there")).expect("a directory");
+        fs::write(root("there/f"), "old").expect("a file");
+        let mut trees = Trees::default();
+        for name in ["a/b/c", "there", "there/new", "other"] {
+            trees.add(root(name), &WatchedTree { made: true, ..Default::default() });
+        }
+        let watch = Watch::since(moment_after(clock.path()), trees);
+        fs::create_dir_all(root("a/b/c")).expect("directories");
+        fs::create_dir(root("there/new")).expect("a directory");
+        fs::write(root("there/f"), "not looked at").expect("a file");
+        let expect = [("", changed(true, &[], &[])), ("there", changed(true, &[], &[]))];
+        let expect = expect.into_iter().map(|(path, changed)| (root(path).components().collect(), changed));
+        assert_eq!(watch.changes().directories, expect.collect());
+    }
+
+    #[test]
+    fn how_a_directory_is_that_nobody_has_read_since_it_was_made() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let directory = tree.path().join("new");
+        let told = |is_far: bool, before: &dyn Fn(), work: &dyn Fn()| {
+            let _ = fs::remove_dir_all(&directory);
+            fs::create_dir(&directory).expect("a directory");
+            moment_after(clock.path());
+            before();
+            let mut trees = Trees::default();
+            trees.add(directory.clone(), &WatchedTree { far: is_far, ..Default::default() });
+            let watch = Watch::since(moment_after(clock.path()), trees);
+            fs::write(directory.join("f"), "new").expect("a file");
+            work();
+            watch.changes().directories.remove(&directory).expect("it has changed").now
+        };
+        let list = || fs::read_dir(&directory).expect("listed").for_each(drop);
+        let nothing = || {};
+        if listing::never_read(tree.path()).is_none() || !listing::tells_readers(tree.path()) {
+            return;
+        }
+        let now = told(true, &nothing, &nothing).expect("nobody has read it");
+        assert_eq!(now.own, attributes(&lstat(&directory).expect("it is there")));
+        assert_eq!(now.written, []);
+        assert_eq!(told(true, &list, &nothing), None, "somebody had read it");
+        assert_eq!(told(true, &nothing, &list), None, "somebody reads it");
+        assert_eq!(told(false, &nothing, &nothing), None, "who reads it in the same tick leaves no trace");
+        let write = || fs::write(directory.join("old"), "old").expect("a file");
+        assert!(told(true, &write, &nothing).is_some(), "files in it");
+        let other = || fs::write(directory.join("old"), "other").expect("a file");
+        assert_eq!(told(true, &write, &other), None, "whose content is another one");
     }
 
     #[test]

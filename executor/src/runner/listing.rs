@@ -23,10 +23,13 @@ use nix::{
         time::TimeSpec,
     },
 };
-use rustix::fs::{FileType, OFlags, RawDir};
+use rustix::fs::{FileType, OFlags, RawDir, StatxFlags, statx};
 
 /// What one call reads of a directory; those of a source tree need one.
 const READ_BYTES: usize = 32 << 10;
+
+/// Seconds and nanoseconds since 1970.
+pub type Time = (i64, i64);
 
 /// Those of which it is known how they note what is read and changed.
 pub const FILE_SYSTEMS: [FsType; 4] = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
@@ -166,6 +169,15 @@ pub fn tells_readers(path: &Path) -> bool {
 /// before that change was told of it then, and has not listed it since.
 pub fn is_unread(found: &FileStat) -> bool {
     (found.st_atime, found.st_atime_nsec) < (found.st_mtime, found.st_mtime_nsec)
+}
+
+/// When a directory was made, if nobody has read it in any later tick of the clock: its time of reading is that of its birth still.
+pub fn never_read(directory: &Path) -> Option<Time> {
+    let wanted = StatxFlags::ATIME | StatxFlags::BTIME;
+    let found = statx(rustix::fs::CWD, directory, rustix::fs::AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
+    let time = |stamp: rustix::fs::StatxTimestamp| (stamp.tv_sec, i64::from(stamp.tv_nsec));
+    let (read, made) = (time(found.stx_atime), time(found.stx_btime));
+    (StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) && read == made).then_some(made)
 }
 
 /// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of reading becomes a moment

@@ -545,8 +545,9 @@ impl<'a> Relay<'a> {
         farewell: &ForStage,
     ) -> Option<Turn> {
         let is_well = matches!(farewell, ForStage::Exit { status: Status::Code(0), .. });
-        let is_alone = self.pipeline.stages.len() == 1 && !written.is_empty() && written.is_content_only();
-        if is_well && is_alone { untold::begin(self.gateway, session, stage) } else { None }
+        let is_alone = self.pipeline.stages.len() == 1 && !written.is_empty();
+        let changed = written.changed_by_telling().filter(|_| is_well && is_alone)?;
+        untold::begin(self.gateway, session, stage, changed)
     }
 
     /// All that this pipeline was to do is done: while the mounts are told, the shell's next command can be begun.

@@ -131,7 +131,12 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     if stage.stays.is_some() {
         return;
     }
-    let reading = facts::read(&world, stage);
+    let mut reading = facts::read(&world, stage);
+    if reading.is_err() {
+        let session = gateway.sessions.get(&stage.session);
+        stage.goes_on = session.is_some_and(|session| untold::goes_on(gateway, &session, stage));
+        reading = if stage.goes_on { facts::read(&world, stage) } else { reading };
+    }
     if reading.as_ref().is_ok_and(|reading| facts::is_all_here(stage, reading)) {
         stage.stays = Some(Cow::Borrowed(plan::NOTHING_ON_MOUNTS));
     } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
@@ -199,6 +204,10 @@ async fn carry_out_as(
     let mut step = tracer.now_ns();
     if planned.plan.placements.iter().any(|placement| matches!(placement, Placement::Here(_))) {
         wait_until_told(session).await;
+    } else if let Some(session) = session {
+        for reading in planned.readings.iter().flatten() {
+            session.untold.wait_for_what_is_seen(reading).await;
+        }
     }
     let mut pipeline = start::tell(pipeline, &mut planned.plan, tracer).await;
     step = tracer.step("directives", step);

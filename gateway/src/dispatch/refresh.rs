@@ -104,7 +104,7 @@ impl Written {
         }
         for exited in exits {
             if exited.changes_incomplete {
-                changes.extend(trees.iter().map(|(path, adapter)| unseen(path, *adapter)));
+                changes.extend(trees.iter().map(|(path, mount)| unseen(path, table.mount(*mount).adapter())));
             }
         }
         Self { table, changes, doubtful, large_trees, volumes }
@@ -118,16 +118,27 @@ impl Written {
         self.changes.is_empty() && self.doubtful.is_empty() && self.large_trees.is_empty()
     }
 
-    /// Whether nothing has changed but what is in files of sshfs mounts: these are only looked at, and nothing on the server changes by that.
+    /// If a shell may go on while the mounts are told, the directories on the server that change by that. Files of sshfs mounts are
+    /// only looked at; a listing is forgotten by a new time of change.
     #[must_use]
-    pub fn is_content_only(&self) -> bool {
-        let is_looked_at = |change: &Change| {
-            let place = self.table.resolve(change.path(), Path::new("/"));
-            matches!(change, Change::FileWritten(_))
-                && matches!(place, Resolution::Owned(owned) if self.table.mount(owned.mount).adapter() == Adapter::Sshfs)
-        };
+    pub fn changed_by_telling(&self) -> Option<BTreeSet<PathBuf>> {
         let is_all = self.doubtful.is_empty() && self.large_trees.is_empty() && self.volumes.used.is_empty();
-        is_all && self.volumes.marks.is_empty() && self.changes.iter().all(is_looked_at)
+        if !is_all || !self.volumes.marks.is_empty() {
+            return None;
+        }
+        let mut directories = BTreeSet::new();
+        for change in &self.changes {
+            let place = self.table.resolve(change.path(), Path::new("/"));
+            if !matches!(place, Resolution::Owned(owned) if self.table.mount(owned.mount).adapter() == Adapter::Sshfs) {
+                return None;
+            }
+            match change {
+                Change::FileWritten(_) => {}
+                Change::ListingChanged(directory) => drop(directories.insert(directory.clone())),
+                _ => return None,
+            }
+        }
+        Some(directories)
     }
 }
 
@@ -191,7 +202,7 @@ fn was_opened_there(table: &MountTable, path: &Path) -> bool {
 
 /// Of a tree, the executor tells.
 fn by_annotation(kind: FileKind, path: &Path) -> Vec<Change> {
-    if kind.recursive() {
+    if kind.recursive() || kind == FileKind::NewDir {
         return Vec::new();
     }
     vec![Change::FileWritten(path.to_owned()), Change::NameChanged(path.to_owned())]

@@ -3,9 +3,10 @@
 //! its shell hears of the end at once, and the round trips in which the mount is told are those of the next command as well.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
-    path::Path,
-    sync::{Arc, OnceLock},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use fs_mapper::{MountTable, Resolution};
@@ -15,6 +16,7 @@ use tokio::sync::watch;
 use super::head_start::Stat;
 use crate::{
     enlisted::Enlisted,
+    facts::{Place, Reading},
     session::{Session, Sessions},
     state::Gateway,
 };
@@ -25,6 +27,8 @@ pub struct Untold {
     /// All programs that its shell may execute; empty if that is not known.
     followed: OnceLock<Vec<FollowedCommand>>,
     count: watch::Sender<Count>,
+    /// Directories whose listings mounts are made to forget, and of which command: that changes these directories on the server.
+    forgotten: Mutex<Vec<(u64, BTreeSet<PathBuf>)>>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -51,23 +55,61 @@ impl Untold {
         }
     }
 
+    fn forgotten(&self) -> MutexGuard<'_, Vec<(u64, BTreeSet<PathBuf>)>> {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until the mounts have been told all.
     pub async fn wait(&self) {
         let _ = self.count.subscribe().wait_for(|count| count.done == count.begun).await;
     }
 }
 
-/// Lets a shell go on after a command that has ended well, if it is known to do nothing but to execute another one, which asks.
-pub fn begin(gateway: &Gateway, session: &Arc<Session>, stage: &Enlisted) -> Option<Turn> {
-    let followed = session.untold.followed.get()?;
-    let mut candidates = followed.iter().filter(|command| may_be(command, &stage.argv)).peekable();
-    candidates.peek()?;
-    let asks = |command: &FollowedCommand| {
-        !command.next.is_empty()
-            && command.next.iter().all(|name| gateway.commands.contains(name) && session.has_shim(name))
+impl Untold {
+    /// Waits until no mount is told anything that a command would see which runs on the server: a directory whose listing is
+    /// forgotten gets another time of change there.
+    pub async fn wait_for_what_is_seen(&self, reading: &Reading) {
+        let seen = |directory: &PathBuf| {
+            let places = reading.places.iter().chain([&reading.cwd]).flatten();
+            !reading.invocation.searches_up.is_empty()
+                || places.filter_map(Place::path).any(|path| directory.starts_with(path))
+        };
+        let last = {
+            let forgotten = self.forgotten();
+            forgotten.iter().filter(|(_, directories)| directories.iter().any(seen)).map(|(number, _)| *number).max()
+        };
+        if let Some(last) = last {
+            let _ = self.count.subscribe().wait_for(|count| count.done > last).await;
+        }
+    }
+}
+
+/// Whether the shell will go on after a command, should that end well.
+pub fn goes_on(gateway: &Gateway, session: &Session, stage: &Enlisted) -> bool {
+    let may_go_on = || {
+        let followed = session.untold.followed.get()?;
+        let mut candidates = followed.iter().filter(|command| may_be(command, &stage.argv)).peekable();
+        candidates.peek()?;
+        let asks = |command: &FollowedCommand| {
+            !command.next.is_empty()
+                && command.next.iter().all(|name| gateway.commands.contains(name) && session.has_shim(name))
+        };
+        // What a volume has at hand does not ask.
+        Some(!gateway.volumes.are_there() && candidates.all(asks) && is_of_the_shell(stage, session))
     };
-    // What a volume has at hand does not ask.
-    if gateway.volumes.are_there() || !candidates.all(asks) || !is_of_the_shell(stage, session) {
+    may_go_on() == Some(true)
+}
+
+/// Lets a shell go on after a command that has ended well, if it is known to do nothing but to execute another one, which asks.
+///
+/// `forgotten` are the directories whose listings a mount is made to forget.
+pub fn begin(
+    gateway: &Gateway,
+    session: &Arc<Session>,
+    stage: &Enlisted,
+    forgotten: BTreeSet<PathBuf>,
+) -> Option<Turn> {
+    if !goes_on(gateway, session, stage) {
         return None;
     }
     let mut number = 0;
@@ -75,6 +117,9 @@ pub fn begin(gateway: &Gateway, session: &Arc<Session>, stage: &Enlisted) -> Opt
         number = count.begun;
         count.begun += 1;
     });
+    if !forgotten.is_empty() {
+        session.untold.forgotten().push((number, forgotten));
+    }
     // Until then the next command asks, whatever it is.
     gateway.sessions.have_all_ask(session, true);
     Some(Turn { number, session: Arc::clone(session), sessions: Arc::clone(&gateway.sessions) })
@@ -90,6 +135,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut is_last = false;
+        self.session.untold.forgotten().retain(|(number, _)| *number != self.number);
         self.session.untold.count.send_modify(|count| {
             count.done += 1;
             is_last = count.done == count.begun;

@@ -137,7 +137,7 @@ fn use_of(invocation: &Invocation, kind: FileKind) -> Option<fn(PathBuf) -> Use>
         (FileKind::InputDir, false) => Some(Use::ReadBelow),
         (FileKind::OutputFile, _) => Some(Use::Make),
         (FileKind::OutputDir, _) if copies_files() => Some(Use::Make),
-        (FileKind::OutputDir | FileKind::InoutFile | FileKind::ListFile, _) => None,
+        (FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile | FileKind::ListFile, _) => None,
     }
 }
 

@@ -196,7 +196,7 @@ fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expe
         }
         FileKind::InputFile | FileKind::InoutFile => Some(Expected::File),
         FileKind::InputDir => Some(Expected::Tree),
-        FileKind::OutputFile | FileKind::OutputDir | FileKind::ListFile => None,
+        FileKind::OutputFile | FileKind::OutputDir | FileKind::NewDir | FileKind::ListFile => None,
     }
 }
 

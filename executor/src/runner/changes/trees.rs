@@ -19,6 +19,10 @@ pub struct Trees {
     pub growing: HashSet<PathBuf>,
     /// Directories that belong to the command, on file systems that tell when a directory was read.
     pub own: Vec<PathBuf>,
+    /// Directories that are made, if they are not there.
+    pub made: Vec<PathBuf>,
+    /// Roots that nobody can have read within a tick of the clock after they were made.
+    pub far: HashSet<PathBuf>,
     /// Where no file is changed in its place.
     pub replaced: Vec<Replaced>,
 }
@@ -35,6 +39,12 @@ pub struct Replaced {
 impl Trees {
     /// The tree below `top` that a contract's tree is.
     pub fn add(&mut self, top: PathBuf, tree: &WatchedTree) {
+        if tree.made {
+            return self.made.push(top);
+        }
+        if tree.far && listing::tells_readers(&top) {
+            self.far.insert(top.clone());
+        }
         let own = tree.own.iter().map(|path| top.join(path));
         self.own.extend(own.filter(|path| listing::tells_readers(path)));
         self.growing.extend(tree.grows.iter().map(|path| top.join(path)));
