@@ -67,17 +67,27 @@ fn open_with(
     if let (false, Some(ahead)) = (told.volumes, &ahead) {
         session.untold.expect(&view.table, ahead.followed.clone(), &search);
     }
-    // Volumes fetch what is small, and know what to do with what they have.
-    if let (false, Some(ahead), Some(shell)) = (told.volumes, &ahead, shell) {
+    let mut is_text_known = false;
+    if let (Some(ahead), Some(shell)) = (&ahead, shell) {
         let (commands, environment) = (ahead.commands.iter().cloned().collect(), ahead.environment.clone());
         let text = Text { commands, environment, listed, shell, search };
-        head_start::list(gateway, &session, &text, wanted);
+        if !told.volumes {
+            head_start::list(gateway, &session, &text, wanted);
+        }
         session.head_start.expect(text);
-        tokio::spawn(head_start::begin(Arc::clone(gateway), Arc::clone(&session), Vec::new()));
+        is_text_known = true;
     }
-    if let Some((ahead, fetched)) = ahead.zip(fetched).filter(|_| told.at_hand) {
-        tokio::spawn(foretell(Arc::clone(gateway), Arc::clone(&session), ahead.foreseen, fetched));
-    }
+    let foreseen = ahead.zip(fetched).filter(|_| told.at_hand);
+    let (gateway, session_then) = (Arc::clone(gateway), Arc::clone(&session));
+    tokio::spawn(async move {
+        // Volumes fetch what is small, and what they have is used here.
+        if let Some((ahead, fetched)) = foreseen {
+            foretell(Arc::clone(&gateway), Arc::clone(&session_then), ahead.foreseen, fetched).await;
+        }
+        if is_text_known {
+            head_start::begin(gateway, session_then, Vec::new()).await;
+        }
+    });
     let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());
     Ok(wire::SessionOpened { session: session.id.clone(), shim_directory })
 }

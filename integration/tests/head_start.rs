@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use posh_integration::oracle::{Outcome, Under, assert_equal};
+use posh_integration::volumes::Mounts;
 use posh_integration::{Lab, LabSpec, Script};
 
 use crate::programs;
@@ -15,7 +16,11 @@ use crate::programs;
 const BEGUN: &str = "begun before it came";
 
 fn lab() -> Lab {
-    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    lab_with(Mounts::Sshfs)
+}
+
+fn lab_with(mounts: Mounts) -> Lab {
+    let lab = Lab::start(&LabSpec::servers(1).mounts(mounts), &programs()).unwrap();
     // The gateway knows the programs then.
     run(&lab, "cat $D/f | sort | head -n 1; wc < $D/f; grep x $D/f; sed p $D/f; ls $D");
     lab
@@ -228,6 +233,47 @@ fn what_was_begun_beside_another_one_counts_only_if_nothing_has_changed() {
         check_after(&lab, &text, &linked);
     }
     check_after(&lab, "sort $D/f > $D/x; cat $D/y > $D/z; sort $D/f > $D/y; cat $D/y", &linked);
+}
+
+/// Volumes may hold back what this machine has written: that is asked for when it comes.
+#[test]
+fn over_a_volume_what_is_begun_has_read_nothing_old() {
+    let lab = lab_with(Mounts::Volume);
+    let name = fresh(&lab);
+    let (directory, mount) = (lab.data(1).join(&name), lab.workstation.path(lab.mount(1)).join(&name));
+    fs::write(directory.join("large"), numbers()).unwrap();
+    let text = "sort $D/large > $D/x; sort -r $D/large > $D/y; cat $D/x $D/y | wc -l";
+    let is_beside = |_| {
+        std::thread::sleep(SETTLED);
+        let (outcome, most) = watch_sorts(&lab, (&name, text), &|| {});
+        assert_eq!(String::from_utf8_lossy(&outcome.stdout), "3000000\n", "{outcome}");
+        most == 2
+    };
+    assert!((0..10).any(is_beside), "never two at once");
+
+    for text in ["sort $D/large > $D/x; cat $D/f $D/large > $D/y; head -n 1 $D/y", "sort $D/large > $D/x; cat $D/f"] {
+        for changed in [&mount, &directory] {
+            fs::write(directory.join("f"), "old\n").unwrap();
+            std::thread::sleep(SETTLED);
+            let change = || fs::write(changed.join("f"), "new\n").unwrap();
+            let (outcome, _) = watch_sorts(&lab, (&name, text), &change);
+            assert_eq!(String::from_utf8_lossy(&outcome.stdout), "new\n", "{outcome}");
+        }
+    }
+
+    let larger = |data: &Path| {
+        fs::write(data.join("f"), "a line of the file\n".repeat(200_000)).unwrap();
+        std::thread::sleep(SETTLED);
+    };
+    let texts = [
+        "cat $D/f | tr a-z A-Z > $D/upper; wc -l $D/upper; sort $D/f >> $D/upper; wc -l < $D/upper",
+        "sort -u $D/f > $D/d/g; sort $D/f > $D/new; uniq $D/d/g >> $D/new; cat $D/new $D/d/g | uniq -c",
+        "echo more >> $D/f; sort $D/f | uniq -c; echo more >> $D/f; sort $D/f | uniq -c > $D/out; cat $D/out",
+        "sort $D/f > $D/x; cat $D/f > $D/y; rm $D/f; cat $D/f; cat $D/x $D/y | uniq -c",
+        "sort $D/f > $D/f; wc -c $D/f; cat $D/d/g > $D/f; cat $D/f",
+    ];
+    let begun: Vec<String> = texts.into_iter().flat_map(|text| check_after(&lab, text, &larger)).collect();
+    assert!(!begun.is_empty(), "nothing was begun");
 }
 
 /// The directory of the pattern is listed while the shell starts.

@@ -28,8 +28,8 @@ use std::{
 use nix::libc;
 use posh_proto::{
     executor::{
-        Exited, Finished, Release, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started,
-        WindowSize, WrittenFile, exited::How, run_input, run_output,
+        Exited, Finished, Release, Released, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes,
+        Started, WindowSize, WrittenFile, exited::How, run_input, run_output,
     },
     packed,
 };
@@ -88,6 +88,9 @@ enum End {
     /// What the commands wrote did not reach the storage behind an export.
     Unpublished(String),
 }
+
+/// The executor, and who a run's client is.
+type Whose<'a> = (&'a Shared, &'a Caller);
 
 /// Who asks for a run.
 pub struct Origin {
@@ -260,7 +263,7 @@ async fn attend(
     let end = match run.start_streams(output) {
         Err(what) => End::Broken(what),
         Ok(()) => tokio::select! {
-            end = run.drive(client, grace, output) => end,
+            end = run.drive((shared, &origin.caller), client, grace, output) => end,
             _ = kill.wait_for(|kill| *kill) => End::Killed,
             Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
         },
@@ -344,7 +347,7 @@ impl Run {
     }
 
     /// Carries messages until all stages have exited and all streams have ended.
-    async fn drive(&mut self, mut client: Client, grace: Duration, output: &Output) -> End {
+    async fn drive(&mut self, whose: Whose<'_>, mut client: Client, grace: Duration, output: &Output) -> End {
         let mut lost_at = None;
         while self.stages_left > 0 || !self.streams.is_empty() || !self.farewells.is_empty() {
             let patience = async {
@@ -355,7 +358,7 @@ impl Run {
             };
             tokio::select! {
                 () = output.detached(), if lost_at.is_none() => {
-                    if let Err(end) = self.lose(&mut client, output).await {
+                    if let Err(end) = self.lose(whose, &mut client, output).await {
                         return end;
                     }
                     lost_at = Some(tokio::time::Instant::now());
@@ -368,7 +371,7 @@ impl Run {
                     }
                 }
                 message = client.input.message(), if client.is_open && lost_at.is_none() => match message {
-                    Ok(Some(message)) => if let Err(end) = self.take(message, output).await {
+                    Ok(Some(message)) => if let Err(end) = self.take(whose, message, output).await {
                         return end;
                     },
                     // The client has no more to say: neither has any inlet.
@@ -425,13 +428,13 @@ impl Run {
     }
 
     /// There is no client any more. Goes on only if that is none's wish, and nothing more is needed of it.
-    async fn lose(&mut self, client: &mut Client, output: &Output) -> Result<(), End> {
+    async fn lose(&mut self, whose: Whose<'_>, client: &mut Client, output: &Output) -> Result<(), End> {
         if !output.keeps() || !client.is_open {
             return Err(End::Cancelled);
         }
         loop {
             match tokio::time::timeout(LAST_WORDS, client.input.message()).await {
-                Ok(Ok(Some(message))) => self.take(message, output).await?,
+                Ok(Ok(Some(message))) => self.take(whose, message, output).await?,
                 Ok(Ok(None)) => return Err(End::Cancelled),
                 Ok(Err(status)) if !self.is_kept_after(&status, output) => return Err(End::Cancelled),
                 Ok(Err(_)) | Err(_) => {
@@ -467,12 +470,35 @@ impl Run {
         self.link.release(release).await.map_err(|error| End::Lost(error.to_string()))
     }
 
+    /// After what volumes hold back has been written: that may change what the run has read.
+    async fn release_beside_volumes(
+        &mut self,
+        (shared, caller): Whose<'_>,
+        mut release: Release,
+        output: &Output,
+    ) -> Result<(), End> {
+        let volumes = std::mem::take(&mut release.volumes);
+        if self.is_released || volumes.is_empty() {
+            return self.release(release).await;
+        }
+        match shared.volumes.begin_run(caller, volumes).await {
+            Ok(_) => self.release(release).await,
+            Err(refusal) if release.if_unchanged => {
+                self.is_released = true;
+                let released = Released { changed: refusal.message.into(), ..Released::default() };
+                let told = output.send(Ok(output_of(run_output::Kind::Released(released)))).await;
+                told.map_err(|_| End::Cancelled)
+            }
+            Err(refusal) => Err(End::Broken(refusal.message)),
+        }
+    }
+
     async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
         self.signals_taken += 1;
         self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))
     }
 
-    async fn take(&mut self, message: RunInput, output: &Output) -> Result<(), End> {
+    async fn take(&mut self, whose: Whose<'_>, message: RunInput, output: &Output) -> Result<(), End> {
         match message.kind {
             Some(run_input::Kind::Chunk(chunk)) => {
                 let inlet = self.inlets.get(&chunk.stream);
@@ -489,7 +515,7 @@ impl Run {
                 self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
             }
             Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
-            Some(run_input::Kind::Release(release)) => self.release(release).await?,
+            Some(run_input::Kind::Release(release)) => self.release_beside_volumes(whose, release, output).await?,
             Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;

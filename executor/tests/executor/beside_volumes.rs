@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use posh_proto::executor::{ReturnedLease, VolumeSession, run_output};
+use posh_proto::executor::{Release, ReturnedLease, RunSpec, VolumeSession, run_input, run_output};
 use posh_volume::{
     Store as _,
     remote::{Connector, Patience, Remote},
@@ -42,6 +42,21 @@ async fn open(remote: &Remote, name: &str, flags: OpenFlags) -> (Place, Entry) {
 
 async fn next(notices: &mut Notices) -> Notice {
     tokio::time::timeout(PATIENCE, notices.next()).await.expect("in time").expect("the session lives")
+}
+
+/// Waits until the session is asked for the right to write, writes, and gives it back.
+async fn hand_over(remote: &Remote, notices: &mut Notices, (place, text): (Place, &'static [u8])) {
+    let (file, leases, stamp) = loop {
+        match next(notices).await {
+            Notice::Recall { file, leases, stamp } => break (file, leases, stamp),
+            Notice::Is(_) | Notice::All { .. } => {}
+            Notice::Lost { .. } => panic!("lost"),
+        }
+    };
+    assert!(file == place.file && leases.contains(Leases::WRITE));
+    let write = Write::At { place, offset: 0, data: Bytes::from_static(text) };
+    remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
+    remote.call(&Caller::default(), Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
 }
 
 #[tokio::test]
@@ -92,19 +107,7 @@ async fn a_run_waits_for_what_a_session_holds_back() {
     let (remote, mut notices) = session(&lab).await;
     let (place, entry) = open(&remote, "f", OpenFlags::READ | OpenFlags::WRITE).await;
     assert!(entry.leases.contains(Leases::WRITE), "{entry:?}");
-    let holder = async {
-        let (file, leases, stamp) = loop {
-            match next(&mut notices).await {
-                Notice::Recall { file, leases, stamp } => break (file, leases, stamp),
-                Notice::Is(_) | Notice::All { .. } => {}
-                Notice::Lost { .. } => panic!("lost"),
-            }
-        };
-        assert!(file == place.file && leases.contains(Leases::WRITE));
-        let write = Write::At { place, offset: 0, data: Bytes::from_static(b"new") };
-        remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
-        remote.call(&Caller::default(), Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
-    };
+    let holder = hand_over(&remote, &mut notices, (place, b"new"));
     let (outcome, ()) = tokio::join!(lab.run(pipeline(&["cat f"])), holder);
     assert_eq!(outcome.text(), "new");
 }
@@ -134,5 +137,37 @@ async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
             Notice::Is(_) | Notice::All { .. } => {}
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// What was begun ahead has read the file as it was.
+#[tokio::test]
+async fn what_a_session_holds_back_is_written_before_a_run_is_let_go() {
+    let lab = Lab::start().await;
+    lab.write("f", "old");
+    let (remote, mut notices) = session(&lab).await;
+    // File systems count time in steps.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let volumes = vec![VolumeSession { session: remote.session(), returned: Vec::new() }];
+    for changes in [false, true] {
+        let mut spec = RunSpec { ahead: true, to_be_confirmed: true, ..pipeline(&["cat f"]) };
+        spec.stages[0].paths = vec![path_use("f")];
+        spec.volumes.clone_from(&volumes);
+        let mut call = Call::open(&lab.client, spec).await;
+        call.until(|kind| matches!(kind, run_output::Kind::End(_)).then_some(())).await;
+        let held = if changes { Some(open(&remote, "f", OpenFlags::READ | OpenFlags::WRITE).await.0) } else { None };
+        let release = Release { if_unchanged: true, volumes: volumes.clone() };
+        call.send(run_input::Kind::Release(release)).await;
+        let released = |kind: &run_output::Kind| match kind {
+            run_output::Kind::Released(released) => Some(released.changed.clone()),
+            _ => None,
+        };
+        let holder = async {
+            if let Some(place) = held {
+                hand_over(&remote, &mut notices, (place, b"new")).await;
+            }
+        };
+        let (changed, ()) = tokio::join!(call.until(released), holder);
+        assert_eq!(changed, if changes { "f" } else { "" });
     }
 }

@@ -205,7 +205,7 @@ async fn what_has_read_something_that_is_another_one_now_is_not_released() {
         call.until(|kind| matches!(kind, run_output::Kind::Started(_)).then_some(())).await;
         change(changed);
         fs::write(in_store(&lab, "out"), "").unwrap();
-        call.send(Kind::Release(Release { if_unchanged: true })).await;
+        call.send(Kind::Release(Release { if_unchanged: true, ..Release::default() })).await;
         let released = |kind: &run_output::Kind| match kind {
             run_output::Kind::Released(released) => Some(released.clone()),
             _ => None,
@@ -234,7 +234,7 @@ async fn what_waits_to_be_released_has_not_ended() {
     call.until(|kind| matches!(kind, run_output::Kind::End(_)).then_some(())).await;
     let ended = call.until(|kind| matches!(kind, run_output::Kind::Exited(_)).then_some(()));
     assert!(tokio::time::timeout(A_WHILE, ended).await.is_err());
-    call.send(Kind::Release(Release { if_unchanged: true })).await;
+    call.send(Kind::Release(Release { if_unchanged: true, ..Release::default() })).await;
     let outcome = call.collect(Bytes::new()).await;
     assert!(outcome.is_finished && outcome.exits.len() == 1, "{outcome:?}");
     // What has just changed, what is not there, what has names.

@@ -181,6 +181,10 @@ impl HeadStart {
         self.lock().is_next(number)
     }
 
+    fn has_come(&self, number: usize) -> bool {
+        self.lock().come > number
+    }
+
     fn offer(&self, number: usize, begun: Begun) {
         let mut state = self.lock();
         if state.is_next(number) {
@@ -287,7 +291,13 @@ pub async fn begin(gateway: Arc<Gateway>, session: Arc<Session>, before: Vec<Arc
     while let Some(next) = session.head_start.next() {
         let number = next.number;
         let begun = Box::pin(prepare(&gateway, &session, next, &before)).await;
-        let Some(begun) = begun else { break };
+        let Some(begun) = begun else {
+            // It has come by now: the one after it may be begun beside it.
+            if session.head_start.has_come(number) {
+                continue;
+            }
+            break;
+        };
         tracing::debug!(session = session.id, number, "a command is begun before it comes");
         session.head_start.offer(number, begun);
         last = Some(number);
@@ -327,18 +337,20 @@ async fn prepare(
     let can_be_held = redirected == again::redirects(&spec).count() && can_be_held(&spec);
     // Of a tree nobody can tell whether it is as it was.
     let is_tree = spec.stages.iter().flat_map(|stage| &stage.paths).any(|used| used.recursive);
-    let can_be_held = can_be_held && (beside.is_empty() || !is_tree);
+    let can_be_held = can_be_held && (beside.is_empty() && spec.volumes.is_empty() || !is_tree);
     if !can_be_held || !outputs.iter().all(|path| is_new(&view, path)) || !session.head_start.is_next(number) {
         return None;
     }
     let round_trip = connection.as_ref().map_or(Duration::ZERO, |connection| connection.rtt);
     let is_silent = redirected == 0;
-    spec.to_be_confirmed = !beside.is_empty();
+    // What volumes show is never old: their files are looked at once more.
+    let has_volumes = !spec.volumes.is_empty();
+    spec.to_be_confirmed = !beside.is_empty() || has_volumes;
     let tracer = Tracer::new(session.trace.clone(), 0);
     let sent = with_little_credit(held(RunSpec { trace: tracer.is_on(), ahead: true, ..spec.clone() }));
     let run_id = spec.run_id.clone();
     let flight = start::open_in_time(gateway.executors.get(executor), connection, sent, tracer);
-    let flight = match spec.to_be_confirmed {
+    let flight = match !beside.is_empty() {
         // It is refused where it may not be: then it can still be begun when those before it are done.
         true => {
             let begun = Ok(flight.await.ok()?);
@@ -354,7 +366,7 @@ async fn prepare(
         is_first: number == 0,
         is_silent,
         began: Instant::now(),
-        holds: match (beside.is_empty(), is_silent) {
+        holds: match (beside.is_empty() && !has_volumes, is_silent) {
             (true, true) => session.head_start.holds(number, round_trip),
             // What has to be released can be confirmed with that.
             (true, false) => AHEAD + 2 * round_trip,
@@ -444,6 +456,8 @@ fn only_run(lowered: &Lowered) -> Option<&RunSpec> {
 fn comparable(mut spec: RunSpec) -> RunSpec {
     spec.run_id.clear();
     spec.trace = false;
+    // What they have given back since, they say when it is released.
+    spec.volumes.iter_mut().for_each(|volume| volume.returned.clear());
     for stage in &mut spec.stages {
         stage.env.sort_by(|a, b| a.name.cmp(&b.name));
         stage.ignored_signals &= !OF_THE_LIBRARY;
@@ -451,11 +465,12 @@ fn comparable(mut spec: RunSpec) -> RunSpec {
     spec
 }
 
-/// Whether what lies there may be read a moment sooner: by this file system, nothing of what this machine has written waits to be sent.
+/// Whether what lies there may be read a moment sooner: nothing of what this machine has written waits to be sent, by this file system,
+/// or since it has just been settled.
 fn can_wait(view: &View, path: &Path) -> bool {
     match view.table.resolve(path, Path::new("/")) {
         Resolution::Owned(owned) => {
-            matches!(view.table.mount(owned.mount).adapter(), Adapter::Sshfs | Adapter::Bind)
+            matches!(view.table.mount(owned.mount).adapter(), Adapter::Sshfs | Adapter::Bind | Adapter::Volume)
         }
         Resolution::Local { .. } => false,
     }

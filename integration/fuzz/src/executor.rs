@@ -244,8 +244,8 @@ fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
         Kind::End(3),
         Kind::Credit(Credit { stream: 1, bytes: 1 << 20 }),
         Kind::Closed(1),
-        Kind::Release(Release { if_unchanged: false }),
-        Kind::Release(Release { if_unchanged: true }),
+        Kind::Release(Release::default()),
+        Kind::Release(Release { if_unchanged: true, ..Release::default() }),
         Kind::Signal(Signal { stage: 1, signal: 15, group: true }),
         Kind::WindowSize(WindowSize { rows: 2, columns: 3, ..WindowSize::default() }),
     ];

@@ -115,8 +115,7 @@ fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession, look_ah
     let outputs = [pipe(io::stdout()), pipe(io::stderr())].into_iter().flatten().collect();
     let input = pipe(io::stdin());
     let look_ahead = look_ahead(Some(has_volumes));
-    // Where there are volumes, nothing is begun.
-    let shell = (!has_volumes).then(|| shell(&look_ahead)).flatten();
+    let shell = shell(&look_ahead);
     let message = encoded(OpenSession { taken, outputs, input, look_ahead, shell, ..request.clone() });
     // Who does not hear of it is about to end, and commands find nobody to ask: the next gateway serves this shell.
     if send_all(stream, &message).is_err() {

@@ -21,7 +21,8 @@ pub async fn release_if_unchanged(
     spec: &RunSpec,
 ) -> Result<bool, Refusal> {
     loop {
-        let release = run_input::Kind::Release(Release { if_unchanged: true });
+        let volumes = spec.volumes.clone();
+        let release = run_input::Kind::Release(Release { if_unchanged: true, volumes });
         // Whether that could be sent, the answer tells.
         let _ = flight.input.send(RunInput { kind: Some(release) }).await;
         let sent = Instant::now();
