@@ -235,6 +235,19 @@ fn what_was_begun_beside_another_one_counts_only_if_nothing_has_changed() {
     check_after(&lab, "sort $D/f > $D/x; cat $D/y > $D/z; sort $D/f > $D/y; cat $D/y", &linked);
 }
 
+/// When its stage program has been told that it runs here, nothing more is heard of it.
+#[test]
+fn beside_what_changes_something_here_nothing_is_begun() {
+    let lab = lab();
+    let many = |data: &Path| (0..5_000).for_each(|number| fs::write(data.join(format!("d/g-{number}")), "").unwrap());
+    for text in [
+        "ls $D/d | tail -n 1; rm $D/d/g-1*; ls $D/d | wc -l",
+        "cd $D; ls d | tail -n 1; rm d/g-[12]?*; ls d | wc -l; chmod 600 d/g-3*; find d -perm 600 | wc -l",
+    ] {
+        (0..4).for_each(|_| drop(check_after(&lab, text, &many)));
+    }
+}
+
 /// Volumes may hold back what this machine has written: that is asked for when it comes.
 #[test]
 fn over_a_volume_what_is_begun_has_read_nothing_old() {

@@ -74,7 +74,7 @@ struct State {
     come: usize,
     /// So many times something was to be begun: an executor takes a run's name only once, also where it refuses the run.
     attempts: usize,
-    /// The last of these, while it is at work.
+    /// The last of these, while it is at work; what runs here until the next one comes.
     at_work: Option<AtWork>,
     /// The next ones.
     begun: VecDeque<Begun>,
@@ -204,6 +204,7 @@ impl HeadStart {
     pub fn end(&self) {
         let mut state = self.lock();
         state.text = None;
+        state.at_work = None;
         state.begun.clear();
     }
 

@@ -75,7 +75,10 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
         Some(carry_out_as(&gateway, pipeline, (session.as_ref(), begun), &id, &tracer).await)
     };
     if let Some(session) = &session {
-        session.head_start.is_done_with(come);
+        // What runs here is at work still, and nobody will tell when it has ended.
+        if report.as_ref().is_some_and(PipelineReport::has_ended_there) {
+            session.head_start.is_done_with(come);
+        }
         session.reports.end(report.map(|report| PipelineReport { pipeline: number, ..report }));
     }
 }
