@@ -424,7 +424,10 @@ impl Volume {
             let number = table.number_of(found.file);
             number.filter(|number| table.node(*number).is_some_and(|node| node.is_ahead() || node.fault.is_some()))
         };
-        let Some(number) = ahead else { return Ok(found) };
+        let Some(number) = ahead else {
+            // It may have been made on the server between the two looks.
+            return if is_provisional(found.file) { self.open_file(open) } else { Ok(found) };
+        };
         self.born(number).await?;
         self.open_file(open)
     }

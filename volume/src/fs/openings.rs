@@ -112,12 +112,13 @@ impl Volume {
         if let Some(above) = above {
             table.learn(&above, asked);
         }
+        // At once: who finds it born finds the handle.
+        self.exchange_open(open, place);
         drop(table);
         if !leases.contains(Leases::DATA | Leases::ATTRIBUTES) {
             self.forget_pages(place.file);
         }
         self.is_outdated(number);
-        self.exchange_open(open, place);
         if let Err(errno) = written {
             self.note_fault(place.file, errno);
         }

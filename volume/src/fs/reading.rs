@@ -15,6 +15,7 @@ use super::{
     Volume,
     chunks::{CHUNK, Key},
     files::Open,
+    table::is_provisional,
 };
 use crate::store::{Caller, Entry, Errno, Leases, OpenFlags, Piece, Place, ReadPart};
 
@@ -84,10 +85,12 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn read(self: &Arc<Self>, open: u64, offset: u64, size: u32) -> Result<Bytes, Errno> {
+        let number = open;
         let open = self.open_file(open)?;
         if let Some(data) = self.read_newborn(&open, offset, size) {
             return Ok(data);
         }
+        let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
         self.drain(open.file).await;
         let range = offset..offset.saturating_add(u64::from(size));
         let limit = AHEAD_CHUNKS.min(self.chunks.limit() / CHUNK / 2);
