@@ -90,7 +90,7 @@ fn start() -> Peer {
 }
 
 /// `posh-executor`, built beside this program, or as `POSH_EXECUTOR` says.
-fn runner_program() -> PathBuf {
+pub fn runner_program() -> PathBuf {
     if let Some(program) = std::env::var_os("POSH_EXECUTOR") {
         return program.into();
     }

@@ -12,8 +12,10 @@ mod executor;
 mod gateway;
 mod hostile;
 mod scratch;
+mod strangers;
 mod texts;
 mod volume;
+mod volume_answers;
 
 /// One thing that is fuzzed.
 pub struct Target {
@@ -40,6 +42,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "stage_socket", run: gateway::stage_socket, seeds: gateway::stage_seeds, short: 150 },
     Target { name: "volume", run: volume::calls, seeds: executor::seeds, short: 60 },
     Target { name: "answers", run: answers::answers, seeds: answers::seeds, short: 30 },
+    Target { name: "strangers", run: strangers::strangers, seeds: strangers::seeds, short: 100 },
+    Target { name: "volume_answers", run: volume_answers::answers, seeds: volume_answers::seeds, short: 30 },
 ];
 
 /// The target of that name.

@@ -119,7 +119,7 @@ macro_rules! short {
     )* };
 }
 
-short!(annotations invocations script mounts_toml executor_toml mountinfo executor gateway stage_socket volume answers);
+short!(annotations invocations script mounts_toml executor_toml mountinfo executor gateway stage_socket strangers volume answers volume_answers);
 
 #[test]
 fn every_target_is_tried() {
