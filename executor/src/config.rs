@@ -48,6 +48,8 @@ pub struct Export {
     pub path: PathBuf,
     /// Commands may not change it.
     pub read_only: bool,
+    /// Programs that lie in it may be started.
+    pub exec: bool,
     /// What keeps this machine's own view of it true; by its file system when `None`.
     pub coherence: Option<Adapter>,
 }
@@ -123,7 +125,7 @@ impl Config {
         }
         for (name, path) in exports {
             let path = std::path::absolute(&path).unwrap_or(path);
-            mistakes.extend(config.add_export(Export { name, path, read_only, coherence: None }));
+            mistakes.extend(config.add_export(Export { name, path, read_only, exec: false, coherence: None }));
         }
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
     }
@@ -136,7 +138,7 @@ impl Config {
         // Who logs in may run whatever there is without us; fences are made where commands are understood.
         config.confinement.commands = Commands::Any;
         for (name, path) in exports {
-            if let Some(mistake) = config.add_export(Export { name, path, read_only, coherence: None }) {
+            if let Some(mistake) = config.add_export(Export { name, path, read_only, exec: false, coherence: None }) {
                 tracing::warn!("{mistake}");
             }
         }
@@ -319,17 +321,19 @@ impl Reader<'_> {
     }
 
     fn export(&mut self, config: &mut Config, at: Range<usize>, table: &DeTable<'_>, seen: &mut HashSet<String>) {
-        let (mut name, mut path, mut read_only, mut coherence) = (None, None, false, None);
+        let (mut name, mut path, mut coherence) = (None, None, None);
+        let (mut read_only, mut exec) = (false, false);
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "name" => name = self.string("name", value).map(|text| (text, value.span())),
                 "path" => path = self.string("path", value).map(|text| (text, value.span())),
                 "read_only" => read_only = self.boolean("read_only", value),
+                "exec" => exec = self.boolean("exec", value),
                 "coherence" => coherence = self.adapter(value),
                 other => {
                     self.mistake(
                         key.span(),
-                        format!("unknown key `{other}` of [[export]] (known: name, path, read_only, coherence)"),
+                        format!("unknown key `{other}` of [[export]] (known: name, path, read_only, exec, coherence)"),
                     );
                 }
             }
@@ -346,7 +350,7 @@ impl Reader<'_> {
             return self.mistake(name_at.clone(), format!("export `{name}` is named twice"));
         }
         if let (Some((name, _)), Some((path, path_at))) = (name, path)
-            && let Some(mistake) = config.add_export(Export { name, path: path.into(), read_only, coherence })
+            && let Some(mistake) = config.add_export(Export { name, path: path.into(), read_only, exec, coherence })
         {
             self.mistake(path_at, mistake);
         }
@@ -429,7 +433,13 @@ mod tests {
         assert_eq!((config.bounds.runs, config.drain), (3, Duration::from_secs(4)));
         assert_eq!(
             config.exports,
-            [Export { name: "root".into(), path: "/".into(), read_only: true, coherence: Some(Adapter::Rclone) }]
+            [Export {
+                name: "root".into(),
+                path: "/".into(),
+                read_only: true,
+                exec: false,
+                coherence: Some(Adapter::Rclone)
+            }]
         );
     }
 

@@ -8,7 +8,7 @@
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use posh_annotations::{Because, CurrentDir, FileKind, Invocation, Library, TerminalUse};
@@ -21,7 +21,7 @@ use crate::{
     config::{Commands, Confinement},
     error::Refusal,
     runner::{
-        is_shown,
+        places,
         wire::{Access, Fence, Grant},
     },
     tools,
@@ -82,17 +82,19 @@ impl Policy {
 
     /// What the stages of a run reach, in their order, or why one does not run here.
     pub fn fences(&self, stages: &[Stage], client_files: &[ClientFile]) -> Result<Vec<Fence>, Refusal> {
-        let mut shown = vec![LOCALTIME.to_owned()];
+        let mut shown = vec![LOCALTIME.into()];
         let fences = stages
             .iter()
             .map(|stage| self.fence(stage, &mut shown).map_err(|refusal| refusal.at(stage.id)))
             .collect::<Result<_, _>>()?;
-        client_files.iter().try_for_each(|file| check_client_file(file, &shown))?;
+        // Who may run any command by any word may show it any file, where the view has a place for it.
+        let listed = if self.is_lax || self.commands == Commands::Any { None } else { Some(&shown[..]) };
+        client_files.iter().try_for_each(|file| check_client_file(file, listed))?;
         Ok(fences)
     }
 
     /// Adds the configuration files that the command reads to `shown`.
-    fn fence(&self, stage: &Stage, shown: &mut Vec<String>) -> Result<Fence, Refusal> {
+    fn fence(&self, stage: &Stage, shown: &mut Vec<PathBuf>) -> Result<Fence, Refusal> {
         check_name(stage)?;
         let name = &stage.program;
         if !self.allows(name) {
@@ -104,7 +106,7 @@ impl Policy {
         let everything = Fence { everything: true, grants: Vec::new() };
         match self.read(stage) {
             Ok(invocation) => {
-                shown.extend(invocation.client_files.iter().cloned());
+                shown.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
                 Ok(Fence { everything: false, grants: grants(&invocation) })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
@@ -173,14 +175,22 @@ fn check_name(stage: &Stage) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What a program of the server reads for its own start is not the workstation's to replace.
-fn check_client_file(file: &ClientFile, shown: &[String]) -> Result<(), Refusal> {
+/// Where the workstation has a configuration file of an annotation: `~` is the home that the command is told.
+fn client_path(stage: &Stage, name: &str) -> Option<PathBuf> {
+    let Some(below) = name.strip_prefix("~/") else { return Some(name.into()) };
+    let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
+    Some(Path::new(OsStr::from_bytes(&home.value)).join(below))
+}
+
+/// Only files that have a place in a view, and that an annotation lists, are the workstation's to show.
+fn check_client_file(file: &ClientFile, listed: Option<&[PathBuf]>) -> Result<(), Refusal> {
     let path = Path::new(OsStr::from_bytes(&file.path));
-    let is_plain = path.is_absolute() && !path.components().any(|part| part == std::path::Component::ParentDir);
-    if is_plain && (!is_shown(path) || shown.iter().any(|known| path == Path::new(known))) {
+    let refuse_it = |why: &str| refuse(format!("{} is not the workstation's to replace: {why}", path.display()));
+    places::check_file(path).map_err(|why| refuse_it(&why.to_string()))?;
+    if listed.is_none_or(|listed| listed.iter().any(|known| known.as_os_str() == path.as_os_str())) {
         return Ok(());
     }
-    Err(refuse(format!("{} is not the workstation's to replace", path.display())))
+    Err(refuse_it("no annotation lists it for these commands"))
 }
 
 /// What a command reaches by its words.

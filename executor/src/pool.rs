@@ -120,6 +120,7 @@ impl Pool {
             processes: confinement.max_processes,
             memory_bytes: confinement.max_memory_bytes,
             file_bytes: confinement.max_file_bytes,
+            tmp_bytes: confinement.max_tmp_bytes,
         };
         let mut pool = Self {
             program,
@@ -356,6 +357,7 @@ fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMoun
             directory: export.path.clone().into_os_string().into_vec(),
             sub_path: mount.sub_path.to_vec(),
             read_only: export.read_only,
+            exec: export.exec,
         });
     }
     views.sort_by(|one, other| one.path.cmp(&other.path));
@@ -376,7 +378,7 @@ fn has_parent(path: &Path) -> bool {
 fn key_of(spec: &ViewSpec) -> Result<Vec<u8>, Refusal> {
     let mut key = spec.encode_to_vec();
     for mount in &spec.mounts {
-        let directory = open_export(mount)?;
+        let directory = open_export(mount, spec.user.as_ref())?;
         let status = fstat(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
         key.extend_from_slice(&status.st_dev.to_le_bytes());
         key.extend_from_slice(&status.st_ino.to_le_bytes());

@@ -11,6 +11,17 @@ use crate::callers::UnixUser;
 /// builds use, and a fork bomb ends there while the machine still answers.
 const DEFAULT_PROCESSES: u64 = 8192;
 
+/// Of the machine's memory one part in so many is for the /tmp of one view: sort(1) puts there what it has no
+/// memory for, and a few views that are full leave the machine most of its memory.
+const TMP_SHARE: u64 = 8;
+
+/// The machine's memory; a gibibyte where nobody tells.
+fn memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
+    total.map_or(1 << 30, |kib: u64| kib << 10)
+}
+
 /// What runs, and how it is confined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confinement {
@@ -28,6 +39,8 @@ pub struct Confinement {
     pub max_memory_bytes: u64,
     /// The size to which a file may be written; 0 is no bound.
     pub max_file_bytes: u64,
+    /// What the private /tmp and /var/tmp of one user and mount table hold together.
+    pub max_tmp_bytes: u64,
     /// A cgroup that is the executor's to use; without, its own if the system has delegated it.
     pub cgroup: Option<PathBuf>,
 }
@@ -45,6 +58,7 @@ impl Default for Confinement {
             max_processes: DEFAULT_PROCESSES,
             max_memory_bytes: 0,
             max_file_bytes: 0,
+            max_tmp_bytes: memory_bytes() / TMP_SHARE,
             cgroup: None,
         }
     }
@@ -127,12 +141,13 @@ impl Reader<'_> {
                 }
                 "max_memory_bytes" => read.max_memory_bytes = self.bytes("max_memory_bytes", value),
                 "cgroup" => read.cgroup = self.string("cgroup", value).map(PathBuf::from),
+                "max_tmp_bytes" => read.max_tmp_bytes = self.bytes("max_tmp_bytes", value),
                 "max_file_bytes" => read.max_file_bytes = self.bytes("max_file_bytes", value),
                 other => self.mistake(
                     key.span(),
                     format!(
                         "unknown key `{other}` (known: require, commands, annotations, user, max_processes, \
-                         max_memory_bytes, max_file_bytes, cgroup)"
+                         max_memory_bytes, max_file_bytes, max_tmp_bytes, cgroup)"
                     ),
                 ),
             }
@@ -171,7 +186,7 @@ mod tests {
     #[test]
     fn a_whole_section_is_read() {
         let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
-                    max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n\
+                    max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\nmax_tmp_bytes = 2\n\
                     cgroup = \"/sys/fs/cgroup/posh\"\n";
         let expected = Confinement {
             require: Level::Strict,
@@ -181,6 +196,7 @@ mod tests {
             max_processes: 400,
             max_memory_bytes: 8 << 30,
             max_file_bytes: 1,
+            max_tmp_bytes: 2,
             cgroup: Some("/sys/fs/cgroup/posh".into()),
         };
         assert_eq!(read(text), Ok(expected));

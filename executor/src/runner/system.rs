@@ -1,23 +1,31 @@
 //! What of the server's own tree a view shows: its programs, the few files of `/etc`
 //! that programs need, harmless devices, and `/proc`. All of it is read-only.
+//!
+//! It is taken as detached mounts (open_tree(2), fsmount(2)) while the server's root is still there, and
+//! attached when that has left the view. Every name here is the server's or this file's.
 
 use std::{
-    fs::{self, File},
-    os::unix::fs::symlink,
+    fs,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
-use nix::{
-    libc,
-    mount::{MsFlags, mount},
+use nix::libc;
+use rustix::{
+    fs::CWD,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string, fsmount,
+        fsopen, open_tree,
+    },
 };
 
 use super::{
-    build::{OLD_ROOT, bind, in_old_root, make_directory, set_mount, set_read_only},
-    view::{SHOWN, failed, is_program_link},
+    places::is_program_link,
+    root::Root,
+    view::{SHOWN, failed},
     wire::Isolation,
 };
-use crate::error::Refusal;
+use crate::{error::Refusal, sys};
 
 /// Of `/etc`, what decides how programs run and what they print. What is not here
 /// (passwords, keys of the host, configurations of services) no command has to know.
@@ -79,101 +87,159 @@ const PROCESSORS: &str = "/sys/devices/system/cpu";
 /// For what programs are made of: nothing in it is a device, or gives another user's rights.
 const PROGRAMS: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// Puts all of it into the new root, which is the current one; the server's is at [`OLD_ROOT`].
-pub fn show(isolation: Isolation) -> Result<(), Refusal> {
-    show_programs()?;
-    show_etc()?;
-    show_devices()?;
-    show_processors()?;
-    show_processes(isolation)
+/// For devices: read-only is the node (its owner, mode and times), not what is read and written through it.
+const DEVICE: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+
+/// One thing to show, and where.
+enum Part {
+    /// A detached mount of a directory.
+    Tree(OwnedFd),
+    /// A detached mount of a file or a device.
+    File(OwnedFd),
+    /// A symbolic link.
+    Link(PathBuf),
 }
 
-fn show_programs() -> Result<(), Refusal> {
-    let entries = fs::read_dir(OLD_ROOT).map_err(failed(|| "list the server's root".to_owned()))?;
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let path = Path::new("/").join(&name);
-        if SHOWN.iter().any(|shown| path == Path::new(shown)) || name.to_str().is_some_and(is_program_link) {
-            show_one(&path)?;
+/// What a view shows of the server.
+pub struct Parts(Vec<(PathBuf, Part)>);
+
+impl Parts {
+    /// Takes all of it from the present root, other than the files that the workstation replaces.
+    pub fn of_server(isolation: Isolation, replaced: &[&Path]) -> Result<Self, Refusal> {
+        let mut parts = Self(Vec::new());
+        parts.take_programs()?;
+        parts.take_etc(replaced)?;
+        for name in DEVICES {
+            parts.take(&Path::new("/dev").join(name), DEVICE)?;
         }
+        let links = DEVICE_LINKS.iter().map(|(link, target)| (PathBuf::from(link), Part::Link(target.into())));
+        parts.0.extend(links);
+        parts.take_processors()?;
+        parts.0.push((PathBuf::from("/proc"), Part::Tree(processes(isolation)?)));
+        Ok(parts)
     }
-    Ok(())
-}
 
-fn show_etc() -> Result<(), Refusal> {
-    make_directory(Path::new("/etc"))?;
-    for name in ETC {
-        show_one(&Path::new("/etc").join(name))?;
-    }
-    if in_old_root(Path::new(OPENSSL)).is_file() {
-        make_directory(Path::new("/etc/ssl"))?;
-        show_one(Path::new(OPENSSL))?;
-    }
-    Ok(())
-}
-
-/// Shows a file or directory of the server, or a link as it is, if it exists.
-fn show_one(path: &Path) -> Result<(), Refusal> {
-    let source = in_old_root(path);
-    if let Ok(target) = fs::read_link(&source) {
-        return symlink(target, path).map_err(failed(|| format!("link {}", path.display())));
-    }
-    if source.is_dir() {
-        make_directory(path)?;
-    } else if source.is_file() {
-        make_file(path)?;
-    } else {
-        return Ok(());
-    }
-    bind(&source, path)?;
-    set_mount(path, PROGRAMS)
-}
-
-fn show_devices() -> Result<(), Refusal> {
-    make_directory(Path::new("/dev"))?;
-    for name in DEVICES {
-        let path = Path::new("/dev").join(name);
-        let source = in_old_root(&path);
-        if source.exists() {
-            make_file(&path)?;
-            bind(&source, &path)?;
+    /// Puts all of it into a new root.
+    pub fn show(self, root: &Root) -> Result<(), Refusal> {
+        for (path, part) in self.0 {
+            match part {
+                Part::Link(target) => root.make_link(&path, &target)?,
+                Part::Tree(tree) => {
+                    root.make_directory(&path)?;
+                    root.mount(&tree, &path)?;
+                }
+                Part::File(file) => {
+                    root.make_file(&path)?;
+                    root.mount(&file, &path)?;
+                }
+            }
         }
+        ["/run", "/home", "/mnt", "/etc"].iter().try_for_each(|path| root.make_directory(Path::new(path)).map(drop))
     }
-    for (link, target) in DEVICE_LINKS {
-        symlink(target, link).map_err(failed(|| format!("link {link}")))?;
+
+    fn take_programs(&mut self) -> Result<(), Refusal> {
+        let entries = fs::read_dir("/").map_err(failed(|| "list the server's root".to_owned()))?;
+        for entry in entries.flatten() {
+            let path = Path::new("/").join(entry.file_name());
+            let is_link = entry.file_name().to_str().is_some_and(is_program_link);
+            if is_link || SHOWN.iter().any(|shown| path == Path::new(shown)) {
+                self.take(&path, PROGRAMS)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn take_etc(&mut self, replaced: &[&Path]) -> Result<(), Refusal> {
+        for path in ETC.iter().map(|name| Path::new("/etc").join(name)).chain([PathBuf::from(OPENSSL)]) {
+            if !replaced.iter().any(|file| file.starts_with(&path)) {
+                self.take(&path, PROGRAMS)?;
+            } else if path.is_dir() {
+                self.take_entries(&path, replaced)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries of a directory one by one, so that the workstation's files have room beside them.
+    fn take_entries(&mut self, directory: &Path, replaced: &[&Path]) -> Result<(), Refusal> {
+        let entries = fs::read_dir(directory).map_err(failed(|| format!("list {}", directory.display())))?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if !replaced.contains(&path.as_path()) {
+                self.take(&path, PROGRAMS)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A file, a directory or a link as it is, if it exists.
+    fn take(&mut self, path: &Path, attributes: u64) -> Result<(), Refusal> {
+        let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+        let part = if found.is_symlink() {
+            Part::Link(fs::read_link(path).map_err(failed(|| format!("read the link {}", path.display())))?)
+        } else {
+            let tree = detached(CWD, path)?;
+            set_attributes(&tree, attributes, path)?;
+            if found.is_dir() { Part::Tree(tree) } else { Part::File(tree) }
+        };
+        self.0.push((path.to_owned(), part));
+        Ok(())
+    }
+
+    fn take_processors(&mut self) -> Result<(), Refusal> {
+        let path = Path::new(PROCESSORS);
+        if !path.exists() {
+            return Ok(());
+        }
+        let tree = detached(CWD, path)?;
+        // Best effort: a kernel file system below it may not allow it, and nothing there can be
+        // written without the rights that commands do not have.
+        let _ = set_attributes(&tree, libc::MOUNT_ATTR_RDONLY, path);
+        self.0.push((path.to_owned(), Part::Tree(tree)));
+        Ok(())
+    }
 }
 
-fn show_processors() -> Result<(), Refusal> {
-    fs::create_dir_all(PROCESSORS).map_err(failed(|| format!("make {PROCESSORS}")))?;
-    let source = in_old_root(Path::new(PROCESSORS));
-    if !source.exists() {
-        return Ok(());
-    }
-    bind(&source, Path::new(PROCESSORS))?;
-    // Best effort: a kernel file system below it may not allow it, and nothing there can be
-    // written without the rights that commands do not have.
-    let _ = set_read_only(Path::new(PROCESSORS));
-    Ok(())
+/// A copy of the mount at `path`, and of all below it, that is mounted nowhere. An empty path is `at` itself.
+pub fn detached(at: impl AsFd, path: &Path) -> Result<OwnedFd, Refusal> {
+    // AT_RECURSIVE and AT_EMPTY_PATH are taken by open_tree(2), too.
+    const FLAGS: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE
+        .union(OpenTreeFlags::OPEN_TREE_CLOEXEC)
+        .union(OpenTreeFlags::AT_RECURSIVE)
+        .union(OpenTreeFlags::AT_EMPTY_PATH)
+        .union(OpenTreeFlags::AT_SYMLINK_NOFOLLOW);
+    open_tree(at, path, FLAGS).map_err(failed(|| format!("take {} along", path.display())))
 }
 
-/// Only processes, where the kernel can leave the rest out: settings of the machine are there too.
-fn show_processes(isolation: Isolation) -> Result<(), Refusal> {
-    make_directory(Path::new("/proc"))?;
+/// Adds attributes to a detached mount and to all below it.
+pub fn set_attributes(tree: &OwnedFd, attributes: u64, path: &Path) -> Result<(), Refusal> {
+    let attempt = || format!("set the attributes of the mount {}", path.display());
+    sys::set_mount(tree.as_fd(), attributes, true).map_err(failed(attempt))
+}
+
+/// A `/proc`. Only processes, where the kernel can leave the rest out: settings of the machine are there too.
+fn processes(isolation: Isolation) -> Result<OwnedFd, Refusal> {
     if isolation != Isolation::MountsAndProcesses {
-        bind(&PathBuf::from(OLD_ROOT).join("proc"), Path::new("/proc"))?;
-        let _ = set_read_only(Path::new("/proc"));
-        return Ok(());
+        let tree = detached(CWD, Path::new("/proc"))?;
+        let _ = set_attributes(&tree, libc::MOUNT_ATTR_RDONLY, Path::new("/proc"));
+        return Ok(tree);
     }
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("proc"), "/proc", Some("proc"), flags, Some("subset=pid"))
-        .or_else(|_| mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>))
-        .map_err(failed(|| "mount /proc".to_owned()))?;
-    set_read_only(Path::new("/proc"))
+    let mount = |subset: &[(&str, &str)]| {
+        let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+            | MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        new_mount("proc", subset, attributes)
+    };
+    // In a user namespace it takes a /proc that can be seen as a whole, which the server's root has.
+    mount(&[("subset", "pid")]).or_else(|_| mount(&[])).map_err(failed(|| "mount /proc".to_owned()))
 }
 
-/// An empty file for something to be mounted on.
-fn make_file(path: &Path) -> Result<(), Refusal> {
-    File::create(path).map(drop).map_err(failed(|| format!("make {}", path.display())))
+/// A new file system that is mounted nowhere.
+pub fn new_mount(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, *key, *value)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }

@@ -4,44 +4,37 @@
 //!
 //! The root is a small tmpfs. On it: `/usr /opt /nix /gnu /snap` of the
 //! server, read-only; `/bin /sbin /lib*` as they are; a few files of `/etc`, a few devices, a `/proc` (see
-//! `system`); a private `/tmp` and `/var/tmp` on the server's disk; then each mount of the
+//! `system`); a private `/tmp` and `/var/tmp`, on a tmpfs of bounded size; then each mount of the
 //! workstation, its parents made as empty directories. Commands can't write
 //! to the root: a file made there would vanish unseen. Empty directories for
 //! working directories that exist only on the workstation are made on
-//! demand, through a descriptor of the same tmpfs from before it was made
-//! read-only.
+//! demand, through another mount of the same tmpfs (see `root`).
 
 use std::{
     ffi::OsStr,
     fs, io,
-    os::{
-        fd::OwnedFd,
-        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
-    },
-    path::{Component, Path, PathBuf},
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    path::{Path, PathBuf},
 };
 
 use nix::{
     errno::Errno,
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
-    sys::stat::{Mode, mkdirat},
+    sys::stat::Mode,
 };
 use posh_proto::executor::rejected::Kind;
 
 use super::{
     build,
     fence::Ground,
+    places::{self, PRIVATE, is_program_link},
+    root::{Root, acting},
     wire::{Bounds, Isolation, ViewMount, ViewSpec, ViewUser},
 };
 use crate::error::Refusal;
 
 /// Directories of the server that hold programs and what these read; of `/etc` only a part is shown.
 pub const SHOWN: [&str; 5] = ["/usr", "/opt", "/nix", "/gnu", "/snap"];
-
-/// Symbolic links at the top of the tree that distributions use for merged /usr.
-pub fn is_program_link(name: &str) -> bool {
-    name == "bin" || name == "sbin" || name.starts_with("lib")
-}
 
 /// Whether commands see `path` of the server, which has no symbolic links in it.
 pub fn is_shown(path: &Path) -> bool {
@@ -53,8 +46,8 @@ pub fn is_shown(path: &Path) -> bool {
 #[derive(Debug)]
 pub struct View {
     mounts: Vec<PathBuf>,
-    /// The root's tmpfs where it can still be written; none without a namespace.
-    root: Option<OwnedFd>,
+    /// None without a namespace.
+    root: Option<Root>,
     /// The soft limit of open files that commands start with.
     pub open_files: u64,
     /// What each command may use.
@@ -118,8 +111,8 @@ impl View {
         &self.mounts
     }
 
-    /// Makes a working directory that only the workstation has, as far as it lies on the root: that is not the
-    /// commands' own. What can't be made is complained of when it is entered.
+    /// Makes a working directory that only the workstation has, if it lies on the root: only the runner can write there.
+    /// What can't be made is complained of when it is entered.
     pub fn prepare_directory(&self, directory: &[u8]) {
         let directory = path_of(directory);
         if directory.is_absolute() && self.mount_of(directory).is_none() && !is_private(directory) {
@@ -127,36 +120,14 @@ impl View {
         }
     }
 
-    /// Makes `directory` and its parents, where that changes nothing of the server's.
+    /// Makes `directory` and its parents on the view's own tmpfs.
     pub fn make_directory(&self, directory: &Path) -> Result<(), String> {
         let Some(root) = &self.root else { return Err("it does not exist on the server".to_owned()) };
-        if directory.components().any(|component| component == Component::ParentDir) {
-            return Err("it has `..` in it".to_owned());
+        places::check(directory).map_err(|why| why.to_string())?;
+        if self.mount_of(directory).is_some() {
+            return Err("it does not exist on the server".to_owned());
         }
-        let root_device = nix::sys::stat::fstat(root).map_err(|errno| errno.desc().to_owned())?.st_dev;
-        for path in directory.ancestors().collect::<Vec<_>>().into_iter().rev() {
-            match fs::symlink_metadata(path) {
-                Ok(metadata) if metadata.is_dir() => continue,
-                Ok(_) => return Err(format!("{} is no directory on the server", path.display())),
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.to_string()),
-                Err(_) => {}
-            }
-            let parent = path.parent().unwrap_or(Path::new("/"));
-            let made = if fs::metadata(parent).is_ok_and(|parent| parent.dev() == root_device) {
-                let relative = path.strip_prefix("/").unwrap_or(path);
-                mkdirat(root, relative, Mode::from_bits_truncate(0o755)).map_err(io::Error::from)
-            } else if is_private(path) {
-                fs::create_dir(path)
-            } else {
-                return Err(format!("it does not exist on the server, where {} is its own", parent.display()));
-            };
-            if let Err(error) = made
-                && error.kind() != io::ErrorKind::AlreadyExists
-            {
-                return Err(error.to_string());
-            }
-        }
-        Ok(())
+        root.make_directory(directory).map(drop).map_err(|refusal| refusal.message)
     }
 
     /// Without a namespace, all must already be where the workstation has it.
@@ -187,19 +158,20 @@ impl View {
     }
 }
 
-/// /tmp and /var/tmp are private to the view.
+/// Commands make their own files there.
 fn is_private(path: &Path) -> bool {
-    path.starts_with("/tmp") || path.starts_with("/var/tmp")
+    PRIVATE.iter().any(|private| path.starts_with(private))
 }
 
 pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Opens a mount's directory on the server; the sub-path can't leave the export.
+/// Opens a mount's directory on the server: the export's own, which the administrator chose, and below it the
+/// client's sub-path with the rights of the view's user, by nothing that leaves the export.
 ///
 /// The errors are of the kind `UnknownExport`: the directory is not there.
-pub fn open_export(entry: &ViewMount) -> Result<OwnedFd, Refusal> {
+pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Refusal> {
     let directory = path_of(&entry.directory);
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let unknown = |what: std::path::Display<'_>, errno: Errno| {
@@ -211,6 +183,7 @@ pub fn open_export(entry: &ViewMount) -> Result<OwnedFd, Refusal> {
     }
     let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let sub_path = path_of(&entry.sub_path);
+    let _acting = acting(user)?;
     openat2(&export, sub_path, how).map_err(|errno| unknown(sub_path.display(), errno))
 }
 

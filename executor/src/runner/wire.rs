@@ -81,6 +81,9 @@ pub struct Bounds {
     /// The size to which a file may be written.
     #[prost(uint64, tag = "3")]
     pub file_bytes: u64,
+    /// The size of the view's own /tmp and /var/tmp together.
+    #[prost(uint64, tag = "4")]
+    pub tmp_bytes: u64,
 }
 
 impl Bounds {
@@ -126,6 +129,9 @@ pub struct ViewMount {
     /// Commands may not write.
     #[prost(bool, tag = "4")]
     pub read_only: bool,
+    /// Programs may be started from it.
+    #[prost(bool, tag = "5")]
+    pub exec: bool,
 }
 
 /// Whether the view stands.

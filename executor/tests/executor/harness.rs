@@ -54,7 +54,13 @@ pub fn config(store: &Path) -> Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         confinement: Confinement { commands: Commands::Any, ..Confinement::default() },
         runner_program: Some(PathBuf::from(env!("CARGO_BIN_EXE_posh-executor"))),
-        ..Config::new(vec![Export { name: "logs".into(), path: store.to_owned(), read_only: false, coherence: None }])
+        ..Config::new(vec![Export {
+            name: "logs".into(),
+            path: store.to_owned(),
+            read_only: false,
+            exec: false,
+            coherence: None,
+        }])
     }
 }
 

@@ -14,3 +14,4 @@ mod paths;
 mod streams;
 mod tls;
 mod verify;
+mod views;

@@ -36,7 +36,7 @@ async fn a_working_directory_that_the_server_lacks_is_refused() {
     for (directory, expected) in [
         (format!("{MOUNT}/missing"), "No such file or directory"),
         (format!("{MOUNT}/link"), "it is /tmp on the server"),
-        ("/usr/share/only-on-the-workstation".to_owned(), "it does not exist on the server"),
+        ("/usr/share/only-on-the-workstation".to_owned(), "can be placed in the server's /usr"),
         ("relative".to_owned(), "not an absolute path"),
     ] {
         let outcome = lab.run(in_directory(pipeline(&["pwd"]), &directory)).await;
@@ -178,26 +178,11 @@ async fn mounts_can_be_nearly_anywhere() {
     let lab = Lab::start().await;
     lab.write("f", "content\n");
     std::fs::create_dir(lab.store.path().join("inner")).unwrap();
-    for path in
-        ["/usr/local/posh-test/data", "/tmp/a/b", "/var/x", "/home/u/data", "/etc/posh-test", "/usr/share/zoneinfo"]
-    {
+    for path in ["/tmp/a/b", "/var/x", "/home/u/data", "/data", "/run/user/1000/x", "/root/x"] {
         let mut spec = in_directory(pipeline(&["cat f"]), path);
         spec.mounts = vec![mount(path, "logs", "")];
         assert_eq!(lab.run(spec).await.text(), "content\n", "{path}");
     }
-    // What is beside a mount in a rebuilt directory stays.
-    let mut spec = in_directory(pipeline(&["ls /usr/local"]), "/usr/local/posh-test");
-    spec.mounts = vec![mount("/usr/local/posh-test", "logs", "")];
-    let text = lab.run(spec).await.text();
-    let mut expected: Vec<_> = std::fs::read_dir("/usr/local")
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    expected.push("posh-test".into());
-    let mut listed: Vec<_> = text.lines().map(str::to_owned).collect();
-    expected.sort();
-    listed.sort();
-    assert_eq!(listed, expected);
     // One mount inside another.
     let inner = format!("{MOUNT}/inner");
     let mut spec = in_directory(pipeline(&["cat f"]), &inner);

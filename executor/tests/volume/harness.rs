@@ -39,7 +39,8 @@ pub struct Site {
 impl Site {
     pub async fn new() -> Self {
         let top = TempDir::new().unwrap();
-        let export = Export { name: EXPORT.into(), path: top.path().to_owned(), read_only: false, coherence: None };
+        let export =
+            Export { name: EXPORT.into(), path: top.path().to_owned(), read_only: false, exec: false, coherence: None };
         let config = Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             confinement: Confinement::default(),

@@ -32,7 +32,8 @@ use nix::{errno::Errno, unistd::geteuid};
 use rustix::fs::{Mode, OFlags};
 
 pub use self::session::{DirectorySession, Liveness};
-use self::{nodes::Nodes, sys::Acting, watch::Watch, workers::Workers};
+pub use self::sys::Acting;
+use self::{nodes::Nodes, watch::Watch, workers::Workers};
 use crate::{
     keeper::Keeper,
     store::{Caller, FileId, Leases, Watched},

@@ -72,7 +72,13 @@ impl TlsLab {
         administer::init(directory.path(), vec!["127.0.0.1".to_owned()]).unwrap();
         let mut config = config(stores[0].path());
         let private = stores[1].path().to_owned();
-        config.exports.push(Export { name: "private".into(), path: private, read_only: false, coherence: None });
+        config.exports.push(Export {
+            name: "private".into(),
+            path: private,
+            read_only: false,
+            exec: false,
+            coherence: None,
+        });
         config.tls = Some(TlsConfig { directory: directory.path().to_owned() });
         config.identities = identities.to_vec();
         change(&mut config);
