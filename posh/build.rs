@@ -36,7 +36,11 @@ fn main() {
     // less than with relro and opt-level 3).
     rustc.args(["-Copt-level=s", "-Clto=fat", "-Ccodegen-units=1", "-Cpanic=abort", "-Cstrip=symbols"]);
     rustc.args(["-Ctarget-feature=-crt-static", "-Cforce-unwind-tables=no", "-Crelro-level=off"]);
-    for argument in ["-nostdlib", "-Wl,-soname,libposh_hook.so", "-Wl,--hash-style=gnu", "-Wl,-z,noseparate-code"] {
+    // The few names of the C library are found at the start: the loader would look for them on the stack of whoever
+    // executes first, and take kilobytes of it.
+    let link =
+        ["-nostdlib", "-Wl,-soname,libposh_hook.so", "-Wl,--hash-style=gnu", "-Wl,-z,noseparate-code", "-Wl,-z,now"];
+    for argument in link {
         rustc.arg(format!("-Clink-arg={argument}"));
     }
     let status = rustc.status().expect("rustc starts");

@@ -4,7 +4,7 @@
 //! the list is chosen from the table, and written.
 
 use crate::places::{Place, Places, Terrain, parent, path_of};
-use posh_hook::look::{self, Look, PlaceKind};
+use posh_hook::look::{self, Arena, Look, PlaceKind};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -68,7 +68,8 @@ impl Prefixes {
     /// Whether one word of an argv could name something on an owned mount, see
     /// [`Look::may_touch`]. `cwd` as from getcwd(3).
     pub fn may_touch(&self, word: &[u8], cwd: &Path) -> bool {
-        Look::new(self.places(), cwd.as_os_str().as_bytes()).may_touch(word)
+        let mut memory = vec![0; look::ARENA_BYTES];
+        Look::new(self.places(), cwd.as_os_str().as_bytes()).may_touch(word, &mut Arena::new(&mut memory))
     }
 
     fn places(&self) -> look::Places<'_> {

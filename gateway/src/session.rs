@@ -25,7 +25,10 @@ use std::{
     time::Duration,
 };
 
-use posh_hook::foreseen::{Digest, HOLDS_NS};
+use posh_hook::{
+    foreseen::{Digest, HOLDS_NS},
+    session::STAGE,
+};
 use posh_proto::{
     clock,
     ready::{FILE, MadeFor, SHIMS},
@@ -569,6 +572,7 @@ fn make_shims(directory: &Path, path: &Path, stage_program: &Path, commands: &[S
     fs::DirBuilder::new().mode(0o700).create(directory)?;
     fs::DirBuilder::new().mode(0o700).create(&shims)?;
     pipe_notes::make(directory)?;
+    symlink(stage_program, directory.join(STAGE))?;
     let names = |c: &&String| has_command(path.as_os_str(), c, stage_program);
     commands.iter().filter(names).try_for_each(|name| symlink(stage_program, shims.join(name)))
 }

@@ -8,16 +8,13 @@ use core::{
 };
 
 use crate::{
-    door::{Plan, Request, Strings, joined},
-    lend, search,
+    arena::{self, Arena},
+    door::{Exec, Plan, Request, words},
+    lend,
+    search::{self, Search},
     session::Next,
-    sys::{self, AT_EMPTY_PATH, AT_FDCWD, E2BIG, ENOEXEC, ENOSYS},
+    sys::{self, AT_EMPTY_PATH, AT_FDCWD, E2BIG, ENOEXEC, ENOSYS, Strings},
 };
-
-unsafe extern "C" {
-    #[link_name = "environ"]
-    static ENVIRONMENT: Strings;
-}
 
 type Execve = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
 type Execveat = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
@@ -42,7 +39,10 @@ fn failed(error: c_int) -> c_int {
 }
 
 /// Executes; the error.
-unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings) -> c_int {
+///
+/// # Safety
+/// As of execve(2).
+unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings, arena: &mut Arena<'_>) -> c_int {
     let Some(next) = next!(Next::Execve, Execve) else { return ENOSYS };
     let mut exec = |program: Option<&CStr>, environment| {
         // SAFETY: the caller's own arguments, or strings and arrays that live until the call returns.
@@ -51,10 +51,19 @@ unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings) -> c_int {
     };
     let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
     // SAFETY: the caller's arrays are as execve(2) wants them.
+    unsafe { planned(&request, arena, &mut exec) }
+}
+
+/// Executes as planned, or as given; what the last attempt gave.
+///
+/// # Safety
+/// As for [`Plan::of`].
+unsafe fn planned(request: &Request<'_>, arena: &mut Arena<'_>, exec: &mut Exec<'_>) -> c_int {
+    // SAFETY: the caller's promise.
     unsafe {
-        match Plan::of(&request) {
-            Some(plan) => plan.attempt(&mut exec),
-            None => exec(None, environment),
+        match Plan::of(request, arena) {
+            Some(plan) => plan.attempt(arena, exec),
+            None => exec(None, request.environment),
         }
     }
 }
@@ -65,12 +74,16 @@ unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings) -> c_int {
 /// As the manual says.
 #[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
 pub unsafe extern "C" fn execve(path: *const c_char, argv: Strings, environment: Strings) -> c_int {
+    let Some(next) = next!(Next::Execve, Execve) else { return failed(ENOSYS) };
     // SAFETY: the caller's promise; a null path is the kernel's to refuse.
     unsafe {
         if path.is_null() {
-            return execve(c"".as_ptr(), argv, environment);
+            return next(path, argv, environment);
         }
-        failed(exec_path(CStr::from_ptr(path), argv, environment))
+        arena::with(|arena| match arena {
+            Some(arena) => failed(exec_path(CStr::from_ptr(path), argv, environment, arena)),
+            None => next(path, argv, environment),
+        })
     }
 }
 
@@ -81,7 +94,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, argv: Strings, environment:
 #[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
 pub unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { execve(path, argv, ENVIRONMENT) }
+    unsafe { execve(path, argv, sys::environment()) }
 }
 
 /// execvp(3).
@@ -91,7 +104,7 @@ pub unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
 #[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
 pub unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { execvpe(file, argv, ENVIRONMENT) }
+    unsafe { execvpe(file, argv, sys::environment()) }
 }
 
 /// execvpe(3).
@@ -100,26 +113,48 @@ pub unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
 /// As the manual says.
 #[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
 pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, environment: Strings) -> c_int {
+    let Some(next) = next!(Next::Execvpe, Execve) else { return failed(ENOSYS) };
     // SAFETY: the caller's promise.
     unsafe {
-        let error = search::each(CStr::from_ptr(file), |path| {
-            let error = exec_path(path, argv, environment);
-            Some(if error == ENOEXEC { exec_script(path, argv, environment) } else { error })
-        });
-        failed(error.unwrap_or(ENOSYS))
+        arena::with(|arena| {
+            let Some(arena) = arena else { return next(file, argv, environment) };
+            let mut search = match Search::new(CStr::from_ptr(file)) {
+                Ok(search) => search,
+                Err(error) => return failed(error),
+            };
+            loop {
+                let mut arena = arena.scope();
+                let Some(path) = search.next(&mut arena) else { break };
+                let mut error = exec_path(path, argv, environment, &mut arena.scope());
+                if error == ENOEXEC {
+                    error = exec_script(path, argv, environment, &mut arena);
+                }
+                if !search.goes_on_after(error) {
+                    break;
+                }
+            }
+            failed(search.error())
+        })
     }
 }
 
 /// A file that is no program: execvp(3) gives it to the shell.
-unsafe fn exec_script(path: &CStr, argv: Strings, environment: Strings) -> c_int {
+///
+/// # Safety
+/// As of execve(2).
+unsafe fn exec_script(path: &CStr, argv: Strings, environment: Strings, arena: &mut Arena<'_>) -> c_int {
     const SHELL: &CStr = c"/bin/sh";
-    let head = [SHELL.as_ptr(), path.as_ptr()];
-    // SAFETY: the array is the caller's; its first entry, if any, is replaced by the two of ours.
+    let next = next!(Next::Execvpe, Execve).filter(|_| path.to_bytes().contains(&b'/'));
+    // SAFETY: the caller's promise. The first word, if any, is replaced by the two of ours.
     unsafe {
-        let count = if argv.is_null() { 0 } else { crate::session::count(argv) };
-        let rest = if count > 0 { (argv.add(1), count - 1) } else { (argv, 0) };
-        let exec = &mut |argv| exec_path(SHELL, argv, environment);
-        joined(&[(head.as_ptr(), head.len()), rest], &[], exec).unwrap_or(E2BIG)
+        let with_shell = [SHELL.as_ptr(), path.as_ptr()].into_iter().chain(words(argv).skip(1));
+        if let Some(with_shell) = arena.words(with_shell) {
+            return exec_path(SHELL, with_shell.as_ptr(), environment, arena);
+        }
+        // The C library's own does it on its caller's stack, as it would without us.
+        let Some(next) = next else { return E2BIG };
+        next(path.as_ptr(), argv, environment);
+        sys::errno()
     }
 }
 
@@ -168,18 +203,19 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
 }
 
 /// Executes what has no path of its own with the session's variables; gives -1, and the error in `errno`.
+///
+/// # Safety
+/// As for [`Plan::of`].
 unsafe fn carry(request: &Request<'_>, exec: &mut dyn FnMut(Strings) -> c_int) -> c_int {
     let mut exec = |_: Option<&CStr>, environment| {
         exec(environment);
         sys::errno()
     };
     // SAFETY: the caller's promise. Its program has no path, so there is no stage program for it.
-    unsafe {
-        failed(match Plan::of(request) {
-            Some(plan) => plan.attempt(&mut exec),
-            None => exec(None, request.environment),
-        })
-    }
+    arena::with(|arena| match arena {
+        Some(arena) => failed(unsafe { planned(request, arena, &mut exec) }),
+        None => failed(exec(None, request.environment)),
+    })
 }
 
 /// posix_spawn(3).
@@ -208,8 +244,8 @@ pub unsafe extern "C" fn posix_spawn(
         let moved = !actions.is_null();
         let request =
             Request { directory: AT_FDCWD, path: CStr::from_ptr(path), argv, environment, spawned: true, moved };
-        keeping_errno(|| match Plan::of(&request) {
-            Some(plan) => plan.attempt(spawn),
+        arena::with(|arena| match arena {
+            Some(arena) => planned(&request, arena, spawn),
             None => spawn(None, environment),
         })
     }
@@ -236,26 +272,14 @@ pub unsafe extern "C" fn posix_spawnp(
             Some(program) => by_path(pid, program.as_ptr(), actions, attributes, argv, environment),
             None => by_name(pid, file, actions, attributes, argv, environment),
         };
-        keeping_errno(|| {
-            let found = search::first(CStr::from_ptr(file));
-            let found = found.as_ref().and_then(|path| path.as_c_str());
+        arena::with(|arena| {
+            let Some(arena) = arena else { return spawn(None, environment) };
+            let Some(path) = search::first(CStr::from_ptr(file), arena) else { return spawn(None, environment) };
             let moved = !actions.is_null();
-            let request =
-                found.map(|path| Request { directory: AT_FDCWD, path, argv, environment, spawned: true, moved });
-            match request.as_ref().and_then(|request| Plan::of(request)) {
-                Some(plan) => plan.attempt(spawn),
-                None => spawn(None, environment),
-            }
+            let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: true, moved };
+            planned(&request, arena, spawn)
         })
     }
-}
-
-/// For functions that give their error back and leave `errno` alone.
-fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
-    let before = sys::errno();
-    let result = call();
-    sys::set_errno(before);
-    result
 }
 
 /// system(3).
@@ -266,7 +290,7 @@ fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
     let Some(next) = next!(Next::System, System) else { return failed(ENOSYS) };
     // SAFETY: the caller's promise.
-    lend::to_shell(|| unsafe { next(command) })
+    unsafe { lend::to_shell(command, |command| next(command)) }
 }
 
 /// popen(3).
@@ -280,5 +304,5 @@ pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *
         return core::ptr::null_mut();
     };
     // SAFETY: the caller's promise.
-    lend::to_shell(|| unsafe { next(command, mode) })
+    unsafe { lend::to_shell(command, |command| next(command, mode)) }
 }

@@ -1,132 +1,137 @@
-//! system(3) and popen(3) give the shell that they start the process's own
-//! environment, so the session's variables are lent to it for as long as the
-//! call takes. Other threads may read the environment meanwhile, and even change
-//! it: what they change stays.
-#![allow(unsafe_code, reason = "replaces the array that `environ` points to, and puts it back")]
+//! system(3) and popen(3) start a shell with the process's own environment, and there the session's variables
+//! are missing. Other threads may use `environ` at any time, so that nothing here ever writes to it: the shell is
+//! given another text, by which it executes the stage program at once; that puts the variables into its own
+//! environment and becomes the same shell with the text that was given.
+#![allow(unsafe_code, reason = "reads the environment and the text of C functions")]
 
 use core::{
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_char},
     ptr,
-    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
-    door::{Plan, Request, Strings},
-    session::count,
-    sys::{AT_FDCWD, Mapped},
+    arena::{self, Arena},
+    door::{Plan, Request, words},
+    session::{self, AS_SHELL},
+    sys::{self, AT_FDCWD, Mapped},
+    text::{Full, Text},
 };
 
-unsafe extern "C" {
-    #[link_name = "environ"]
-    static mut ENVIRONMENT: *mut *const c_char;
-}
+/// What execve(2) takes for certain, whatever the bounds of the process (ARG_MAX of a kernel with `RLIMIT_STACK` of 0).
+const CERTAIN_BYTES: usize = 128 << 10;
+/// The names of both programs, their options and the session's variables.
+const SMALL_BYTES: usize = 16 << 10;
+/// A longer text goes as given: it would not fit a slot when it is quoted.
+const MAX_TEXT_BYTES: usize = 32 << 10;
 
-/// One loan at a time: who comes meanwhile finds the variables there already.
-static LENT: AtomicBool = AtomicBool::new(false);
-
-/// The array that is lent. It is kept: another thread may look into it at any time.
-static mut ARRAY: (*mut *const c_char, usize) = (ptr::null_mut(), 0);
-
-/// Room for both variables behind the array.
-const STRINGS_BYTES: usize = 16 << 10;
-
-/// Calls with the session's variables in the environment, where a shell takes them.
-pub(crate) fn to_shell<T>(call: impl FnOnce() -> T) -> T {
-    if LENT.swap(true, Ordering::Acquire) {
-        return call();
+/// Calls with the text that is to be given to the shell.
+///
+/// # Safety
+/// `text` is null or a C string.
+pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
+    if text.is_null() {
+        return call(text);
     }
-    // SAFETY: `LENT` keeps other loans away.
-    let loan = unsafe { lend() };
-    let result = call();
-    if let Some(loan) = loan {
-        // SAFETY: this loan was just made.
-        unsafe { loan.end() };
-    }
-    LENT.store(false, Ordering::Release);
-    result
-}
-
-struct Loan {
-    original: *mut *const c_char,
-    lent: *mut *const c_char,
-    variables: [*const c_char; 2],
-}
-
-unsafe fn lend() -> Option<Loan> {
-    // SAFETY: `environ` and what it points to are the process's environment; the new array has room for it, two more
-    // entries, the null pointer, and the strings.
-    unsafe {
-        let original = ENVIRONMENT;
-        let (environment, argv): (Strings, Strings) = (original.cast_const(), ptr::null());
-        let request = Request { directory: AT_FDCWD, path: c"/bin/sh", argv, environment, spawned: true, moved: false };
-        let plan = Plan::of(&request)?;
-        let entries = if original.is_null() { 0 } else { count(environment) };
-        let (lent, strings) = array(entries + 3)?;
-        for index in 0..entries {
-            *lent.add(index) = *original.add(index);
-        }
-        let mut copied = None;
-        plan.with_variables(&mut |variables| {
-            copied = copy(variables, strings);
-            Some(0)
-        });
-        let variables = copied?;
-        *lent.add(entries) = variables[0];
-        *lent.add(entries + 1) = variables[1];
-        *lent.add(entries + 2) = ptr::null();
-        ENVIRONMENT = lent;
-        Some(Loan { original, lent, variables })
+    // A slot is not kept for as long as the shell runs.
+    let with_session = arena::with(|arena| {
+        // SAFETY: the caller's promise.
+        let text = unsafe { through_stage(CStr::from_ptr(text), &mut arena?.scope()) }?.to_bytes_with_nul();
+        Mapped::copy_of(text)
+    });
+    match with_session {
+        Some(mapped) => call(mapped.as_bytes().as_ptr().cast()),
+        None => call(text),
     }
 }
 
-/// An array of at least so many entries, and the room behind it.
-unsafe fn array(entries: usize) -> Option<(*mut *const c_char, *mut u8)> {
-    // SAFETY: only the holder of `LENT` comes here.
-    unsafe {
-        if ARRAY.1 < entries {
-            let size = (2 * entries).checked_mul(size_of::<*const c_char>())?.checked_add(STRINGS_BYTES)?;
-            let new: *mut c_void = Mapped::forever(size)?;
-            ARRAY = (new.cast(), 2 * entries);
-        }
-        Some((ARRAY.0, ARRAY.0.add(ARRAY.1).cast()))
-    }
-}
-
-unsafe fn copy(variables: [&CStr; 2], strings: *mut u8) -> Option<[*const c_char; 2]> {
-    let [first, second] = variables.map(CStr::to_bytes_with_nul);
-    if first.len() + second.len() > STRINGS_BYTES {
+/// `None` where the text goes as given.
+///
+/// # Safety
+/// `environ` is an environment.
+unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
+    let session = session::current()?;
+    let (environment, argv) = (sys::environment(), ptr::null());
+    let request = Request { directory: AT_FDCWD, path: c"/bin/sh", argv, environment, spawned: true, moved: false };
+    // SAFETY: the caller's promise.
+    let [first, second] = unsafe {
+        let plan = Plan::of(&request, arena)?;
+        fits(environment, text).then(|| plan.variables(arena))??
+    };
+    let stage = session.stage(arena)?;
+    // What begins so may be an option to the shell.
+    let is_option = text.to_bytes().starts_with(b"-") || text.to_bytes().starts_with(b"+");
+    if is_option || !sys::is_executable(stage) {
         return None;
     }
-    // SAFETY: the room is that large, and nobody else writes there.
-    unsafe {
-        let behind = strings.add(first.len());
-        ptr::copy_nonoverlapping(first.as_ptr(), strings, first.len());
-        ptr::copy_nonoverlapping(second.as_ptr(), behind, second.len());
-        Some([strings.cast_const().cast(), behind.cast_const().cast()])
-    }
+    let mut command = arena.text(2 * MAX_TEXT_BYTES.min(arena.left() / 2))?;
+    let mut add = || -> Result<(), Full> {
+        command.push(b"exec")?;
+        for word in [stage, AS_SHELL, first, second, text] {
+            quote(word.to_bytes(), &mut command)?;
+        }
+        command.push(b"\0")
+    };
+    add().ok()?;
+    CStr::from_bytes_with_nul(command.into_bytes()).ok()
 }
 
-impl Loan {
-    /// Takes the variables out again.
-    unsafe fn end(self) {
-        // SAFETY: whatever array `environ` points to now ends in a null pointer; ours had a place for each entry of the
-        // original, and others can only have replaced or removed some, or have moved all to a new array.
-        unsafe {
-            let now = ENVIRONMENT;
-            let back = if now == self.lent && !self.original.is_null() { self.original } else { now };
-            if now.is_null() {
-                return;
-            }
-            let (mut from, mut to) = (now, back);
-            while !(*from).is_null() {
-                if !self.variables.contains(&*from) {
-                    *to = *from;
-                    to = to.add(1);
-                }
-                from = from.add(1);
-            }
-            *to = ptr::null();
-            ENVIRONMENT = back;
+/// Whether the stage program and the shell can be executed with a few words more, and a shell is not told to print
+/// what it does.
+///
+/// # Safety
+/// As for [`words`], of C strings.
+unsafe fn fits(environment: sys::Strings, text: &CStr) -> bool {
+    let mut bytes = SMALL_BYTES + 2 * text.count_bytes();
+    // SAFETY: the caller's promise.
+    let mut variables = unsafe { words(environment).map(|variable| CStr::from_ptr(variable).to_bytes()) };
+    variables.all(|variable| {
+        bytes += variable.len() + 1 + size_of::<*const c_char>();
+        bytes < CERTAIN_BYTES && !variable.starts_with(b"SHELLOPTS=")
+    })
+}
+
+/// Adds a blank and a word, so that a shell reads exactly that word.
+fn quote(word: &[u8], text: &mut Text<&mut [u8]>) -> Result<(), Full> {
+    text.push(b" '")?;
+    for (index, part) in word.split(|byte| *byte == b'\'').enumerate() {
+        if index > 0 {
+            text.push(b"'\\''")?;
         }
+        text.push(part)?;
+    }
+    text.push(b"'")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_the_words_that_were_quoted() {
+        let mut buffer = [0; 200];
+        let mut text = Text::within(&mut buffer[..]);
+        text.push(b"printf %s,").unwrap();
+        for word in ["it's", "", "a b\n$HOME `x` \"\\", "''"] {
+            quote(word.as_bytes(), &mut text).unwrap();
+        }
+        let script = std::str::from_utf8(text.as_bytes()).unwrap();
+        let output = Command::new("sh").args(["-c", script]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "it's,,a b\n$HOME `x` \"\\,'',");
+        assert_eq!(quote(&[b'\''; 100], &mut text), Err(Full));
+    }
+
+    #[test]
+    fn what_might_not_fit_goes_as_given() {
+        let long = std::ffi::CString::new(vec![b'x'; CERTAIN_BYTES]).unwrap();
+        let check = |variable: &CStr, expected| {
+            let environment = [c"A=b".as_ptr(), variable.as_ptr(), ptr::null()];
+            // SAFETY: the array is an environment.
+            assert_eq!(unsafe { fits(environment.as_ptr(), c"true") }, expected);
+        };
+        check(c"HOME=/", true);
+        check(&long, false);
+        check(c"SHELLOPTS=xtrace", false);
     }
 }

@@ -15,6 +15,7 @@
 //! look ([`look`]) of the stage program, and the check whether a program can be served at all ([`target`]).
 #![cfg_attr(not(test), no_std)]
 
+pub mod arena;
 mod door;
 pub mod foreseen;
 pub mod interpose;
@@ -29,6 +30,7 @@ mod question;
 mod search;
 pub mod session;
 mod sys;
+mod syscall;
 pub mod target;
 mod text;
 pub mod variadic;

@@ -7,10 +7,16 @@
 
 use crate::{
     places::Terrain,
-    walk::{Outcome, Walk},
+    walk::{self, Outcome, Walk},
 };
 
-pub use crate::places::{Places, Terrain as PlaceKind};
+pub use crate::{
+    arena::Arena,
+    places::{Places, Terrain as PlaceKind},
+};
+
+/// As much as a look takes.
+pub const ARENA_BYTES: usize = walk::ARENA_BYTES;
 
 /// Paths that are looked up for one word; a word with more of them is a script
 /// of some kind, and asking the gateway is cheaper than looking further.
@@ -43,52 +49,44 @@ impl<'a> Look<'a> {
     /// A word that begins with `-` is taken for an option. A `/` in the middle
     /// of a name begins a path only in an option (`-xzf/mnt/a`), or when the
     /// name after it leads to an owned mount by its text alone (`r/mnt/logs/x`);
-    /// otherwise each word with slashes would cost a lookup per slash.
+    /// otherwise each word with slashes would cost a lookup per slash. With an arena that is full, every word could.
     #[must_use]
-    pub fn may_touch(&self, word: &[u8]) -> bool {
-        if self.places.owned().next().is_none() {
+    pub fn may_touch(&self, word: &[u8], arena: &mut Arena<'_>) -> bool {
+        if !self.places.has_owned() {
             return false;
         }
         if self.cwd_is_owned() {
             return true;
         }
         let mut lookups = 0;
-        self.candidates(word).any(|path| {
+        let mut may_reach = |path: &[u8]| {
             lookups += 1;
-            lookups > MAX_LOOKUPS || self.reaches(path)
-        })
+            lookups > MAX_LOOKUPS || self.reaches(path, arena)
+        };
+        let option = word.starts_with(b"-");
+        relative(word, option).into_iter().flatten().any(&mut may_reach)
+            || (0..word.len()).any(|at| self.absolute(word, at, option).is_some_and(&mut may_reach))
     }
 
-    fn reaches(&self, path: &[u8]) -> bool {
+    fn reaches(&self, path: &[u8], arena: &mut Arena<'_>) -> bool {
         if path.is_empty() || path.contains(&0) {
             return false;
         }
-        match Walk::from(self.places, self.cwd).along(path) {
+        let Some(mut walk) = Walk::from(self.places, self.cwd, arena.scope()) else { return true };
+        match walk.along(path) {
             Outcome::At(terrain) => terrain == Terrain::Owned,
             Outcome::Missing => false,
             Outcome::TooLong => true,
         }
     }
 
-    /// Every part of a word that may be a path.
-    fn candidates<'w>(&self, word: &'w [u8]) -> impl Iterator<Item = &'w [u8]> {
-        let option = word.starts_with(b"-");
-        let whole = (!option).then_some(word);
-        let short = if option && word.get(1) != Some(&b'-') { word.get(2..) } else { None };
-        let value = word.iter().position(|byte| *byte == b'=').and_then(|equals| word.get(equals + 1..));
-        // An absolute path is taken from its slash below, whatever stands before it.
-        let relative = [whole, short, value].into_iter().flatten().filter(|path| !path.starts_with(b"/"));
-        relative.chain(self.absolute(word, option))
-    }
-
-    /// What begins where an absolute path may begin in a word.
-    fn absolute<'w>(&self, word: &'w [u8], option: bool) -> impl Iterator<Item = &'w [u8]> {
-        let slashes = word.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(slash, _)| slash);
-        slashes.filter_map(|slash| word.get(slash..).map(|path| (slash, path))).filter_map(move |(slash, path)| {
-            let Some(before) = slash.checked_sub(1).and_then(|index| word.get(index)) else { return Some(path) };
-            let begins = *before != b'/' && (option || !is_of_a_name(*before) || self.begins_like_an_owned(path));
-            begins.then_some(path)
-        })
+    /// What begins there, if an absolute path may.
+    #[inline(never)]
+    fn absolute<'w>(&self, word: &'w [u8], at: usize, option: bool) -> Option<&'w [u8]> {
+        let path = word.get(at..).filter(|path| path.starts_with(b"/"))?;
+        let Some(before) = at.checked_sub(1).and_then(|index| word.get(index)) else { return Some(path) };
+        let begins = *before != b'/' && (option || !is_of_a_name(*before) || self.begins_like_an_owned(path));
+        begins.then_some(path)
     }
 
     /// Whether the first component is that of an owned mount point.
@@ -102,8 +100,19 @@ impl<'a> Look<'a> {
     }
 }
 
+/// The parts of a word that may be relative paths.
+#[inline(never)]
+fn relative(word: &[u8], option: bool) -> [Option<&[u8]>; 3] {
+    let whole = (!option).then_some(word);
+    let short = if option && word.get(1) != Some(&b'-') { word.get(2..) } else { None };
+    let value = word.iter().position(|byte| *byte == b'=').and_then(|equals| word.get(equals + 1..));
+    // An absolute path is taken from its slash, whatever stands before it.
+    [whole, short, value].map(|part| part.filter(|path| !path.starts_with(b"/")))
+}
+
 /// Whether a path without symlinks, as the kernel prints it, lies on an owned mount.
 #[must_use]
+#[inline(never)]
 pub fn is_owned(places: Places<'_>, path: &[u8]) -> bool {
     let holds = |dir: &[u8]| path.starts_with(dir) || dir.strip_suffix(b"/") == Some(path);
     let holding = places.iter().filter(|(_, dir)| holds(dir));

@@ -26,24 +26,25 @@ pub(crate) struct Start {
 }
 
 /// Tells the kernel that the environment's strings end earlier. Without that they
-/// would show as so many NULs. A program finds `errno` as it would have without us.
+/// would show as so many NULs.
 ///
 /// # Safety
 /// `start` is what the kernel made, and what it points to is as it was.
 pub(crate) unsafe fn end_environment_at(address: usize, start: &Start) {
-    const PR_SET_MM: i64 = 35;
-    const PR_SET_MM_ENV_END: i64 = 11;
-    const PR_SET_MM_MAP: i64 = 14;
-    let errno = sys::errno();
+    const PR_SET_MM_ENV_END: usize = 11;
+    const PR_SET_MM_MAP: usize = 14;
     // Needs CAP_SYS_RESOURCE; the other way needs no right, but a kernel with CONFIG_CHECKPOINT_RESTORE, and more time.
-    if !sys::prctl(PR_SET_MM, PR_SET_MM_ENV_END, address, 0) {
-        // SAFETY: the caller's promise.
-        if let Some(mut map) = unsafe { MemoryMap::at_start(start) }.or_else(MemoryMap::of_this_process) {
-            map.env_end = address as u64;
-            sys::prctl(PR_SET_MM, PR_SET_MM_MAP, (&raw const map).addr(), size_of::<MemoryMap>());
-        }
+    // SAFETY: the caller's promise: the address lies between the environment's first string and its end.
+    if unsafe { sys::set_memory_map(PR_SET_MM_ENV_END, address, 0) } {
+        return;
     }
-    sys::set_errno(errno);
+    // SAFETY: the caller's promise.
+    if let Some(mut map) = unsafe { MemoryMap::at_start(start) }.or_else(MemoryMap::of_this_process) {
+        map.env_end = address as u64;
+        let at = (&raw const map).expose_provenance();
+        // SAFETY: the map is what the kernel has, or has said, but for the end of the environment.
+        unsafe { sys::set_memory_map(PR_SET_MM_MAP, at, size_of::<MemoryMap>()) };
+    }
 }
 
 /// `struct prctl_mm_map` of include/uapi/linux/prctl.h.

@@ -6,8 +6,8 @@
 //! command. It is a hint: a slot that another pipe has taken, or a note that is wrong, costs time and nothing else.
 
 use crate::{
+    arena::Arena,
     sys::{self, File, Stat},
-    text::Text,
 };
 
 /// The file's name in the session's directory.
@@ -100,13 +100,12 @@ pub(crate) struct Notes(File);
 
 impl Notes {
     /// `None` where there is none, or where it may not be written to.
-    pub(crate) fn open(directory: &[u8]) -> Option<Self> {
-        const PATH_BYTES: usize = crate::session::MAX_PATH_BYTES + FILE.len() + 2;
+    pub(crate) fn open(directory: &[u8], arena: &mut Arena<'_>) -> Option<Self> {
         if sys::longest_file() < FILE_BYTES {
             return None;
         }
-        let path = Text::<PATH_BYTES>::of(&[directory, b"/", FILE.as_bytes(), b"\0"]).ok()?;
-        File::open_to_write(path.as_c_str()?).map(Self)
+        let mut arena = arena.scope();
+        File::open_to_write(arena.c_str(&[directory, b"/", FILE.as_bytes()])?).map(Self)
     }
 
     /// What is noted by now.
@@ -191,9 +190,11 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("posh-pipes-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
         let name = directory.to_str().unwrap().as_bytes();
-        assert!(Notes::open(name).is_none());
+        let mut memory = [0; 300];
+        let mut arena = Arena::new(&mut memory);
+        assert!(Notes::open(name, &mut arena).is_none());
         std::fs::write(directory.join(FILE), vec![0; FILE_BYTES as usize]).unwrap();
-        let notes = Notes::open(name).unwrap();
+        let notes = Notes::open(name, &mut arena).unwrap();
         assert_eq!(notes.writer(77), None);
         notes.note(77, Writer::Stays);
         assert_eq!(notes.wait_for_writer(77), Writer::Stays);

@@ -87,9 +87,16 @@ impl<'a> Places<'a> {
     }
 
     /// Whether something of this mount may be on an owned place: by its `mnt_id` (statx(2)), without its path.
+    #[inline(never)]
     pub(crate) fn may_own(self, mount: u64) -> bool {
         let mut owned = Self::entries(self.0).flatten().filter(|entry| entry.terrain == Terrain::Owned);
         owned.any(|entry| entry.mount.is_none_or(|owned| owned == mount))
+    }
+
+    /// Whether there are owned ones.
+    #[inline(never)]
+    pub fn has_owned(self) -> bool {
+        self.owned().next().is_some()
     }
 
     /// The owned ones' paths.
@@ -98,6 +105,7 @@ impl<'a> Places<'a> {
     }
 
     /// `dir` with a slash at the end, as in all of these.
+    #[inline(never)]
     pub(crate) fn at(self, dir: &[u8]) -> Found {
         let mut found = Found::Unknown;
         for (terrain, place) in self.iter() {
@@ -112,6 +120,7 @@ impl<'a> Places<'a> {
     }
 
     /// What the place with the longest path that holds `dir` is.
+    #[inline(never)]
     pub(crate) fn around(self, dir: &[u8]) -> Terrain {
         let holding = self.iter().filter(|(_, place)| dir.starts_with(place));
         holding.max_by_key(|(_, place)| place.len()).map_or(Terrain::Local, |(terrain, _)| terrain)

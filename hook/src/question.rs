@@ -3,11 +3,12 @@
 //! whatever goes wrong, the stage program asks for itself.
 
 use crate::{
+    arena::Arena,
     sys::Socket,
     text::{Full, Text},
 };
 
-/// A longer command line is left to the stage program: each page of the stack that is touched costs as much as the question.
+/// A longer command line is left to the stage program: each page that is touched costs as much as the question.
 const QUESTION_BYTES: usize = 2048;
 
 /// The frame's length, the tag of `ToGateway.question`, and the message's length as a number of two groups.
@@ -31,12 +32,13 @@ const fn tag(field: u8) -> u8 {
 }
 
 /// A question that is being put together.
-pub(crate) struct Question(Text<QUESTION_BYTES>);
+pub(crate) struct Question<'a>(Text<&'a mut [u8]>);
 
-impl Question {
+impl<'a> Question<'a> {
     /// Without the words.
-    pub(crate) fn of(program: &[u8]) -> Result<Self, Full> {
-        let mut question = Self(Text::of(&[&[0; HEAD_BYTES]])?);
+    pub(crate) fn of(program: &[u8], arena: &mut Arena<'a>) -> Result<Self, Full> {
+        let mut question = Self(arena.text(QUESTION_BYTES).ok_or(Full)?);
+        question.0.push(&[0; HEAD_BYTES])?;
         question.field(PROGRAM, program)?;
         Ok(question)
     }
@@ -78,7 +80,7 @@ impl Question {
         // A number may have more groups than it needs.
         let head = [frame.as_slice(), &[QUESTION], &[body[0] | 0x80, body[1] & 0x7f]];
         let head = head.into_iter().flatten();
-        self.0.buffer().iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+        self.0.as_bytes_mut().iter_mut().zip(head).for_each(|(to, from)| *to = *from);
         Some(self.0.as_bytes())
     }
 
@@ -111,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_question_is_in_the_contract_s_encoding() {
-        let mut question = Question::of(b"/bin/cat").unwrap();
+        let mut memory = [0; QUESTION_BYTES];
+        let mut question = Question::of(b"/bin/cat", &mut Arena::new(&mut memory)).unwrap();
         question.word(b"cat").unwrap();
         question.word(&[b'x'; 300]).unwrap();
         question.word(b"").unwrap();
@@ -123,14 +126,16 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_not_asked() {
-        let mut question = Question::of(b"/p").unwrap();
+        let mut memory = [0; 2 * QUESTION_BYTES];
+        let mut arena = Arena::new(&mut memory);
+        let mut question = Question::of(b"/p", &mut arena).unwrap();
         assert_eq!(question.word(&[b'x'; QUESTION_BYTES]), Err(Full));
-        assert!(Question::of(&[b'/'; QUESTION_BYTES]).is_err());
+        assert!(Question::of(&[b'/'; QUESTION_BYTES], &mut arena).is_err());
     }
 
     #[test]
     fn nobody_answers() {
-        assert!(!Question::of(b"/p").unwrap().ask(b"/nonexistent/socket"));
-        assert!(!Question::of(b"/p").unwrap().ask(&[b'/'; 200]));
+        let asks = |socket: &[u8]| Question::of(b"/p", &mut Arena::new(&mut [0; QUESTION_BYTES])).unwrap().ask(socket);
+        assert!(!asks(b"/nonexistent/socket") && !asks(&[b'/'; 200]));
     }
 }

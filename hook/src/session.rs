@@ -13,10 +13,11 @@ use core::{
     cell::UnsafeCell,
     ffi::{CStr, c_char, c_int, c_void},
     ptr,
-    sync::atomic::{AtomicI64, AtomicPtr, Ordering},
+    sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
 };
 
 use crate::{
+    arena::{self, Arena},
     memory::{self, Start},
     pipes::{Notes, Writer},
     sys::{self, AT_FDCWD, Contents, File, PATH_BYTES},
@@ -38,23 +39,26 @@ const SESSION: &[u8] = b"POSH_HOOK=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
 /// The file in the session's directory that tells of mounts, and the directory of shims.
-const SESSION_FILE: &[u8] = b"/session\0";
+const SESSION_FILE: &[u8] = b"/session";
 const SHIMS: &[u8] = b"/bin/";
+
+/// The symlink to the stage program in the session's directory.
+pub const STAGE: &str = "stage";
+/// The stage program's first word when it is to become a shell: the two variables follow, and the shell's text.
+pub const AS_SHELL: &CStr = c"--as-shell";
 
 /// The longest path of library and session that is carried. Both lie in the directory of the gateway's sockets,
 /// whose paths have 108 bytes at most (unix(7)); what is kept here is touched at the start of every program.
 pub const MAX_PATH_BYTES: usize = 240;
 
-/// The path of a shim: no name in a directory is longer than 255 bytes.
-const SHIM_BYTES: usize = MAX_PATH_BYTES + SHIMS.len() + 256;
-
 /// A variable whose value is such a path.
-pub(crate) type Carried = Text<{ MAX_PATH_BYTES + 16 }>;
+pub(crate) type Carried = Text<[u8; MAX_PATH_BYTES + 16]>;
 
 /// The functions that ours stand in front of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Execve,
+    Execvpe,
     Execveat,
     Fexecve,
     Spawn,
@@ -64,12 +68,21 @@ pub(crate) enum Next {
 }
 
 impl Next {
-    const ALL: [Self; 7] =
-        [Self::Execve, Self::Execveat, Self::Fexecve, Self::Spawn, Self::SpawnPath, Self::System, Self::Popen];
+    const ALL: [Self; 8] = [
+        Self::Execve,
+        Self::Execvpe,
+        Self::Execveat,
+        Self::Fexecve,
+        Self::Spawn,
+        Self::SpawnPath,
+        Self::System,
+        Self::Popen,
+    ];
 
     const fn name(self) -> &'static CStr {
         match self {
             Self::Execve => c"execve",
+            Self::Execvpe => c"execvpe",
             Self::Execveat => c"execveat",
             Self::Fexecve => c"fexecve",
             Self::Spawn => c"posix_spawn",
@@ -86,14 +99,14 @@ impl Next {
         if !known.is_null() {
             return known;
         }
-        // Another library's start-up code came before ours.
+        // Another library's start-up code came before ours: on the process's own stack, since only the loader ran so far.
         let found = sys::next_function(self.name());
         slot.store(found, Ordering::Relaxed);
         found
     }
 }
 
-static FUNCTIONS: [AtomicPtr<c_void>; 7] = [const { AtomicPtr::new(ptr::null_mut()) }; 7];
+static FUNCTIONS: [AtomicPtr<c_void>; Next::ALL.len()] = [const { AtomicPtr::new(ptr::null_mut()) }; Next::ALL.len()];
 
 /// What is kept for the next program.
 pub(crate) struct Session {
@@ -129,32 +142,48 @@ impl Session {
     }
 
     /// Whether a command of this name is one that posh knows.
-    pub(crate) fn knows(&self, name: &[u8]) -> bool {
-        let shim = self.shim(name);
-        shim.as_ref().and_then(Text::as_c_str).is_some_and(|shim| sys::is_link(shim) == Ok(true))
+    pub(crate) fn knows(&self, name: &[u8], arena: &mut Arena<'_>) -> bool {
+        self.shim(name, &mut arena.scope()).is_some_and(|shim| sys::is_link(shim) == Ok(true))
     }
 
     /// The stage program, if a command of this name is one that posh knows: what the shim of that name leads to.
-    pub(crate) fn stage_program(&self, name: &[u8]) -> Option<Text<PATH_BYTES>> {
-        let mut program = sys::read_link(self.shim(name)?.as_bytes().strip_suffix(b"\0")?).ok()?;
-        program.push(b"\0").ok()?;
-        Some(program)
+    pub(crate) fn stage_program<'a>(&self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
+        let shim = self.shim(name, arena)?;
+        Self::target(shim, arena)
     }
 
-    /// The shim's path, a NUL at the end.
-    fn shim(&self, name: &[u8]) -> Option<Text<SHIM_BYTES>> {
-        Text::of(&[self.directory(), SHIMS, name, b"\0"]).ok()
+    /// The stage program, whatever commands posh knows; `None` in a session of an earlier version.
+    pub(crate) fn stage<'a>(&self, arena: &mut Arena<'a>) -> Option<&'a CStr> {
+        let link = arena.c_str(&[self.directory(), b"/", STAGE.as_bytes()])?;
+        Self::target(link, arena)
+    }
+
+    /// What a symlink leads to.
+    fn target<'a>(shim: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
+        let program = arena.filled(PATH_BYTES, sys::ENOMEM, |buffer| {
+            let (last, most) = buffer.split_last_mut().ok_or(sys::ENOMEM)?;
+            *last = 0;
+            let count = sys::read_link(shim, most)?;
+            *buffer.get_mut(count).ok_or(sys::ENOMEM)? = 0;
+            Ok(count + 1)
+        });
+        CStr::from_bytes_with_nul(program.ok()?).ok()
+    }
+
+    /// The shim's path.
+    fn shim<'a>(&self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
+        arena.c_str(&[self.directory(), SHIMS, name])
     }
 
     /// The session file, while the session lives.
-    pub(crate) fn file(&self) -> Option<Contents> {
-        let path = Text::<SHIM_BYTES>::of(&[self.directory(), SESSION_FILE]).ok()?;
-        File::open(AT_FDCWD, path.as_c_str()?)?.contents()
+    pub(crate) fn file<'a>(&self, arena: &mut Arena<'a>) -> Option<Contents<'a>> {
+        let path = arena.c_str(&[self.directory(), SESSION_FILE])?;
+        File::open(AT_FDCWD, path)?.contents(arena)
     }
 }
 
 /// The process that `main` began in; a fork of it has another number.
-static BEGAN_IN: AtomicI64 = AtomicI64::new(0);
+static BEGAN_IN: AtomicUsize = AtomicUsize::new(0);
 
 #[cfg(all(posh_preload, not(test)))]
 #[used]
@@ -168,7 +197,8 @@ extern "C" fn end() {
     let Some(session) = current().filter(|_| sys::process() != BEGAN_IN.load(Ordering::Relaxed)) else { return };
     let output = sys::stat(1, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC).filter(|output| output.is_pipe());
     let Some(pipe) = output.map(|output| output.inode) else { return };
-    let Some(notes) = Notes::open(session.directory()) else { return };
+    let mut memory = [0; MAX_PATH_BYTES + 16];
+    let Some(notes) = Notes::open(session.directory(), &mut Arena::new(&mut memory)) else { return };
     if notes.writer(pipe) != Some(Writer::IsAsked) {
         notes.note(pipe, Writer::Stays);
     }
@@ -204,6 +234,7 @@ unsafe extern "C" fn start(argument_count: c_int, arguments: *const *const c_cha
     for function in Next::ALL {
         function.address();
     }
+    arena::prepare();
     BEGAN_IN.store(sys::process(), Ordering::Relaxed);
     if environment.is_null() {
         return;

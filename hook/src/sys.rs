@@ -1,37 +1,32 @@
-//! The C library's calls behind safe functions. Numbers of errors and flags are
-//! Linux's own for every machine that this is built for.
-#![allow(unsafe_code, reason = "this file is where the C library is called; each function says why its call is sound")]
+//! System calls behind safe functions, and the little that only the C library knows. Numbers of errors
+//! and flags are Linux's own for every machine that this is built for.
+#![allow(unsafe_code, reason = "this file is where the kernel is called; each function says why its call is sound")]
 
 use core::{
-    ffi::{CStr, c_char, c_int, c_long, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     ptr,
+    sync::atomic::{AtomicPtr, Ordering},
 };
 
-use crate::text::Text;
+use crate::{
+    arena::Arena,
+    syscall::{call, number},
+    text::Text,
+};
 
 mod c {
-    use core::ffi::{c_char, c_int, c_long, c_void};
+    use core::ffi::{c_char, c_int, c_void};
 
     unsafe extern "C" {
-        pub fn readlink(path: *const c_char, buffer: *mut c_char, size: usize) -> isize;
-        pub fn access(path: *const c_char, mode: c_int) -> c_int;
-        pub fn eaccess(path: *const c_char, mode: c_int) -> c_int;
-        pub fn getresuid(real: *mut u32, effective: *mut u32, saved: *mut u32) -> c_int;
-        pub fn getresgid(real: *mut u32, effective: *mut u32, saved: *mut u32) -> c_int;
-        pub fn openat(directory: c_int, path: *const c_char, flags: c_int, ...) -> c_int;
-        pub fn pread(fd: c_int, buffer: *mut c_void, count: usize, offset: i64) -> isize;
-        pub fn pwrite(fd: c_int, buffer: *const c_void, count: usize, offset: i64) -> isize;
-        pub fn close(fd: c_int) -> c_int;
-        pub fn getcwd(buffer: *mut c_char, size: usize) -> *mut c_char;
-        pub fn fgetxattr(fd: c_int, name: *const c_char, value: *mut c_void, size: usize) -> isize;
-        pub fn mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
-        pub fn munmap(at: *mut c_void, len: usize) -> c_int;
-        pub fn syscall(number: c_long, ...) -> c_long;
         pub fn __errno_location() -> *mut c_int;
-        pub fn getenv(name: *const c_char) -> *const c_char;
         pub fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+        #[link_name = "environ"]
+        pub static ENVIRONMENT: *const *const c_char;
     }
 }
+
+/// Pointers to C strings, the last one null: argv or an environment.
+pub(crate) type Strings = *const *const c_char;
 
 pub const ENOENT: c_int = 2;
 pub const E2BIG: c_int = 7;
@@ -55,53 +50,18 @@ pub const AT_STATX_DONT_SYNC: c_int = 0x4000;
 /// The kernel's longest path (PATH_MAX), its NUL included.
 pub const PATH_BYTES: usize = 4096;
 
-const F_OK: c_int = 0;
-const X_OK: c_int = 1;
-const R_OK: c_int = 4;
+const F_OK: usize = 0;
+const X_OK: usize = 1;
+const R_OK: usize = 4;
 const O_RDWR: c_int = 2;
 const O_NONBLOCK: c_int = 0o4000;
 const O_NOCTTY: c_int = 0o400;
 const O_CLOEXEC: c_int = 0o2_000_000;
-const PROT_READ: c_int = 1;
-const PROT_WRITE: c_int = 2;
-const MAP_PRIVATE: c_int = 2;
-const MAP_ANONYMOUS: c_int = 0x20;
-const STATX_TYPE_MODE_SIZE: u32 = 0x1 | 0x2 | 0x200;
-const STATX_INO: u32 = 0x100;
+const PROT_READ: usize = 1;
+const MAP_PRIVATE: usize = 2;
 const STATX_MNT_ID: u32 = 0x1000;
-
-#[cfg(target_arch = "x86_64")]
-mod number {
-    pub const STATX: core::ffi::c_long = 332;
-    pub const PRCTL: core::ffi::c_long = 157;
-    pub const BRK: core::ffi::c_long = 12;
-    pub const MINCORE: core::ffi::c_long = 27;
-    pub const SOCKET: core::ffi::c_long = 41;
-    pub const CONNECT: core::ffi::c_long = 42;
-    pub const SENDTO: core::ffi::c_long = 44;
-    pub const RECVFROM: core::ffi::c_long = 45;
-    pub const SETSOCKOPT: core::ffi::c_long = 54;
-    pub const NANOSLEEP: core::ffi::c_long = 35;
-    pub const CLOCK_GETTIME: core::ffi::c_long = 228;
-    pub const PRLIMIT: core::ffi::c_long = 302;
-    pub const GETPID: core::ffi::c_long = 39;
-}
-#[cfg(target_arch = "aarch64")]
-mod number {
-    pub const STATX: core::ffi::c_long = 291;
-    pub const PRCTL: core::ffi::c_long = 167;
-    pub const BRK: core::ffi::c_long = 214;
-    pub const MINCORE: core::ffi::c_long = 232;
-    pub const SOCKET: core::ffi::c_long = 198;
-    pub const CONNECT: core::ffi::c_long = 203;
-    pub const SENDTO: core::ffi::c_long = 206;
-    pub const RECVFROM: core::ffi::c_long = 207;
-    pub const SETSOCKOPT: core::ffi::c_long = 208;
-    pub const NANOSLEEP: core::ffi::c_long = 101;
-    pub const CLOCK_GETTIME: core::ffi::c_long = 113;
-    pub const PRLIMIT: core::ffi::c_long = 261;
-    pub const GETPID: core::ffi::c_long = 172;
-}
+/// STATX_TYPE, STATX_MODE, STATX_SIZE, STATX_INO, STATX_MNT_ID.
+const STATX_FIELDS: usize = 0x1 | 0x2 | 0x200 | 0x100 | STATX_MNT_ID as usize;
 
 /// The calling thread's `errno`.
 pub fn errno() -> c_int {
@@ -115,40 +75,38 @@ pub fn set_errno(value: c_int) {
     unsafe { *c::__errno_location() = value }
 }
 
-/// The path as a C string, for one call.
-fn with_path<T>(path: &[u8], call: impl FnOnce(*const c_char) -> T) -> Result<T, c_int> {
-    let text = Text::<{ PATH_BYTES + 2 }>::of(&[path, b"\0"]).map_err(|_| ENAMETOOLONG)?;
-    text.as_c_str().map(|path| call(path.as_ptr())).ok_or(EINVAL)
+/// A descriptor, or [`AT_FDCWD`], as the kernel takes it.
+fn argument(fd: c_int) -> usize {
+    fd.cast_unsigned() as usize
 }
 
-/// readlink(2).
-pub fn read_link(path: &[u8]) -> Result<Text<PATH_BYTES>, c_int> {
-    let mut target = Text::new();
-    let buffer = target.buffer();
+/// readlink(2): so many bytes of the buffer.
+pub fn read_link(path: &CStr, buffer: &mut [u8]) -> Result<usize, c_int> {
+    let arguments =
+        [argument(AT_FDCWD), path.as_ptr().expose_provenance(), buffer.as_mut_ptr().expose_provenance(), buffer.len()];
     // SAFETY: the path is a C string, and the buffer is ours and has the size that is told.
-    let length = with_path(path, |path| unsafe { c::readlink(path, buffer.as_mut_ptr().cast(), PATH_BYTES) })?;
-    target.set_len(usize::try_from(length).map_err(|_| errno())?);
-    Ok(target)
+    unsafe { call(number::READLINKAT, arguments) }
 }
 
 /// Whether a path is a symlink; an error if nothing is there.
 pub fn is_link(path: &CStr) -> Result<bool, c_int> {
-    let mut first: c_char = 0;
-    // SAFETY: the path is a C string, and there is room for the one byte that is asked for.
-    match unsafe { c::readlink(path.as_ptr(), &raw mut first, 1) } {
+    match read_link(path, &mut [0]) {
         // It is there and is none.
-        -1 if errno() == EINVAL => Ok(false),
-        -1 => Err(errno()),
-        _ => Ok(true),
+        Err(EINVAL) => Ok(false),
+        Err(error) => Err(error),
+        Ok(_) => Ok(true),
     }
 }
 
-/// Whether a path with a slash at its end is a directory: one that may not be searched is one, too.
-pub fn is_directory(dir: &[u8]) -> bool {
-    let Ok(inside) = Text::<{ PATH_BYTES + 2 }>::of(&[dir, b"."]) else { return false };
-    // SAFETY: access only reads the C string.
-    let found = with_path(inside.as_bytes(), |path| unsafe { c::access(path, F_OK) });
-    found.is_ok_and(|result| result == 0 || errno() == EACCES)
+/// Whether a path that ends in `/.` is in a directory: in one that may not be searched, too.
+pub fn is_in_directory(path: &CStr) -> bool {
+    matches!(access(path, F_OK), Ok(()) | Err(EACCES))
+}
+
+/// access(2), by the real user.
+fn access(path: &CStr, mode: usize) -> Result<(), c_int> {
+    // SAFETY: only the C string is read.
+    unsafe { call(number::FACCESSAT, [argument(AT_FDCWD), path.as_ptr().expose_provenance(), mode]) }.map(drop)
 }
 
 /// Whether the effective user may read a file.
@@ -161,24 +119,26 @@ pub fn is_executable(path: &CStr) -> bool {
     may(path, X_OK)
 }
 
-/// Where the user is one and the same, access(2) tells, which also counts rights of root that end with the exec as ended;
-/// what the C library makes of the rest begins with another look at the file.
-fn may(path: &CStr, mode: c_int) -> bool {
-    let (mut user, mut group) = ([0_u32; 3], [0_u32; 3]);
-    let ([real_user, user_now, saved_user], [real_group, group_now, saved_group]) = (&mut user, &mut group);
-    // SAFETY: each of the three numbers has its place, and the others only read the C string.
-    unsafe {
-        let known =
-            c::getresuid(real_user, user_now, saved_user) == 0 && c::getresgid(real_group, group_now, saved_group) == 0;
-        match known && real_user == user_now && real_group == group_now {
-            true => c::access(path.as_ptr(), mode) == 0,
-            false => c::eaccess(path.as_ptr(), mode) == 0,
-        }
+/// Where the user is one and the same, access(2) tells, which also counts rights of root that end with the exec as ended.
+/// A kernel that can't tell for another effective user (before 5.8) lets programs of such a one go as given.
+fn may(path: &CStr, mode: usize) -> bool {
+    const AT_EACCESS: usize = 0x200;
+    let is_one = |number| {
+        let (mut real, mut effective, mut saved) = (0_u32, 0_u32, 0_u32);
+        let places = [&raw mut real, &raw mut effective, &raw mut saved].map(<*mut u32>::expose_provenance);
+        // SAFETY: each of the three numbers has its place.
+        unsafe { call(number, places) }.is_ok() && real == effective
+    };
+    if is_one(number::GETRESUID) && is_one(number::GETRESGID) {
+        return access(path, mode).is_ok();
     }
+    // SAFETY: only the C string is read.
+    unsafe { call(number::FACCESSAT2, [argument(AT_FDCWD), path.as_ptr().expose_provenance(), mode, AT_EACCESS]) }
+        .is_ok()
 }
 
 /// The path by which a process opens its own descriptor anew, a NUL at the end.
-pub fn descriptor_path(fd: c_int) -> Option<Text<32>> {
+pub fn descriptor_path(fd: c_int) -> Option<Text<[u8; 32]>> {
     let mut rest = u32::try_from(fd).ok()?;
     let mut digits = [0_u8; 10];
     let mut used = 0;
@@ -194,27 +154,38 @@ pub fn descriptor_path(fd: c_int) -> Option<Text<32>> {
     Text::of(&[b"/proc/self/fd/", digits, b"\0"]).ok()
 }
 
-/// getcwd(3); the root where there is none, as the stage program takes it.
-pub fn working_directory() -> Text<PATH_BYTES> {
-    let mut cwd = Text::new();
-    // SAFETY: the buffer is ours and has the size that is told.
-    let found = unsafe { c::getcwd(cwd.buffer().as_mut_ptr().cast(), PATH_BYTES) };
-    if found.is_null() {
-        let _ = cwd.push(b"/");
-        return cwd;
-    }
-    let length = cwd.buffer().iter().position(|byte| *byte == 0).unwrap_or(0);
-    cwd.set_len(length);
-    cwd
+/// getcwd(2); the root where there is none, as the stage program takes it. `None` when the arena is full.
+pub fn working_directory<'a>(arena: &mut Arena<'a>) -> Option<&'a [u8]> {
+    let found = arena.filled(PATH_BYTES, (), |buffer| {
+        // SAFETY: the buffer is ours and has the size that is told.
+        let count = unsafe { call(number::GETCWD, [buffer.as_mut_ptr().expose_provenance(), buffer.len()]) };
+        match count {
+            // With the NUL. What does not begin with a slash can't be reached from here (getcwd(2)).
+            Ok(count) if buffer.first() == Some(&b'/') => Ok(count.saturating_sub(1)),
+            _ => {
+                *buffer.first_mut().ok_or(())? = b'/';
+                Ok(1)
+            }
+        }
+    });
+    found.ok()
 }
 
-/// The variable's value in the process's own environment, which must not be changed while it is used.
-pub fn variable<'a>(name: &CStr) -> Option<&'a CStr> {
-    // SAFETY: the name is a C string; what getenv gives is null or one.
-    unsafe {
-        let value = c::getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value))
-    }
+/// `environ`, as execv(3) passes it on; another thread may change it at any time.
+pub fn environment() -> Strings {
+    // SAFETY: the C library's own variable; read as a whole, as everybody reads it.
+    let environment: &AtomicPtr<*const c_char> = unsafe { &*(&raw const c::ENVIRONMENT).cast() };
+    environment.load(Ordering::Relaxed).cast_const()
+}
+
+/// An entry of an array, read once and as a whole: of `environ`, others may replace it meanwhile.
+///
+/// # Safety
+/// The array has that entry.
+pub unsafe fn entry(array: Strings, index: usize) -> *const c_char {
+    // SAFETY: the caller's promise; entries are aligned.
+    let entry: &AtomicPtr<c_char> = unsafe { &*array.add(index).cast() };
+    entry.load(Ordering::Relaxed).cast_const()
 }
 
 /// The definition of a function that comes after ours: usually the C library's.
@@ -224,57 +195,68 @@ pub fn next_function(name: &CStr) -> *mut c_void {
     unsafe { c::dlsym(RTLD_NEXT, name.as_ptr()) }
 }
 
-/// prctl(2) with three arguments.
-pub fn prctl(option: c_long, which: c_long, value: usize, size: usize) -> bool {
-    // SAFETY: used with PR_SET_MM only, whose pointers, if any, are to the caller's live structure.
-    unsafe { c::syscall(number::PRCTL, option, which, value, size, 0_usize) == 0 }
+/// prctl(2) with PR_SET_MM.
+///
+/// # Safety
+/// `value` is as the manual wants it for `which`: an address of this process's memory map, or of a structure of
+/// `size` bytes that describes it rightly.
+pub unsafe fn set_memory_map(which: usize, value: usize, size: usize) -> bool {
+    const PR_SET_MM: usize = 35;
+    // SAFETY: the caller's promise.
+    unsafe { call(number::PRCTL, [PR_SET_MM, which, value, size, 0]) }.is_ok()
 }
 
 /// The end of the heap, as the kernel has it.
 pub fn heap_end() -> u64 {
     // SAFETY: an impossible end leaves the heap as it is (brk(2)).
-    let end = unsafe { c::syscall(number::BRK, 0_usize) };
-    end.cast_unsigned()
+    unsafe { call(number::BRK, [0]) }.unwrap_or(0) as u64
 }
 
 /// Whether anything is mapped there (mincore(2)); also when that can't be told.
 pub fn is_mapped(page: u64, page_bytes: u64) -> bool {
     let mut resident = 0_u8;
+    let arguments = [page as usize, page_bytes as usize, (&raw mut resident).expose_provenance()];
     // SAFETY: one page asks for one byte, which is ours.
-    let result = unsafe { c::syscall(number::MINCORE, page, page_bytes, &raw mut resident) };
-    result == 0 || errno() != ENOMEM
+    let result = unsafe { call(number::MINCORE, arguments) };
+    result != Err(ENOMEM)
 }
 
 /// nanosleep(2); less if a signal comes.
 pub fn sleep(microseconds: u32) {
     let time = [0, i64::from(microseconds).saturating_mul(1000)];
     // SAFETY: a struct timespec, two numbers of 64 bits, is read, and what is left of it is not asked for.
-    unsafe { c::syscall(number::NANOSLEEP, time.as_ptr(), ptr::null_mut::<c_void>()) };
+    let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr().expose_provenance(), 0]) };
 }
 
 /// What CLOCK_MONOTONIC said at the last tick, in nanoseconds (clock_gettime(2)).
 pub fn monotonic_ns() -> u64 {
-    const CLOCK_MONOTONIC_COARSE: c_long = 6;
+    const CLOCK_MONOTONIC_COARSE: usize = 6;
     let mut time = [0_i64; 2];
     // SAFETY: a struct timespec, two numbers of 64 bits, is written.
-    unsafe { c::syscall(number::CLOCK_GETTIME, CLOCK_MONOTONIC_COARSE, time.as_mut_ptr()) };
+    let _ = unsafe { call(number::CLOCK_GETTIME, [CLOCK_MONOTONIC_COARSE, time.as_mut_ptr().expose_provenance()]) };
     let [seconds, nanoseconds] = time.map(i64::unsigned_abs);
     seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
 }
 
 /// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes beyond kills it.
 pub fn longest_file() -> u64 {
-    const RLIMIT_FSIZE: c_long = 1;
+    const RLIMIT_FSIZE: usize = 1;
     let mut limits = [0_u64; 2];
     // SAFETY: a struct rlimit64, two numbers of 64 bits, is written, and none is read.
-    unsafe { c::syscall(number::PRLIMIT, 0 as c_long, RLIMIT_FSIZE, ptr::null::<c_void>(), limits.as_mut_ptr()) };
+    let _ = unsafe { call(number::PRLIMIT, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr().expose_provenance()]) };
     limits[0]
 }
 
 /// getpid(2), asked of the kernel: other libraries may stand before the C library's.
-pub fn process() -> c_long {
+pub fn process() -> usize {
     // SAFETY: it takes nothing and touches no memory.
-    unsafe { c::syscall(number::GETPID) }
+    unsafe { call(number::GETPID, []) }.unwrap_or(0)
+}
+
+/// gettid(2).
+pub fn thread() -> usize {
+    // SAFETY: it takes nothing and touches no memory.
+    unsafe { call(number::GETTID, []) }.unwrap_or(0)
 }
 
 /// What statx(2) says of a file.
@@ -313,14 +295,10 @@ pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
     #[repr(C, align(8))]
     struct Buffer([u8; STATX_BYTES]);
     let mut buffer = Buffer([0; STATX_BYTES]);
+    let to = buffer.0.as_mut_ptr().expose_provenance();
+    let arguments = [argument(directory), path.as_ptr().expose_provenance(), argument(flags), STATX_FIELDS, to];
     // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never changes.
-    let result = unsafe {
-        let to: *mut u8 = buffer.0.as_mut_ptr();
-        c::syscall(number::STATX, directory, path.as_ptr(), flags, STATX_TYPE_MODE_SIZE | STATX_INO | STATX_MNT_ID, to)
-    };
-    if result != 0 {
-        return None;
-    }
+    unsafe { call(number::STATX, arguments) }.ok()?;
     // stx_mask is at 0, stx_mode at 28, stx_ino at 32, stx_size at 40, stx_mnt_id at 144 (include/uapi/linux/stat.h).
     let mask = buffer.0.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
     let mode = buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?;
@@ -345,9 +323,10 @@ impl File {
     }
 
     fn open_with(directory: c_int, path: &CStr, access: c_int) -> Option<Self> {
-        // SAFETY: the path is a C string; without O_CREAT there is no third argument.
-        let fd = unsafe { c::openat(directory, path.as_ptr(), access | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) };
-        (fd >= 0).then_some(Self(fd))
+        let flags = argument(access | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+        // SAFETY: the path is a C string.
+        let fd = unsafe { call(number::OPENAT, [argument(directory), path.as_ptr().expose_provenance(), flags, 0]) };
+        c_int::try_from(fd.ok()?).ok().map(Self)
     }
 
     /// What statx(2) says of it.
@@ -357,47 +336,45 @@ impl File {
 
     /// Fills the buffer from an offset; the number of bytes.
     pub fn read(&self, buffer: &mut [u8], offset: u64) -> Option<usize> {
-        let offset = i64::try_from(offset).ok()?;
+        let arguments = [argument(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), offset as usize];
         // SAFETY: the buffer is ours and has the size that is told.
-        let count = unsafe { c::pread(self.0, buffer.as_mut_ptr().cast(), buffer.len(), offset) };
-        usize::try_from(count).ok()
+        unsafe { call(number::PREAD, arguments) }.ok()
     }
 
     /// Writes these bytes at an offset; whether all of them.
     pub fn write(&self, bytes: &[u8], offset: u64) -> bool {
-        let Ok(offset) = i64::try_from(offset) else { return false };
+        let arguments = [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), offset as usize];
         // SAFETY: the bytes are read, as many as are told.
-        let count = unsafe { c::pwrite(self.0, bytes.as_ptr().cast(), bytes.len(), offset) };
-        usize::try_from(count) == Ok(bytes.len())
+        let count = unsafe { call(number::PWRITE, arguments) };
+        count == Ok(bytes.len())
     }
 
     /// Whether it has capabilities of its own (capabilities(7)).
     pub fn has_capabilities(&self) -> bool {
+        let name = c"security.capability".as_ptr().expose_provenance();
         // SAFETY: with size 0 nothing is written.
-        unsafe { c::fgetxattr(self.0, c"security.capability".as_ptr(), ptr::null_mut(), 0) > 0 }
+        unsafe { call(number::FGETXATTR, [argument(self.0), name, 0, 0]) }.is_ok_and(|size| size > 0)
     }
 
     /// Its bytes; none of an empty one.
-    pub fn contents(&self) -> Option<Contents> {
-        let mut buffer = [0; FEW_BYTES];
-        let count = self.read(&mut buffer, 0).filter(|count| *count > 0)?;
-        if count < FEW_BYTES {
-            return Some(Contents::Few(buffer, count));
+    pub fn contents<'a>(&self, arena: &mut Arena<'a>) -> Option<Contents<'a>> {
+        let bytes = arena.filled(FEW_BYTES, (), |buffer| self.read(buffer, 0).ok_or(())).ok()?;
+        if bytes.len() < FEW_BYTES {
+            return (!bytes.is_empty()).then_some(Contents::Few(bytes));
         }
         let len = usize::try_from(self.stat()?.size).ok()?;
-        Mapped::new(len, PROT_READ, MAP_PRIVATE, self.0).map(Contents::Many)
+        Mapped::new(len, self).map(Contents::Many)
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours and is not used after this.
-        unsafe { c::close(self.0) };
+        let _ = unsafe { call(number::CLOSE, [argument(self.0)]) };
     }
 }
 
-/// A connection to a server on this machine (unix(7)); closed when dropped, and not inherited. By system calls alone: a
-/// library of the user's that stands before connect(3), to lead it through a proxy, has nothing to do with it.
+/// A connection to a server on this machine (unix(7)); closed when dropped, and not inherited.
 pub struct Socket(c_int);
 
 impl Socket {
@@ -408,9 +385,9 @@ impl Socket {
     pub fn connect(path: &[u8]) -> Option<Self> {
         const AF_UNIX: u16 = 1;
         const SOCK_STREAM: c_int = 1;
-        const SOL_SOCKET: c_long = 1;
-        const SO_RCVTIMEO: c_long = 20;
-        const SO_SNDTIMEO: c_long = 21;
+        const SOL_SOCKET: usize = 1;
+        const SO_RCVTIMEO: usize = 20;
+        const SO_SNDTIMEO: usize = 21;
         const PATH_BYTES: usize = 108;
         #[repr(C)]
         struct Address {
@@ -423,42 +400,41 @@ impl Socket {
         }
         address.path.iter_mut().zip(path).for_each(|(to, from)| *to = *from);
         let wait = [0_i64, Self::WAIT_MICROSECONDS];
-        let (kind, family) = (c_long::from(SOCK_STREAM | O_CLOEXEC), c_long::from(AF_UNIX));
-        // SAFETY: a new descriptor, or -1.
-        let fd = unsafe { c::syscall(number::SOCKET, family, kind, 0 as c_long) };
-        let socket = Self(c_int::try_from(fd).ok().filter(|fd| *fd >= 0)?);
+        // SAFETY: it touches no memory.
+        let fd = unsafe { call(number::SOCKET, [AF_UNIX.into(), argument(SOCK_STREAM | O_CLOEXEC), 0]) }.ok()?;
+        let socket = Self(c_int::try_from(fd).ok()?);
         for option in [SO_RCVTIMEO, SO_SNDTIMEO] {
+            let value = [wait.as_ptr().expose_provenance(), size_of_val(&wait)];
             // SAFETY: a struct timeval, two numbers of 64 bits, is read.
-            unsafe { c::syscall(number::SETSOCKOPT, fd, SOL_SOCKET, option, wait.as_ptr(), size_of_val(&wait)) };
+            let _ = unsafe { call(number::SETSOCKOPT, [fd, SOL_SOCKET, option, value[0], value[1]]) };
         }
+        let at = (&raw const address).expose_provenance();
         // SAFETY: a struct sockaddr_un of that size is read.
-        let result = unsafe { c::syscall(number::CONNECT, fd, &raw const address, size_of::<Address>()) };
-        (result == 0).then_some(socket)
+        unsafe { call(number::CONNECT, [fd, at, size_of::<Address>()]) }.ok()?;
+        Some(socket)
     }
 
     /// Sends all of it; false when that failed.
     pub fn send(&self, bytes: &[u8]) -> bool {
-        const MSG_NOSIGNAL: c_long = 0x4000;
-        let (fd, to) = (c_long::from(self.0), ptr::null::<c_void>());
+        const MSG_NOSIGNAL: usize = 0x4000;
+        let arguments = [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), MSG_NOSIGNAL, 0, 0];
         // SAFETY: the bytes are read, as many as are told; there is no address.
-        let count = unsafe { c::syscall(number::SENDTO, fd, bytes.as_ptr(), bytes.len(), MSG_NOSIGNAL, to, 0_usize) };
-        usize::try_from(count) == Ok(bytes.len())
+        let count = unsafe { call(number::SENDTO, arguments) };
+        count == Ok(bytes.len())
     }
 
     /// Waits for an answer; the number of its bytes, 0 at the end.
     pub fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
-        let (fd, from) = (c_long::from(self.0), ptr::null_mut::<c_void>());
-        let (at, size) = (buffer.as_mut_ptr(), buffer.len());
+        let arguments = [argument(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
         // SAFETY: the buffer is ours and has the size that is told; no address is asked for.
-        let count = unsafe { c::syscall(number::RECVFROM, fd, at, size, 0 as c_long, from, from) };
-        usize::try_from(count).ok()
+        unsafe { call(number::RECVFROM, arguments) }.ok()
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours and is not used after this.
-        unsafe { c::close(self.0) };
+        let _ = unsafe { call(number::CLOSE, [argument(self.0)]) };
     }
 }
 
@@ -466,56 +442,59 @@ impl Drop for Socket {
 const FEW_BYTES: usize = 1024;
 
 /// The bytes of a file that is replaced, never changed.
-#[allow(clippy::large_enum_variant, reason = "there is no allocator, and one of these at a time")]
-pub enum Contents {
-    /// The first so many.
-    Few([u8; FEW_BYTES], usize),
+pub enum Contents<'a> {
+    /// A short one's, as read.
+    Few(&'a [u8]),
     /// All of it.
     Many(Mapped),
 }
 
-impl Contents {
+impl Contents<'_> {
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
-            Self::Few(bytes, count) => bytes.get(..*count).unwrap_or_default(),
+            Self::Few(bytes) => bytes,
             Self::Many(mapped) => mapped.as_bytes(),
         }
     }
 }
 
-/// Mapped memory; unmapped when dropped.
+/// A mapped file, or memory; unmapped when dropped.
 pub struct Mapped {
     at: *mut c_void,
     len: usize,
 }
 
 impl Mapped {
-    fn new(len: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<Self> {
-        const MAP_FAILED: usize = usize::MAX;
+    fn new(len: usize, file: &File) -> Option<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let at = unsafe { c::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
-        (at.addr() != MAP_FAILED).then_some(Self { at, len })
+        let at = unsafe { call(number::MMAP, [0, len, PROT_READ, MAP_PRIVATE, argument(file.0), 0]) };
+        Some(Self { at: ptr::with_exposed_provenance_mut(at.ok()?), len })
     }
 
-    fn as_bytes(&self) -> &[u8] {
+    /// Memory of its own with these bytes.
+    pub fn copy_of(bytes: &[u8]) -> Option<Self> {
+        const PROT_WRITE: usize = 2;
+        const MAP_ANONYMOUS: usize = 0x20;
+        let arguments = [0, bytes.len(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, usize::MAX, 0];
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        let at: *mut c_void = ptr::with_exposed_provenance_mut(unsafe { call(number::MMAP, arguments) }.ok()?);
+        // SAFETY: the mapping is that long and nobody else's.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.cast(), bytes.len()) };
+        Some(Self { at, len: bytes.len() })
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the mapping is that long, readable, and lives as long as this value.
         unsafe { core::slice::from_raw_parts(self.at.cast(), self.len) }
-    }
-
-    /// Memory for so many bytes, zeroed, for the rest of the process's life.
-    pub fn forever(len: usize) -> Option<*mut c_void> {
-        let new = Self::new(len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1)?;
-        let at = new.at;
-        core::mem::forget(new);
-        Some(at)
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever borrowed its bytes is gone.
-        unsafe { c::munmap(self.at, self.len) };
+        let _ = unsafe { call(number::MUNMAP, [self.at.addr(), self.len]) };
     }
 }
 
@@ -534,9 +513,13 @@ mod tests {
 
     #[test]
     fn links_and_directories() {
-        assert_eq!(read_link(b"/proc/self/cwd").unwrap().as_bytes(), working_directory().as_bytes());
-        assert_eq!(read_link(b"/").err(), Some(EINVAL));
-        assert_eq!(read_link(b"/nonexistent").err(), Some(ENOENT));
-        assert!(is_directory(b"/etc/") && !is_directory(b"/etc/passwd/") && !is_directory(b"/nonexistent/"));
+        let (mut first, mut second) = ([0; PATH_BYTES], [0; PATH_BYTES]);
+        let count = read_link(c"/proc/self/cwd", &mut first).unwrap();
+        assert_eq!(Some(&first[..count]), working_directory(&mut Arena::new(&mut second)));
+        assert_eq!(read_link(c"/", &mut first).err(), Some(EINVAL));
+        assert_eq!(read_link(c"/nonexistent", &mut first).err(), Some(ENOENT));
+        assert_eq!((is_link(c"/proc/self"), is_link(c"/")), (Ok(true), Ok(false)));
+        assert!(is_in_directory(c"/etc/.") && !is_in_directory(c"/etc/passwd/."));
+        assert!(is_readable(c"/etc/passwd") && is_executable(c"/bin/sh") && !is_executable(c"/etc/passwd"));
     }
 }

@@ -6,8 +6,8 @@
 use core::ffi::{CStr, c_int};
 
 use crate::{
-    sys::{AT_FDCWD, File, PATH_BYTES, stat},
-    text::Text,
+    arena::Arena,
+    sys::{AT_FDCWD, File, stat},
 };
 
 /// What can be done with a program that is about to be executed.
@@ -43,37 +43,38 @@ const MAX_HEADERS: usize = 32;
 const HEADER_BYTES: usize = 56;
 const PT_INTERP: u32 = 3;
 
-/// The same for a program that is named by its path.
+/// As much as a look takes.
+pub const ARENA_BYTES: usize =
+    MAX_INTERPRETERS * (HEAD_BYTES + SCRIPT_BYTES) + MAX_HEADERS * HEADER_BYTES + SCRIPT_BYTES;
+
+/// Looks at a program that is named by its path, without changing anything.
 #[must_use]
-pub fn look_at(path: &CStr) -> Target {
-    look(AT_FDCWD, path)
+pub fn look_at(path: &CStr, arena: &mut Arena<'_>) -> Target {
+    look(AT_FDCWD, path, arena)
 }
 
-/// Looks at a file without changing anything.
-pub(crate) fn look(directory: c_int, path: &CStr) -> Target {
-    let mut head = [0; HEAD_BYTES];
-    let mut interpreter: Text<PATH_BYTES>;
+/// [`look_at`] for a path in a directory.
+pub(crate) fn look(directory: c_int, path: &CStr, arena: &mut Arena<'_>) -> Target {
+    let mut arena = arena.scope();
     let (mut directory, mut path) = (directory, path);
     for _ in 0..MAX_INTERPRETERS {
-        let Some((file, head)) = open(directory, path, &mut head) else { return Target::Closed };
+        let Some((file, head)) = open(directory, path, &mut arena) else { return Target::Closed };
         if head.starts_with(b"\x7fELF") {
-            return if file.has_capabilities() { Target::Closed } else { elf(&file, head) };
+            return if file.has_capabilities() { Target::Closed } else { elf(&file, head, &mut arena) };
         }
-        let Some(next) = script(head).and_then(|name| Text::of(&[name, b"\0"]).ok()) else { return Target::Closed };
-        interpreter = next;
-        let Some(next) = interpreter.as_c_str() else { return Target::Closed };
+        let Some(next) = script(head).and_then(|name| arena.c_str(&[name])) else { return Target::Closed };
         (directory, path) = (AT_FDCWD, next);
     }
     Target::Closed
 }
 
 /// A regular file without rights of its own, and how it begins.
-fn open<'h>(directory: c_int, path: &CStr, head: &'h mut [u8]) -> Option<(File, &'h [u8])> {
+fn open<'a>(directory: c_int, path: &CStr, arena: &mut Arena<'a>) -> Option<(File, &'a [u8])> {
     // Before it is opened: opening a FIFO or a device may do something.
     stat(directory, path, 0).filter(|found| found.is_file() && !found.is_set_id())?;
     let file = File::open(directory, path)?;
-    let count = file.read(head, 0)?;
-    Some((file, head.get(..count)?))
+    let head = arena.filled(HEAD_BYTES, (), |buffer| file.read(buffer, 0).ok_or(())).ok()?;
+    Some((file, head))
 }
 
 /// The interpreter that a `#!` line names.
@@ -85,44 +86,42 @@ fn script(head: &[u8]) -> Option<&[u8]> {
 }
 
 /// A program of another machine, or a damaged one, is the kernel's to refuse or to run.
-fn elf(file: &File, head: &[u8]) -> Target {
+fn elf<'a>(file: &File, head: &'a [u8], arena: &mut Arena<'a>) -> Target {
     const CLASS_64_LITTLE: &[u8] = &[2, 1];
     let ours = head.get(4..6) == Some(CLASS_64_LITTLE) && u16_at(head, 18) == Some(MACHINE);
-    let mut buffer = [0; MAX_HEADERS * HEADER_BYTES];
-    let headers = if ours { program_headers(file, head, &mut buffer) } else { None };
+    let headers = if ours { program_headers(file, head, arena) } else { None };
     let Some(headers) = headers else { return Target::Closed };
     let interpreter = headers.chunks_exact(HEADER_BYTES).find(|header| u32_at(header, 0) == Some(PT_INTERP));
-    match interpreter.map(|header| loader_is_ours(file, head, header)) {
+    match interpreter.map(|header| loader_is_ours(file, head, header, arena)) {
         Some(Some(true)) => Target::Preloads,
         Some(None) => Target::Closed,
         Some(Some(false)) | None => Target::Plain,
     }
 }
 
-fn program_headers<'b>(file: &File, head: &'b [u8], buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+fn program_headers<'a>(file: &File, head: &'a [u8], arena: &mut Arena<'a>) -> Option<&'a [u8]> {
     let start = u64_at(head, 32)?;
     let count = usize::from(u16_at(head, 56)?).min(MAX_HEADERS);
     let known = usize::from(u16_at(head, 54)?) == HEADER_BYTES;
-    known.then(|| part(file, head, start, buffer.get_mut(..count * HEADER_BYTES)?)).flatten()
+    known.then(|| part(file, head, (start, count * HEADER_BYTES), arena)).flatten()
 }
 
-fn loader_is_ours(file: &File, head: &[u8], header: &[u8]) -> Option<bool> {
+fn loader_is_ours(file: &File, head: &[u8], header: &[u8], arena: &mut Arena<'_>) -> Option<bool> {
     let (offset, size) = (u64_at(header, 8)?, usize::try_from(u64_at(header, 32)?).ok()?);
-    let mut buffer = [0; SCRIPT_BYTES];
-    let name = part(file, head, offset, buffer.get_mut(..size)?)?;
+    let mut arena = arena.scope();
+    let name = part(file, head, (offset, Some(size).filter(|size| *size <= SCRIPT_BYTES)?), &mut arena)?;
     let name = name.split(|byte| *byte == 0).next()?;
     Some(name.rsplit(|byte| *byte == b'/').next() == Some(LOADER))
 }
 
-/// Some bytes of the file: from its head, or read.
-fn part<'b>(file: &File, head: &'b [u8], offset: u64, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+/// Bytes of the file, from an offset and so many: from its head, or read.
+fn part<'a>(file: &File, head: &'a [u8], (offset, len): (u64, usize), arena: &mut Arena<'a>) -> Option<&'a [u8]> {
     let start = usize::try_from(offset).ok()?;
-    let end = start.checked_add(buffer.len())?;
-    if let Some(there) = head.get(start..end) {
+    if let Some(there) = head.get(start..start.checked_add(len)?) {
         return Some(there);
     }
-    let count = file.read(buffer, offset)?;
-    (count == buffer.len()).then_some(buffer)
+    let bytes = arena.filled(len, (), |buffer| file.read(buffer, offset).ok_or(())).ok()?;
+    (bytes.len() == len).then_some(bytes)
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     fn kind(path: &Path) -> Target {
-        look(AT_FDCWD, &CString::new(path.to_str().unwrap()).unwrap())
+        look_at(&CString::new(path.to_str().unwrap()).unwrap(), &mut Arena::new(&mut [0; ARENA_BYTES]))
     }
 
     #[test]

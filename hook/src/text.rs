@@ -6,29 +6,26 @@ use core::ffi::CStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
-/// At most `N` bytes.
+/// Bytes in a buffer: an array of its own, or a borrowed one (`&mut [u8]`).
 #[derive(Clone)]
-pub struct Text<const N: usize> {
-    bytes: [u8; N],
+pub struct Text<B> {
+    buffer: B,
     len: usize,
 }
 
-impl<const N: usize> Text<N> {
-    /// No bytes.
-    pub const fn new() -> Self {
-        Self { bytes: [0; N], len: 0 }
-    }
-
+impl<const N: usize> Text<[u8; N]> {
     /// These bytes.
     pub fn of(parts: &[&[u8]]) -> Result<Self, Full> {
-        let mut text = Self::new();
+        let mut text = Self::within([0; N]);
         parts.iter().try_for_each(|part| text.push(part))?;
         Ok(text)
     }
+}
 
-    /// What it holds.
-    pub fn as_bytes(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or_default()
+impl<B> Text<B> {
+    /// No bytes yet.
+    pub const fn within(buffer: B) -> Self {
+        Self { buffer, len: 0 }
     }
 
     /// How many bytes.
@@ -36,36 +33,56 @@ impl<const N: usize> Text<N> {
         self.len
     }
 
-    /// Adds bytes at the end.
-    pub fn push(&mut self, more: &[u8]) -> Result<(), Full> {
-        let room = self.bytes.get_mut(self.len..).unwrap_or_default();
-        if more.len() > room.len() {
-            return Err(Full);
-        }
-        room.iter_mut().zip(more).for_each(|(to, from)| *to = *from);
-        self.len += more.len();
-        Ok(())
-    }
-
     /// Forgets all but the first `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
+}
 
-    /// The whole buffer, for a system call that writes; [`Self::set_len`] then says how much it wrote.
-    pub fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
+impl<'a> Text<&'a mut [u8]> {
+    /// The bytes, for as long as the buffer is borrowed.
+    pub fn into_bytes(self) -> &'a [u8] {
+        self.buffer.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Text<B> {
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.buffer.as_ref().get(..self.len).unwrap_or_default()
     }
 
-    /// See [`Self::buffer`].
-    pub fn set_len(&mut self, len: usize) {
-        self.len = len.min(N);
+    /// Adds bytes at the end.
+    pub fn push(&mut self, more: &[u8]) -> Result<(), Full> {
+        let room = self.buffer.as_mut().get_mut(self.len..).unwrap_or_default();
+        copy(more, room.get_mut(..more.len()).ok_or(Full)?);
+        self.len += more.len();
+        Ok(())
+    }
+
+    /// The bytes, to be changed.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_mut().get_mut(..self.len).unwrap_or_default()
     }
 
     /// As a C string: `None` without a NUL at the end, or with another one.
     pub fn as_c_str(&self) -> Option<&CStr> {
         CStr::from_bytes_with_nul(self.as_bytes()).ok()
     }
+
+    /// Calls with these bytes and more behind them as a C string; the text stays as it is.
+    pub fn with_c_str<T>(&mut self, more: &[u8], call: impl FnOnce(&CStr) -> T) -> Option<T> {
+        let len = self.len;
+        let fits = self.push(more).and_then(|()| self.push(b"\0")).is_ok();
+        let result = if fits { self.as_c_str().map(call) } else { None };
+        self.truncate(len);
+        result
+    }
+}
+
+/// Copies bytes to a place of the same length, in code that can't panic.
+pub fn copy(from: &[u8], to: &mut [u8]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
 }
 
 /// The number that decimal digits are.
@@ -90,12 +107,18 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_whole() {
-        let mut text = Text::<4>::of(&[b"ab", b"c"]).unwrap();
+        let mut buffer = [0; 4];
+        let mut text = Text::within(&mut buffer[..]);
+        text.push(b"ab").unwrap();
+        assert_eq!(text.with_c_str(b"c", |text| text == c"abc"), Some(true));
+        assert_eq!(text.with_c_str(b"cd", |_| ()), None);
+        text.push(b"c").unwrap();
         assert_eq!(text.push(b"de"), Err(Full));
         assert_eq!(text.as_bytes(), b"abc");
         assert_eq!(text.push(b"\0"), Ok(()));
         assert_eq!(text.as_c_str(), Some(c"abc"));
         text.truncate(2);
         assert_eq!((text.as_bytes(), text.as_c_str()), (&b"ab"[..], None));
+        assert!(Text::<[u8; 4]>::of(&[b"abc", b"de"]).is_err());
     }
 }

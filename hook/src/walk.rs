@@ -7,9 +7,10 @@
 //! readlink, which also tells whether it exists.
 
 use crate::{
+    arena::Arena,
     places::{Found, Places, Terrain},
     sys,
-    text::{Full, Text},
+    text::{Full, Text, copy},
 };
 
 /// As many as Linux follows in one lookup (MAXSYMLINKS).
@@ -18,6 +19,11 @@ const MAX_LINKS: u8 = 40;
 const PATH_BYTES: usize = 4096;
 /// What is still to be walked: a symlink's target and the rest of the path that led to it.
 const AHEAD_BYTES: usize = 2 * PATH_BYTES;
+/// The path of a directory, a slash and a NUL.
+const DIR_BYTES: usize = PATH_BYTES + 2;
+
+/// As much as a lookup takes.
+pub(crate) const ARENA_BYTES: usize = DIR_BYTES + AHEAD_BYTES + PATH_BYTES;
 
 /// Where a lookup came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +39,9 @@ pub(crate) enum Outcome {
 /// A lookup on its way.
 pub(crate) struct Walk<'a> {
     places: Places<'a>,
+    arena: Arena<'a>,
     /// Real directories with a slash at the end; the last one may be a file.
-    dir: Text<{ PATH_BYTES + 2 }>,
+    dir: Text<&'a mut [u8]>,
     terrain: Terrain,
     /// `dir` is known to be a directory.
     is_dir: bool,
@@ -52,17 +59,17 @@ impl From<Full> for Stop {
 }
 
 impl<'a> Walk<'a> {
-    /// From a directory as getcwd(3) names it.
-    pub(crate) fn from(places: Places<'a>, cwd: &[u8]) -> Self {
-        let mut dir = Text::new();
+    /// From a directory as getcwd(3) names it; `None` when the arena is full.
+    pub(crate) fn from(places: Places<'a>, cwd: &[u8], mut arena: Arena<'a>) -> Option<Self> {
+        let mut dir = arena.text(DIR_BYTES)?;
         let slash: &[u8] = if cwd.ends_with(b"/") { b"" } else { b"/" };
         let fits = dir.push(cwd).and_then(|()| dir.push(slash)).is_ok();
         let terrain = places.around(dir.as_bytes());
-        Self { places, dir, terrain, is_dir: true, links: 0, fits }
+        Some(Self { places, arena, dir, terrain, is_dir: true, links: 0, fits })
     }
 
     /// Walks a path: from the root if it is absolute.
-    pub(crate) fn along(mut self, path: &[u8]) -> Outcome {
+    pub(crate) fn along(&mut self, path: &[u8]) -> Outcome {
         match self.walk(path) {
             Ok(()) if !self.fits => Outcome::TooLong,
             Ok(()) => Outcome::At(self.terrain),
@@ -93,21 +100,30 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The same for a path that begins with a symlink. Apart, since the buffers take pages of the stack that few need.
+    /// The same for a path that begins with a symlink. Apart, since few need the buffers.
     #[inline(never)]
     fn through_links(&mut self, path: &[u8]) -> Result<(), Stop> {
-        let mut ahead = Text::<AHEAD_BYTES>::of(&[path])?;
-        let mut at = 0;
+        let (Some(ahead), Some(target)) = (self.arena.buffer(AHEAD_BYTES), self.arena.buffer(PATH_BYTES)) else {
+            return Err(Stop(Outcome::TooLong));
+        };
+        // What is ahead ends where the buffer ends, so that a target goes before what is behind its link.
+        let mut at = AHEAD_BYTES.checked_sub(path.len()).ok_or(Full)?;
+        copy(path, ahead.get_mut(at..).ok_or(Full)?);
         loop {
-            let (name, rest) = split(ahead.as_bytes().get(at..).unwrap_or_default());
-            let target = self.link(name)?;
-            self.begin(target.as_bytes())?;
-            ahead = Text::of(&[target.as_bytes(), b"/", rest])?;
-            let left = self.until_link(ahead.as_bytes())?.len();
+            let (name, rest) = split(ahead.get(at..).unwrap_or_default());
+            let rest_len = rest.len();
+            let count = self.link(name, target)?;
+            let target = target.get(..count).unwrap_or_default();
+            self.begin(target)?;
+            at = AHEAD_BYTES.checked_sub(count + 1 + rest_len).ok_or(Full)?;
+            let (slash, to) = ahead.get_mut(at..=at + count).and_then(<[u8]>::split_last_mut).ok_or(Full)?;
+            copy(target, to);
+            *slash = b'/';
+            let left = self.until_link(ahead.get(at..).unwrap_or_default())?.len();
             if left == 0 {
                 return Ok(());
             }
-            at = ahead.len() - left;
+            at = AHEAD_BYTES - left;
         }
     }
 
@@ -124,7 +140,7 @@ impl<'a> Walk<'a> {
     }
 
     fn up(&mut self) -> Result<(), Stop> {
-        if !self.is_dir && !sys::is_directory(self.dir.as_bytes()) {
+        if !self.is_dir && !self.dir.with_c_str(b".", sys::is_in_directory).unwrap_or(false) {
             return Err(Stop(Outcome::Missing));
         }
         self.is_dir = true;
@@ -174,17 +190,14 @@ impl<'a> Walk<'a> {
         found.map_err(|_| Stop(Outcome::Missing))
     }
 
-    /// Where a symlink in `dir` leads to.
-    fn link(&mut self, name: &[u8]) -> Result<Text<PATH_BYTES>, Stop> {
-        let above = self.dir.len();
-        self.dir.push(name)?;
-        let target = sys::read_link(self.dir.as_bytes());
-        self.dir.truncate(above);
+    /// Where a symlink in `dir` leads to: so many bytes of the buffer.
+    fn link(&mut self, name: &[u8], target: &mut [u8]) -> Result<usize, Stop> {
+        let count = self.dir.with_c_str(name, |path| sys::read_link(path, target)).ok_or(Full)?;
         if self.links == MAX_LINKS {
             return Err(Stop(Outcome::Missing));
         }
         self.links += 1;
-        target.map_err(|_| Stop(Outcome::Missing))
+        count.map_err(|_| Stop(Outcome::Missing))
     }
 }
 

@@ -18,8 +18,9 @@ use nix::{
     unistd::getpid,
 };
 use posh_hook::{
+    arena::Arena,
     session::{MAX_PATH_BYTES, PRELOAD_VARIABLE, SESSION_VARIABLE},
-    target::{Target, look_at},
+    target::{self, Target, look_at},
 };
 use posh_proto::runtime::RuntimeDir;
 
@@ -64,7 +65,8 @@ pub enum Unusable {
 /// [`Unusable`].
 pub fn library_for(shell: &Path) -> Result<PathBuf, Unusable> {
     let program = CString::new(shell.as_os_str().as_bytes()).ok();
-    if program.is_none_or(|program| look_at(&program) != Target::Preloads) {
+    let mut memory = [0; target::ARENA_BYTES];
+    if program.is_none_or(|program| look_at(&program, &mut Arena::new(&mut memory)) != Target::Preloads) {
         return Err(Unusable::Shell(shell.to_owned()));
     }
     let (digest, content) = LIBRARY.ok_or(Unusable::NotBuilt)?;

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_hook::session::{MAY_TOUCH, PIPE_ONLY, PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE};
+use posh_hook::session::{AS_SHELL, MAY_TOUCH, PIPE_ONLY, PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE};
 use posh_proto::stage::SessionFile;
 use prost::Message;
 
@@ -188,6 +188,34 @@ impl Entry {
             _ => error,
         }
     }
+}
+
+/// Whether [`become_shell`] may be meant.
+pub fn is_for_shell(words: &[OsString]) -> bool {
+    words.get(1).is_some_and(|word| word.as_bytes() == AS_SHELL.to_bytes())
+}
+
+/// Becomes a shell that the hook has sent this way (system(3), popen(3)): with its text, and the session's variables
+/// behind the environment. `None` when these words ask for something else; otherwise the status of a failure.
+#[must_use]
+pub fn become_shell(words: &[OsString]) -> Option<i32> {
+    const SHELL: &CStr = c"/bin/sh";
+    let [_, _, session, preload, text] = words else { return None };
+    let carried: Vec<CString> = [session, preload].into_iter().filter_map(|word| c_string(word.clone())).collect();
+    let names = [SESSION_VARIABLE, PRELOAD_VARIABLE];
+    let are_ours = carried.iter().zip(names).filter(|(variable, name)| value(variable, name).is_some()).count() == 2;
+    if !are_ours {
+        return None;
+    }
+    let argv = [c"sh".to_owned(), c"-c".to_owned(), c_string(text.clone())?];
+    let environment = process::environment();
+    let hooked: Vec<CString> = environment.iter().chain(&carried).cloned().collect();
+    let mut error = process::exec(SHELL, &argv, &hooked);
+    if error.raw_os_error() == Some(nix::libc::E2BIG) {
+        error = process::exec(SHELL, &argv, &environment);
+    }
+    // As of system(3).
+    Some(process::complain(127, &format!("/bin/sh: {error}")))
 }
 
 /// One `NAME=VALUE`.

@@ -34,9 +34,14 @@ pub const EXIT_POSH_FAILED: i32 = 125;
 #[must_use]
 pub fn run(words: Vec<OsString>) -> i32 {
     let start = Start::now();
+    let for_shell = entry::is_for_shell(&words).then(|| words.clone());
     let entry = match Entry::find(words) {
         Ok(entry) => entry,
-        Err(e) => return process::complain(EXIT_POSH_FAILED, &e.to_string()),
+        // A command with such words has been found by now.
+        Err(e) => {
+            let status = for_shell.and_then(|words| entry::become_shell(&words));
+            return status.unwrap_or_else(|| process::complain(EXIT_POSH_FAILED, &e.to_string()));
+        }
     };
     let Some(session) = &entry.session else { return entry.run_here() };
     let Some(enlist) = enlist::worth_asking(&entry, session) else { return entry.run_here() };
