@@ -4,6 +4,7 @@
 mod fake;
 mod question;
 mod skew;
+mod stack;
 
 use std::{
     ffi::OsStr,

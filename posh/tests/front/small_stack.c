@@ -4,8 +4,9 @@
  *
  * small_stack FUNCTION KIB REPEAT PROGRAM WORD...
  *
- * Prints: the function, the status, how many bytes below the stack were overwritten, whether this process has as many
- * mappings as before; and on descriptor 9, if that is open, how many bytes of the stack were used. */
+ * Prints: the function, the status of each child, how many bytes below the stack were overwritten, how many mappings this
+ * process has more than after the first child; and on descriptor 9, if that is open, how many bytes of the stack were
+ * used. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -70,19 +71,22 @@ int main(int argc, char **argv) {
     /* As malloc(3) gives it: nothing guards what lies below. */
     char *area = malloc(size + BELOW), *stack = area + BELOW;
     descriptor = open(program, O_RDONLY);
-    for (int count = atoi(argv[3]), before = 0; count > 0; count--) {
+    size_t below = 0;
+    int first = 0, last = 0;
+    printf("%s %s:", function, argv[2]);
+    for (int count = atoi(argv[3]); count > 0; count--) {
         memset(area, PATTERN, size + BELOW);
+        fflush(stdout);
         int status = 0, pid = clone(child, stack + size - 64, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
         waitpid(pid, &status, 0);
-        size_t below = 0, unused = 0;
+        size_t unused = 0;
         for (size_t i = 0; i < BELOW; i++) below += area[i] != PATTERN;
         while (unused < size + BELOW && area[unused] == PATTERN) unused++;
-        int now = mappings(), more = before ? now - before : 0;
-        before = now;
+        last = mappings();
+        if (!first) first = last;
         dprintf(9, "%s %zu\n", function, size + BELOW - 64 - unused);
-        if (count > 1) continue;
-        fflush(stdout);
-        printf("%s %s: status %x, error %d, overwritten %zu, mappings more %d\n", function, argv[2], status, failed, below, more);
+        printf(" %x/%d", status, failed);
     }
+    printf(", overwritten %zu, mappings %d\n", below, last - first);
     return 0;
 }
