@@ -2,6 +2,7 @@
 //! process that a benchmark starts on its own machines. Building the programs
 //! that are measured is xtask's matter.
 
+mod fairness;
 mod machine;
 mod overhead;
 mod paired;
@@ -28,6 +29,11 @@ struct Arguments {
 enum Task {
     /// What posh itself costs: per command, per stage, per byte, in memory and at the start.
     Overhead(overhead::Options),
+    /// What one identity, or a stranger, can take from another identity: its latencies beside each kind of abuse.
+    Fairness(fairness::Options),
+    /// Abuses an executor until it is killed.
+    #[command(hide = true)]
+    Abuse(fairness::abuse::Options),
     /// The table: workloads over an emulated link, under bash, ssh, GNU parallel and posh.
     Table(table::Options),
     /// Reads standard input slowly and checks that parts come whole and in order.
@@ -56,6 +62,8 @@ enum Task {
 fn main() -> Result<ExitCode> {
     match Arguments::parse().task {
         Task::Overhead(options) => overhead::run(&options)?,
+        Task::Fairness(options) => return fairness::run(&options),
+        Task::Abuse(options) => fairness::abuse::run(&options)?,
         Task::Table(options) => table::run(&options)?,
         Task::Consume { parts, part_bytes } => pump::consume(parts, part_bytes)?,
         Task::Discard => pump::discard()?,

@@ -50,9 +50,9 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Runs the bench of the table (all workloads, or those that are named), or `bench overhead`.
+    /// Runs the bench of the table (all workloads, or those that are named), `bench overhead` or `bench fairness`.
     Bench {
-        /// Workloads and options of the bench, such as --help; or `overhead` and its options.
+        /// Workloads and options of the bench, such as --help; or `overhead` or `fairness` and its options.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -115,7 +115,9 @@ fn run(chore: Chore) -> Result<ExitCode> {
             setup::packages(setup::Need::Everything)?;
             let bench = programs::release()?.join("posh-bench");
             match arguments.split_first() {
-                Some((first, rest)) if first == "overhead" => cargo::become_program(&bench, first, rest),
+                Some((first, rest)) if ["overhead", "fairness"].contains(&first.as_str()) => {
+                    cargo::become_program(&bench, first, rest)
+                }
                 _ => cargo::become_program(&bench, "table", &arguments),
             }
         }
