@@ -1,4 +1,4 @@
-//! The repository's chores: `cargo xtask setup | build | test | demo | chaos | bench | fuzz | guards | volumes`. Each does
+//! The repository's chores: `cargo xtask setup | build | release | test | demo | chaos | bench | fuzz | guards | volumes`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
@@ -7,7 +7,9 @@ mod cargo;
 mod fuzz;
 mod guards;
 mod programs;
+mod release;
 mod setup;
+mod supply;
 mod test;
 mod volumes;
 
@@ -30,6 +32,8 @@ enum Chore {
     Setup,
     /// Builds the programs as they are to be installed, into target/programs/release.
     Build,
+    /// Builds what is handed out, with a bill of materials and checksums, into target/release-files.
+    Release,
     /// Sets up, then runs every check: format, lints, tests, documentation.
     Test {
         /// Give the integration tests more and larger data.
@@ -100,6 +104,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
         }
         Chore::Build => {
             println!("{}", programs::release()?.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Chore::Release => {
+            println!("{}", release::run()?.display());
             Ok(ExitCode::SUCCESS)
         }
         Chore::Test { full, filter } => test::run(full, filter.as_deref()),

@@ -11,6 +11,7 @@ use crate::bash_tests;
 use crate::cargo;
 use crate::programs;
 use crate::setup::{self, Need};
+use crate::supply;
 
 /// Tests (and steps, which count as one each) that passed and failed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,7 @@ pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
     if filter.is_none() {
         sum.step(cargo::command(&["fmt", "--all", "--check"]))?;
         sum.step(cargo::command(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+        sum.check("supply chain", supply::check());
     }
     // Integration tests start the programs themselves, which `cargo test` alone does not build.
     for build in programs::builds(&["--quiet"])? {
@@ -58,6 +60,17 @@ impl Sum {
             self.failed += 1;
         }
         Ok(())
+    }
+
+    /// A check of this program's own.
+    fn check(&mut self, name: &str, result: Result<()>) {
+        match result {
+            Ok(()) => self.passed += 1,
+            Err(error) => {
+                println!("{name}: failed: {error:#}");
+                self.failed += 1;
+            }
+        }
     }
 
     fn tests(&mut self, full: bool, filter: Option<&str>, programs: &Path) -> Result<()> {

@@ -17,13 +17,13 @@ use posh_proto::volume::volume_client::VolumeClient;
 use posh_proto::volume::{Allocate, CopyRange, Lock, Open, answer, op};
 use posh_reach::tls::enrol;
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tonic::transport::Channel;
 use tower::ServiceExt as _;
 
 use super::client::{Run, Session, connect, place, run_of};
+use super::relay::{self, ABUSER_ADDRESS};
 use super::server::{ABUSED_EXPORT, FILE, FILES, LARGE_BYTES};
 
 /// Where the abuser's export is mounted.
@@ -110,12 +110,17 @@ impl Kind {
 /// Abuses without end.
 pub fn run(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let abuser = Abuser {
-        host: TlsHost { host: "127.0.0.1".to_owned(), port: options.port },
-        credentials: options.credentials.clone(),
-        authority: options.token.parse::<Token>()?.authority,
-    };
-    runtime.block_on(abuser.abuse(options.kind))
+    runtime.block_on(async {
+        // What is counted by address must not be counted with the other identity's.
+        let port = relay::start(options.port, ABUSER_ADDRESS, Duration::ZERO).await?;
+        let abuser = Abuser {
+            port: options.port,
+            host: TlsHost { host: "127.0.0.1".to_owned(), port },
+            credentials: options.credentials.clone(),
+            authority: options.token.parse::<Token>()?.authority,
+        };
+        abuser.abuse(options.kind).await
+    })
 }
 
 /// Tells the parent that the abuse is at work.
@@ -124,6 +129,9 @@ fn at_work() {
 }
 
 struct Abuser {
+    /// The executor's own.
+    port: u16,
+    /// The way there from the abuser's address.
     host: TlsHost,
     credentials: PathBuf,
     authority: Fingerprint,
@@ -190,7 +198,12 @@ impl Abuser {
     }
 
     fn another(&self) -> Abuser {
-        Abuser { host: self.host.clone(), credentials: self.credentials.clone(), authority: self.authority }
+        Abuser {
+            port: self.port,
+            host: self.host.clone(),
+            credentials: self.credentials.clone(),
+            authority: self.authority,
+        }
     }
 
     async fn run(&self, spec: RunSpec) -> Result<()> {
@@ -420,7 +433,7 @@ impl Abuser {
         let mut held = std::collections::VecDeque::new();
         loop {
             for _ in 0..15 {
-                let mut stream = TcpStream::connect((self.host.host.as_str(), self.host.port)).await?;
+                let mut stream = relay::connect(self.port, ABUSER_ADDRESS).await?;
                 let _ = stream.write_all(beginning).await;
                 held.push_back(stream);
             }

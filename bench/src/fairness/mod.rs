@@ -3,10 +3,12 @@
 
 pub mod abuse;
 mod client;
+mod relay;
 mod server;
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
@@ -17,6 +19,8 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum as _;
 use fs_mapper::config::TlsHost;
 use posh_integration::programs::Programs;
+use posh_proto::executor::StatusRequest;
+use posh_proto::executor::executor_client::ExecutorClient;
 use posh_proto::volume::{FileId, op};
 use posh_reach::tls::enrol;
 use tokio::runtime::Runtime;
@@ -34,6 +38,9 @@ const MOUNT: &str = "/mnt/fairness-b";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The abuse is waited for so long.
 const BEGINS: Duration = Duration::from_secs(3);
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Half a round trip of a workstation far away, which makes new connections.
+const ONE_WAY: Duration = Duration::from_millis(25);
 /// The bounds of the requirement.
 const MAX_RATIO: f64 = 3.0;
 const MAX_PEAK_MIB: u64 = 256;
@@ -83,16 +90,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 const HEAD: &str = "| abuse | by | run quiet p99 ms | run p99 ms | ratio | stat and read quiet p99 ms | p99 ms | ratio | \
-    samples | errors | peak RSS MiB | holds |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n";
+    connecting quiet p99 ms | p99 ms | ratio | samples | errors | peak RSS MiB | holds |\n\
+    |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
 
 fn page(table: &str) -> String {
     let Machine { processor, cores, date, commit, load_before, .. } = Machine::describe();
     format!(
-        "# Fairness\n\nMade by `cargo xtask bench fairness --write` on {date}, commit {commit}, {cores} cores of\n{processor}, load before {load_before}.\n\nEach line has an executor of its own with its \
-         default bounds, over TLS on the loopback interface.\nThe other identity runs `cat` of a small file, and asks for the \
-         attributes and the content of one over a volume,\none after the other; quiet first, then beside the abuse. Peak RSS \
-         is that of the executor itself (VmHWM),\nnot of the commands. Required: at most {MAX_RATIO} times the quiet p99, no \
-         error, at most {MAX_PEAK_MIB} MiB.\n\n{table}"
+        "# Fairness\n\nMade by `cargo xtask bench fairness --write` on {date}, commit {commit}, {cores} cores of\n{processor}, \
+         load before {load_before}.\n\nEach line has an executor of its own with its default bounds, over TLS on the loopback \
+         interface.\nThe other identity runs `cat` of a small file, and asks for the attributes and the content of one\nover a \
+         volume, one after the other. Meanwhile it connects anew, over a round trip of 50 ms, and asks for\nthe status. Quiet \
+         first, then beside the abuse, which comes from another address and at the lowest\npriority. Peak RSS is that of \
+         the executor itself (VmHWM), not of the commands. Required: at most\n{MAX_RATIO} times the quiet p99, no error, at \
+         most {MAX_PEAK_MIB} MiB.\n\n{table}"
     )
 }
 
@@ -101,7 +111,16 @@ fn page(table: &str) -> String {
 struct Latencies {
     run: Vec<Duration>,
     volume: Vec<Duration>,
+    connecting: Vec<Duration>,
     errors: Vec<String>,
+}
+
+impl Latencies {
+    async fn missed(&mut self, error: &anyhow::Error) {
+        self.errors.push(format!("{error:#}"));
+        // An error that comes at once is not counted a thousand times.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// The value that 99 of 100 do not exceed.
@@ -115,6 +134,7 @@ struct Measured {
     kind: Kind,
     run: [Option<f64>; 2],
     volume: [Option<f64>; 2],
+    connecting: [Option<f64>; 2],
     samples: usize,
     errors: Vec<String>,
     peak_mib: Option<u64>,
@@ -128,14 +148,14 @@ impl Measured {
     fn holds(&self) -> bool {
         let is_small = |latencies| ratio(latencies).is_some_and(|ratio| ratio <= MAX_RATIO);
         let memory_holds = self.peak_mib.is_some_and(|peak| peak <= MAX_PEAK_MIB);
-        is_small(self.run) && is_small(self.volume) && self.errors.is_empty() && memory_holds
+        [self.run, self.volume, self.connecting].into_iter().all(is_small) && self.errors.is_empty() && memory_holds
     }
 
     fn line(&self) -> String {
         let figure = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         let by = if self.kind.is_of_a_stranger() { "stranger" } else { "identity" };
         let mut line = format!("| {} | {by} |", self.kind.name());
-        for latencies in [self.run, self.volume] {
+        for latencies in [self.run, self.volume, self.connecting] {
             let figures = [latencies[0], latencies[1], ratio(latencies)].map(figure);
             let _ = write!(line, " {} |", figures.join(" | "));
         }
@@ -169,6 +189,7 @@ fn measure(kind: Kind, programs: &Path, options: &Options) -> Result<Measured> {
         samples: beside.run.len(),
         run: [p99(&mut quiet.run), p99(&mut beside.run)],
         volume: [p99(&mut quiet.volume), p99(&mut beside.volume)],
+        connecting: [p99(&mut quiet.connecting), p99(&mut beside.connecting)],
         errors: beside.errors,
         peak_mib,
     })
@@ -219,19 +240,41 @@ impl Other {
     fn sample(&self, runtime: &Runtime, options: &Options) -> Result<Latencies> {
         let end = Instant::now() + Duration::from_secs(options.seconds);
         let mut latencies = Latencies::default();
+        let mut others = Latencies::default();
         runtime.block_on(async {
-            let mut connected = None;
-            while Instant::now() < end && latencies.run.len() < options.samples {
-                let result = self.sample_once(&mut connected, &mut latencies).await;
-                if let Err(error) = result {
-                    latencies.errors.push(format!("{error:#}"));
-                    connected = None;
-                    // An error that comes at once is not counted a thousand times.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+            let far = relay::start(self.host.port, LOCALHOST, ONE_WAY).await?;
+            let far = TlsHost { port: far, ..self.host.clone() };
+            let commands = async {
+                let mut connected = None;
+                while Instant::now() < end && latencies.run.len() < options.samples {
+                    if let Err(error) = self.sample_once(&mut connected, &mut latencies).await {
+                        connected = None;
+                        latencies.missed(&error).await;
+                    }
                 }
-            }
-        });
+            };
+            let connections = async {
+                while Instant::now() < end {
+                    let begun = Instant::now();
+                    match in_time(self.ask_anew(&far), "a new connection").await {
+                        Ok(()) => others.connecting.push(begun.elapsed()),
+                        Err(error) => others.missed(&error).await,
+                    }
+                }
+            };
+            tokio::join!(commands, connections);
+            anyhow::Ok(())
+        })?;
+        latencies.connecting = others.connecting;
+        latencies.errors.extend(others.errors);
         Ok(latencies)
+    }
+
+    /// Over a connection of its own.
+    async fn ask_anew(&self, host: &TlsHost) -> Result<()> {
+        let channel = connect(host, &self.credentials).await?;
+        ExecutorClient::new(channel).status(StatusRequest {}).await?;
+        Ok(())
     }
 
     async fn sample_once(&self, connected: &mut Option<Connected>, latencies: &mut Latencies) -> Result<()> {
@@ -306,6 +349,7 @@ mod tests {
             kind: Kind::Views,
             run: [Some(1.0), beside],
             volume: [Some(1.0), Some(2.0)],
+            connecting: [Some(9.0), Some(9.0)],
             samples: 1,
             errors: errors.iter().map(|&error| error.to_owned()).collect(),
             peak_mib,
