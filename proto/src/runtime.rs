@@ -5,19 +5,20 @@
 
 use std::{
     env, fs, io,
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{DirBuilderExt, MetadataExt},
-    },
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
 use sha2::{Digest, Sha256};
+use trusted_path::Untrusted;
 
 /// Hexadecimal digits of the configuration path's SHA-256 that go into a name.
 /// 48 bits keep two of one user's files apart, and a socket's whole path must fit
 /// into the 108 bytes of `sockaddr_un` (unix(7)).
 const DIGEST_DIGITS: usize = 12;
+
+/// Any permission of the group or of others.
+const OF_OTHERS: u32 = 0o077;
 
 /// Why the directory can't be used. Its sockets hand out the right to run
 /// commands, so anything unexpected is refused, never repaired.
@@ -44,6 +45,9 @@ pub enum RuntimeDirError {
         /// Our effective uid.
         user: u32,
     },
+    /// Others could put another directory in its place.
+    #[error("the runtime directory is not safe from other users: {0}; set XDG_RUNTIME_DIR to a directory of your own")]
+    Untrusted(#[source] Untrusted),
     /// Others may enter it.
     #[error("{} has mode {mode:04o}, which lets other users in; run: chmod 700 {}", path.display(), path.display())]
     Open {
@@ -68,7 +72,8 @@ pub struct RuntimeDir {
 
 impl RuntimeDir {
     /// `$XDG_RUNTIME_DIR/posh`, or `/tmp/posh-UID` where that variable names no
-    /// directory; made with mode 0700 when it does not exist.
+    /// directory; made with mode 0700 when it does not exist. Nobody but root and the user can change any
+    /// component of its path ([`trusted_path`]), so that what lies in it is the user's own.
     ///
     /// # Errors
     /// [`RuntimeDirError`] when it can't be made, or is not private to this user.
@@ -87,20 +92,28 @@ impl RuntimeDir {
     /// # Errors
     /// As [`RuntimeDir::open`].
     pub fn open_at(path: PathBuf, user: u32) -> Result<Self, RuntimeDirError> {
-        let made = fs::DirBuilder::new().mode(0o700).create(&path);
-        if let Err(source) = made
-            && source.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(RuntimeDirError::Io { path, source });
+        let found = match trusted_path::make_last_directory(&path, user) {
+            Ok(found) => found,
+            Err(Untrusted::Io { path, source }) => return Err(RuntimeDirError::Io { path, source }),
+            Err(Untrusted::Kind { path, .. } | Untrusted::SharedLink(path)) => {
+                return Err(RuntimeDirError::NotADirectory(path));
+            }
+            Err(Untrusted::ForeignOwner { path, owner, user }) => {
+                return Err(RuntimeDirError::ForeignOwner { path, owner, user });
+            }
+            Err(writable) => return Err(RuntimeDirError::Untrusted(writable)),
+        };
+        // Nobody else can have changed it meanwhile: that is what the walk has made sure of.
+        if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_dir()) {
+            return Err(RuntimeDirError::NotADirectory(path));
         }
-        // Not following a symlink: in /tmp anybody could have put one there.
-        match fs::symlink_metadata(&path) {
-            Err(source) => Err(RuntimeDirError::Io { path, source }),
-            Ok(found) if !found.is_dir() => Err(RuntimeDirError::NotADirectory(path)),
-            Ok(found) if found.uid() != user => Err(RuntimeDirError::ForeignOwner { path, owner: found.uid(), user }),
-            Ok(found) if found.mode() & 0o077 != 0 => Err(RuntimeDirError::Open { path, mode: found.mode() & 0o7777 }),
-            Ok(_) => Ok(Self { path }),
+        if found.owner != user {
+            return Err(RuntimeDirError::ForeignOwner { path, owner: found.owner, user });
         }
+        if found.mode & OF_OTHERS != 0 {
+            return Err(RuntimeDirError::Open { path, mode: found.mode });
+        }
+        Ok(Self { path })
     }
 
     /// The directory itself.
@@ -137,7 +150,7 @@ impl RuntimeDir {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
 
     use super::*;
 
@@ -172,6 +185,26 @@ mod tests {
         assert!(matches!(open("link", own_uid()), RuntimeDirError::NotADirectory(_)));
         assert!(matches!(open("target", own_uid() + 1), RuntimeDirError::ForeignOwner { .. }));
         assert!(matches!(open("missing/deeper", own_uid()), RuntimeDirError::Io { .. }));
+    }
+
+    #[test]
+    fn what_it_lies_in_is_nobody_else_s() {
+        let parent = tempfile::tempdir().unwrap();
+        let base = parent.path().join("base");
+        let path = base.join("posh");
+        fs::create_dir(&base).unwrap();
+        for mode in [0o770, 0o707, 0o777] {
+            fs::set_permissions(&base, fs::Permissions::from_mode(mode)).unwrap();
+            let refused = RuntimeDir::open_at(path.clone(), own_uid()).unwrap_err();
+            assert!(matches!(refused, RuntimeDirError::Untrusted(_)) && !path.exists(), "{refused}");
+        }
+        if own_uid() == 0 {
+            // As root has it after `sudo -E`: another user could rename it.
+            fs::set_permissions(&base, fs::Permissions::from_mode(0o700)).unwrap();
+            chown(&base, Some(54_321), None).unwrap();
+            let refused = RuntimeDir::open_at(path.clone(), 0).unwrap_err();
+            assert!(matches!(refused, RuntimeDirError::ForeignOwner { owner: 54_321, .. }) && !path.exists());
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! Shared by the executor and by what reaches it.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
 use nix::{libc::O_NOFOLLOW, unistd::geteuid};
+use trusted_path::Untrusted;
 
 /// Permission bits of others than the owner.
 const OF_OTHERS: u32 = 0o077;
@@ -52,6 +53,15 @@ pub enum SecretError {
         /// Its permission bits.
         mode: u32,
     },
+    /// Others could put another file in its place.
+    #[error("{} is not safe from other users", path.display())]
+    Place {
+        /// The file.
+        path: PathBuf,
+        /// Which directory is not.
+        #[source]
+        source: Untrusted,
+    },
     /// A directory, a device, or far too large.
     #[error("{} is not a file that holds a secret", .0.display())]
     NotAFile(PathBuf),
@@ -61,16 +71,23 @@ impl SecretError {
     /// There is no such file.
     #[must_use]
     pub fn is_missing(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        match self {
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Self::Place { source, .. } => source.is_missing(),
+            _ => false,
+        }
     }
 }
 
 /// Reads a secret.
 ///
 /// # Errors
-/// [`SecretError`], also when others than its owner, who must be this user, have any right to it.
+/// [`SecretError`], also when others than its owner, who must be this user, have any right to it, or can
+/// change a directory that it lies in.
 pub fn read(path: &Path) -> Result<String, SecretError> {
     let failed = |source| SecretError::Io { attempt: "read", path: path.to_owned(), source };
+    let place = |source| SecretError::Place { path: path.to_owned(), source };
+    trusted_path::directory(directory_of(path), geteuid().as_raw()).map_err(place)?;
     // Not following a symlink: what is checked is what has the name.
     let mut file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
@@ -92,11 +109,12 @@ pub fn read(path: &Path) -> Result<String, SecretError> {
 /// Writes a secret in place of what was there, whole or not at all; makes its directory.
 ///
 /// # Errors
-/// [`SecretError::Io`].
+/// [`SecretError::Io`], [`SecretError::Place`].
 pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
     let failed = |source| SecretError::Io { attempt: "write", path: path.to_owned(), source };
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let place = |source| SecretError::Place { path: path.to_owned(), source };
+    let directory = directory_of(path);
+    trusted_path::make_directory(directory, geteuid().as_raw()).map_err(place)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let fresh = directory.join(name);
@@ -109,6 +127,14 @@ pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
     written.map_err(failed)?;
     // The name is in the directory; that it is there for good, only this says.
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
+        Some(_) => Path::new("."),
+        None => Path::new("/"),
+    }
 }
 
 fn write_new(path: &Path, content: &str) -> io::Result<()> {
@@ -147,6 +173,19 @@ mod tests {
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
         assert!(read(&path).is_ok());
+    }
+
+    #[test]
+    fn what_others_could_have_put_there_is_no_secret() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("below/secret");
+        write(&path, "x").unwrap();
+        let below = path.parent().unwrap();
+        fs::set_permissions(below, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(matches!(read(&path), Err(SecretError::Place { .. })));
+        assert!(matches!(write(&path, "y"), Err(SecretError::Place { .. })));
+        fs::set_permissions(below, fs::Permissions::from_mode(0o750)).unwrap();
+        assert_eq!(read(&path).unwrap(), "x");
     }
 
     #[test]

@@ -1,0 +1,341 @@
+//! Paths that nobody but one user and root can change.
+//!
+//! A path is walked from `/`, one descriptor after the other, with O_NOFOLLOW; each file is judged by
+//! fstat(2) of the descriptor that the next step uses. The rule for every component:
+//!
+//! * it belongs to root or to the user;
+//! * nobody else can write it: neither its group nor others have that permission (the bits of a POSIX
+//!   ACL show in the group's);
+//! * a directory that others may write is passed only with the sticky bit (`/tmp`), only on the way, and
+//!   only to an entry that itself belongs to root or to the user, for nobody else can rename or remove
+//!   that; no symbolic link is followed out of it;
+//! * a symbolic link elsewhere is followed, and its target is walked under the same rule.
+//!
+//! **Invariant.** Whoever could rename, replace or remount a part of a path that was accepted is root or
+//! the user. So the path leads to the same file afterwards, and may be used as a path.
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::VecDeque,
+    ffi::{OsStr, OsString},
+    fs::File,
+    io,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags, Stat, fstat, mkdirat, open, openat, readlinkat},
+    io::Errno,
+};
+
+/// As many as Linux follows in one path (path_resolution(7)).
+const MAX_LINKS: usize = 40;
+/// Write permission of the group and of others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// The sticky bit: entries can be renamed and removed only by their owner, the directory's, and root.
+const STICKY: u32 = 0o1000;
+/// root's.
+const ROOT: u32 = 0;
+
+/// Why a path is not trusted, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Untrusted {
+    /// The system does not let us look, or there is no such file.
+    #[error("can't use {}", path.display())]
+    Io {
+        /// The component.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// Its owner can put something else in its place.
+    #[error("{} belongs to user {owner}, not to user {user} or root", path.display())]
+    ForeignOwner {
+        /// The component.
+        path: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+        /// Whose path it should be.
+        user: u32,
+    },
+    /// Others can put something else in its place.
+    #[error("{} has mode {mode:04o}, so that other users can write it; run: chmod go-w {}", path.display(), path.display())]
+    Writable {
+        /// The component.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Anybody may have put it into a directory such as /tmp.
+    #[error("{} is a symbolic link in a directory that all users may write", .0.display())]
+    SharedLink(PathBuf),
+    /// A file where a directory should be, or the other way round.
+    #[error("{} is not a {wanted}", path.display())]
+    Kind {
+        /// The component.
+        path: PathBuf,
+        /// What it should be.
+        wanted: &'static str,
+    },
+}
+
+impl Untrusted {
+    /// There is no such file.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+    }
+
+    fn io(path: &Path, error: Errno) -> Self {
+        Self::Io { path: path.to_owned(), source: error.into() }
+    }
+}
+
+impl From<Untrusted> for io::Error {
+    fn from(error: Untrusted) -> Self {
+        match error {
+            Untrusted::Io { path, source } => io::Error::new(source.kind(), format!("{}: {source}", path.display())),
+            other => io::Error::new(io::ErrorKind::PermissionDenied, other),
+        }
+    }
+}
+
+/// A directory that was walked to.
+#[derive(Debug)]
+pub struct Directory {
+    /// Opened with O_PATH.
+    pub descriptor: OwnedFd,
+    /// Without symbolic links.
+    pub path: PathBuf,
+    /// Its owner's uid.
+    pub owner: u32,
+    /// Its permission bits.
+    pub mode: u32,
+}
+
+/// A regular file that was walked to.
+#[derive(Debug)]
+pub struct TrustedFile {
+    /// Opened to be read; what was judged is this descriptor.
+    pub file: File,
+    /// Without symbolic links.
+    pub path: PathBuf,
+    /// Its owner's uid.
+    pub owner: u32,
+    /// Whether the directory that it lies in may be written by others, and is sticky.
+    pub is_in_shared_directory: bool,
+}
+
+/// Walks to a directory.
+///
+/// # Errors
+/// [`Untrusted`]
+pub fn directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
+    Walk::to(path, user, Missing::Refused)?.into_directory()
+}
+
+/// The same; directories that are missing are made with mode 0700.
+///
+/// # Errors
+/// [`Untrusted`]
+pub fn make_directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
+    Walk::to(path, user, Missing::Made)?.into_directory()
+}
+
+/// The same; only the last directory is made, and only if it is missing.
+///
+/// # Errors
+/// [`Untrusted`]
+pub fn make_last_directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
+    Walk::to(path, user, Missing::LastMade)?.into_directory()
+}
+
+/// Walks to a regular file and opens it to be read.
+///
+/// # Errors
+/// [`Untrusted`]
+pub fn open_file(path: &Path, user: u32) -> Result<TrustedFile, Untrusted> {
+    Walk::to(path, user, Missing::Refused)?.into_file()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Refused,
+    Made,
+    LastMade,
+}
+
+/// A walk, and what it has come to.
+struct Walk {
+    user: u32,
+    missing: Missing,
+    at: OwnedFd,
+    about: Stat,
+    path: PathBuf,
+    /// The directory that `at` was found in may be written by others.
+    is_in_shared: bool,
+    /// The directory that `at` was found in; `None` for `/`.
+    parent: Option<OwnedFd>,
+    left: VecDeque<OsString>,
+    links: usize,
+}
+
+impl Walk {
+    fn to(path: &Path, user: u32, missing: Missing) -> Result<Self, Untrusted> {
+        let mut left = VecDeque::new();
+        if path.is_relative() {
+            let here = std::env::current_dir();
+            let here = here.map_err(|source| Untrusted::Io { path: path.to_owned(), source })?;
+            left.extend(names(here.as_os_str()));
+        }
+        left.extend(names(path.as_os_str()));
+        let (at, about) = root()?;
+        let path = PathBuf::from("/");
+        let mut walk = Self { user, missing, at, about, path, is_in_shared: false, parent: None, left, links: 0 };
+        walk.judge()?;
+        while let Some(name) = walk.left.pop_front() {
+            walk.step(&name)?;
+        }
+        Ok(walk)
+    }
+
+    fn step(&mut self, name: &OsStr) -> Result<(), Untrusted> {
+        if name == ".." {
+            return self.step_up();
+        }
+        let is_in_shared = self.passed()?;
+        let path = self.path.join(name);
+        let failed = |error| Untrusted::io(&path, error);
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let next = match openat(&self.at, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) if self.makes_missing() => match mkdirat(&self.at, name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => openat(&self.at, name, flags, Mode::empty()),
+                Err(error) => Err(error),
+            },
+            opened => opened,
+        };
+        let next = next.map_err(failed)?;
+        let about = fstat(&next).map_err(failed)?;
+        if FileType::from_raw_mode(about.st_mode) == FileType::Symlink {
+            return self.follow(&next, &about, &path, is_in_shared);
+        }
+        self.parent = Some(std::mem::replace(&mut self.at, next));
+        (self.about, self.path, self.is_in_shared) = (about, path, is_in_shared);
+        self.judge()
+    }
+
+    /// Whether others may write the directory that is left behind for an entry of it.
+    fn passed(&self) -> Result<bool, Untrusted> {
+        self.expect(FileType::Directory, "directory")?;
+        Ok(self.about.st_mode & WRITABLE_BY_OTHERS != 0)
+    }
+
+    fn step_up(&mut self) -> Result<(), Untrusted> {
+        self.passed()?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.at = openat(&self.at, "..", flags, Mode::empty()).map_err(|error| Untrusted::io(&self.path, error))?;
+        self.about = fstat(&self.at).map_err(|error| Untrusted::io(&self.path, error))?;
+        self.path.pop();
+        (self.parent, self.is_in_shared) = (None, false);
+        self.judge()
+    }
+
+    /// A link's owner has no say in it after it was made; whoever may write its directory has.
+    fn follow(&mut self, link: &OwnedFd, about: &Stat, path: &Path, is_in_shared: bool) -> Result<(), Untrusted> {
+        if is_in_shared {
+            return Err(Untrusted::SharedLink(path.to_owned()));
+        }
+        self.expect_owner(about, path)?;
+        self.links += 1;
+        if self.links > MAX_LINKS {
+            return Err(Untrusted::io(path, Errno::LOOP));
+        }
+        let target = readlinkat(link, "", Vec::new()).map_err(|error| Untrusted::io(path, error))?;
+        let target = OsStr::from_bytes(target.as_bytes());
+        for name in names(target).into_iter().rev() {
+            self.left.push_front(name);
+        }
+        if Path::new(target).is_absolute() {
+            (self.at, self.about) = root()?;
+            self.path = PathBuf::from("/");
+            (self.parent, self.is_in_shared) = (None, false);
+        }
+        Ok(())
+    }
+
+    fn makes_missing(&self) -> bool {
+        match self.missing {
+            Missing::Refused => false,
+            Missing::Made => true,
+            Missing::LastMade => self.left.is_empty(),
+        }
+    }
+
+    fn judge(&self) -> Result<(), Untrusted> {
+        self.expect_owner(&self.about, &self.path)?;
+        let mode = self.about.st_mode;
+        let is_shared_directory = FileType::from_raw_mode(mode) == FileType::Directory && mode & STICKY != 0;
+        let is_on_the_way = is_shared_directory && !self.left.is_empty();
+        if mode & WRITABLE_BY_OTHERS != 0 && !is_on_the_way {
+            return Err(Untrusted::Writable { path: self.path.clone(), mode: mode & 0o7777 });
+        }
+        Ok(())
+    }
+
+    fn expect_owner(&self, about: &Stat, path: &Path) -> Result<(), Untrusted> {
+        let owner = about.st_uid;
+        if owner == ROOT || owner == self.user {
+            return Ok(());
+        }
+        Err(Untrusted::ForeignOwner { path: path.to_owned(), owner, user: self.user })
+    }
+
+    fn expect(&self, kind: FileType, wanted: &'static str) -> Result<(), Untrusted> {
+        if FileType::from_raw_mode(self.about.st_mode) == kind {
+            return Ok(());
+        }
+        Err(Untrusted::Kind { path: self.path.clone(), wanted })
+    }
+
+    fn into_directory(self) -> Result<Directory, Untrusted> {
+        self.expect(FileType::Directory, "directory")?;
+        let (owner, mode) = (self.about.st_uid, self.about.st_mode & 0o7777);
+        Ok(Directory { descriptor: self.at, path: self.path, owner, mode })
+    }
+
+    fn into_file(mut self) -> Result<TrustedFile, Untrusted> {
+        self.expect(FileType::RegularFile, "regular file")?;
+        let (Some(parent), Some(name)) = (self.parent.take(), self.path.file_name()) else {
+            return Err(Untrusted::Kind { path: self.path, wanted: "regular file" });
+        };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let failed = |error| Untrusted::io(&self.path, error);
+        let file = openat(&parent, name, flags, Mode::empty()).map_err(failed)?;
+        // The descriptor that is read is the one that counts.
+        self.about = fstat(&file).map_err(failed)?;
+        self.judge()?;
+        self.expect(FileType::RegularFile, "regular file")?;
+        let (owner, is_in_shared_directory) = (self.about.st_uid, self.is_in_shared);
+        Ok(TrustedFile { file: file.into(), path: self.path, owner, is_in_shared_directory })
+    }
+}
+
+fn root() -> Result<(OwnedFd, Stat), Untrusted> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = open("/", flags, Mode::empty()).and_then(|root| fstat(&root).map(|about| (root, about)));
+    opened.map_err(|error| Untrusted::io(Path::new("/"), error))
+}
+
+/// The names of a path; `.` and doubled slashes say nothing.
+fn names(path: &OsStr) -> Vec<OsString> {
+    let name = |component: Component<'_>| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    Path::new(path).components().filter_map(name).collect()
+}
+
+#[cfg(test)]
+mod tests;
