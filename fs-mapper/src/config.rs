@@ -3,6 +3,7 @@
 //! looks at a mount or at the network. docs/configuration.md has every key.
 
 mod address;
+mod allow;
 mod find;
 mod mistake;
 mod near;
@@ -13,8 +14,12 @@ mod volume;
 pub use address::{Address, AddressFault, Login, TlsHost};
 pub(crate) use value::server_directory;
 
+pub use find::{Found, PassedOver, Scope, Search, Unusable};
 pub use mistake::{ConfigErrors, Mistake, Position};
 pub use volume::{VolumeConfig, cache_size};
+
+use allow::Register;
+pub use trusted_path::Untrusted;
 
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
@@ -122,13 +127,18 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Where annotation files are looked for besides those that ship, a later place
-/// over an earlier one: /etc/posh/annotations, ~/.config/posh/annotations (or
-/// below $XDG_CONFIG_HOME), and what a configuration names.
-pub fn annotation_directories(config: Option<&Config>) -> Vec<PathBuf> {
+/// Directories that annotation files are looked for in besides those that ship, a later one over an earlier
+/// one: /etc/posh/annotations, ~/.config/posh/annotations (or below $XDG_CONFIG_HOME), and what a
+/// configuration names. One that somebody else could change is an error instead: annotations say what
+/// commands do.
+pub fn annotation_directories(config: Option<&Config>) -> Vec<Result<PathBuf, Untrusted>> {
     let mut directories = find::annotations(|name| std::env::var_os(name), Path::new("/etc"));
     directories.extend(config.into_iter().flat_map(|config| config.gateway.annotations.iter().cloned()));
-    directories
+    let judged = |directory: PathBuf| match trusted_path::directory(&directory, effective_user()) {
+        Err(why) if !why.is_missing() => Err(why),
+        _ => Ok(directory),
+    };
+    directories.into_iter().map(judged).collect()
 }
 
 /// Where the credentials for `tls://` executors are: ~/.config/posh/tls, or below
@@ -138,25 +148,97 @@ pub fn credentials_directory() -> Option<PathBuf> {
         .map(|dir| dir.join("posh/tls"))
 }
 
+/// Why a directory's file was not allowed, or that not taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum NotAllowed {
+    /// Somebody else may have written it.
+    #[error("{}: {}", .0.file.display(), .0.source)]
+    Unusable(#[from] Unusable),
+    /// What no directory's file may say, or other mistakes.
+    #[error(transparent)]
+    Mistakes(#[from] ConfigErrors),
+    /// There is no place to keep it.
+    #[error("neither XDG_STATE_HOME nor HOME is set")]
+    NoHome,
+    /// It can't be kept.
+    #[error("can't note what is allowed of {}: {source}", file.display())]
+    Register {
+        /// The directory's file.
+        file: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+}
+
+fn effective_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn set_variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn surrounded<T>(work: impl FnOnce(&find::Surroundings<'_>) -> T) -> T {
+    let here = Path::new(".");
+    work(&find::Surroundings { variable: &set_variable, here, etc: Path::new("/etc"), user: effective_user() })
+}
+
 impl Config {
-    /// Reads and validates a file.
+    /// Reads and validates a file that the user has named.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
-        Config::parse(&text, path)
+        Config::load_found(&Config::named(path).map_err(|why| ConfigErrors::unusable(&why))?)
+    }
+
+    /// Reads and validates what was found, by the same descriptor that is judged once more.
+    pub fn load_found(found: &Found) -> Result<Config, ConfigErrors> {
+        let text = find::read(found, effective_user()).map_err(|why| ConfigErrors::unusable(&why))?;
+        read::read(&text, &found.file, found.scope)
     }
 
     /// Validates a text. `file` is what the messages call it, and relative
     /// `annotations` are taken from its directory.
     pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigErrors> {
-        read::read(text, file)
+        read::read(text, file, Scope::Own)
     }
 
-    /// The file that applies when none is named: $POSH_CONFIG, ./mounts.toml,
-    /// ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME),
-    /// /etc/posh/mounts.toml. The first is taken as it is when set, so that a
-    /// wrong name is an error and not silently passed over.
-    pub fn find_default() -> Option<PathBuf> {
-        find::find(|name| std::env::var_os(name), Path::new("/etc"))
+    /// The file that applies when none is named on the command line: $POSH_CONFIG, ./mounts.toml if the
+    /// user has allowed it, ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME), /etc/posh/mounts.toml.
+    /// The first is an error where it can't be used, so that a wrong name is not silently passed over.
+    pub fn find() -> Result<Search, Unusable> {
+        surrounded(find::find)
+    }
+
+    /// A file that the user has named: it and every directory on the way to it belong to root or the
+    /// user, and nobody else can write them.
+    pub fn named(path: &Path) -> Result<Found, Unusable> {
+        find::named(path, effective_user())
+    }
+
+    /// A directory's file, which must be allowed as it is now.
+    pub fn allowed(path: &Path) -> Result<Found, Unusable> {
+        surrounded(|around| find::allowed(path, around))
+    }
+
+    /// Allows a directory's file as it is now, if [`Scope::Directory`] lets all of it count; gives its path.
+    pub fn allow(path: &Path) -> Result<PathBuf, NotAllowed> {
+        let user = effective_user();
+        let (file, text) = find::read_in_directory(path, user)?;
+        read::read(&text, &file, Scope::Directory)?;
+        let register = Register::of(set_variable, user).ok_or(NotAllowed::NoHome)?;
+        let kept = register.allow(&file, &allow::digest(text.as_bytes()));
+        kept.map_err(|source| NotAllowed::Register { file: file.clone(), source })?;
+        Ok(file)
+    }
+
+    /// Takes that back; gives whether it was allowed.
+    pub fn deny(path: &Path) -> Result<bool, NotAllowed> {
+        let register = Register::of(set_variable, effective_user()).ok_or(NotAllowed::NoHome)?;
+        let failed = |source| NotAllowed::Register { file: path.to_owned(), source };
+        // The file may be gone; its directory names it all the same.
+        let absolute = std::path::absolute(path).map_err(failed)?;
+        let directory = absolute.parent().and_then(|parent| parent.canonicalize().ok());
+        let file = directory.zip(absolute.file_name()).map(|(directory, name)| directory.join(name));
+        register.deny(&file.unwrap_or(absolute)).map_err(failed)
     }
 
     /// What the mounts of an executor name as their exports, each once, in order.

@@ -10,9 +10,12 @@ use std::{
 };
 
 use clap::Parser;
-use fs_mapper::config::Config;
+use fs_mapper::config::{Config, Found, Search};
 use posh_gateway::Listeners;
-use posh_proto::runtime::{RuntimeDir, stage_socket};
+use posh_proto::{
+    runtime::{RuntimeDir, stage_socket},
+    untrusted::escaped,
+};
 use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
@@ -25,6 +28,9 @@ struct Arguments {
     /// The mount table (default: $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml, /etc/posh/mounts.toml)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The mount table that a directory holds and its user has allowed, which may start and mount nothing
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "config")]
+    from_directory: Option<PathBuf>,
     /// The gRPC socket to listen on (default: in the user's runtime directory, named after the configuration)
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -54,18 +60,15 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
-    let file = arguments.config.clone().or_else(Config::find_default);
-    let file = file.ok_or_else(|| anyhow::anyhow!("no configuration found; give --config FILE"))?;
-    let file = std::fs::canonicalize(&file)
-        .map_err(|e| anyhow::anyhow!("cannot find the configuration {}: {e}", file.display()))?;
-    let config = Config::load(&file)?;
+    let found = configuration(arguments)?;
+    let config = Config::load_found(&found)?;
     // A command's message passes through half a dozen tasks. With a second thread each of them wakes it, to find nothing left to do or to
     // take the next one to another processor: 1.4 ms of a small command's 5.6 on two processors, and no more bytes in a second. What may take
     // long goes `aside`, and volumes have threads of their own.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let served = runtime.block_on(async {
         let directory = RuntimeDir::open()?;
-        let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&file));
+        let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&found.gateway_name()));
         let stage_socket = stage_socket(&socket);
         let listeners = Listeners {
             grpc: bind(&socket).await?,
@@ -81,7 +84,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
-        tracing::info!(socket = %socket.display(), config = %file.display(), "listening");
+        tracing::info!(socket = %socket.display(), config = ?found.file, "listening");
         tell_starter(arguments.ready_fd, "ready\n");
         let served = posh_gateway::run(config, listeners, shutdown).await;
         let _ = std::fs::remove_file(&socket);
@@ -91,6 +94,20 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     // A thread that waits for a mount may do so for ever.
     runtime.shutdown_background();
     served
+}
+
+fn configuration(arguments: &Arguments) -> anyhow::Result<Found> {
+    if let Some(file) = &arguments.from_directory {
+        return Ok(Config::allowed(file)?);
+    }
+    if let Some(file) = &arguments.config {
+        return Ok(Config::named(file)?);
+    }
+    let Search { found, passed_over } = Config::find()?;
+    for why in passed_over {
+        tracing::warn!("{}", escaped(&why.to_string()));
+    }
+    found.ok_or_else(|| anyhow::anyhow!("no configuration found; give --config FILE"))
 }
 
 /// Listens on a socket that only this user may use, replacing one that nobody serves any more.

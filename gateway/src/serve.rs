@@ -22,6 +22,7 @@ use posh_proto::{
     DESCRIPTORS, MAX_MESSAGE_BYTES, brief,
     gateway::gateway_server::GatewayServer,
     rule::{self, Rule},
+    untrusted::escaped,
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -132,7 +133,14 @@ const REASONS: [(Rule, Because); 4] = [
 ];
 
 fn load_annotations(config: &Config) -> Library {
-    let (mut library, mistakes) = Library::load(&annotation_directories(Some(config)));
+    let mut directories = Vec::new();
+    for directory in annotation_directories(Some(config)) {
+        match directory {
+            Ok(directory) => directories.push(directory),
+            Err(why) => tracing::warn!("annotations not used: {}", escaped(&why.to_string())),
+        }
+    }
+    let (mut library, mistakes) = Library::load(&directories);
     let ignored = REASONS.iter().filter(|(rule, _)| !rule::holds(*rule)).map(|(_, kind)| *kind);
     library.ignore_reasons(ignored.collect());
     // A file with mistakes is left out: its commands run here, and the log and `posh annotations check` say why.

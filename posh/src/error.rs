@@ -4,7 +4,7 @@
 use std::{io, path::PathBuf};
 
 use nix::errno::Errno;
-use posh_proto::runtime::RuntimeDirError;
+use posh_proto::{runtime::RuntimeDirError, untrusted::escaped_lines};
 
 /// Every failure of the front end, worded for its user.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum Error {
     },
     /// A question was asked that needs a gateway, and none is configured.
     #[error(
-        "no configuration found at $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml \
+        "no configuration found at $POSH_CONFIG, ./mounts.toml (as `posh allow` allows it), ~/.config/posh/mounts.toml \
          or /etc/posh/mounts.toml; name one with --config FILE"
     )]
     NoConfig,
@@ -33,6 +33,16 @@ pub enum Error {
         socket: PathBuf,
         /// What connect(2) said.
         source: io::Error,
+    },
+    /// Somebody else listens on the socket.
+    #[error("{} is served by user {owner}, not by user {user}", socket.display())]
+    ForeignGateway {
+        /// The socket.
+        socket: PathBuf,
+        /// The other user.
+        owner: u32,
+        /// Us.
+        user: u32,
     },
     /// The program itself is missing.
     #[error("posh-gateway is neither beside {} nor on PATH", .0.display())]
@@ -137,6 +147,9 @@ pub enum Error {
     /// Writing the answer failed (a full disk, a closed pipe).
     #[error("can't write the answer")]
     Output(#[source] io::Error),
+    /// A directory's file that was not allowed, or could not be denied.
+    #[error(transparent)]
+    Allow(#[from] fs_mapper::config::NotAllowed),
     /// Why nothing was copied to another machine.
     #[error("{0}")]
     Attach(String),
@@ -149,7 +162,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The message and its causes in one line, as `posh: ` is followed by.
+    /// The message and its causes in one line, as `posh: ` is followed by, fit to be shown: it holds names
+    /// of files, and what gateways and servers have said.
     #[must_use]
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
@@ -159,7 +173,7 @@ impl Error {
             text.push_str(&error.to_string());
             cause = error.source();
         }
-        text
+        escaped_lines(&text).into_owned()
     }
 }
 

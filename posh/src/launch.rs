@@ -14,7 +14,7 @@ use std::{
     env,
     ffi::{CString, OsStr, OsString},
     fs::File,
-    io::{self, Read as _, Write},
+    io::{self, IsTerminal as _, Read as _, Write},
     num::NonZeroU32,
     os::unix::ffi::{OsStrExt, OsStringExt},
     panic,
@@ -25,7 +25,7 @@ use std::{
 use clap::ValueEnum;
 use nix::unistd::{AccessFlags, access, execve};
 use posh_hook::session::PRELOAD_VARIABLE;
-use posh_proto::{PROTOCOL_VERSION, gateway::LookAhead, runtime::RuntimeDir, stage::OpenSession};
+use posh_proto::{PROTOCOL_VERSION, gateway::LookAhead, runtime::RuntimeDir, stage::OpenSession, untrusted::escaped};
 
 use crate::{
     Error,
@@ -283,7 +283,15 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
     let mut note = |text: String| {
         let _ = writeln!(notes, "posh: {text}");
     };
-    let opened = match gateway::find(&launch.target) {
+    let found = gateway::search(&launch.target).map(|(place, passed_over)| {
+        // A directory may hold any file. What a script prints is not to depend on that: it is said to people.
+        let is_for_people = launch.is_told_of() || launch.program == Program::Interactive || io::stderr().is_terminal();
+        for why in passed_over.iter().filter(|why| is_for_people || why.is_fault()) {
+            note(escaped(&why.to_string()).into_owned());
+        }
+        place
+    });
+    let opened = match found {
         Ok(Some(place)) => open_session(launch, path, &place),
         Ok(None) => {
             if launch.is_told_of() {

@@ -22,6 +22,7 @@ pub mod rule;
 pub mod runtime;
 pub mod secret;
 pub mod token;
+pub mod untrusted;
 
 pub mod executor {
     //! `posh.executor.v1`, see `proto/executor.proto`.

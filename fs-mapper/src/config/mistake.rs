@@ -1,8 +1,9 @@
 //! What is wrong with a configuration, said the way compilers say it: one line
 //! per mistake with file, line and column.
 
+use super::Unusable;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A place in a text; both count from 1, columns in characters. The default, two zeros,
 /// is that of what stands in no text.
@@ -57,10 +58,10 @@ pub struct ConfigErrors {
 }
 
 impl ConfigErrors {
-    pub(super) fn unreadable(file: &Path, error: &std::io::Error) -> Self {
-        let message = format!("cannot read the configuration: {error}");
+    pub(super) fn unusable(why: &Unusable) -> Self {
+        let message = format!("cannot read the configuration: {}", why.source);
         let hint = String::from("name another file with --config or POSH_CONFIG");
-        ConfigErrors { mistakes: vec![Mistake { file: file.to_path_buf(), position: None, message, hint }] }
+        ConfigErrors { mistakes: vec![Mistake { file: why.file.clone(), position: None, message, hint }] }
     }
 
     /// The mistakes in the file's order.

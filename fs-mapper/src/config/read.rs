@@ -4,7 +4,7 @@
 use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
 use super::value::{export_name, normal_path, server_directory};
-use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler, VolumeConfig};
+use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler, Scope, VolumeConfig};
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
 use std::collections::HashMap;
@@ -13,6 +13,8 @@ use std::path::{Component, Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+#[path = "read_directory.rs"]
+mod directory;
 #[path = "read_volumes.rs"]
 mod volumes;
 
@@ -25,11 +27,14 @@ const GATEWAY_KEYS: [&str; 6] = ["split", "scheduler", "idle_timeout_s", "annota
 const MAX_SPLIT: u64 = 1024;
 
 /// Validates a text; `file` is what the messages call it.
-pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigErrors> {
+pub(super) fn read(text: &str, file: &Path, scope: Scope) -> Result<Config, ConfigErrors> {
     let (document, syntax) = DeTable::parse_recoverable(text);
     let mut reader = Reader { text, file, mistakes: Vec::new(), broken: !syntax.is_empty() };
     for error in &syntax {
         reader.mistake(error.span().unwrap_or(0..0), format!("not valid TOML: {}", one_line(error.message())), "");
+    }
+    if scope == Scope::Directory {
+        reader.forbidden_in_directories(document.get_ref());
     }
     let config = reader.document(document.get_ref());
     reader.finish(config)

@@ -14,10 +14,11 @@ use std::{
 use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
-    cli::{self, Annotations, Question, Request, Service, annotations, attach, doctor, enroll, tables, volumes},
+    cli::{self, Annotations, Question, Request, Service, allow, annotations, attach, doctor, enroll, tables, volumes},
     descriptors,
     ending::{FAILED, OK, USAGE, complain},
-    gateway, plan_only,
+    gateway::{self, Target},
+    plan_only,
     watch::{self, Ended},
 };
 
@@ -36,39 +37,47 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
             Ok(Ended::Signal(signal)) => die_by(signal),
             Err(error) => complain(&error),
         },
-        Ok(Request::Ask(target, question)) => match question {
-            Question::Mounts { json } => print(tables::mounts(&target, json)),
-            Question::Resolve { path, json } => print(tables::resolve(&target, &path, json)),
-            Question::Status { json } => print(tables::status(&target, json)),
-            Question::Explain { pipeline, json, split } => print(plan_only::explain(&target, &pipeline, json, split)),
-            Question::Mount { source, dir, read_only, cache_size, sync, hard } => {
-                let options = volumes::Options { read_only, cache_size, sync, hard };
-                print(volumes::mount(&target, &source, &dir, &options))
+        Ok(Request::Ask(target, question)) => {
+            if !matches!(question, Question::Allow { .. } | Question::Deny { .. }) {
+                gateway::say_passed_over(&target);
             }
-            Question::Umount { dir } => print(volumes::unmount(&target, &dir)),
-            Question::Volumes { json } => print(volumes::list(&target, json)),
-            Question::Attach { host, yes } => {
-                let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
-                print(attach::attach(&target, &host, consent))
-            }
-            Question::Enroll { address, token } => print(enroll::enroll(&address, &token)),
-            Question::Doctor => print_checked(Ok(doctor::examine(&target))),
-            Question::Annotations(Annotations::Check { dir }) => {
-                print_checked(annotations::check(&target, dir.as_deref()))
-            }
-            Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(&target, &command)),
-            Question::Annotations(Annotations::Coverage { commands }) => {
-                print(annotations::coverage(&target, &commands))
-            }
-            Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => {
-                print_checked(annotations::verify(&target, file.as_deref(), in_copy_of.as_deref(), &command))
-            }
-            Question::Gateway(Service::Start) => {
-                print(gateway::require(&target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
-            }
-            Question::Gateway(Service::Stop) => print(gateway::stop(&target)),
-            Question::Completions { shell } => print(Ok(cli::completions(shell))),
-        },
+            answer(&target, question)
+        }
+    }
+}
+
+/// Prints the answer; gives the exit status.
+fn answer(target: &Target, question: Question) -> c_int {
+    match question {
+        Question::Mounts { json } => print(tables::mounts(target, json)),
+        Question::Resolve { path, json } => print(tables::resolve(target, &path, json)),
+        Question::Status { json } => print(tables::status(target, json)),
+        Question::Explain { pipeline, json, split } => print(plan_only::explain(target, &pipeline, json, split)),
+        Question::Mount { source, dir, read_only, cache_size, sync, hard } => {
+            let options = volumes::Options { read_only, cache_size, sync, hard };
+            print(volumes::mount(target, &source, &dir, &options))
+        }
+        Question::Umount { dir } => print(volumes::unmount(target, &dir)),
+        Question::Volumes { json } => print(volumes::list(target, json)),
+        Question::Attach { host, yes } => {
+            let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
+            print(attach::attach(target, &host, consent))
+        }
+        Question::Enroll { address, token } => print(enroll::enroll(&address, &token)),
+        Question::Allow { file } => print(allow::allow(&file)),
+        Question::Deny { file } => print(allow::deny(&file)),
+        Question::Doctor => print_checked(Ok(doctor::examine(target))),
+        Question::Annotations(Annotations::Check { dir }) => print_checked(annotations::check(target, dir.as_deref())),
+        Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(target, &command)),
+        Question::Annotations(Annotations::Coverage { commands }) => print(annotations::coverage(target, &commands)),
+        Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => {
+            print_checked(annotations::verify(target, file.as_deref(), in_copy_of.as_deref(), &command))
+        }
+        Question::Gateway(Service::Start) => {
+            print(gateway::require(target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
+        }
+        Question::Gateway(Service::Stop) => print(gateway::stop(target)),
+        Question::Completions { shell } => print(Ok(cli::completions(shell))),
     }
 }
 

@@ -5,13 +5,14 @@
 use std::{
     env,
     ffi::OsString,
-    io,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use fs_mapper::config::{Config, annotation_directories};
+use fs_mapper::config::{Config, Untrusted, annotation_directories};
 use posh_annotations::{Coverage, Diagnostic, Library};
+use posh_proto::untrusted::escaped;
 
 use crate::{
     Error,
@@ -140,7 +141,15 @@ fn library(target: &Target) -> (Library, Vec<Diagnostic>) {
 
 fn directories(target: &Target) -> Vec<PathBuf> {
     let configured = gateway::find_config(target).ok().flatten();
-    annotation_directories(configured.and_then(|path| Config::load(&path).ok()).as_ref())
+    let config = configured.and_then(|found| Config::load_found(&found).ok());
+    let usable = |directory: Result<PathBuf, Untrusted>| match directory {
+        Ok(directory) => Some(directory),
+        Err(why) => {
+            let _ = writeln!(io::stderr(), "posh: annotations not used: {}", escaped(&why.to_string()));
+            None
+        }
+    };
+    annotation_directories(config.as_ref()).into_iter().filter_map(usable).collect()
 }
 
 fn lines(faults: &[Diagnostic]) -> String {

@@ -73,8 +73,8 @@ pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String
 
 /// ssh as the configuration has it, if there is one.
 fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
-    let Some(path) = gateway::find_config(target)? else { return Ok(Config::default().gateway.ssh_command) };
-    match Config::load(&path) {
+    let Some(found) = gateway::find_config(target)? else { return Ok(Config::default().gateway.ssh_command) };
+    match Config::load_found(&found) {
         Ok(config) => Ok(config.gateway.ssh_command),
         Err(mistakes) => Err(Error::Attach(mistakes.to_string())),
     }

@@ -108,11 +108,11 @@ fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config>
     match gateway::find_config(target) {
         Err(error) => found(Verdict::Bad, error.chain()),
         Ok(None) => found(Verdict::Note, format!("{}; until then everything runs here", Error::NoConfig)),
-        Ok(Some(path)) => match Config::load(&path) {
+        Ok(Some(file)) => match Config::load_found(&file) {
             Err(mistakes) => found(Verdict::Bad, mistakes.to_string()),
             Ok(config) => {
                 let (executors, mounts) = (config.executors.len(), config.mounts.len());
-                found(Verdict::Good, format!("{}: executors {executors}, mounts {mounts}", path.display()));
+                found(Verdict::Good, format!("{}: executors {executors}, mounts {mounts}", file.file.display()));
                 return Some(config);
             }
         },

@@ -1,6 +1,7 @@
 //! What the command line asks for. Parsing only validates: the outcome is one
 //! [`Request`], and doing it comes later.
 
+pub mod allow;
 pub mod annotations;
 pub mod attach;
 pub mod doctor;
@@ -100,6 +101,18 @@ pub enum Question {
     /// Check or explain what posh knows of commands
     #[command(subcommand)]
     Annotations(Annotations),
+    /// Let this directory's configuration count, as it is now
+    Allow {
+        /// The file
+        #[arg(default_value = "mounts.toml")]
+        file: PathBuf,
+    },
+    /// Take that back
+    Deny {
+        /// The file
+        #[arg(default_value = "mounts.toml")]
+        file: PathBuf,
+    },
     /// Check this machine's set-up, step by step
     Doctor,
     /// Copy posh-executor to ~/.local/bin of a login on another machine, over ssh
@@ -203,7 +216,7 @@ struct CommandLine {
     /// Split what can be split into N parts on one machine
     #[arg(long, value_name = "N")]
     split: Option<NonZeroU32>,
-    /// The configuration; else $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml, /etc/posh/mounts.toml
+    /// The configuration; else $POSH_CONFIG, ./mounts.toml (see `posh allow`), ~/.config/posh/mounts.toml, /etc/posh/mounts.toml
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The socket of a running gateway; else $POSH_SOCKET, else the one of the configuration

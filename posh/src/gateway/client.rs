@@ -12,7 +12,13 @@ use std::{
 };
 
 use hyper_util::rt::TokioIo;
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{
+        signal::Signal,
+        socket::{getsockopt, sockopt::PeerCredentials},
+    },
+    unistd::geteuid,
+};
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
@@ -49,6 +55,7 @@ impl Client {
     pub fn connect(socket: &Path) -> Result<Self, Error> {
         let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
         let stream = UnixStream::connect(socket).map_err(not_running)?;
+        expect_own(&stream, socket)?;
         stream.set_nonblocking(true).map_err(not_running)?;
         let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(not_running)?;
         let channel = runtime.block_on(async { channel(stream) });
@@ -160,6 +167,17 @@ impl Client {
             status: Box::new(status),
         })
     }
+}
+
+/// Whoever listens is told all that this user runs, and says what becomes of it.
+pub(super) fn expect_own(stream: &UnixStream, socket: &Path) -> Result<(), Error> {
+    let peer = getsockopt(stream, PeerCredentials);
+    let peer = peer.map_err(|source| Error::System { attempt: "ask who listens on a gateway's socket", source })?;
+    let user = geteuid().as_raw();
+    if peer.uid() == user {
+        return Ok(());
+    }
+    Err(Error::ForeignGateway { socket: socket.to_owned(), owner: peer.uid(), user })
 }
 
 /// A channel over the connection that was made; never a second one.

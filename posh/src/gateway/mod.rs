@@ -8,13 +8,18 @@ mod start;
 
 use std::{
     env, fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
-use fs_mapper::{config::Config, mountinfo::MountInfo, sshfs};
-use posh_proto::runtime::RuntimeDir;
+use fs_mapper::{
+    config::{Config, Found, PassedOver, Search, Unusable},
+    mountinfo::MountInfo,
+    sshfs,
+};
+use posh_proto::{runtime::RuntimeDir, untrusted::escaped};
 
 pub use client::Client;
 pub use opening::{Opened, open_session};
@@ -43,8 +48,8 @@ pub enum Place {
     Socket(PathBuf),
     /// The gateway of this configuration.
     Config {
-        /// Canonical path of the file.
-        config: PathBuf,
+        /// The file, and how far it is trusted.
+        config: Found,
         /// Where its gateway listens.
         socket: PathBuf,
     },
@@ -64,23 +69,39 @@ impl Place {
 /// and no sshfs mounted.
 ///
 /// # Errors
-/// [`Error::Config`] when a file was named that can't be opened, and
+/// [`Error::Config`] when a file was named that can't be used, and
 /// [`Error::RuntimeDir`].
 pub fn find(target: &Target) -> Result<Option<Place>, Error> {
+    Ok(search(target)?.0)
+}
+
+/// The same, with the configurations that would have come first and are not used.
+///
+/// # Errors
+/// As [`find`].
+pub fn search(target: &Target) -> Result<(Option<Place>, Vec<PassedOver>), Error> {
     // What the command line says is stronger than what the environment says.
     let from_environment = || non_empty("POSH_SOCKET").filter(|_| target.config.is_none());
     if let Some(socket) = target.socket.clone().or_else(from_environment) {
-        return Ok(Some(Place::Socket(socket)));
+        return Ok((Some(Place::Socket(socket)), Vec::new()));
     }
-    let Some(config) = find_config(target)?.or_else(unconfigured) else { return Ok(None) };
-    let socket = RuntimeDir::open()?.socket_path(&config);
-    Ok(Some(Place::Config { config, socket }))
+    let Search { found, passed_over } = search_config(target)?;
+    let Some(config) = found.or_else(unconfigured) else { return Ok((None, passed_over)) };
+    let socket = RuntimeDir::open()?.socket_path(&config.gateway_name());
+    Ok((Some(Place::Config { config, socket }), passed_over))
+}
+
+/// Says which configurations are not used, and why.
+pub fn say_passed_over(target: &Target) {
+    for why in search(target).map(|(_, passed_over)| passed_over).unwrap_or_default() {
+        let _ = writeln!(io::stderr(), "posh: {}", escaped(&why.to_string()));
+    }
 }
 
 /// With sshfs mounts there is something to do without a configuration: the empty file stands for it.
-fn unconfigured() -> Option<PathBuf> {
+fn unconfigured() -> Option<Found> {
     let mounted = MountInfo::read().is_ok_and(|info| sshfs::is_mounted(&info));
-    mounted.then(|| PathBuf::from("/dev/null"))
+    mounted.then(Found::empty)
 }
 
 /// As [`find`], for a question that has no answer without a gateway.
@@ -109,14 +130,20 @@ fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Re
     }
 }
 
-/// The configuration file in force, canonical: the one named, or else the one
-/// that [`Config::find_default`] finds.
+/// The configuration file in force: the one named, or else the one that [`Config::find`] finds.
 ///
 /// # Errors
-/// [`Error::Config`] when it can't be opened.
-pub fn find_config(target: &Target) -> Result<Option<PathBuf>, Error> {
-    let found = target.config.clone().or_else(Config::find_default);
-    found.map(|path| path.canonicalize().map_err(|source| Error::Config { path, source })).transpose()
+/// [`Error::Config`] when one was named that can't be used.
+pub fn find_config(target: &Target) -> Result<Option<Found>, Error> {
+    Ok(search_config(target)?.found)
+}
+
+fn search_config(target: &Target) -> Result<Search, Error> {
+    let searched = match &target.config {
+        Some(named) => Config::named(named).map(|found| Search { found: Some(found), ..Search::default() }),
+        None => Config::find(),
+    };
+    searched.map_err(|Unusable { file, source }| Error::Config { path: file, source })
 }
 
 /// Asks the gateway at the target to end; says what became of it.

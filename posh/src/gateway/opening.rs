@@ -31,7 +31,11 @@ use posh_proto::{
     stage::{Enlist, OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
 };
 
-use super::{Place, client::ANSWER_TIMEOUT, reach_by};
+use super::{
+    Place,
+    client::{ANSWER_TIMEOUT, expect_own},
+    reach_by,
+};
 use crate::{Error, stage};
 
 /// What pipe(2) makes is on it (statfs(2)).
@@ -136,6 +140,7 @@ fn pipe(descriptor: impl AsFd) -> Option<u64> {
 fn connect(socket: &Path) -> Result<UnixStream, Error> {
     let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
     let stream = UnixStream::connect(stage_socket(socket)).map_err(not_running)?;
+    expect_own(&stream, socket)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(not_running)?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(not_running)?;
     Ok(stream)

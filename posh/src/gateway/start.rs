@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fs_mapper::config::{Found, Scope};
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
@@ -53,16 +54,18 @@ const READY: &[u8] = b"ready\n";
 ///
 /// # Errors
 /// [`Error::DidNotStart`] after that message, [`Error::Start`] without one.
-pub(super) fn in_background(config: &Path) -> Result<(), Error> {
+pub(super) fn in_background(config: &Found) -> Result<(), Error> {
     let starter = programs::beside("posh-cli").map_err(failed("find posh's own program"))?;
-    let ended = Command::new(&starter)
-        .args(["gateway", "start", "--config"])
-        .arg(config)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status()
-        .map_err(failed(format!("run {}", starter.display())))?;
-    if ended.success() { Ok(()) } else { Err(Error::DidNotStart(config.to_owned())) }
+    let mut command = Command::new(&starter);
+    command.args(["gateway", "start"]);
+    match config.scope {
+        Scope::Own => drop(command.arg("--config").arg(&config.file)),
+        // To name it would be to trust it further: the starter finds it as we did.
+        Scope::Directory => drop(command.current_dir(config.file.parent().unwrap_or(Path::new("/")))),
+    }
+    let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    let ended = ended.map_err(failed(format!("run {}", starter.display())))?;
+    if ended.success() { Ok(()) } else { Err(Error::DidNotStart(config.file.clone())) }
 }
 
 /// Starts the gateway at `place` unless it runs, and returns when it is ready.
@@ -77,12 +80,12 @@ pub fn start(place: &Place) -> Result<(), Error> {
     };
     descriptors::close_inherited();
     let runtime = RuntimeDir::open()?;
-    let _only_one = lock(&runtime.lock_path(config))?;
+    let _only_one = lock(&runtime.lock_path(&config.gateway_name()))?;
     // Whoever held the lock before us may have started it.
     if answers(socket).is_ok() {
         return Ok(());
     }
-    let log = runtime.log_path(config);
+    let log = runtime.log_path(&config.gateway_name());
     let (ready, child) = spawn(&program()?, config, socket, &log)?;
     match wait_until_ready(ready, &log) {
         Err(error @ Error::NotReady { .. }) => {
@@ -127,7 +130,7 @@ fn program() -> Result<PathBuf, Error> {
 
 /// Spawns it in a session of its own, at `/`, with default signals and its
 /// messages in `log`; returns the pipe on which it says that it is ready.
-fn spawn(program: &Path, config: &Path, socket: &Path, log: &Path) -> Result<(PipeReader, Pid), Error> {
+fn spawn(program: &Path, config: &Found, socket: &Path, log: &Path) -> Result<(PipeReader, Pid), Error> {
     let system = |errno: Errno| failed(format!("run {}", program.display()))(errno.into());
     let (ready, ready_for_child) = io::pipe().map_err(failed("make a pipe"))?;
     // The only descriptor besides the standard ones that the gateway is to have.
@@ -144,8 +147,11 @@ fn spawn(program: &Path, config: &Path, socket: &Path, log: &Path) -> Result<(Pi
     let ready_fd = ready_for_child.as_raw_fd().to_string();
     let words = [
         program.as_os_str(),
-        OsStr::new("--config"),
-        config.as_os_str(),
+        OsStr::new(match config.scope {
+            Scope::Own => "--config",
+            Scope::Directory => "--from-directory",
+        }),
+        config.file.as_os_str(),
         OsStr::new("--socket"),
         socket.as_os_str(),
         OsStr::new("--ready-fd"),

@@ -9,7 +9,8 @@
 
 use std::{
     ffi::{CStr, CString, OsStr, OsString},
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, Read as _},
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::MetadataExt,
@@ -246,8 +247,12 @@ fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
     })
 }
 
+/// Who could write it, or put another in its place, would tell us what to run: it must be ours or root's, and so must
+/// every directory on the way. A variable that was kept (`sudo -E`) may name another user's.
 fn read_session(file: &Path) -> Option<Session> {
-    let bytes = fs::read(file).ok()?;
+    let mut bytes = Vec::new();
+    let opened = trusted_path::open_file(file, rustix::process::geteuid().as_raw()).ok()?;
+    (&opened.file).read_to_end(&mut bytes).ok()?;
     let message = SessionFile::decode(bytes.as_slice()).ok()?;
     Some(Session {
         id: message.session,

@@ -1,6 +1,7 @@
 //! The front end as its user meets it: the real program, real shells, and a
 //! gateway that only remembers ([`fake`]).
 
+mod allow;
 mod fake;
 mod question;
 mod skew;

@@ -1,0 +1,26 @@
+//! `posh allow` and `posh deny`: which directories' configurations count.
+
+use std::path::Path;
+
+use fs_mapper::config::Config;
+
+use crate::Error;
+
+/// Allows a file as it is now.
+///
+/// # Errors
+/// [`Error::Allow`], with every mistake of the file.
+pub fn allow(file: &Path) -> Result<String, Error> {
+    let file = Config::allow(file)?;
+    Ok(format!("{} counts for shells that start in its directory, until it is changed\n", file.display()))
+}
+
+/// Takes that back.
+///
+/// # Errors
+/// [`Error::Allow`]
+pub fn deny(file: &Path) -> Result<String, Error> {
+    let was_allowed = Config::deny(file)?;
+    let words = if was_allowed { "is no longer allowed" } else { "was not allowed" };
+    Ok(format!("{} {words}\n", file.display()))
+}

@@ -1,0 +1,63 @@
+//! Text that somebody else has written, such as a server's error message or the name of a file, made fit
+//! to be shown: in a terminal, in a log, in a report. What could move the cursor, set a title, forge a
+//! line or turn the reading direction is spelled out. Bytes that a command puts out are not shown but
+//! delivered, and never come here.
+
+use std::borrow::Cow;
+
+/// With every character spelled out that does more than to stand where it is.
+#[must_use]
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    escaped_but(text, |_| false)
+}
+
+/// The same for a text of ours that has lines, and holds names: its line breaks are ours.
+#[must_use]
+pub fn escaped_lines(text: &str) -> Cow<'_, str> {
+    escaped_but(text, |character| character == '\n')
+}
+
+fn escaped_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let acts = |character: char| acts(character) && !is_kept(character);
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + text.len() / 4);
+    for character in text.chars() {
+        if acts(character) {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Control characters (C0, DEL, C1), line and paragraph separators, marks, embeddings and isolates of the
+/// writing direction, and tags, which nobody sees.
+fn acts(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(character, '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_on_a_terminal_is_spelled_out() {
+        let cases = [
+            ("plain \u{fc}\u{1f980} text", "plain \u{fc}\u{1f980} text"),
+            ("\u{1b}]0;T\u{7}", "\\u{1b}]0;T\\u{7}"),
+            ("a\r\nFORGED: ok", "a\\r\\nFORGED: ok"),
+            ("\u{9b}31m\u{7f}", "\\u{9b}31m\\u{7f}"),
+            ("\u{202e}txt.exe", "\\u{202e}txt.exe"),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(escaped(text), expect);
+        }
+        assert_eq!(escaped_lines("one\n\u{1b}two\r\n"), "one\n\\u{1b}two\\r\n");
+        assert!(matches!(escaped("plain"), Cow::Borrowed(_)));
+    }
+}
