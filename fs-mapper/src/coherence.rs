@@ -48,6 +48,19 @@ impl Change {
             | Change::Anything(path) => path,
         }
     }
+
+    /// The same of another path.
+    #[must_use]
+    pub fn at(&self, path: PathBuf) -> Change {
+        match self {
+            Change::FileWritten(_) => Change::FileWritten(path),
+            Change::ListingChanged(_) => Change::ListingChanged(path),
+            Change::NameChanged(_) => Change::NameChanged(path),
+            Change::EntriesChanged(_) => Change::EntriesChanged(path),
+            Change::Removed(_) => Change::Removed(path),
+            Change::Anything(_) => Change::Anything(path),
+        }
+    }
 }
 
 /// What a mount goes on showing of a name that is gone.

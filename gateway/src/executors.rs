@@ -13,8 +13,8 @@ use fs_mapper::{
     config::{Address, Config, ExecutorConfig, Origin},
 };
 use posh_proto::{
-    MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
-    executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest, executor_client::ExecutorClient},
+    PROTOCOL_VERSION,
+    executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest},
     other_version,
 };
 use posh_reach::{Carrier, Reached, Route};
@@ -24,7 +24,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-use crate::plan::ExecutorId;
+use crate::{plan::ExecutorId, server::Server};
 
 /// What the answers may take, once there is a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Connection {
     /// The client; clones share the connection.
-    pub client: ExecutorClient<Channel>,
+    pub client: Server,
     /// What the executor is and serves.
     pub about: DescribeReply,
     /// Its commands, by name, without version lines.
@@ -327,21 +327,19 @@ async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrie
 }
 
 async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {
-    let mut client = ExecutorClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let mut client = Server::new(channel);
     // Both at once: a first command waits for the answers.
     let mut second = client.clone();
     let tools = second.tools(ToolsRequest { names: commands.to_vec(), versions: false });
     let asked = Instant::now();
     let about = async { (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed()) };
     let ((about, rtt), tools) = tokio::join!(about, tools);
-    let about = about.map_err(|e| e.message().to_owned())?.into_inner();
+    let about = about.map_err(|e| e.message().to_owned())?;
     if about.protocol != PROTOCOL_VERSION {
         let peer = format!("its posh-executor {}", about.version);
         return Err(other_version(&peer, about.protocol, "this gateway"));
     }
-    let tools = tools.map_err(|e| e.message().to_owned())?.into_inner().tools;
+    let tools = tools.map_err(|e| e.message().to_owned())?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
     Ok(Connection { client, about, tools, rtt })
 }

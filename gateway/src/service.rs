@@ -15,7 +15,7 @@ use fs_mapper::{
 };
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{StatusReply, StatusRequest},
+    executor::StatusReply,
     gateway::{self as wire, gateway_server::Gateway as GatewayService},
 };
 use tokio::sync::Notify;
@@ -251,8 +251,8 @@ async fn executor_status(executor: Arc<Executor>) -> wire::ExecutorStatus {
     let State::Ready(connection) = state else { return known };
     let known = wire::ExecutorStatus { rtt_ms: connection.rtt.as_secs_f64() * 1000.0, ..known };
     let mut client = connection.client.clone();
-    match tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await {
-        Ok(Ok(reply)) => with_usage(known, reply.into_inner()),
+    match tokio::time::timeout(STATUS_TIMEOUT, client.status()).await {
+        Ok(Ok(reply)) => with_usage(known, reply),
         Ok(Err(status)) => wire::ExecutorStatus { refusing: status.message().to_owned(), ..known },
         Err(_) => known,
     }

@@ -108,7 +108,7 @@ async fn first_line_of_version(program: &Path) -> String {
 async fn remote_version(connection: &Connection, name: &str) -> Result<String, String> {
     let request = ToolsRequest { names: vec![name.to_owned()], versions: true };
     let reply = connection.client.clone().tools(request).await;
-    let tools = reply.map_err(|e| format!("cannot learn the version of {name}: {}", e.message()))?.into_inner().tools;
+    let tools = reply.map_err(|e| format!("cannot learn the version of {name}: {}", e.message()))?;
     Ok(tools.into_iter().next().map(|t| t.version).unwrap_or_default())
 }
 

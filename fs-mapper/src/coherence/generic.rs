@@ -29,7 +29,7 @@ impl Coherence for Generic {
         if let Change::Removed(path) = change {
             kernel::forget_name(path);
         }
-        match look::open(change.path())? {
+        match look::open_itself(change.path())? {
             Some(file) => look::attributes(&file),
             None => Ok(()),
         }

@@ -10,7 +10,16 @@ use std::path::Path;
 /// Opens a file or directory without waiting, creating or changing anything.
 /// `None` if it is not there, or is nothing that has cached content (a socket).
 pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    open_with(path, OFlags::empty())
+}
+
+/// The same for a name that a server has told of: a symbolic link that has it is not followed, and has no cached content.
+pub(super) fn open_itself(path: &Path) -> io::Result<Option<File>> {
+    open_with(path, OFlags::NOFOLLOW)
+}
+
+fn open_with(path: &Path, how: OFlags) -> io::Result<Option<File>> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | how;
     let opened = rustix::fs::open(path, flags | OFlags::RDONLY, Mode::empty());
     let opened = match opened {
         // A file that may be written but not read.
@@ -19,7 +28,7 @@ pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
     };
     match opened {
         Ok(fd) => Ok(Some(File::from(fd))),
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO) => Ok(None),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO | Errno::LOOP) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -36,7 +36,7 @@ impl Coherence for Nfs {
         if !options.keeps_attributes && !options.keeps_names {
             return Ok(());
         }
-        if let Some(file) = look::open(path)? {
+        if let Some(file) = look::open_itself(path)? {
             look::attributes(&file)?;
         }
         match change {

@@ -52,7 +52,7 @@ impl Coherence for Sshfs {
 
     fn refresh(&self, change: &Change) -> io::Result<()> {
         match change {
-            Change::FileWritten(path) => match look::open(path)? {
+            Change::FileWritten(path) => match look::open_itself(path)? {
                 Some(file) => look::attributes(&file),
                 None => {
                     kernel::forget_name(path);
@@ -121,7 +121,7 @@ fn forget_name_in_listing(path: &Path) -> io::Result<()> {
     if forget_listing(dir)? == Listing::Forgotten {
         return Ok(());
     }
-    drop(look::open(path)?);
+    drop(look::open_itself(path)?);
     kernel::forget_name(path);
     let is_there = path.symlink_metadata().is_ok();
     let end = Instant::now() + MEMORY;
@@ -137,7 +137,7 @@ fn forget_name_in_listing(path: &Path) -> io::Result<()> {
 
 /// Opening a file that is gone makes the daemon forget it. The kernel's own memory is asked by what makes it look anew.
 fn try_to_forget(path: &Path) -> io::Result<Left> {
-    drop(look::open(path)?);
+    drop(look::open_itself(path)?);
     if kernel::is_free(path) {
         return Ok(Left::Nothing);
     }

@@ -9,6 +9,9 @@ mod runs;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -16,7 +19,7 @@ use std::{
 use bytes::Bytes;
 use posh_proto::{
     digest::Digest,
-    executor::{Chunk, Credit, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output},
+    executor::{Chunk, Credit, Exited, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output},
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -38,6 +41,7 @@ use crate::{
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
     plan::{Placement, Plan},
+    server::{Outputs, is_on_mount_of},
     session::Session,
     stage_link::{ForStage, FromStage, Status},
     state::Gateway,
@@ -144,12 +148,7 @@ async fn pump_stage(index: usize, mut stage: mpsc::Receiver<FromStage>, events: 
     }
 }
 
-async fn pump_run(
-    index: usize,
-    heard: Vec<RunOutput>,
-    mut run: tonic::Streaming<RunOutput>,
-    events: mpsc::Sender<Event>,
-) {
+async fn pump_run(index: usize, heard: Vec<RunOutput>, mut run: Outputs, events: mpsc::Sender<Event>) {
     for message in heard {
         if events.send(Event::Run(index, Ok(Some(message)))).await.is_err() {
             return;
@@ -336,7 +335,8 @@ impl<'a> Relay<'a> {
             Some(run_output::Kind::Exited(exited)) if !exited.withheld.is_empty() => {
                 self.withheld(run, exited.withheld).await;
             }
-            Some(run_output::Kind::Exited(exited)) => {
+            Some(run_output::Kind::Exited(mut exited)) => {
+                self.keep_own(run, &mut exited);
                 self.noted.exited(run, &exited);
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }
@@ -349,6 +349,24 @@ impl<'a> Relay<'a> {
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
             Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
             | None => {}
+        }
+    }
+
+    /// What an executor tells of changes counts for its own mounts: the gateway looks at the paths, opens them and has
+    /// mounts forget them.
+    fn keep_own(&self, run: usize, exited: &mut Exited) {
+        let directories = &mut exited.changed_directories;
+        if directories.is_empty() {
+            return;
+        }
+        let executor = self.gateway.executors.get(self.runs[run].executor);
+        let table = Arc::clone(&self.gateway.view().table);
+        let told = directories.len();
+        directories
+            .retain(|directory| is_on_mount_of(&table, &executor.name, Path::new(OsStr::from_bytes(&directory.path))));
+        let dropped = told - directories.len();
+        if dropped > 0 {
+            tracing::warn!(executor = %executor.name, dropped, "it tells of changes on mounts that are not its own");
         }
     }
 

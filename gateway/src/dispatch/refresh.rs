@@ -14,7 +14,7 @@ use std::{
 
 use fs_mapper::{
     MountId, MountTable, Resolution,
-    coherence::{Adapter, Change, Left, WriteBehind},
+    coherence::{Adapter, Change, Coherence, Left, WriteBehind},
 };
 use posh_annotations::FileKind;
 use posh_proto::{
@@ -31,6 +31,7 @@ use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
     lower,
+    server::is_on_mount_of,
     state::Gateway,
 };
 
@@ -263,7 +264,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         let paths = changes.iter().chain(doubtful.iter().map(|(change, _)| change)).map(Change::path);
         gateway.look_ahead.settled(&table, paths).await;
         let certain = forget(&table, changes);
-        let old = async { forget(&table, shown_otherwise(doubtful).await).await };
+        let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
         let (mut remembered, further) = tokio::join!(certain, old);
         remembered.extend(further);
         for tree in made_again {
@@ -296,9 +297,10 @@ async fn forget(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> Vec<PathB
 }
 
 /// Those of the changes that a mount does not show yet. That takes one look at each, where forgetting takes two or three.
-async fn shown_otherwise(doubtful: Vec<(Change, Attributes)>) -> BTreeSet<Change> {
-    let is_otherwise = |(change, now): &(Change, Attributes)| {
-        let shown = change.path().symlink_metadata().map(|found| Attributes {
+async fn shown_otherwise(table: &Arc<MountTable>, doubtful: Vec<(Change, Attributes)>) -> BTreeSet<Change> {
+    let table = Arc::clone(table);
+    let is_otherwise = move |(change, now): &(Change, Attributes)| {
+        let shown = real_place(&table, change)?.symlink_metadata().map(|found| Attributes {
             mode: found.mode(),
             size: found.size(),
             mtime_s: found.mtime(),
@@ -316,7 +318,7 @@ async fn at_once(
 ) -> Vec<PathBuf> {
     let table = Arc::clone(table);
     let carry_out = move |change: &Change| match work(&table, change) {
-        Ok(Left::Directory) => Some(change.path().to_owned()),
+        Ok(Left::Directory) => real_place(&table, change),
         Ok(Left::Nothing) => None,
         Err(error) => {
             // Usually the command removed the file again, or never made it.
@@ -361,22 +363,52 @@ fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
     changes.iter().filter(is_beside).cloned().collect()
 }
 
-fn look_up(_: &MountTable, change: &Change) -> io::Result<Left> {
-    change.path().symlink_metadata().map(|_| Left::Nothing)
+fn look_up(table: &MountTable, change: &Change) -> io::Result<Left> {
+    let Some(path) = real_place(table, change) else { return Ok(Left::Nothing) };
+    path.symlink_metadata().map(|_| Left::Nothing)
+}
+
+/// Where a change really is. Links on a mount are its server's to make: one that leads off the mounts of that server is not
+/// followed, else whoever serves a mount could have us open, list or touch what he likes on this machine. A change of a name
+/// is that name's, which may be a link; one of contents is that of what it leads to.
+pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf> {
+    let path = change.path();
+    let Resolution::Owned(told) = table.resolve(path, Path::new("/")) else { return None };
+    let by_name = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    let real = match change {
+        Change::Removed(_) | Change::NameChanged(_) => by_name()?,
+        Change::FileWritten(_) | Change::ListingChanged(_) | Change::EntriesChanged(_) | Change::Anything(_) => {
+            match path.canonicalize() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => by_name()?,
+                real => real.ok()?,
+            }
+        }
+    };
+    if is_on_mount_of(table, &told.executor, &real) {
+        return Some(real);
+    }
+    tracing::warn!(?path, "a link leads off its server's mounts; nothing is done there");
+    None
 }
 
 fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return Ok(Left::Nothing) };
-    let coherence = table.mount(owned.mount).coherence();
-    match change {
+    let Some((change, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
+    match &change {
         Change::Removed(path) => coherence.forget_removed(path),
         other => coherence.refresh(other).map(|()| Left::Nothing),
     }
 }
 
+/// A change where it really is, and who has that forgotten.
+fn really<'t>(table: &'t MountTable, change: &Change) -> Option<(Change, &'t dyn Coherence)> {
+    let change = change.at(real_place(table, change)?);
+    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return None };
+    Some((change, table.mount(owned.mount).coherence()))
+}
+
 fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return Ok(Left::Nothing) };
-    table.mount(owned.mount).coherence().refresh(change).map(|()| Left::Nothing)
+    let Some((change, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
+    coherence.refresh(&change).map(|()| Left::Nothing)
 }
 
 #[cfg(test)]

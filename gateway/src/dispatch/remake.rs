@@ -108,10 +108,9 @@ impl Server {
             ..RunSpec::default()
         };
         let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
-        let Ok(response) = self.connection.client.clone().run(tokio_stream::once(first)).await else {
+        let Ok(mut output) = self.connection.client.clone().run(tokio_stream::once(first)).await else {
             return succeeded;
         };
-        let mut output = response.into_inner();
         while let Ok(Some(message)) = output.message().await {
             if let Some(run_output::Kind::Exited(exited)) = message.kind
                 && let Some(stage) = succeeded.get_mut(exited.stage as usize)

@@ -18,6 +18,8 @@ use fs_mapper::{
 };
 use posh_proto::executor::ChangedDirectory;
 
+use super::refresh::real_place;
+
 /// Removed trees with more names than this are large.
 const FEW_NAMES: usize = 64;
 /// No mount remembers for longer, see the adapter for sshfs.
@@ -66,8 +68,10 @@ impl Remnants {
     pub async fn forget(&self, table: &Arc<MountTable>, tree: &Arc<Tree>) -> Vec<PathBuf> {
         let (table, at_work) = (Arc::clone(table), Arc::clone(tree));
         let work = tokio::task::spawn_blocking(move || match table.resolve(&at_work.top, Path::new("/")) {
-            Resolution::Owned(owned) => at_work.forget(table.mount(owned.mount).coherence()),
-            Resolution::Local { .. } => (true, Vec::new()),
+            Resolution::Owned(owned) if real_place(&table, &Change::Removed(at_work.top.clone())).is_some() => {
+                at_work.forget(table.mount(owned.mount).coherence())
+            }
+            _ => (true, Vec::new()),
         });
         let (is_whole, left) = work.await.unwrap_or_default();
         if is_whole {

@@ -6,10 +6,12 @@ use std::{sync::Arc, time::Duration};
 use posh_proto::executor::{Resume, RunInput, RunOutput, rejected, run_input, run_output};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
 
 use super::start::QUEUE;
-use crate::executors::{Connection, Executor};
+use crate::{
+    executors::{Connection, Executor},
+    server::Outputs,
+};
 
 /// How long an executor lets a kept run go on without us. Its own notice of the loss may come as late as ours.
 pub const GRACE: Duration = Duration::from_secs(10);
@@ -28,7 +30,7 @@ pub struct Resumed {
     /// To it.
     pub input: mpsc::Sender<RunInput>,
     /// From it.
-    pub output: Streaming<RunOutput>,
+    pub output: Outputs,
 }
 
 /// Why a run does not go on.
@@ -91,10 +93,7 @@ async fn ask(executor: &Executor, mut lost: Arc<Connection>, order: Resume) -> R
         let (input, requests) = mpsc::channel(QUEUE);
         let _ = input.send(RunInput { kind: Some(run_input::Kind::Resume(order.clone())) }).await;
         let first = match connection.client.clone().run(ReceiverStream::new(requests)).await {
-            Ok(response) => {
-                let mut output = response.into_inner();
-                output.message().await.map(|first| (first, output))
-            }
+            Ok(mut output) => output.message().await.map(|first| (first, output)),
             Err(status) => Err(status),
         };
         match first {

@@ -17,7 +17,7 @@ use posh_proto::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::{
     Connections,
@@ -29,6 +29,7 @@ use crate::{
     join::{self, Joining},
     lower::{JoinedHere, Lowered, Stream},
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
+    server::Outputs,
     stage_link::{ForStage, FromStage},
     state::Gateway,
     trace::{Call, Tracer},
@@ -60,7 +61,7 @@ pub struct Flight {
     /// To it.
     pub input: mpsc::Sender<RunInput>,
     /// From it.
-    pub output: Streaming<RunOutput>,
+    pub output: Outputs,
     /// When it was started, if anybody wants to know.
     pub call: Call,
     /// How large the files were that its redirects write to.
@@ -322,7 +323,7 @@ async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) 
     let lost = |status: &Status| NotOpened::Lost(connection.clone(), status.message().to_owned());
     let response = connection.client.clone().run(ReceiverStream::new(requests)).await;
     let mut output = match response {
-        Ok(response) => response.into_inner(),
+        Ok(output) => output,
         Err(status) if was_never_sent(&status) => {
             return Err(NotOpened::Refused(refusal(executor, status.message())));
         }
@@ -339,7 +340,7 @@ async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) 
 fn flight(
     executor: ExecutorId,
     connection: Arc<Connection>,
-    (input, output): (mpsc::Sender<RunInput>, Streaming<RunOutput>),
+    (input, output): (mpsc::Sender<RunInput>, Outputs),
     first: Option<RunOutput>,
 ) -> Result<Flight, Option<Refusal>> {
     match first.and_then(|first| first.kind) {

@@ -1,0 +1,181 @@
+//! The one way to call an executor. What it answers is a stranger's word until it has come through here: text
+//! is made fit to be shown, and names and paths that can't be are dropped, so that nothing behind
+//! this can forget to. On whose mounts a path lies is for [`crate::dispatch`], which knows the mount table.
+
+use std::{borrow::Cow, path::Path};
+
+use bytes::Bytes;
+use posh_proto::{
+    MAX_MESSAGE_BYTES,
+    executor::{
+        ChangedDirectory, DescribeReply, DescribeRequest, Exited, Rejected, RunInput, RunOutput, StatusReply,
+        StatusRequest, Tool, ToolsRequest, executor_client::ExecutorClient, run_output,
+    },
+    untrusted::escaped,
+};
+use tonic::{IntoStreamingRequest, Status, Streaming, transport::Channel};
+
+/// Longest name of a file (NAME_MAX of Linux's file systems).
+const NAME_BYTES: usize = 255;
+/// Longest path that a system call takes (PATH_MAX).
+const PATH_BYTES: usize = 4096;
+
+/// An executor, as one connection reaches it; clones share the connection.
+#[derive(Debug, Clone)]
+pub struct Server(ExecutorClient<Channel>);
+
+/// What a run says.
+#[derive(Debug)]
+pub struct Outputs(Streaming<RunOutput>);
+
+impl Server {
+    /// Over a connection that is there.
+    #[must_use]
+    pub fn new(channel: Channel) -> Self {
+        let client = ExecutorClient::new(channel);
+        Self(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
+    }
+
+    /// What it is and serves.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn describe(&mut self, request: DescribeRequest) -> Result<DescribeReply, Status> {
+        let mut about = self.0.describe(request).await.map_err(shown)?.into_inner();
+        let DescribeReply { version, hostname, exports, locales, machine, namespaces_reason, .. } = &mut about;
+        [version, hostname, machine, namespaces_reason].into_iter().chain(locales).for_each(show);
+        exports.iter_mut().for_each(|export| show(&mut export.name));
+        [&mut about.instance, &mut about.confinement].into_iter().for_each(show);
+        Ok(about)
+    }
+
+    /// Its commands.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn tools(&mut self, request: ToolsRequest) -> Result<Vec<Tool>, Status> {
+        let mut tools = self.0.tools(request).await.map_err(shown)?.into_inner().tools;
+        tools.iter_mut().flat_map(|tool| [&mut tool.name, &mut tool.version]).for_each(show);
+        Ok(tools)
+    }
+
+    /// How it stands with it.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn status(&mut self) -> Result<StatusReply, Status> {
+        let mut status = self.0.status(StatusRequest {}).await.map_err(shown)?.into_inner();
+        let StatusReply { identity, user, confinement, refusing, .. } = &mut status;
+        [identity, user, confinement, refusing].into_iter().for_each(show);
+        Ok(status)
+    }
+
+    /// Begins or resumes a run.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn run(&mut self, request: impl IntoStreamingRequest<Message = RunInput>) -> Result<Outputs, Status> {
+        self.0.run(request).await.map(|response| Outputs(response.into_inner())).map_err(shown)
+    }
+}
+
+impl Outputs {
+    /// The next message; `None` at the end.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn message(&mut self) -> Result<Option<RunOutput>, Status> {
+        let mut message = self.0.message().await.map_err(shown)?;
+        match message.as_mut().and_then(|message| message.kind.as_mut()) {
+            Some(run_output::Kind::Rejected(Rejected { message, .. })) => show(message),
+            Some(run_output::Kind::Exited(exited)) => check(exited),
+            _ => {}
+        }
+        Ok(message)
+    }
+}
+
+fn show(text: &mut String) {
+    if let Cow::Owned(fit) = escaped(text) {
+        *text = fit;
+    }
+}
+
+/// What the peer has said; a status of our own side has a cause, and its words are ours.
+fn shown(status: Status) -> Status {
+    match (std::error::Error::source(&status), escaped(status.message())) {
+        (None, Cow::Owned(fit)) => Status::new(status.code(), fit),
+        _ => status,
+    }
+}
+
+fn check(exited: &mut Exited) {
+    show(&mut exited.withheld);
+    let told = exited.changed_directories.len();
+    exited.changed_directories.retain(is_sound);
+    if exited.changed_directories.len() < told {
+        let dropped = told - exited.changed_directories.len();
+        tracing::warn!(dropped, "an executor tells of changes in directories that can't be");
+    }
+}
+
+/// Absolute, without `.` and `..`, and with names that are names: joined, they lead nowhere else.
+fn is_sound(directory: &ChangedDirectory) -> bool {
+    let path = &directory.path;
+    let is_normal = path.len() <= PATH_BYTES && path.starts_with(b"/") && !path.contains(&0);
+    let parts = || path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    is_normal
+        && parts().all(is_name)
+        && directory.written.iter().chain(&directory.removed).all(|name: &Bytes| is_name(name))
+}
+
+fn is_name(name: &[u8]) -> bool {
+    !name.is_empty()
+        && name.len() <= NAME_BYTES
+        && name != b"."
+        && name != b".."
+        && !name.iter().any(|b| matches!(b, 0 | b'/'))
+}
+
+/// Whether a path that an executor has told of lies on a mount of its own.
+#[must_use]
+pub fn is_on_mount_of(table: &fs_mapper::MountTable, executor: &fs_mapper::ExecutorName, path: &Path) -> bool {
+    matches!(table.resolve(path, Path::new("/")), fs_mapper::Resolution::Owned(owned) if owned.executor == *executor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_and_names_that_can_be_are_kept() {
+        let directory = |path: &str, written: &[&str], removed: &[&str]| ChangedDirectory {
+            path: path.to_owned().into(),
+            written: written.iter().map(|name| Bytes::copy_from_slice(name.as_bytes())).collect(),
+            removed: removed.iter().map(|name| Bytes::copy_from_slice(name.as_bytes())).collect(),
+            ..ChangedDirectory::default()
+        };
+        let long = "n".repeat(NAME_BYTES + 1);
+        let deep = "/n".repeat(PATH_BYTES);
+        let lies = [
+            directory("relative", &[], &[]),
+            directory("", &[], &[]),
+            directory("/mnt/../etc", &[], &[]),
+            directory("/mnt/./d", &[], &[]),
+            directory("/mnt/d\0", &[], &[]),
+            directory(&deep, &[], &[]),
+            directory("/mnt", &["../etc/passwd"], &[]),
+            directory("/mnt", &["f", ".."], &[]),
+            directory("/mnt", &[], &["/etc/passwd"]),
+            directory("/mnt", &[], &["f", ""]),
+            directory("/mnt", &["a\0b"], &[]),
+            directory("/mnt", &[&long], &[]),
+        ];
+        let sound = directory("/mnt/d", &["f", "..."], &["\u{1b}"]);
+        let changed_directories = lies.into_iter().chain([sound.clone()]).collect();
+        let mut exited = Exited { changed_directories, withheld: "no\u{1b}[2J".to_owned(), ..Exited::default() };
+        check(&mut exited);
+        assert_eq!(exited.changed_directories, [sound]);
+        assert_eq!(exited.withheld, "no\\u{1b}[2J");
+    }
+}
