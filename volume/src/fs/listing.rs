@@ -20,6 +20,8 @@ use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, O
 /// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few round trips and
 /// the first names do not wait for the last.
 const NAMES_AT_ONCE: u32 = 4096;
+/// No directory that is listed here has more names; a server that never ends must not fill the memory.
+const MOST_NAMES: usize = 4 << 20;
 
 /// An open directory.
 #[derive(Debug)]
@@ -150,6 +152,10 @@ impl Volume {
             cookie = part.names.last().map_or(cookie, |listed| listed.cookie);
             let ends = part.is_last || part.names.is_empty();
             names.extend(part.names);
+            if names.len() > MOST_NAMES {
+                tracing::warn!("the server lists a directory without end");
+                return Err(Errno::EIO);
+            }
             if ends {
                 let names = Arc::new(names);
                 if made.is_some() && self.names_made(file) == made {

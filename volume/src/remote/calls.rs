@@ -9,7 +9,7 @@ use std::{
 use posh_proto::volume::{Call, ToVolume, to_volume};
 use tokio::sync::oneshot;
 
-use super::{Connection, Shared};
+use super::{Connection, Shared, checked};
 use crate::store::{Answer, Caller, Errno, FileId, Handle, Op, OpenFlags, Place, Write};
 
 /// A call that hangs although the executor lives is looked at so often.
@@ -152,6 +152,12 @@ impl Shared {
                 Given::Again => continue,
                 Given::Answer(answer) => answer,
             };
+            if let Ok(answer) = &answer
+                && !checked::fits(&op, answer)
+            {
+                tracing::warn!(export = self.export, "the server answers with more than was asked for");
+                return Err(Errno::EIO);
+            }
             let (Op::Open { flags, .. } | Op::Create { flags, .. }) = op else { return answer };
             let Answer::Opened { handle, entry, parent } = answer? else { return Err(Errno::EPROTO) };
             let epoch = self.connection.borrow().epoch;

@@ -8,6 +8,7 @@ use std::{
 
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
+    untrusted::escaped,
     volume::{Alive, Call, Hello, Reply, ToVolume, Welcome, from_volume, to_volume, volume_client::VolumeClient},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -118,7 +119,7 @@ fn failed(status: &Status) -> Failed {
         status.code(),
         Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument | Code::Unimplemented
     );
-    Failed { why: status.message().to_owned(), is_final }
+    Failed { why: escaped(status.message()).into_owned(), is_final }
 }
 
 /// The session goes on, or a new one begins; what waits is sent.
@@ -180,7 +181,7 @@ async fn attend(shared: &Shared, mut link: Link) -> String {
                     take(shared, &mut link, kind).await;
                 }
                 Ok(None) => return "the executor has ended the session".to_owned(),
-                Err(status) => return status.message().to_owned(),
+                Err(status) => return escaped(status.message()).into_owned(),
             },
             _ = beat.tick() => {
                 if link.heard.elapsed() > SILENCE {
@@ -246,6 +247,9 @@ async fn noticed(shared: &Shared, link: &Link, notice: Notice) {
 fn answer_of(reply: Reply) -> Result<Answer, Errno> {
     match wire::errno(reply.error) {
         Some(errno) => Err(errno),
-        None => reply.answer.ok_or(Errno::EPROTO)?.try_into().map_err(|_| Errno::EPROTO),
+        None => reply.answer.ok_or(Errno::EPROTO)?.try_into().map_err(|error: wire::Malformed| {
+            tracing::warn!(%error, "the server's answer means nothing");
+            Errno::EIO
+        }),
     }
 }

@@ -4,6 +4,7 @@
 //! * `link`: the connection, made anew as often as needed; `calls`: what has no answer yet; `transfer`: bytes
 
 mod calls;
+mod checked;
 mod link;
 mod transfer;
 

@@ -68,6 +68,10 @@ async fn read_some(
         for piece in reply.pieces {
             let mut piece = Piece::try_from(piece).map_err(|_| Errno::EPROTO)?;
             piece.part = *numbers.get(piece.part as usize).ok_or(Errno::EPROTO)?;
+            if !left.get(&piece.part).is_some_and(|part| is_within(part, &piece)) {
+                tracing::warn!(export = shared.export, "the server sends bytes that were not asked for");
+                return Err(Errno::EIO);
+            }
             if piece.is_last {
                 left.remove(&piece.part);
             } else if let (Some(part), Ok(data)) = (left.get_mut(&piece.part), &piece.data) {
@@ -81,15 +85,27 @@ async fn read_some(
     }
 }
 
+/// A piece of what is left of a part: whoever asked has room for that, and no more.
+fn is_within(part: &ReadPart, piece: &Piece) -> bool {
+    let Ok(data) = &piece.data else { return true };
+    let end = piece.offset.checked_add(data.len() as u64);
+    // The end of the file, which may lie before what is left, has no bytes.
+    data.is_empty() || (piece.offset >= part.range.start && end.is_some_and(|end| end <= part.range.end))
+}
+
 /// See [`crate::Store::write`].
 pub async fn write(shared: &Shared, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
-    let begun = Begun::new(shared);
+    let (begun, asked) = (Begun::new(shared), writes.len());
     let answer = tokio::select! {
         answer = write_until_answered(shared, caller, (begun.number, writes)) => answer,
         () = shared.out_of_patience() => Err(Errno::ETIMEDOUT),
     };
     drop(begun);
-    let results = answer?.results.into_iter();
+    let results = answer?.results;
+    if results.len() != asked {
+        return Err(Errno::EPROTO);
+    }
+    let results = results.into_iter();
     let result = |result: pb::Written| match crate::wire::errno(result.error) {
         Some(errno) => Ok(Err(errno)),
         None => result.entry.ok_or(Errno::EPROTO)?.try_into().map(Ok).map_err(|_| Errno::EPROTO),

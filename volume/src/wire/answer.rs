@@ -95,7 +95,7 @@ impl TryFrom<pb::Listing> for Listing {
     fn try_from(listing: pb::Listing) -> Result<Self, Malformed> {
         let listed = |listed: pb::Listed| {
             Ok(Listed {
-                name: text(&listed.name),
+                name: file_name(&listed.name)?,
                 cookie: listed.cookie,
                 entry: listed.entry.map(Entry::try_from).transpose()?,
                 inode: listed.inode,

@@ -43,6 +43,18 @@ fn text(bytes: &Bytes) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }
 
+/// Longest name of a file (NAME_MAX of Linux's file systems).
+const NAME_BYTES: usize = 255;
+
+/// A name that a server tells of: shown by this machine's kernel, it must be one component and lead nowhere else.
+fn file_name(bytes: &Bytes) -> Result<OsString, Malformed> {
+    let is_name = !bytes.is_empty() && bytes.len() <= NAME_BYTES && !bytes.iter().any(|byte| matches!(byte, 0 | b'/'));
+    if !is_name || matches!(&bytes[..], b"." | b"..") {
+        return Err(Malformed("name that is one"));
+    }
+    Ok(text(bytes))
+}
+
 fn texts(all: &[Bytes]) -> Vec<OsString> {
     all.iter().map(text).collect()
 }

@@ -1,0 +1,195 @@
+//! A server of volumes that lies: names that lead elsewhere, more than was asked for, bytes beside what was asked for.
+#![allow(clippy::unwrap_used)]
+
+use std::{ffi::OsString, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use posh_proto::volume::{
+    self as pb, FromVolume, Reply, ToVolume, Welcome,
+    answer::Kind as Said,
+    from_volume, to_volume,
+    volume_server::{Volume, VolumeServer},
+};
+use posh_volume::{
+    Errno, Store,
+    remote::{Connector, Patience, Remote},
+    store::*,
+};
+use tokio::{net::TcpListener, sync::mpsc, time::timeout};
+use tokio_stream::{
+    Stream, StreamExt as _,
+    wrappers::{ReceiverStream, TcpListenerStream},
+};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Channel, Endpoint, Server},
+};
+
+/// For anything that is to happen at all.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Gives one answer to whatever is asked, and the same pieces to each read.
+#[derive(Clone, Default)]
+struct Liar {
+    answer: Option<Said>,
+    pieces: Vec<pb::Piece>,
+    refusal: Option<String>,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Volume for Liar {
+    type SessionStream = Answers<FromVolume>;
+    type ReadStream = Answers<pb::ReadReply>;
+
+    async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
+        if let Some(refusal) = &self.refusal {
+            return Err(Status::permission_denied(refusal));
+        }
+        let (mut asked, answer) = (request.into_inner(), self.answer.clone());
+        let (sender, answers) = mpsc::channel(16);
+        tokio::spawn(async move {
+            while let Some(Ok(message)) = asked.next().await {
+                let kind = match message.kind {
+                    Some(to_volume::Kind::Hello(_)) => {
+                        let root = Some(pb::FileId { inode: 1, generation: 0 });
+                        from_volume::Kind::Welcome(Welcome { root, ..Welcome::default() })
+                    }
+                    Some(to_volume::Kind::Call(call)) => {
+                        let answer = Some(pb::Answer { kind: answer.clone() });
+                        from_volume::Kind::Reply(Reply { number: call.number, answer, ..Reply::default() })
+                    }
+                    _ => continue,
+                };
+                if sender.send(Ok(FromVolume { kind: Some(kind) })).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+    }
+
+    async fn read(&self, _: Request<pb::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
+        let reply = pb::ReadReply { pieces: self.pieces.clone() };
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(reply)))))
+    }
+
+    async fn write(&self, _: Request<pb::WriteRequest>) -> Result<Response<pb::WriteReply>, Status> {
+        Ok(Response::new(pb::WriteReply::default()))
+    }
+}
+
+struct To(SocketAddr);
+
+#[tonic::async_trait]
+impl Connector for To {
+    async fn connect(&self) -> Result<Channel, String> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).map_err(|error| error.to_string())?;
+        endpoint.connect().await.map_err(|error| error.to_string())
+    }
+}
+
+impl Liar {
+    fn says(answer: Said) -> Self {
+        Self { answer: Some(answer), ..Self::default() }
+    }
+
+    async fn open(self) -> Result<Remote, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = VolumeServer::new(self);
+        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
+        Remote::open(Arc::new(To(address)), "x", Patience::default()).await.map_err(|error| error.to_string())
+    }
+
+    async fn answer(self, op: Op) -> Result<Answer, Errno> {
+        let remote = self.open().await.unwrap();
+        timeout(PATIENCE, remote.call(&caller(), op)).await.unwrap()
+    }
+}
+
+fn caller() -> Caller {
+    Caller { uid: 0, gid: 0, groups: Arc::from([]) }
+}
+
+fn file(inode: u64) -> FileId {
+    FileId { inode, generation: 0 }
+}
+
+fn entry() -> pb::Entry {
+    let id = Some(pb::FileId { inode: 1, generation: 0 });
+    pb::Entry { attributes: Some(pb::Attributes { id, ..pb::Attributes::default() }), ..pb::Entry::default() }
+}
+
+fn listing(names: &[&[u8]]) -> Said {
+    let listed = |name: &&[u8]| pb::Listed { name: Bytes::copy_from_slice(name), ..pb::Listed::default() };
+    let names = names.iter().map(listed).collect();
+    Said::Listing(pb::Listing { directory: Some(entry()), names, is_last: true })
+}
+
+fn stamped(values: Vec<Bytes>) -> pb::Stamped {
+    pb::Stamped { values, stamp: 1 }
+}
+
+#[tokio::test]
+async fn names_that_are_none_are_not_shown() {
+    let list = || Op::List { directory: file(1), cookie: 0, limit: 4 };
+    let long = [b'n'; 256];
+    for name in [&b"../../etc/passwd"[..], b"a/b", b"/", b"", b".", b"..", b"a\0b", &long] {
+        let answer = Liar::says(listing(&[b"fine", name])).answer(list()).await;
+        assert_eq!(answer, Err(Errno::EIO), "{name:?}");
+    }
+    let Ok(Answer::Listing(fine)) = Liar::says(listing(&[b"...", &long[..255]])).answer(list()).await else {
+        panic!("these are names");
+    };
+    assert_eq!(fine.names.len(), 2);
+}
+
+#[tokio::test]
+async fn more_than_was_asked_for_is_not_kept() {
+    let place = || Place { file: file(1), handle: None };
+    let walked = pb::Walked { from: Some(entry()), entries: vec![entry(); 3], error: 0 };
+    let names = vec![OsString::from("a"), OsString::from("b")];
+    let lies = [
+        (Op::List { directory: file(1), cookie: 0, limit: 2 }, listing(&[b"a", b"b", b"c"])),
+        (Op::Walk { from: file(1), names: names.clone() }, Said::Walked(walked.clone())),
+        (Op::Explore { from: file(1), paths: vec![names] }, Said::Explored(pb::Explored { walks: vec![walked; 2] })),
+        (Op::ReadLink(file(2)), Said::Target(stamped(vec![vec![b'x'; 1 << 20].into()]))),
+        (Op::ReadLink(file(2)), Said::Target(stamped(vec![Bytes::from_static(b"a\0b")]))),
+        (
+            Op::GetAttribute { place: place(), name: "user.x".into() },
+            Said::Value(stamped(vec![vec![0; 1 << 20].into()])),
+        ),
+        (Op::ListAttributes(place()), Said::Names(stamped(vec![vec![b'x'; 255].into(); 1024]))),
+        (
+            Op::CopyRange { from: (place(), 0), to: (place(), 0), length: 10 },
+            Said::Copied(pb::Copied { bytes: 11, entry: Some(entry()) }),
+        ),
+    ];
+    for (op, said) in lies {
+        assert_eq!(Liar::says(said).answer(op.clone()).await, Err(Errno::EIO), "{op:?}");
+    }
+}
+
+#[tokio::test]
+async fn bytes_beside_what_was_asked_for_are_not_taken() {
+    let piece =
+        |part, offset, bytes: usize| pb::Piece { part, offset, data: vec![b'x'; bytes].into(), ..pb::Piece::default() };
+    let part = || ReadPart { place: Place { file: file(2), handle: None }, range: 100..200 };
+    for lie in [piece(0, 0, 10), piece(0, 150, 51), piece(0, 100, 1 << 20), piece(0, u64::MAX, 2), piece(1, 100, 10)] {
+        let (offset, bytes) = (lie.offset, lie.data.len());
+        let liar = Liar { pieces: vec![piece(0, 100, 50), lie], ..Liar::default() };
+        let remote = liar.open().await.unwrap();
+        let mut pieces = remote.read(&caller(), vec![part()]).await;
+        assert!(matches!(timeout(PATIENCE, pieces.next()).await.unwrap(), Some(Ok(_))));
+        assert!(matches!(timeout(PATIENCE, pieces.next()).await.unwrap(), Some(Err(_))), "{bytes} bytes at {offset}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_says_nothing_to_the_terminal() {
+    let liar = Liar { refusal: Some("no\u{1b}]0;T\u{7}\nFORGED: ok".to_owned()), ..Liar::default() };
+    let why = liar.open().await.unwrap_err();
+    assert!(why.contains("no\\u{1b}]0;T\\u{7}\\nFORGED: ok"), "{why}");
+}
