@@ -17,14 +17,14 @@ use posh_proto::{
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest},
     other_version,
 };
-use posh_reach::{Carrier, Reached, Route};
+use posh_reach::{Carrier, Reached, Route, Server};
 use tokio::{
     sync::{Notify, watch},
     task::AbortHandle,
 };
 use tonic::transport::Channel;
 
-use crate::{plan::ExecutorId, server::Server};
+use crate::plan::ExecutorId;
 
 /// What the answers may take, once there is a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);

@@ -32,7 +32,6 @@ mod opening;
 mod peers;
 mod pipe_notes;
 mod serve;
-pub mod server;
 
 pub use memory::keep_little;
 pub use serve::{Error, Listeners, run};

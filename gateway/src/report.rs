@@ -5,6 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use posh_proto::untrusted::{escaped, escaped_json};
 use serde::Serialize;
 
 /// Pipelines remembered per session; the oldest are forgotten first.
@@ -97,7 +98,7 @@ impl Reports {
 /// Never: the types have no maps with odd keys.
 #[must_use]
 pub fn to_json(reports: &[PipelineReport]) -> String {
-    serde_json::to_string_pretty(reports).expect("reports are plain data")
+    escaped_json(&serde_json::to_string_pretty(reports).expect("reports are plain data")).into_owned()
 }
 
 /// The reports as `posh --explain` prints them.
@@ -120,7 +121,13 @@ fn pipeline_text(report: &PipelineReport) -> String {
     text.push('\n');
     let width = report.stages.iter().map(|s| s.placement.len()).max().unwrap_or(0);
     for stage in &report.stages {
-        text += &format!("  {:width$}  {}\n  {:width$}    {}\n", stage.placement, words(&stage.argv), "", stage.reason);
+        text += &format!(
+            "  {:width$}  {}\n  {:width$}    {}\n",
+            stage.placement,
+            words(&stage.argv),
+            "",
+            escaped(&stage.reason)
+        );
     }
     text
 }
@@ -136,7 +143,7 @@ fn words(argv: &[String]) -> String {
     if argv.len() > SHOWN {
         line += &format!(" … ({} more)", argv.len() - SHOWN);
     }
-    line.replace('\n', "\\n")
+    escaped(&line).into_owned()
 }
 
 /// A number of bytes as a person reads it.

@@ -13,6 +13,7 @@ use nix::{
 use posh_proto::{
     clock::monotonic_ns,
     gateway::{ReportReply, ReportRequest},
+    untrusted::{escaped_json, escaped_lines},
 };
 
 use crate::{
@@ -104,6 +105,7 @@ fn tell(
     if explain.is_some() {
         let nothing = "posh: nothing to explain: no command that posh knows was run";
         let text = Some(reply.text.trim_end()).filter(|text| !text.is_empty()).unwrap_or(nothing);
+        let text = if explain == Some(Format::Json) { escaped_json(text) } else { escaped_lines(text) };
         let _ = writeln!(notes, "{text}");
     }
     let Some(trace) = trace else { return Ok(()) };

@@ -11,10 +11,31 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     escaped_but(text, |_| false)
 }
 
-/// The same for a text of ours that has lines, and holds names: its line breaks are ours.
+/// The same for a text of ours that has lines and columns, and holds names: its line breaks are ours.
 #[must_use]
 pub fn escaped_lines(text: &str) -> Cow<'_, str> {
-    escaped_but(text, |character| character == '\n')
+    escaped_but(text, |character| matches!(character, '\n' | '\t'))
+}
+
+/// The same for a JSON document, which says the same afterwards: such characters stand in strings only, where
+/// JSON has escapes of its own for them (RFC 8259, section 7), or are line breaks between its values.
+#[must_use]
+pub fn escaped_json(document: &str) -> Cow<'_, str> {
+    let is_in_string = |character: char| acts(character) && character != '\n';
+    if !document.contains(is_in_string) {
+        return Cow::Borrowed(document);
+    }
+    let mut shown = String::with_capacity(document.len());
+    for character in document.chars() {
+        if is_in_string(character) {
+            let units =
+                character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
+            shown.push_str(&units);
+        } else {
+            shown.push(character);
+        }
+    }
+    Cow::Owned(shown)
 }
 
 fn escaped_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
@@ -59,5 +80,6 @@ mod tests {
         }
         assert_eq!(escaped_lines("one\n\u{1b}two\r\n"), "one\n\\u{1b}two\\r\n");
         assert!(matches!(escaped("plain"), Cow::Borrowed(_)));
+        assert_eq!(escaped_json("{\n\"a\": \"\u{9b}\u{e0041}\"}"), "{\n\"a\": \"\\u009b\\udb40\\udc41\"}");
     }
 }

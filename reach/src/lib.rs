@@ -3,6 +3,7 @@
 //! made anew and what an executor is good for is the caller's matter.
 
 mod plain;
+mod server;
 pub mod ssh;
 pub mod tls;
 
@@ -13,6 +14,8 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 pub use plain::why_mute;
+use posh_proto::untrusted::escaped;
+pub use server::{Outputs, Server};
 use tls::credentials::Credentials;
 
 /// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
@@ -114,11 +117,11 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// The message with its causes, in one line.
+    /// The message with its causes, in one line that can be shown: a server or an ssh may have said it.
     #[must_use]
     pub fn sentence(&self) -> String {
         let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
-        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
+        escaped(&causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))).into_owned()
     }
 }
 

@@ -11,6 +11,7 @@ use std::{io, process::ExitStatus, time::Duration};
 use fs_mapper::config::Login;
 use hyper_util::rt::TokioIo;
 use posh_proto::STDIO_GREETING;
+use posh_proto::untrusted::escaped;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     process::{Child, ChildStdout},
@@ -207,7 +208,7 @@ async fn kill(child: &mut Child) -> io::Result<ExitStatus> {
 /// How ssh ended, in its own words if it had any.
 async fn words(status: io::Result<ExitStatus>, said: &mut Said) -> String {
     match (said.after("ssh: ").await, status) {
-        (said, _) if !said.is_empty() => said,
+        (said, _) if !said.is_empty() => escaped(&said).into_owned(),
         (_, Ok(status)) => format!("ssh ended without a word ({status})"),
         (_, Err(error)) => format!("ssh was lost: {error}"),
     }

@@ -21,6 +21,7 @@ use posh_proto::{
     digest::Digest,
     executor::{Chunk, Credit, Exited, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output},
 };
+use posh_reach::Outputs;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{noted::Noted, runs::RunState};
@@ -29,7 +30,7 @@ use super::{
     ending::{JoinHere, PartEnd, StageState, as_shell},
     head_start,
     output::Output,
-    refresh::{self, Written},
+    refresh::{self, Written, is_on_mount_of},
     resume::{Gone, Resumed},
     start::{Flights, Outcome, StartedJoin},
     untold::{self, Turn},
@@ -41,7 +42,6 @@ use crate::{
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
     plan::{Placement, Plan},
-    server::{Outputs, is_on_mount_of},
     session::Session,
     stage_link::{ForStage, FromStage, Status},
     state::Gateway,

@@ -31,7 +31,6 @@ use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
     lower,
-    server::is_on_mount_of,
     state::Gateway,
 };
 
@@ -366,6 +365,12 @@ fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
 fn look_up(table: &MountTable, change: &Change) -> io::Result<Left> {
     let Some(path) = real_place(table, change) else { return Ok(Left::Nothing) };
     path.symlink_metadata().map(|_| Left::Nothing)
+}
+
+/// Whether a path that an executor has told of lies on a mount of its own.
+#[must_use]
+pub fn is_on_mount_of(table: &MountTable, executor: &fs_mapper::ExecutorName, path: &Path) -> bool {
+    matches!(table.resolve(path, Path::new("/")), Resolution::Owned(owned) if owned.executor == *executor)
 }
 
 /// Where a change really is. Links on a mount are its server's to make: one that leads off the mounts of that server is not

@@ -8,10 +8,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::start::QUEUE;
-use crate::{
-    executors::{Connection, Executor},
-    server::Outputs,
-};
+use posh_reach::Outputs;
+
+use crate::executors::{Connection, Executor};
 
 /// How long an executor lets a kept run go on without us. Its own notice of the loss may come as late as ours.
 pub const GRACE: Duration = Duration::from_secs(10);

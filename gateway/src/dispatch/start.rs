@@ -15,6 +15,7 @@ use posh_proto::{
     },
     packed,
 };
+use posh_reach::Outputs;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -29,7 +30,6 @@ use crate::{
     join::{self, Joining},
     lower::{JoinedHere, Lowered, Stream},
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
-    server::Outputs,
     stage_link::{ForStage, FromStage},
     state::Gateway,
     trace::{Call, Tracer},

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use posh_proto::untrusted::escaped_json;
 use serde_json::{Map, Value, json};
 
 use super::{Event, Placed, Row};
@@ -60,7 +61,7 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     let programs: BTreeSet<&Program> = rows.iter().map(|(program, ..)| program).collect();
     let programs: BTreeMap<&Program, u64> = programs.into_iter().zip(1..).collect();
     let mut written: Vec<String> = Vec::new();
-    let mut write = |event: &Value| written.push(event.to_string());
+    let mut write = |event: &Value| written.push(escaped_html(&event.to_string()));
     programs.iter().flat_map(|(program, pid)| named_program(program, *pid)).for_each(|event| write(&event));
     let mut places = BTreeMap::new();
     // No row has the number of a program: viewers take that for its main thread.
@@ -78,6 +79,11 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     // One event a line, and never all of them as values: they take ten times the room of their text.
     let events = written.join(",\n");
     format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
+}
+
+/// Names and words are a user's and a server's. A document that somebody puts into a page, or prints, must not act there.
+fn escaped_html(event: &str) -> String {
+    escaped_json(event).replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
 fn named_program(program: &Program, pid: u64) -> [Value; 2] {

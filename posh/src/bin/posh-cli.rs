@@ -21,6 +21,7 @@ use posh::{
     plan_only,
     watch::{self, Ended},
 };
+use posh_proto::untrusted::escaped_lines;
 
 /// What bash adds to the number of the signal that killed a command.
 const SIGNAL_BASE: c_int = 128;
@@ -90,7 +91,8 @@ fn print(answer: Result<String, Error>) -> c_int {
 fn print_checked(answer: Result<(String, bool), Error>) -> c_int {
     let written = answer.and_then(|(text, good)| {
         let mut stdout = io::stdout();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)?;
+        // It may hold names of files, and what servers have said; documents in JSON have escapes of their own by now.
+        stdout.write_all(escaped_lines(&text).as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)?;
         Ok(good)
     });
     match written {

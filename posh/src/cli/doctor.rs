@@ -11,12 +11,12 @@ use fs_mapper::{
 };
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{DescribeReply, DescribeRequest, executor_client::ExecutorClient},
+    executor::{DescribeReply, DescribeRequest},
     gateway::Mount,
     other_version,
     runtime::RuntimeDir,
 };
-use posh_reach::Route;
+use posh_reach::{Route, Server};
 use tokio::runtime::Builder;
 
 use crate::{
@@ -211,10 +211,10 @@ fn describe(route: &Route) -> Result<DescribeReply, String> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     runtime.block_on(async {
         let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
-        let mut client = ExecutorClient::new(reached.channel);
+        let mut client = Server::new(reached.channel);
         let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION });
         let why = match tokio::time::timeout(EXECUTOR_TIMEOUT, reply).await {
-            Ok(Ok(reply)) => return Ok(reply.into_inner()),
+            Ok(Ok(reply)) => return Ok(reply),
             Ok(Err(status)) => status.message().to_owned(),
             Err(_) => "it does not answer".to_owned(),
         };

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::gateway::{ExecutorStatus, Mount, ResolveReply, ResolveRequest, StatusReply};
+use posh_proto::{
+    gateway::{ExecutorStatus, Mount, ResolveReply, ResolveRequest, StatusReply},
+    untrusted::{escaped, escaped_json},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -58,9 +61,9 @@ fn mount_table(mounts: &[Mount]) -> String {
     let heading = ["PATH", "TYPE", "SOURCE", "OWNER", "STATE"].map(str::to_owned);
     let rows = mounts.iter().map(|mount| {
         let kind = if mount.fs_type.is_empty() { "-" } else { &mount.fs_type };
-        let source = if mount.source.is_empty() { "-".to_owned() } else { text(&mount.source) };
+        let source = if mount.source.is_empty() { "-".to_owned() } else { shown(&mount.source) };
         let state = if mount.mounted { mount.state.clone() } else { format!("{}, not mounted", mount.state) };
-        [text(&mount.path), kind.to_owned(), source, owner(mount), state]
+        [shown(&mount.path), kind.to_owned(), source, owner(mount), state]
     });
     aligned(std::iter::once(heading).chain(rows))
 }
@@ -71,17 +74,17 @@ fn owner(mount: &Mount) -> String {
 }
 
 fn place(executor: &str, export: &str, below: &[u8]) -> String {
-    let below = text(below);
+    let below = shown(below);
     let slash = if below.is_empty() || below.starts_with('/') { "" } else { "/" };
     format!("{executor}:{export}{slash}{below}")
 }
 
 fn resolved_text(reply: &ResolveReply) -> String {
     if reply.executor.is_empty() {
-        return format!("{} is local: {}\n", text(&reply.client_path), reply.reason);
+        return format!("{} is local: {}\n", shown(&reply.client_path), reply.reason);
     }
     let owner = place(&reply.executor, &reply.export, &reply.export_path);
-    format!("{} is {owner} (mount {})\n", text(&reply.client_path), text(&reply.mount))
+    format!("{} is {owner} (mount {})\n", shown(&reply.client_path), shown(&reply.mount))
 }
 
 fn status_text(status: &StatusReply) -> String {
@@ -90,7 +93,7 @@ fn status_text(status: &StatusReply) -> String {
         status.version,
         status.protocol,
         status.pid,
-        text(&status.config),
+        shown(&status.config),
         status.sessions,
         status.pipelines_running,
         status.pipelines_total,
@@ -191,13 +194,18 @@ fn optional(value: &str) -> Option<&str> {
     (!value.is_empty()).then_some(value)
 }
 
-/// Paths for the eye and for JSON, which has no other text than Unicode.
+/// Paths for JSON, which has no other text than Unicode.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// The same for the eye alone.
+pub(super) fn shown(bytes: &[u8]) -> String {
+    escaped(&String::from_utf8_lossy(bytes)).into_owned()
+}
+
 pub(super) fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
+    escaped_json(&format!("{value:#}\n")).into_owned()
 }
 
 /// Rows with their columns aligned; the last one is as long as it likes.

@@ -13,7 +13,7 @@ use posh_proto::gateway::{MountVolumeRequest, UnmountVolumeRequest, Volume};
 use posh_volume::mount as volume;
 use serde_json::{Value, json};
 
-use super::tables::{aligned, pretty, text};
+use super::tables::{aligned, pretty, shown, text};
 use crate::{
     Error,
     gateway::{self, Client, Target},
@@ -142,7 +142,7 @@ fn table(volumes: &[Volume]) -> String {
     let heading = ["PATH", "SOURCE", "CACHE", "DIRTY", "LEASES", "OPEN", "STATE"].map(str::to_owned);
     let rows = volumes.iter().map(|volume| {
         [
-            text(&volume.path),
+            shown(&volume.path),
             format!("{}:{}", volume.executor, volume.export),
             format!("{} of {}", mebibytes(volume.cached_bytes), mebibytes(volume.cache_bytes)),
             mebibytes(volume.dirty_bytes),

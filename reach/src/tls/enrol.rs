@@ -6,6 +6,7 @@ use fs_mapper::config::TlsHost;
 use posh_proto::{
     executor::{EnrolRequest, IssuedCertificate, RenewRequest, enrolment_client::EnrolmentClient},
     token::{Fingerprint, Token},
+    untrusted::escaped,
 };
 use rcgen::{CertificateParams, KeyPair};
 use tonic::{Status, transport::Channel};
@@ -61,5 +62,5 @@ fn request() -> Result<(KeyPair, Vec<u8>), Fault> {
 }
 
 fn refused(status: &Status) -> Fault {
-    Fault::Refused(status.message().to_owned())
+    Fault::Refused(escaped(status.message()).into_owned())
 }

@@ -1,10 +1,9 @@
 //! The one way to call an executor. What it answers is a stranger's word until it has come through here: text
 //! is made fit to be shown, and names and paths that can't be are dropped, so that nothing behind
-//! this can forget to. On whose mounts a path lies is for [`crate::dispatch`], which knows the mount table.
+//! this can forget to. On whose mounts a path lies is for the gateway, which knows the mount table.
 
-use std::{borrow::Cow, path::Path};
+use std::borrow::Cow;
 
-use bytes::Bytes;
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     executor::{
@@ -124,9 +123,7 @@ fn is_sound(directory: &ChangedDirectory) -> bool {
     let path = &directory.path;
     let is_normal = path.len() <= PATH_BYTES && path.starts_with(b"/") && !path.contains(&0);
     let parts = || path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
-    is_normal
-        && parts().all(is_name)
-        && directory.written.iter().chain(&directory.removed).all(|name: &Bytes| is_name(name))
+    is_normal && parts().all(is_name) && directory.written.iter().chain(&directory.removed).all(|name| is_name(name))
 }
 
 fn is_name(name: &[u8]) -> bool {
@@ -137,12 +134,6 @@ fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|b| matches!(b, 0 | b'/'))
 }
 
-/// Whether a path that an executor has told of lies on a mount of its own.
-#[must_use]
-pub fn is_on_mount_of(table: &fs_mapper::MountTable, executor: &fs_mapper::ExecutorName, path: &Path) -> bool {
-    matches!(table.resolve(path, Path::new("/")), fs_mapper::Resolution::Owned(owned) if owned.executor == *executor)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,8 +142,8 @@ mod tests {
     fn only_paths_and_names_that_can_be_are_kept() {
         let directory = |path: &str, written: &[&str], removed: &[&str]| ChangedDirectory {
             path: path.to_owned().into(),
-            written: written.iter().map(|name| Bytes::copy_from_slice(name.as_bytes())).collect(),
-            removed: removed.iter().map(|name| Bytes::copy_from_slice(name.as_bytes())).collect(),
+            written: written.iter().map(|name| name.as_bytes().to_vec().into()).collect(),
+            removed: removed.iter().map(|name| name.as_bytes().to_vec().into()).collect(),
             ..ChangedDirectory::default()
         };
         let long = "n".repeat(NAME_BYTES + 1);
