@@ -1,0 +1,330 @@
+//! A gateway beside an executor that lies: about what has changed and where, and in all that it says.
+
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, symlink},
+    path::{Path, PathBuf},
+    pin::Pin,
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use fs_mapper::config::Config;
+use hyper_util::rt::TokioIo;
+use posh_gateway::Listeners;
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{
+        ChangedDirectory, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, RunInput, RunOutput,
+        Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        executor_server::{Executor, ExecutorServer},
+        exited::How,
+        run_output::Kind,
+    },
+    frame,
+    gateway::{ReportRequest, StatusReply as GatewayStatus, gateway_client::GatewayClient},
+    stage::{self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage},
+};
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, UnixListener, UnixStream},
+    time::timeout,
+};
+use tokio_stream::{Stream, wrappers::TcpListenerStream};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Channel, Endpoint, Server},
+};
+
+/// For anything that is to happen at all.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Set in the second run of a test, which is the one in a namespace of its own.
+const INSIDE: &str = "POSH_GATEWAY_TEST_INSIDE";
+
+/// Runs a test again where its mounts are its own, and end with it. Needs root.
+fn in_own_namespace(test: &str, body: impl Future<Output = ()>) {
+    if std::env::var_os(INSIDE).is_some() {
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(body);
+        return;
+    }
+    let mut again = Command::new("unshare");
+    again.args(["--mount", "--propagation", "private", "--"]).arg(std::env::current_exe().unwrap());
+    let output = again.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// More than a run of one command has.
+const STREAMS: u32 = 6;
+
+/// Sets a terminal's title and forges a line, where it is not spelled out.
+const ESCAPES: &str = "x\u{1b}]0;T\u{7}\nFORGED: ok";
+/// The same, spelled out.
+const SHOWN: &str = "x\\u{1b}]0;T\\u{7}\\nFORGED: ok";
+
+/// What each run is answered.
+#[derive(Clone, Default)]
+struct Liar {
+    run: Arc<Mutex<Vec<Kind>>>,
+}
+
+#[tonic::async_trait]
+impl Executor for Liar {
+    type RunStream = Pin<Box<dyn Stream<Item = Result<RunOutput, Status>> + Send>>;
+
+    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        Ok(Response::new(DescribeReply {
+            protocol: PROTOCOL_VERSION,
+            version: ESCAPES.to_owned(),
+            hostname: ESCAPES.to_owned(),
+            exports: vec![Export { name: "x".to_owned(), read_only: false }],
+            locales: vec!["C".to_owned(), "C.utf8".to_owned()],
+            machine: std::env::consts::ARCH.to_owned(),
+            namespaces: true,
+            ..DescribeReply::default()
+        }))
+    }
+
+    /// It has the workstation's own programs.
+    async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        let tool = |name: String| {
+            let sha256 = fs::read(Path::new("/usr/bin").join(&name)).map(|program| Sha256::digest(program).to_vec());
+            Tool { found: sha256.is_ok(), sha256: sha256.unwrap_or_default().into(), name, version: ESCAPES.to_owned() }
+        };
+        Ok(Response::new(ToolsReply { tools: request.into_inner().names.into_iter().map(tool).collect() }))
+    }
+
+    async fn run(&self, _: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
+        let said: Vec<_> =
+            self.run.lock().unwrap().iter().cloned().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
+        Ok(Response::new(Box::pin(tokio_stream::iter(said))))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let text = || ESCAPES.to_owned();
+        let (identity, user, confinement, refusing) = (text(), text(), text(), text());
+        Ok(Response::new(StatusReply { identity, user, confinement, refusing, ..StatusReply::default() }))
+    }
+}
+
+/// A gateway with a mount of the liar's, and one of another executor.
+struct Site {
+    top: tempfile::TempDir,
+    liar: Liar,
+    client: GatewayClient<Channel>,
+    session: String,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        for name in ["its", "others", "own"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        for name in ["its", "others"] {
+            // Mounts, so that the adapter of the configuration has something to do.
+            let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(at(name)).status().unwrap();
+            assert!(mounted.success());
+            fs::create_dir(at(name).join("d")).unwrap();
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let liar = Liar::default();
+        let service = ExecutorServer::new(liar.clone());
+        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
+        let executor = |name: &str, address: &str| format!("[[executor]]\nname='{name}'\naddress='http://{address}'\n");
+        let mount = |name: &str, executor: &str| {
+            let path = at(name);
+            format!("[[mount]]\npath='{}'\nexecutor='{executor}'\nexport='x'\ncoherence='sshfs'\n", path.display())
+        };
+        let text = [
+            executor("liar", &address.to_string()),
+            executor("other", "127.0.0.1:1"),
+            mount("its", "liar"),
+            mount("others", "other"),
+            "[gateway]\nsshfs = 'off'\n".to_owned(),
+        ];
+        let config = Config::parse(&text.concat(), &at("mounts.toml")).unwrap();
+        let listeners = Listeners {
+            grpc: UnixListener::bind(at("g.sock")).unwrap(),
+            stages: UnixListener::bind(at("g.stage")).unwrap(),
+            stage_socket: at("g.stage"),
+            directory: top.path().to_owned(),
+        };
+        tokio::spawn(posh_gateway::run(config, listeners, std::future::pending()));
+        let socket = at("g.sock");
+        let connect = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap();
+        let mut site = Self { client: GatewayClient::new(channel), top, liar, session: String::new() };
+        site.session = site.open_session().await;
+        site
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.top.path().join(name)
+    }
+
+    async fn connect(&self, first: to_gateway::Kind) -> UnixStream {
+        let mut socket = UnixStream::connect(self.at("g.stage")).await.unwrap();
+        send(&mut socket, first).await;
+        socket
+    }
+
+    async fn open_session(&self) -> String {
+        let request = OpenSession {
+            protocol: PROTOCOL_VERSION,
+            pid: std::process::id(),
+            path: "/usr/bin:/bin".into(),
+            stage_program: "/bin/true".into(),
+            explain: true,
+            ..OpenSession::default()
+        };
+        let mut socket = self.connect(to_gateway::Kind::OpenSession(request)).await;
+        match next(&mut socket, &mut BytesMut::new()).await {
+            to_stage::Kind::SessionOpened(opened) => opened.session,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// `cat its/f`, as its stage program would have it, until it was to run remotely or was refused; gives how it ended.
+    async fn cat(&self, answers: Vec<Kind>) -> to_stage::Kind {
+        *self.liar.run.lock().unwrap() = answers;
+        loop {
+            let mut socket = self.connect(to_gateway::Kind::Enlist(self.enlist())).await;
+            let mut buffer = BytesMut::new();
+            loop {
+                match timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap() {
+                    to_stage::Kind::Remote(_) => send(&mut socket, to_gateway::Kind::Ack(stage::Ack {})).await,
+                    to_stage::Kind::RunHere(here) if here.reason.contains("is not in reach") => break,
+                    ended @ (to_stage::Kind::RunHere(_) | to_stage::Kind::Exit(_) | to_stage::Kind::Again(_)) => {
+                        return ended;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn enlist(&self) -> Enlist {
+        let null = |fd: u32| Descriptor {
+            fd,
+            kind: descriptor::Kind::Null.into(),
+            path: "/dev/null".into(),
+            flags: 2,
+            ..Descriptor::default()
+        };
+        let operand = self.at("its/f").into_os_string().into_encoded_bytes();
+        Enlist {
+            protocol: PROTOCOL_VERSION,
+            session: self.session.clone(),
+            pid: std::process::id(),
+            name: "cat".into(),
+            program: "/usr/bin/cat".into(),
+            argv: vec!["cat".into(), operand.into()],
+            env: vec!["PATH=/usr/bin:/bin".into(), "TZ=UTC".into()],
+            cwd: "/".into(),
+            umask: 0o022,
+            descriptors: vec![null(0), null(1), null(2)],
+            mount_namespace: fs::metadata("/proc/self/ns/mnt").unwrap().ino(),
+            ..Enlist::default()
+        }
+    }
+
+    /// Which of the directories have other attributes once the liar has said that their listings have changed.
+    async fn touched(&self, told: &[&str]) -> Vec<bool> {
+        let seen = |name: &&str| {
+            let found = fs::metadata(self.at(name)).unwrap();
+            (found.ctime(), found.ctime_nsec())
+        };
+        let before: Vec<_> = told.iter().map(seen).collect();
+        // Times of change are no finer than the clock's tick.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let directory = |name: &&str| ChangedDirectory {
+            path: self.at(name).into_os_string().into_encoded_bytes().into(),
+            names_changed: true,
+            ..ChangedDirectory::default()
+        };
+        let changed_directories = told.iter().map(directory).collect();
+        let exited = Exited { how: Some(How::Code(0)), changed_directories, ..Exited::default() };
+        let mut answers = vec![Kind::Started(Started::default())];
+        answers.extend((0..STREAMS).map(Kind::End));
+        // Whichever of these is the command's.
+        answers.extend((0..STREAMS).map(|stage| Kind::Exited(Exited { stage, ..exited.clone() })));
+        answers.push(Kind::Finished(Finished::default()));
+        let ended = self.cat(answers).await;
+        assert!(matches!(ended, to_stage::Kind::Exit(_)), "{ended:?}");
+        told.iter().map(seen).zip(before).map(|(now, before)| now != before).collect()
+    }
+}
+
+async fn send(socket: &mut UnixStream, kind: to_gateway::Kind) {
+    let mut bytes = BytesMut::new();
+    frame::encode(&ToGateway { kind: Some(kind) }, &mut bytes);
+    socket.write_all(&bytes).await.unwrap();
+}
+
+async fn next(socket: &mut UnixStream, buffer: &mut BytesMut) -> to_stage::Kind {
+    loop {
+        if let Some(kind) = frame::decode::<ToStage>(buffer).unwrap().and_then(|said| said.kind) {
+            return kind;
+        }
+        assert!(socket.read_buf(buffer).await.unwrap() > 0, "the gateway hung up");
+    }
+}
+
+#[test]
+fn what_it_tells_of_others_mounts_and_of_this_machine_is_not_heard() {
+    in_own_namespace("what_it_tells_of_others_mounts_and_of_this_machine_is_not_heard", tell_of_others_mounts());
+}
+
+async fn tell_of_others_mounts() {
+    let site = Site::new().await;
+    let told = ["its/d", "others/d", "own", "its/../own", "its/d/../../others/d"];
+    assert_eq!(site.touched(&told).await, [true, false, false, false, false]);
+}
+
+#[test]
+fn its_links_lead_the_gateway_nowhere_else() {
+    in_own_namespace("its_links_lead_the_gateway_nowhere_else", make_links());
+}
+
+async fn make_links() {
+    let site = Site::new().await;
+    fs::create_dir(site.at("own/below")).unwrap();
+    symlink(site.at("own"), site.at("its/out")).unwrap();
+    symlink("../others", site.at("its/up")).unwrap();
+    symlink("d", site.at("its/in")).unwrap();
+    assert_eq!(site.touched(&["its/out", "its/out/below", "its/up/d", "its/in"]).await, [false, false, false, true]);
+}
+
+#[test]
+fn its_words_say_nothing_to_the_terminal() {
+    in_own_namespace("its_words_say_nothing_to_the_terminal", say_escapes());
+}
+
+async fn say_escapes() {
+    let mut site = Site::new().await;
+    let refused = Rejected { message: ESCAPES.to_owned(), ..Rejected::default() };
+    let to_stage::Kind::RunHere(here) = site.cat(vec![Kind::Rejected(refused)]).await else { panic!("it was refused") };
+    assert!(here.reason.contains(SHOWN), "{}", here.reason);
+    let GatewayStatus { executors, .. } =
+        site.client.status(posh_proto::gateway::StatusRequest {}).await.unwrap().into_inner();
+    let liar = executors.iter().find(|executor| executor.name == "liar").unwrap();
+    assert_eq!([&liar.identity, &liar.user, &liar.confinement, &liar.refusing], [SHOWN; 4]);
+    for json in [false, true] {
+        let request = ReportRequest { session: site.session.clone(), json, ..ReportRequest::default() };
+        let text = site.client.report(request).await.unwrap().into_inner().text;
+        assert!(text.contains("FORGED") && !text.contains('\u{1b}') && !text.contains("\nFORGED"), "{text}");
+    }
+}
