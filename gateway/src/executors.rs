@@ -318,7 +318,7 @@ impl Executor {
 
 /// Connects and asks what the pipelines will need to know.
 async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
-    let Reached { channel, carrier } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+    let Reached { channel, carrier, .. } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
     let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
     match answers.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
         Ok(connection) => Ok((connection, carrier)),

@@ -2,6 +2,7 @@
 //! TCP, with TLS or without, or through an ssh that starts it. What is said on the channel, when it is
 //! made anew and what an executor is good for is the caller's matter.
 
+mod identity;
 mod plain;
 mod server;
 pub mod ssh;
@@ -13,6 +14,7 @@ use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
+pub use identity::ServerIdentity;
 pub use plain::why_mute;
 use posh_proto::untrusted::escaped;
 pub use server::{Outputs, Server};
@@ -71,6 +73,8 @@ pub struct Reached {
     pub channel: Channel,
     /// Tells when what carries the channel has ended by itself.
     pub carrier: Carrier,
+    /// What it was found to be.
+    pub server: ServerIdentity,
 }
 
 /// What carries a channel.
@@ -134,21 +138,23 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
         Address::Http { .. } => {
             let endpoint = endpoint(route.address.to_string())?.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
             let channel = endpoint.connect().await.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
-            Ok(Reached { channel, carrier: Carrier::Tcp })
+            let server = ServerIdentity::of_address(&route.address);
+            Ok(Reached { channel, carrier: Carrier::Tcp, server })
         }
         Address::Tls(host) => {
             let credentials = tls::credentials_file(host)?;
-            let channel = tls::channel(host, &credentials).await?;
+            let (channel, server) = tls::channel(host, &credentials).await?;
             let mut renewal = JoinSet::new();
             renewal.spawn(renew_in_time(channel.clone(), host.clone(), credentials));
-            Ok(Reached { channel, carrier: Carrier::Tls(renewal) })
+            Ok(Reached { channel, carrier: Carrier::Tls(renewal), server })
         }
         Address::Ssh(login) => {
             let (stream, watch) = ssh::start(login, route).await?;
             let connector = ssh::only(stream);
             let connected = endpoint(BEHIND_SSH.to_owned())?.connect_with_connector(connector).await;
             let channel = connected.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
-            Ok(Reached { channel, carrier: Carrier::Ssh(watch) })
+            let server = ServerIdentity::of_login(&route.address, &route.ssh_command);
+            Ok(Reached { channel, carrier: Carrier::Ssh(watch), server })
         }
     }
 }

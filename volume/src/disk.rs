@@ -106,7 +106,7 @@ impl DiskCache {
     /// # Errors
     /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path, quota_bytes: u64) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        own_directory(directory)?;
         let mut options = OpenOptions::new();
         let lock = options.create(true).truncate(false).write(true).mode(0o600).open(directory.join(LOCK_FILE))?;
         lock.try_lock().map_err(|error| match error {
@@ -266,6 +266,14 @@ impl DiskCache {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("not poisoned")
     }
+}
+
+/// Makes a directory that only this user can change, and nothing on the way to it can be changed by others: they would give us
+/// contents of their own, or have them sent to the server.
+pub(crate) fn own_directory(directory: &Path) -> io::Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    let made = trusted_path::make_directory(directory, user)?;
+    if made.owner == user { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 impl State {

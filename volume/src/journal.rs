@@ -23,7 +23,10 @@ use std::{
 use posh_proto::volume as pb;
 use prost::Message as _;
 
-use crate::store::{Caller, NewFile, Put, Write};
+use crate::{
+    disk::own_directory,
+    store::{Caller, NewFile, Put, Write},
+};
 
 /// A new file is begun beyond, so that what is long since on the server can be removed while more keeps coming.
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -91,7 +94,7 @@ impl Journal {
     /// # Errors
     /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path) -> io::Result<(Self, Vec<Record>)> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        own_directory(directory)?;
         let lock = options().write(true).create(true).truncate(false).open(directory.join(LOCK_FILE))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::from(io::ErrorKind::WouldBlock),

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use fs_mapper::{config::VolumeConfig, mountinfo::MountInfo};
 use nix::unistd::geteuid;
 use posh_proto::executor::{ReturnedLease, VolumeSession};
-use posh_reach::{Carrier, Reached, Route};
+use posh_reach::{Carrier, Reached, Route, ServerIdentity};
 use posh_volume::{
     disk::DiskCache,
     fs::{Settings, Volume},
@@ -59,14 +59,15 @@ impl Serving {
         let config = config.clone();
         // What belongs to the volume belongs to its runtime.
         let begun = runtime?.spawn(async move {
-            let way = Way { route, carrier: Mutex::new(None) };
+            let way = Arc::new(Way { route, latest: Mutex::new(None) });
             let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
-            let remote = Remote::open(Arc::new(way), &config.export, patience).await;
+            let remote = Remote::open(Arc::<Way>::clone(&way), &config.export, patience).await;
             let remote = Arc::new(remote.map_err(|error| error.to_string())?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
-            let disk = disk_for(&config).await;
-            let journal = journal_for(&config).await.filter(|_| !read_only);
+            let kept_as = way.server().ok_or("there is no connection")?.directory_for(&config.export);
+            let disk = disk_for(&config, &kept_as).await;
+            let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);
             let (volume, invalidations) = Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
             if let Some(journal) = journal
                 && let Err(errno) = volume.keep_journal(journal).await
@@ -160,22 +161,34 @@ fn device_at(path: &Path) -> Option<(u32, u32)> {
 /// Makes connections for one volume: bulk data is not to stand in the way of runs, nor they in its.
 struct Way {
     route: Route,
-    /// Keeps up what belongs to the latest connection: the renewal of its certificate, its ssh.
-    carrier: Mutex<Option<Carrier>>,
+    /// Keeps up what belongs to the latest connection, the renewal of its certificate or its ssh, and says whose it is.
+    latest: Mutex<Option<(Carrier, ServerIdentity)>>,
+}
+
+impl Way {
+    /// The server of all connections.
+    fn server(&self) -> Option<ServerIdentity> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, server)| server.clone())
+    }
 }
 
 #[tonic::async_trait]
 impl Connector for Way {
     async fn connect(&self) -> Result<Channel, String> {
-        let Reached { channel, carrier } = posh_reach::connect(&self.route).await.map_err(|error| error.sentence())?;
-        *self.carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(carrier);
+        let reached = posh_reach::connect(&self.route).await.map_err(|error| error.sentence())?;
+        let Reached { channel, carrier, server } = reached;
+        // What was read from one server, and what is to be written to it, is nothing for another.
+        if self.server().is_some_and(|former| former != server) {
+            return Err("there is another server at its address now; unmount the volume and mount it anew".to_owned());
+        }
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some((carrier, server));
         Ok(channel)
     }
 }
 
-/// Where contents of a volume are kept. Without a disk that keeps them they are fetched again.
-async fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
-    let directory = xdg_home("XDG_CACHE_HOME", ".cache")?.join("posh/volumes").join(config.source().replace('/', "%"));
+/// Where contents of a volume are kept, by the server's identity. Without a disk that keeps them they are fetched again.
+async fn disk_for(config: &VolumeConfig, kept_as: &str) -> Option<DiskCache> {
+    let directory = xdg_home("XDG_CACHE_HOME", ".cache")?.join("posh/volumes").join(kept_as);
     // It would keep what is kept of what is kept.
     if directory.starts_with(&config.path) {
         return None;
@@ -183,21 +196,25 @@ async fn disk_for(config: &VolumeConfig) -> Option<DiskCache> {
     match when_free(|| DiskCache::open(&directory, config.cache_bytes)).await {
         Ok(cache) => Some(cache),
         Err(error) => {
-            tracing::warn!(directory = %directory.display(), %error, "nothing that is read is kept on the disk");
+            tracing::warn!(?directory, %error, "nothing that is read is kept on the disk");
             None
         }
     }
 }
 
 /// Where it is noted what was closed and is not on the server yet. Without it nothing is put off.
-async fn journal_for(config: &VolumeConfig) -> Option<(Journal, Vec<Record>)> {
-    let home = xdg_home("XDG_STATE_HOME", ".local/state")?;
-    let directory = home.join("posh/volumes").join(config.source().replace('/', "%"));
+async fn journal_for(config: &VolumeConfig, kept_as: &str) -> Option<(Journal, Vec<Record>)> {
+    let directory = xdg_home("XDG_STATE_HOME", ".local/state")?.join("posh/volumes").join(kept_as);
     if directory.starts_with(&config.path) {
         return None;
     }
+    // Former versions kept it by the executor's name, which says nothing of the server.
+    let former = directory.with_file_name(config.source().replace('/', "%"));
+    if former.is_dir() {
+        tracing::warn!(?former, "what an older version has not sent is left there; remove it when it is not needed");
+    }
     let journal = when_free(|| Journal::open(&directory)).await;
-    journal.inspect_err(|error| tracing::warn!(directory = %directory.display(), %error, "no journal is kept")).ok()
+    journal.inspect_err(|error| tracing::warn!(?directory, %error, "no journal is kept")).ok()
 }
 
 /// A volume that was unmounted just now has it for a moment more.

@@ -4,7 +4,7 @@
 
 use std::{
     env,
-    fs::File,
+    fs::{self, File},
     io::{self, BufRead, IsTerminal, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -12,6 +12,7 @@ use std::{
 
 use fs_mapper::config::{Address, Config, Login};
 use nix::sys::utsname::uname;
+use posh_proto::token::Fingerprint;
 use posh_reach::ssh;
 
 use crate::{
@@ -22,11 +23,12 @@ use crate::{
 const PROGRAM: &str = "posh-executor";
 /// Before our own words in ssh's output: start-up files may have theirs there.
 const MARK: &str = "posh-attach";
-/// What is on the machine: system, processor, and the program that it has, by size and version.
-const LOOK: &str = r#"d="$HOME/.local/bin/posh-executor"; s=0; v=; [ -f "$d" ] && s=$(wc -c < "$d"); [ -x "$d" ] && v=$("$d" --version 2>/dev/null); echo posh-attach $(uname -s) $(uname -m) $s $v"#;
-/// Takes the program from standard input. It is tried before it gets its name: the file may have
-/// come only in part, or the home may permit no programs. `$1` is its size.
-const TAKE: &str = r#"umask 022; d="$HOME/.local/bin"; t="$d/.posh-executor.$$"; mkdir -p "$d" && cat > "$t" && chmod 755 "$t" && [ $(wc -c < "$t") -eq "$1" ] && v=$("$t" --version) && mv -f "$t" "$d/posh-executor" && echo posh-attach $v && exit 0; rm -f "$t"; exit 1"#;
+/// What is on the machine: system, processor, and the program that it has, by SHA-256 and version.
+const LOOK: &str = r#"d="$HOME/.local/bin/posh-executor"; s=-; v=; [ -f "$d" ] && s=$(sha256sum < "$d" 2>/dev/null) && s=${s%% *}; [ -x "$d" ] && v=$("$d" --version 2>/dev/null); echo posh-attach $(uname -s) $(uname -m) ${s:--} $v"#;
+/// Takes the program from standard input, into a new file that only this login can write. `$1` is its SHA-256, `$2` what it says
+/// of itself: it gets its name when it has the one and says the other, for the file may have come only in part, or as another, and the
+/// home may permit no programs. A link or a directory that has the name is not followed.
+const TAKE: &str = r#"umask 077; d="$HOME/.local/bin"; mkdir -p "$d" && t=$(mktemp "$d/.posh-executor.XXXXXXXX") || exit 1; cat > "$t" && s=$(sha256sum < "$t") && { [ "${s%% *}" = "$1" ] || { echo "the copy has another SHA-256" >&2; false; }; } && chmod 755 "$t" && v=$("$t" --version) && { [ "$v" = "$2" ] || { echo "the copy says that it is $v" >&2; false; }; } && mv -fT "$t" "$d/posh-executor" && echo posh-attach $v && exit 0; rm -f "$t"; exit 1"#;
 
 /// A login as it is given on the command line: `[ssh://][USER@]HOST[:PORT]`.
 ///
@@ -61,7 +63,7 @@ pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String
     let own = Own::find()?;
     let there = There::look(&way)?;
     there.can_run(login)?;
-    if there.version == own.version && there.bytes == own.bytes {
+    if there.version == own.version && there.sha256 == own.sha256 {
         return Ok(format!("{login} has {} already\n", own.version));
     }
     if consent == Consent::Ask {
@@ -84,6 +86,8 @@ fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
 struct Own {
     path: PathBuf,
     bytes: u64,
+    /// In hexadecimal digits.
+    sha256: String,
     version: String,
 }
 
@@ -92,9 +96,10 @@ impl Own {
         let failed = |path: &Path, error: io::Error| Error::Attach(format!("can't read {}: {error}", path.display()));
         let beside = env::current_exe().map_err(|error| failed(Path::new("/proc/self/exe"), error))?;
         let path = beside.with_file_name(PROGRAM);
-        let bytes = path.metadata().map_err(|error| failed(&path, error))?.len();
+        let program = fs::read(&path).map_err(|error| failed(&path, error))?;
+        let (bytes, sha256) = (program.len() as u64, Fingerprint::of(&program).to_string());
         let said = Command::new(&path).arg("--version").output().map_err(|error| failed(&path, error))?;
-        Ok(Self { bytes, version: one_line(&said.stdout), path })
+        Ok(Self { bytes, sha256, version: one_line(&said.stdout), path })
     }
 }
 
@@ -128,7 +133,8 @@ impl Way<'_> {
 struct There {
     system: String,
     machine: String,
-    bytes: u64,
+    /// Of the program; `-` when there is none.
+    sha256: String,
     /// Empty when there is no program that runs.
     version: String,
 }
@@ -142,8 +148,8 @@ impl There {
     fn parse(answer: &str) -> Option<Self> {
         let mut words = answer.split_whitespace();
         let (system, machine) = (words.next()?.to_owned(), words.next()?.to_owned());
-        let bytes = words.next()?.parse().ok()?;
-        Some(Self { system, machine, bytes, version: words.collect::<Vec<_>>().join(" ") })
+        let sha256 = words.next()?.to_owned();
+        Some(Self { system, machine, sha256, version: words.collect::<Vec<_>>().join(" ") })
     }
 
     /// Programs of another processor or system are not for here to copy.
@@ -182,7 +188,9 @@ fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
 fn copy(way: &Way<'_>, own: &Own) -> Result<String, Error> {
     let failed = |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));
     let program = File::open(&own.path).map_err(failed)?;
-    let script = format!("set -- {}; {TAKE}", own.bytes);
+    let words = [own.sha256.as_str(), own.version.as_str()];
+    let words = shlex::try_join(words).map_err(|error| Error::Attach(error.to_string()))?;
+    let script = format!("set -- {words}; {TAKE}");
     way.run(&script, program.into())
 }
 
@@ -194,26 +202,73 @@ fn one_line(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
     use super::*;
 
     #[test]
     fn what_the_machine_answers() {
-        let there = |version: &str, bytes| There {
+        let there = |version: &str, sha256: &str| There {
             system: "Linux".into(),
             machine: "x86_64".into(),
-            bytes,
+            sha256: sha256.into(),
             version: version.into(),
         };
-        assert_eq!(There::parse("Linux x86_64 12 posh-executor 0.1.0"), Some(there("posh-executor 0.1.0", 12)));
-        assert_eq!(There::parse("Linux x86_64 0"), Some(there("", 0)));
+        assert_eq!(There::parse("Linux x86_64 0a posh-executor 0.1.0"), Some(there("posh-executor 0.1.0", "0a")));
+        assert_eq!(There::parse("Linux x86_64 -"), Some(there("", "-")));
         assert_eq!(There::parse("Linux x86_64"), None);
-        assert_eq!(There::parse("Linux x86_64 many"), None);
+    }
+
+    /// What [`TAKE`] makes of a program with these words for it, in a home; whether it says that all is well.
+    fn take(home: &Path, program: &str, sha256: &str, version: &str) -> bool {
+        fs::write(home.join("sent"), program).unwrap();
+        let script = format!("set -- '{sha256}' '{version}'; {TAKE}");
+        let input = File::open(home.join("sent")).unwrap();
+        let output = Command::new("sh").args(["-c", &script]).env("HOME", home).stdin(input).output().unwrap();
+        let left = fs::read_dir(home.join(".local/bin")).unwrap().filter_map(Result::ok);
+        assert!(left.map(|entry| entry.file_name()).all(|name| name == PROGRAM), "nothing else is left");
+        output.status.success() && String::from_utf8_lossy(&output.stdout).contains(MARK)
+    }
+
+    #[test]
+    fn only_the_program_that_was_sent_gets_the_name() {
+        let home = tempfile::tempdir().unwrap();
+        let installed = home.path().join(".local/bin").join(PROGRAM);
+        let (program, version) = ("#!/bin/sh\necho posh-executor 0.1.0\n", "posh-executor 0.1.0");
+        let sha256 = Fingerprint::of(program.as_bytes()).to_string();
+        assert!(!take(home.path(), &program[..20], &sha256, version));
+        assert!(!take(home.path(), "#!/bin/sh\necho posh-executor 0.1.0 \n", &sha256, version));
+        assert!(!take(home.path(), program, &sha256, "posh-executor 0.2.0"));
+        assert!(!installed.exists());
+        assert!(take(home.path(), program, &sha256, version));
+        assert_eq!(fs::read_to_string(&installed).unwrap(), program);
+        assert_eq!(installed.metadata().unwrap().permissions().mode() & 0o7777, 0o755);
+    }
+
+    #[test]
+    fn a_link_that_has_the_name_is_replaced_and_not_followed() {
+        let home = tempfile::tempdir().unwrap();
+        let (program, version) = ("#!/bin/sh\necho v\n", "v");
+        let sha256 = Fingerprint::of(program.as_bytes()).to_string();
+        let installed = home.path().join(".local/bin").join(PROGRAM);
+        fs::create_dir_all(installed.parent().unwrap()).unwrap();
+        fs::write(home.path().join("precious"), "text").unwrap();
+        fs::create_dir(home.path().join("directory")).unwrap();
+        for target in ["precious", "directory"] {
+            let _ = fs::remove_file(&installed);
+            symlink(home.path().join(target), &installed).unwrap();
+            assert!(take(home.path(), program, &sha256, version), "{target}");
+            assert!(installed.symlink_metadata().unwrap().is_file(), "{target}");
+        }
+        assert_eq!(fs::read_to_string(home.path().join("precious")).unwrap(), "text");
+        assert_eq!(fs::read_dir(home.path().join("directory")).unwrap().count(), 0);
     }
 
     #[test]
     fn another_processor_gets_no_copy() {
         let login = parse_login("ada@store1").unwrap();
-        let there = There { system: "Linux".into(), machine: "pdp11".into(), bytes: 0, version: String::new() };
+        let there =
+            There { system: "Linux".into(), machine: "pdp11".into(), sha256: "-".into(), version: String::new() };
         let why = there.can_run(&login).unwrap_err().to_string();
         assert!(why.starts_with("ada@store1 is a pdp11 machine with Linux, and this posh-executor is for "), "{why}");
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fs_mapper::config::TlsHost;
-use posh_proto::{executor::IssuedCertificate, secret};
+use posh_proto::{executor::IssuedCertificate, secret, token::Fingerprint};
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
@@ -27,13 +27,17 @@ pub struct Credentials {
     pub certificate: Vec<u8>,
     /// Who signs the executor's certificate, DER.
     pub authority: Vec<u8>,
+    /// The server's identity, if it is older than this authority: see [`Credentials::server`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
 }
 
 impl Credentials {
     /// Of a key and what was signed for it.
     pub(super) fn new(key: String, issued: IssuedCertificate) -> Self {
         let IssuedCertificate { identity, certificate, authority, issued_s, expires_s } = issued;
-        Self { identity, issued_s, expires_s, key, certificate: certificate.into(), authority: authority.into() }
+        let (certificate, authority) = (certificate.into(), authority.into());
+        Self { identity, issued_s, expires_s, key, certificate, authority, server: None }
     }
 
     /// Reads them.
@@ -55,6 +59,13 @@ impl Credentials {
     pub fn save(&self, path: &Path) -> Result<(), Fault> {
         let text = serde_json::to_string(self).map_err(|error| Fault::Setup(error.to_string()))?;
         Ok(secret::write(path, &(text + "\n"))?)
+    }
+
+    /// The server behind the address: the fingerprint of the authority that it had when this workstation was
+    /// enrolled there. What is got by a connection that these credentials have proved stays that server's.
+    #[must_use]
+    pub fn server(&self) -> String {
+        self.server.clone().unwrap_or_else(|| Fingerprint::of(&self.authority).to_string())
     }
 
     /// How long until it is time for others: when a third of their life is left.

@@ -20,7 +20,7 @@ use super::{Fault, credentials::Credentials, handshake, over, trust};
 /// [`Fault`]; nothing is stored then.
 pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credentials, Fault> {
     let stream = handshake(host, Arc::new(trust::config_for(token.authority)?)).await?;
-    let channel = over(stream, host, path).await?;
+    let channel = over(stream, host, path, None).await?;
     let (key, signing_request) = request()?;
     let secret = token.secret.to_vec().into();
     let request = EnrolRequest { secret, signing_request: signing_request.into() };
@@ -28,7 +28,9 @@ pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credent
     if !Fingerprint::of(&issued.authority).is(&token.authority) {
         return Err(Fault::Refused("the executor answered with another authority than the token's".to_owned()));
     }
-    keep(key, issued, path)
+    // Enrolled anew at the same server, this workstation goes on with what it keeps of it.
+    let same = Credentials::load(path, host).ok().filter(|present| issued.authority == present.authority);
+    keep(key, issued, path, same.map(|present| present.server()))
 }
 
 /// Gets other credentials over a connection with the present ones, and stores them.
@@ -43,11 +45,11 @@ pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Cred
     if issued.authority != present.authority {
         return Err(Fault::Refused("the executor answered with another authority than it had".to_owned()));
     }
-    keep(key, issued, path)
+    keep(key, issued, path, Some(present.server()))
 }
 
-fn keep(key: KeyPair, issued: IssuedCertificate, path: &Path) -> Result<Credentials, Fault> {
-    let credentials = Credentials::new(key.serialize_pem(), issued);
+fn keep(key: KeyPair, issued: IssuedCertificate, path: &Path, server: Option<String>) -> Result<Credentials, Fault> {
+    let credentials = Credentials { server, ..Credentials::new(key.serialize_pem(), issued) };
     // What can't be used must not replace what can.
     trust::config_of(&credentials, path)?;
     credentials.save(path)?;

@@ -30,7 +30,7 @@ use tonic::transport::{Channel, Uri};
 use tower::{Service, service_fn};
 
 use self::credentials::Credentials;
-use crate::{endpoint, root_cause};
+use crate::{ServerIdentity, endpoint, root_cause};
 
 /// HTTP/2 wants an address; TLS is done by the time that somebody looks at it.
 const BEHIND_TLS: &str = "http://tls";
@@ -77,6 +77,9 @@ pub enum Fault {
     /// The library will not have it.
     #[error("cannot set up TLS: {0}")]
     Setup(String),
+    /// What was begun with one server does not go on with another.
+    #[error("this workstation was enrolled at another server as {0} meanwhile")]
+    OtherServer(TlsHost),
     /// The executor does not want it.
     #[error("{0}")]
     Refused(String),
@@ -99,21 +102,29 @@ pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, Fault> {
 ///
 /// # Errors
 /// [`Fault`].
-pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Fault> {
-    let stream = connect(host, credentials).await?;
-    over(stream, host, credentials).await
+pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<(Channel, ServerIdentity), Fault> {
+    let (stream, server) = connect(host, credentials).await?;
+    let channel = over(stream, host, credentials, Some(server.clone())).await?;
+    Ok((channel, server))
 }
 
 /// A channel whose first connection is there already.
-async fn over(stream: Stream, host: &TlsHost, credentials: &Path) -> Result<Channel, Fault> {
+async fn over(
+    stream: Stream,
+    host: &TlsHost,
+    credentials: &Path,
+    server: Option<ServerIdentity>,
+) -> Result<Channel, Fault> {
     let endpoint = endpoint(BEHIND_TLS.to_owned()).map_err(|error| Fault::Setup(error.to_string()))?;
-    let connected = endpoint.connect_with_connector(connector(stream, host.clone(), credentials.to_owned())).await;
+    let connected =
+        endpoint.connect_with_connector(connector(stream, host.clone(), credentials.to_owned(), server)).await;
     connected.map_err(|error| Fault::Handshake(root_cause(&error)))
 }
 
-async fn connect(host: &TlsHost, credentials: &Path) -> Result<Stream, Fault> {
+async fn connect(host: &TlsHost, credentials: &Path) -> Result<(Stream, ServerIdentity), Fault> {
     let loaded = Credentials::load(credentials, host)?;
-    handshake(host, Arc::new(trust::config_of(&loaded, credentials)?)).await
+    let stream = handshake(host, Arc::new(trust::config_of(&loaded, credentials)?)).await?;
+    Ok((stream, ServerIdentity::of_authority(&loaded.server())))
 }
 
 /// TCP, and then TLS.
@@ -129,20 +140,25 @@ async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, 
 /// What a connector gives: a connection that is being made.
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
 
-/// A connector that gives `first`, and then makes connections of its own.
+/// A connector that gives `first`, and then makes connections of its own, to the same server.
 fn connector(
     first: Stream,
     host: TlsHost,
     credentials: PathBuf,
+    server: Option<ServerIdentity>,
 ) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send + 'static {
     let first = Mutex::new(Some(first));
     service_fn(move |_: Uri| -> Connecting {
         let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (host, credentials) = (host.clone(), credentials.clone());
+        let (host, credentials, server) = (host.clone(), credentials.clone(), server.clone());
         Box::pin(async move {
             match ready {
                 Some(stream) => Ok(TokioIo::new(stream)),
-                None => connect(&host, &credentials).await.map(TokioIo::new).map_err(io::Error::other),
+                None => match connect(&host, &credentials).await {
+                    Ok((stream, found)) if server.is_none_or(|server| server == found) => Ok(TokioIo::new(stream)),
+                    Ok(_) => Err(io::Error::other(Fault::OtherServer(host))),
+                    Err(fault) => Err(io::Error::other(fault)),
+                },
             }
         })
     })

@@ -137,6 +137,7 @@ impl TlsLab {
         let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
         let issued = Authority::at(directory).issue_for(request.der(), name, valid_s.clone()).unwrap();
         let credentials = Credentials {
+            server: None,
             identity: name.to_owned(),
             issued_s: valid_s.start,
             expires_s: valid_s.end,
