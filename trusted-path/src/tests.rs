@@ -110,7 +110,7 @@ fn files_are_regular_and_directories_are_directories() {
     assert!(matches!(open_file(&at("a"), user()), Err(Untrusted::Kind { .. })));
     assert!(matches!(directory(&at("file"), user()), Err(Untrusted::Kind { .. })));
     assert!(directory(&at("file/below"), user()).is_err());
-    assert!(matches!(open_file(Path::new("/dev/null"), user()), Err(_)));
+    assert!(open_file(Path::new("/dev/null"), user()).is_err());
     set_mode(&at("file"), 0o664);
     assert!(matches!(open_file(&at("file"), user()), Err(Untrusted::Writable { .. })));
     set_mode(&at("file"), 0o644);
