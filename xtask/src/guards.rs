@@ -36,11 +36,14 @@ struct Guard {
     text: String,
     /// What stands there when the guard is gone.
     without: String,
-    /// Package and test target: `posh-executor/executor`.
+    /// Package and test target: `posh-executor/executor`; `posh-proto/lib` for the tests in the package's sources.
     program: String,
     /// The whole name.
     test: String,
 }
+
+/// In place of a test target: the tests in a package's sources.
+const LIBRARY: &str = "lib";
 
 /// What a test did.
 #[derive(Debug, PartialEq, Eq)]
@@ -148,7 +151,8 @@ impl Copy {
         if package == "posh-integration" {
             must(self.cargo(&["build", "--quiet", "--workspace", "--bins"], None))?;
         }
-        let words = ["test", "--quiet", "--package", package, "--test", target];
+        let target = if target == LIBRARY { vec!["--lib"] } else { vec!["--test", target] };
+        let words = [&["test", "--quiet", "--package", package], &target[..]].concat();
         must(self.cargo(&[&words[..], &["--no-run"]].concat(), None))?;
         let words = [&words[..], &["--", "--exact", &guard.test]].concat();
         let output = self.cargo(&words, Some(LIMIT_S)).output().context("cannot start cargo test")?;
@@ -215,9 +219,10 @@ mod tests {
         for guard in &guards {
             let source = fs::read_to_string(root.join(&guard.file)).unwrap();
             guard.taken_out_of(&source).unwrap();
-            let (package, _) = guard.target().unwrap();
+            let (package, target) = guard.target().unwrap();
+            let directory = if target == LIBRARY { "src" } else { "tests" };
             let function = format!("fn {}()", guard.test.rsplit("::").next().unwrap());
-            let tests = sources(&root.join(package.trim_start_matches("posh-")).join("tests"));
+            let tests = sources(&root.join(package.trim_start_matches("posh-")).join(directory));
             assert!(tests.iter().any(|source| source.contains(&function)), "{} is not there", guard.test);
         }
     }
