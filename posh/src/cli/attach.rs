@@ -188,8 +188,7 @@ fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
 fn copy(way: &Way<'_>, own: &Own) -> Result<String, Error> {
     let failed = |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));
     let program = File::open(&own.path).map_err(failed)?;
-    let words = [own.sha256.as_str(), own.version.as_str()];
-    let words = shlex::try_join(words).map_err(|error| Error::Attach(error.to_string()))?;
+    let words = [&own.sha256, &own.version].map(|word| ssh::quoted(word.as_bytes())).join(" ");
     let script = format!("set -- {words}; {TAKE}");
     way.run(&script, program.into())
 }
@@ -222,7 +221,8 @@ mod tests {
     /// What [`TAKE`] makes of a program with these words for it, in a home; whether it says that all is well.
     fn take(home: &Path, program: &str, sha256: &str, version: &str) -> bool {
         fs::write(home.join("sent"), program).unwrap();
-        let script = format!("set -- '{sha256}' '{version}'; {TAKE}");
+        let words = [sha256, version].map(|word| ssh::quoted(word.as_bytes())).join(" ");
+        let script = ssh::any_shell(&format!("set -- {words}; {TAKE}"));
         let input = File::open(home.join("sent")).unwrap();
         let output = Command::new("sh").args(["-c", &script]).env("HOME", home).stdin(input).output().unwrap();
         let left = fs::read_dir(home.join(".local/bin")).unwrap().filter_map(Result::ok);
