@@ -127,6 +127,9 @@ impl<'a> Plan<'a> {
     }
 
     /// The environment and the session's variables; `None` where there are too many.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     #[inline(never)]
     unsafe fn with_session(&self, arena: &mut Arena<'_>) -> Option<Strings> {
         // SAFETY: the caller's promise.
@@ -137,6 +140,9 @@ impl<'a> Plan<'a> {
     }
 
     /// Whether the command stays here for certain; who reads what it writes is told. It looks at this process.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     #[inline(never)]
     unsafe fn stays(&self, reach: &[u8], arena: &mut Arena<'_>) -> bool {
         if self.request.spawned {
@@ -181,6 +187,9 @@ impl<'a> Plan<'a> {
     }
 
     /// A word is a pipe of this process, most likely (`/dev/fd/63`).
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     unsafe fn names_descriptors(&self) -> bool {
         let is_one = |word: &[u8]| match word.strip_prefix(b"/dev/") {
             Some(device) => device.starts_with(b"fd/") || device.starts_with(b"std"),
@@ -191,6 +200,9 @@ impl<'a> Plan<'a> {
     }
 
     /// Whether the gateway has said before, or knows at once, that all of it is at hand.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     #[inline(never)]
     unsafe fn is_at_hand(
         &self,
@@ -213,6 +225,9 @@ impl<'a> Plan<'a> {
     }
 
     /// Whether the gateway has said it before the command came.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     unsafe fn is_foreseen(&self, about: &SessionFile<'_>, cwd: &[u8], on_mounts: u8) -> bool {
         let (all, until_ns) = about.foreseen;
         if all.is_empty() || sys::monotonic_ns() > until_ns {
@@ -225,6 +240,9 @@ impl<'a> Plan<'a> {
     }
 
     /// Whether it says so now.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     #[inline(never)]
     unsafe fn is_known_at_once(
         &self,
@@ -246,6 +264,9 @@ impl<'a> Plan<'a> {
     }
 
     /// Executes the stage program, with the variable that tells it what it stands for.
+    ///
+    /// # Safety
+    /// As for [`Plan::of`].
     #[inline(never)]
     unsafe fn stage(&self, reach: &[u8], arena: &mut Arena<'_>, exec: &mut Exec<'_>) -> Option<c_int> {
         let mut arena = arena.scope();
@@ -275,6 +296,9 @@ fn name_of(path: &CStr) -> Option<&[u8]> {
 }
 
 /// What the stage program is to be told of a command that posh knows, if it may touch a mount.
+///
+/// # Safety
+/// As for [`Plan::of`].
 #[inline(never)]
 unsafe fn reach_in_words(session: &Session, request: &Request<'_>, arena: &mut Arena<'_>) -> Option<&'static [u8]> {
     // SAFETY: the caller's promise.
@@ -300,6 +324,9 @@ enum Reach {
 }
 
 /// The quick look: at the working directory, every word, and descriptors 0 to 2.
+///
+/// # Safety
+/// As for [`Plan::of`].
 unsafe fn reach(session: &Session, request: &Request<'_>, mut arena: Arena<'_>) -> Option<Reach> {
     let file = session.file(&mut arena)?;
     let SessionFile { always_enlist, places, .. } = SessionFile::read(file.as_bytes())?;
@@ -344,6 +371,9 @@ fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat, mut arena: Arena<
 }
 
 /// The libraries that the environment names.
+///
+/// # Safety
+/// As for [`Plan::of`].
 unsafe fn preloaded(environment: Strings) -> Option<&'static [u8]> {
     let name = session::PRELOAD_VARIABLE.as_bytes();
     let value = |variable: &'static CStr| variable.to_bytes().strip_prefix(name)?.strip_prefix(b"=");

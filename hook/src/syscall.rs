@@ -89,6 +89,10 @@ pub(crate) unsafe fn call<const N: usize>(number: usize, arguments: [usize; N]) 
     }
 }
 
+/// Enters the kernel.
+///
+/// # Safety
+/// As of [`call`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn enter(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {

@@ -13,6 +13,9 @@ use crate::{
 };
 
 /// execle(3), with the words as an array; behind its null pointer is the environment.
+///
+/// # Safety
+/// As of execle(3).
 unsafe extern "C" fn execle_of(path: *const c_char, argv: Strings) -> c_int {
     // SAFETY: called by the trampoline with what the caller passed: nothing behind the environment is read.
     unsafe {

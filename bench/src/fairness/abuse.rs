@@ -87,9 +87,9 @@ pub enum Kind {
     DiskHog,
     /// Runs that are cancelled as soon as they have begun.
     Cancellations,
-    /// Connections that say nothing, 1,500 a second.
+    /// Connections that say nothing, 3,000 a second.
     SilentConnections,
-    /// Handshakes that are begun and not gone on with, 1,500 a second.
+    /// Handshakes that are begun and not gone on with, 3,000 a second.
     HalfHandshakes,
     /// Guesses of enrolment tokens.
     TokenGuesses,
@@ -428,11 +428,11 @@ impl Abuser {
         }
     }
 
-    /// 1,500 connections a second that begin so, of which 600 are held.
+    /// 3,000 connections a second that begin so, of which 600 are held.
     async fn flood(&self, beginning: &[u8]) -> Result<()> {
         let mut held = std::collections::VecDeque::new();
         loop {
-            for _ in 0..15 {
+            for _ in 0..30 {
                 let mut stream = relay::connect(self.port, ABUSER_ADDRESS).await?;
                 let _ = stream.write_all(beginning).await;
                 held.push_back(stream);

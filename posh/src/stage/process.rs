@@ -40,8 +40,8 @@ pub fn environment() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const std::ffi::c_char;
     }
-    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer; this process has one
-    // thread, and nothing in it changes the environment.
+    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer. Who changes it
+    // (`std::env::set_var`, an unsafe function) has to know that no other thread reads it.
     unsafe {
         let entries = (0..).map(|index| *environ.add(index)).take_while(|entry| !entry.is_null());
         entries.map(|entry| CStr::from_ptr(entry).to_owned()).collect()
@@ -51,9 +51,13 @@ pub fn environment() -> Vec<CString> {
 /// Runs `child` in a child process, which ends with the status that it gives.
 ///
 /// # Errors
-/// fork(2)'s.
+/// fork(2)'s, and EAGAIN where there are other threads: what they hold locked stays so in a child.
 pub fn fork(child: impl FnOnce() -> i32) -> nix::Result<Pid> {
-    // SAFETY: this process has one thread, so the child may do whatever we may.
+    let threads = std::fs::read_dir("/proc/self/task").map_err(|_| Errno::EAGAIN)?;
+    if threads.count() != 1 {
+        return Err(Errno::EAGAIN);
+    }
+    // SAFETY: this process has one thread, which is here, so the child may do whatever we may.
     match unsafe { nix::unistd::fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
@@ -83,8 +87,10 @@ pub fn put(source: BorrowedFd<'_>, target: RawFd) -> nix::Result<()> {
 /// nothing here closes what it did not open; whether it is open at all, the
 /// kernel says at each use (EBADF).
 pub fn inherited(fd: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: no descriptor of ours is ever passed here, and -1 never is: the numbers come from /proc/self/fd
-    // or are 0, 1, 2; a closed one only makes system calls fail.
+    // A `BorrowedFd` can't be -1; the largest number is as little open.
+    let fd = if fd == -1 { RawFd::MAX } else { fd };
+    // SAFETY: the number is not -1, and one that is closed only makes system calls fail. Nothing in the stage
+    // program closes or replaces a descriptor that it did not open (`put` does in a child that executes next).
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
