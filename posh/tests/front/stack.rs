@@ -189,3 +189,12 @@ fn nothing_writes_to_the_environment_of_a_program_with_threads() {
     let output = session.installed.posh(&["-c", &format!("{} 2 'cat mnt/file'", program.display())]);
     assert_eq!(stdout(&output), "900\n900\n900\n900\nstrange 0, none 1\n");
 }
+
+#[test]
+fn a_fork_in_the_middle_of_other_threads_execs_has_all_it_needs() {
+    const FORKS: usize = 100;
+    let session = Session::that_shows_what_is_seen();
+    let program = session.compiled("forks");
+    let line = format!("{} {FORKS} /usr/bin/cat mnt/file", program.display());
+    assert_eq!(stdout(&session.installed.posh(&["-c", &line])), format!("{FORKS}\n"));
+}
