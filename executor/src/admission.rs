@@ -7,11 +7,12 @@ use std::{
     time::Duration,
 };
 
-use tonic::{Request, Status, service::Interceptor};
+use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 
 use crate::{
     callers::{Caller, Callers},
     load::{ConnectionShare, Load},
+    metered::{Metered, Unfinished},
     tls::{
         accept::Peer,
         register::Invalid,
@@ -33,6 +34,7 @@ pub struct Admission {
     callers: Arc<RwLock<Arc<Callers>>>,
     tls: Option<Arc<Serving>>,
     load: Arc<Load>,
+    unfinished: Arc<Unfinished>,
 }
 
 /// Why somebody is not let in: a sentence for its user.
@@ -48,7 +50,8 @@ impl From<Invalid> for Denied {
 impl Admission {
     /// By these callers; without TLS all are anybody.
     pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>) -> Self {
-        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load }
+        let unfinished = Arc::new(Unfinished::new(callers.count()));
+        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -90,6 +93,16 @@ impl Admission {
     pub fn connection(&self, proof: &Proof) -> Result<ConnectionShare, Denied> {
         let caller = self.caller(proof)?;
         self.load.admit_connection(&caller).map_err(Denied)
+    }
+
+    /// Has what a request brings counted. A stranger's is bounded by its connection; who is refused
+    /// here, hears of it from the call itself.
+    pub fn meter(&self, request: http::Request<Body>) -> http::Request<Body> {
+        let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
+        let Ok(caller) = self.caller(&proof) else { return request };
+        let share = self.load.admit_open_call(&caller).map(Some).map_err(Status::resource_exhausted);
+        let account = self.unfinished.account(caller.identity.as_ref());
+        request.map(|body| Body::new(Metered::new(body, account, share)))
     }
 }
 

@@ -64,6 +64,12 @@ impl Callers {
         self.identities.get(name).cloned()
     }
 
+    /// How many identities there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.identities.len()
+    }
+
     /// Whether there are several to be fair to.
     #[must_use]
     pub fn are_several(&self) -> bool {

@@ -31,6 +31,7 @@ mod describe;
 mod enrolment;
 mod error;
 mod load;
+mod metered;
 mod own_mounts;
 mod policy;
 mod pool;

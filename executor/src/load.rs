@@ -28,6 +28,16 @@ use crate::{
 /// for one that comes later ("dynamic thresholds", Choudhury and Hahne, 1998).
 const SHARE_OF_FREE: usize = 3;
 
+/// Calls that are open at a time, of all: a call that waits for its first message costs some 10 KB.
+/// Far more than runs, so that a run too many is refused in words.
+const OPEN_CALLS: usize = 8192;
+/// Those of one identity.
+const OPEN_CALLS_OF_ONE: usize = 4096;
+
+/// Connections of one identity where its own limit says nothing: each workstation has one or two,
+/// and each costs up to its HTTP/2 window.
+const CONNECTIONS_OF_ONE: usize = 32;
+
 /// Calls that may come at once, in seconds' worth of the steady rate.
 const BURST_S: f64 = 2.0;
 
@@ -82,6 +92,7 @@ struct Usage {
     processes: usize,
     buffered_bytes: usize,
     connections: usize,
+    calls: usize,
     refused: u64,
 }
 
@@ -119,6 +130,13 @@ pub struct RunShare {
 /// The room that a connection has; given back when dropped.
 #[derive(Debug)]
 pub struct ConnectionShare {
+    load: Arc<Load>,
+    identity: Option<String>,
+}
+
+/// The room that an open call has; given back when dropped.
+#[derive(Debug)]
+pub struct CallShare {
     load: Arc<Load>,
     identity: Option<String>,
 }
@@ -200,7 +218,7 @@ impl Load {
             name: "connections",
             want: 1,
             own,
-            own_limit: caller.limits.connections,
+            own_limit: caller.limits.connections.or(caller.identity.as_ref().map(|_| CONNECTIONS_OF_ONE)),
             whole: state.whole.connections,
             whole_limit: self.bounds.connections,
         };
@@ -210,6 +228,25 @@ impl Load {
         state.whole.connections += 1;
         state.account(caller).usage.connections += 1;
         Ok(ConnectionShare { load: self.clone(), identity: caller.identity.clone() })
+    }
+
+    /// Room for a call that stays open, or why there is none.
+    pub(crate) fn admit_open_call(self: &Arc<Self>, caller: &Caller) -> Result<CallShare, String> {
+        let mut state = self.state.lock().expect("not poisoned");
+        let limit = Limit {
+            name: "open calls",
+            want: 1,
+            own: state.account(caller).usage.calls,
+            own_limit: Some(OPEN_CALLS_OF_ONE),
+            whole: state.whole.calls,
+            whole_limit: OPEN_CALLS,
+        };
+        if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)) {
+            return Err(message);
+        }
+        state.whole.calls += 1;
+        state.account(caller).usage.calls += 1;
+        Ok(CallShare { load: self.clone(), identity: caller.identity.clone() })
     }
 
     /// Counts a call; refuses one too many in too short a time.
@@ -345,6 +382,16 @@ impl Drop for ConnectionShare {
         state.whole.connections -= 1;
         if let Some(account) = state.by.get_mut(&self.identity) {
             account.usage.connections -= 1;
+        }
+    }
+}
+
+impl Drop for CallShare {
+    fn drop(&mut self) {
+        let mut state = self.load.state.lock().expect("not poisoned");
+        state.whole.calls -= 1;
+        if let Some(account) = state.by.get_mut(&self.identity) {
+            account.usage.calls -= 1;
         }
     }
 }

@@ -12,6 +12,7 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{
     DESCRIPTORS, MAX_MESSAGE_BYTES, brief,
+    codec::{ENROLMENT_BYTES, RUN_BYTES, VOLUME_BYTES},
     executor::{enrolment_server::EnrolmentServer, executor_server::ExecutorServer},
     volume::volume_server::VolumeServer,
 };
@@ -26,7 +27,7 @@ use tonic::{
     service::interceptor::InterceptedService,
     transport::{Server, server::Connected},
 };
-use tower::util::MapResponseLayer;
+use tower::util::{MapRequestLayer, MapResponseLayer};
 
 use crate::{
     Config, Error, Stdio,
@@ -47,12 +48,13 @@ use crate::{
     volume::{VolumeService, Volumes},
 };
 
-/// What one stream may have in flight: 20 ms at 3 Gbit/s.
-const STREAM_WINDOW_BYTES: u32 = 8 << 20;
+/// What one stream may have in flight towards here: a write of a volume, 4 MiB at most. What
+/// commands write goes the other way, by the gateway's windows.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
-/// For all streams of a connection together. Streams that nobody reads must not
-/// use it up, which credit sees to.
-const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
+/// For all streams of a connection together: 50 ms at 1.3 Gbit/s. A call that is not read yet holds
+/// what has come for it, so that this is what a connection can make the executor hold.
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
 /// Large frames cost less per byte; a chunk of 256 KiB fits in one.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
@@ -70,9 +72,6 @@ const STDIO_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Calls on one connection at a time; above `max_runs`, so that a run too many is
 /// refused in words rather than left waiting.
 const MAX_CONCURRENT_CALLS: u32 = 4096;
-
-/// A token and a signing request.
-const MAX_ENROLMENT_BYTES: usize = 64 << 10;
 
 /// Streams that a peer may reset before we have seen them: a loop of cancelled
 /// pipelines is no attack.
@@ -174,14 +173,19 @@ where
     health.set_serving::<ExecutorServer<Service>>().await;
     let (drain, draining) = oneshot::channel();
     let executor = ExecutorServer::new(Service(shared.clone()))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(RUN_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let volume = VolumeServer::new(VolumeService(shared.clone()))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(VOLUME_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone()))
-        .max_decoding_message_size(MAX_ENROLMENT_BYTES);
+        .max_decoding_message_size(ENROLMENT_BYTES);
+    let meter = {
+        let admission = admission.clone();
+        MapRequestLayer::new(move |request| admission.meter(request))
+    };
     let router = builder
+        .layer(meter)
         .layer(MapResponseLayer::new(brief::shortened))
         .add_service(InterceptedService::new(health_service, admission.clone()))
         .add_service(InterceptedService::new(reflection()?, admission.clone()))

@@ -2,7 +2,7 @@
 //! of the stage socket. No logic lives here beyond where the two ends meet
 //! ([`runtime`], [`ready`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
 //! share ([`clock`]), how long an error's message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the switches of the
-//! rules ([`rule`]).
+//! rules ([`rule`]), and how much a message may hold ([`codec`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -14,6 +14,7 @@
 
 pub mod brief;
 pub mod clock;
+pub mod codec;
 pub mod digest;
 pub mod frame;
 pub mod packed;
@@ -73,7 +74,6 @@ pub const STDIO_GREETING: &[u8] = b"posh-executor --stdio\n";
 /// The encoded descriptor set, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The largest gRPC message accepted: the arguments of a command may name ten
-/// thousand files, and tonic's default of 4 MiB is below the kernel's own limit
-/// for argv (a quarter of the stack limit, at least 2 MiB, often far more).
+/// The largest message that a client accepts from a server: a listing, or the names that a
+/// command has changed. Servers accept far less, see [`codec`].
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

@@ -5,37 +5,49 @@
 use std::io::{Read as _, Write as _};
 
 use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
-use prost::Message as _;
+use prost::{Message as _, Name as _};
 
-use crate::executor::{RunSpec, run_input::Kind};
+use crate::{
+    codec::{INFLATED_BYTES, SPECIFICATION_BYTES, check},
+    executor::{RunSpec, run_input::Kind},
+};
 
 /// What is smaller goes out as it is: it fits anyway.
 const SMALLEST: usize = 4 << 10;
 
-/// What is larger goes out as it is: packing would take longer than it saves. Nor is more unpacked, whatever a peer sends.
-const LARGEST: usize = 256 << 10;
+/// A specification has more bytes than an executor takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its words and paths have {} KiB, more than one run may have", .0 >> 10)]
+pub struct TooLarge(pub usize);
 
 /// The first message of a run.
-#[must_use]
-pub fn pack(spec: RunSpec) -> Kind {
+///
+/// # Errors
+/// [`TooLarge`] if an executor would refuse it.
+pub fn pack(spec: RunSpec) -> Result<Kind, TooLarge> {
     let length = spec.encoded_len();
-    if !(SMALLEST..=LARGEST).contains(&length) {
-        return Kind::Spec(spec);
+    if length < SMALLEST {
+        return Ok(Kind::Spec(spec));
+    }
+    if length > INFLATED_BYTES {
+        return Err(TooLarge(length));
     }
     let mut encoder = DeflateEncoder::new(Vec::with_capacity(SMALLEST), Compression::fast());
     match encoder.write_all(&spec.encode_to_vec()).and_then(|()| encoder.finish()) {
-        Ok(packed) if packed.len() < length => Kind::Packed(packed.into()),
-        _ => Kind::Spec(spec),
+        Ok(packed) if packed.len() < length && packed.len() <= SPECIFICATION_BYTES => Ok(Kind::Packed(packed.into())),
+        _ if length <= SPECIFICATION_BYTES => Ok(Kind::Spec(spec)),
+        _ => Err(TooLarge(length)),
     }
 }
 
-/// What was packed; `None` where it is nothing of the kind.
+/// What was packed; `None` where it is nothing of the kind, or holds more than a specification may.
 #[must_use]
 pub fn unpack(packed: &[u8]) -> Option<RunSpec> {
     let mut encoded = Vec::new();
-    let limit = LARGEST as u64;
+    let limit = INFLATED_BYTES as u64;
     DeflateDecoder::new(packed).take(limit + 1).read_to_end(&mut encoded).ok()?;
-    (encoded.len() <= LARGEST).then(|| RunSpec::decode(&*encoded).ok()).flatten()
+    check(&RunSpec::full_name(), &encoded).ok()?;
+    RunSpec::decode(&*encoded).ok()
 }
 
 #[cfg(test)]
@@ -50,15 +62,33 @@ mod tests {
 
     #[test]
     fn names_of_one_directory_take_a_tenth() {
-        let Kind::Packed(packed) = pack(spec(400)) else { panic!("not packed") };
+        let Ok(Kind::Packed(packed)) = pack(spec(400)) else { panic!("not packed") };
         assert!(packed.len() * 8 < spec(400).encoded_len(), "{} bytes", packed.len());
         assert_eq!(unpack(&packed), Some(spec(400)));
     }
 
     #[test]
-    fn what_is_small_or_very_large_goes_as_it_is() {
-        assert_eq!(pack(spec(10)), Kind::Spec(spec(10)));
-        assert_eq!(pack(spec(100_000)), Kind::Spec(spec(100_000)));
+    fn what_is_small_goes_as_it_is_and_what_is_very_large_not_at_all() {
+        assert_eq!(pack(spec(10)), Ok(Kind::Spec(spec(10))));
+        assert!(matches!(pack(spec(200_000)), Err(TooLarge(_))));
+        // Names that nothing deflates.
+        let noise = (0..40_000_u64).map(|n| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes().to_vec().into());
+        let stage = Stage { argv: noise.collect(), ..Stage::default() };
+        assert!(matches!(pack(RunSpec { stages: vec![stage], ..RunSpec::default() }), Err(TooLarge(_))));
+    }
+
+    #[test]
+    fn ten_thousand_names_of_one_directory_fit() {
+        let Ok(Kind::Packed(packed)) = pack(spec(10_000)) else { panic!("not packed") };
+        assert!(packed.len() <= SPECIFICATION_BYTES);
+        assert_eq!(unpack(&packed), Some(spec(10_000)));
+    }
+
+    #[test]
+    fn what_is_inflated_is_looked_at_before_it_is_decoded() {
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(&[3 << 3 | 2, 0].repeat(1 << 20)).unwrap();
+        assert_eq!(unpack(&encoder.finish().unwrap()), None);
     }
 
     #[test]

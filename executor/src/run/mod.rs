@@ -111,7 +111,7 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
             packed::unpack(&packed).map(run_input::Kind::Spec)
         }
         Ok(first) => first.and_then(|first| first.kind),
-        Err(_) => None,
+        Err(status) => return Messages::only(Err(status)),
     };
     match first {
         Some(run_input::Kind::Spec(spec)) => {

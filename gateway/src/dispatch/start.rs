@@ -318,7 +318,8 @@ pub(super) async fn open_in_time(
 
 async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, NotOpened> {
     let (input, requests) = mpsc::channel(QUEUE);
-    let first = RunInput { kind: Some(packed::pack(spec)) };
+    let first = packed::pack(spec).map_err(|large| NotOpened::Refused(refusal(executor, large.to_string())))?;
+    let first = RunInput { kind: Some(first) };
     let _ = input.send(first).await;
     let lost = |status: &Status| NotOpened::Lost(connection.clone(), status.message().to_owned());
     let response = connection.client.clone().run(ReceiverStream::new(requests)).await;

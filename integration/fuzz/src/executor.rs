@@ -225,7 +225,7 @@ fn elaborate(volume: &Remote) -> RunSpec {
 fn packed(mut spec: RunSpec) -> run_input::Kind {
     let long = EnvVar { name: "LONG".into(), value: "x".repeat(8192).into() };
     spec.stages.iter_mut().for_each(|stage| stage.env.push(long.clone()));
-    pack(spec)
+    pack(spec).expect("a small one")
 }
 
 fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {

@@ -1,0 +1,230 @@
+//! The bytes of requests on their way in. A message that has not come whole is held by its call,
+//! on the account of whoever sends it: its length is reserved as soon as it is known, and where
+//! there is no room, nothing more of the call is read until there is. So what unfinished messages
+//! hold is bounded for each account, HTTP/2's own windows aside, and one identity's unfinished
+//! messages never wait for another's. A message that does not come to its end in time ends its call.
+
+use std::{
+    collections::HashMap,
+    future::Future as _,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use posh_proto::codec::VOLUME_BYTES;
+use tokio::{
+    sync::{AcquireError, OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep_until},
+};
+use tonic::{Status, body::Body};
+
+use crate::load::CallShare;
+
+/// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
+const UNFINISHED_BYTES: usize = 128 << 20;
+
+/// One account's part is at most this, as much as a volume has under way, and at least two of the
+/// largest messages.
+const MOST_OF_ONE: usize = 32 << 20;
+const LEAST_OF_ONE: usize = 2 * VOLUME_BYTES;
+
+/// From a message's first byte to its last, the wait for room included, and from a call's beginning
+/// to the end of its first message: the largest takes 34 s at 1 Mbit/s.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The head of a message: a flag and its length.
+const HEAD_BYTES: usize = 5;
+
+type Acquire = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
+
+/// The accounts of unfinished messages, by identity.
+#[derive(Debug)]
+pub struct Unfinished {
+    of_one: usize,
+    accounts: Mutex<HashMap<Option<String>, Arc<Semaphore>>>,
+}
+
+impl Unfinished {
+    /// For so many identities. Who needs none has one account with all others that need none.
+    pub fn new(identities: usize) -> Self {
+        let of_one = (UNFINISHED_BYTES / identities.max(1)).clamp(LEAST_OF_ONE, MOST_OF_ONE);
+        Self { of_one, accounts: Mutex::default() }
+    }
+
+    /// One identity's account.
+    pub fn account(&self, identity: Option<&String>) -> Arc<Semaphore> {
+        let mut accounts = self.accounts.lock().expect("not poisoned");
+        accounts.entry(identity.cloned()).or_insert_with(|| Arc::new(Semaphore::new(self.of_one))).clone()
+    }
+}
+
+/// A request's body; whatever is in the way of the call's being served ends it.
+pub struct Metered {
+    body: Body,
+    account: Arc<Semaphore>,
+    refused: Option<Status>,
+    _share: Option<CallShare>,
+    /// What has come and was not passed on.
+    pending: Bytes,
+    head: Vec<u8>,
+    /// Bytes of the present message that are missing.
+    left: usize,
+    acquire: Option<Acquire>,
+    permit: Option<OwnedSemaphorePermit>,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Metered {
+    /// On that account, and in that room among the open calls; without, the call ends with a status.
+    pub fn new(body: Body, account: Arc<Semaphore>, share: Result<Option<CallShare>, Status>) -> Self {
+        let (share, refused) = share.map_or_else(|status| (None, Some(status)), |share| (share, None));
+        let deadline = Some(Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
+        let (pending, head) = (Bytes::new(), Vec::with_capacity(HEAD_BYTES));
+        Self { body, account, refused, _share: share, pending, head, left: 0, acquire: None, permit: None, deadline }
+    }
+
+    /// How much of what has come may be passed on; reserves what the last message needs.
+    fn advance(&mut self) -> usize {
+        let mut at = 0;
+        while at < self.pending.len() && self.acquire.is_none() {
+            let rest = self.pending.len() - at;
+            if self.left > 0 {
+                let taken = self.left.min(rest);
+                at += taken;
+                self.left -= taken;
+                if self.left == 0 {
+                    self.finish();
+                }
+                continue;
+            }
+            let taken = (HEAD_BYTES - self.head.len()).min(rest);
+            self.head.extend_from_slice(&self.pending[at..at + taken]);
+            at += taken;
+            if self.head.len() == HEAD_BYTES {
+                self.begin(self.pending.len() - at);
+            }
+        }
+        at
+    }
+
+    /// The head is there, and behind it `present` bytes.
+    fn begin(&mut self, present: usize) {
+        let length = u32::from_be_bytes([self.head[1], self.head[2], self.head[3], self.head[4]]);
+        self.left = usize::try_from(length).unwrap_or(usize::MAX);
+        self.head.clear();
+        if self.left == 0 {
+            self.finish();
+        }
+        // What is larger is refused by its head, without its bytes.
+        if self.left > present && self.left <= VOLUME_BYTES {
+            self.deadline.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
+            self.acquire = Some(Box::pin(self.account.clone().acquire_many_owned(length)));
+        }
+    }
+
+    fn finish(&mut self) {
+        (self.permit, self.deadline) = (None, None);
+    }
+}
+
+impl http_body::Body for Metered {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        if let Some(status) = this.refused.take() {
+            return Poll::Ready(Some(Err(status)));
+        }
+        loop {
+            if this.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
+                let message = format!("a message did not come to its end within {} s", MESSAGE_TIMEOUT.as_secs());
+                return Poll::Ready(Some(Err(Status::deadline_exceeded(message))));
+            }
+            if let Some(acquire) = &mut this.acquire {
+                this.permit = ready!(acquire.as_mut().poll(cx)).ok();
+                this.acquire = None;
+            }
+            let ready = this.advance();
+            if ready > 0 {
+                return Poll::Ready(Some(Ok(Frame::data(this.pending.split_to(ready)))));
+            }
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                None => return Poll::Ready(None),
+                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.pending = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.refused.is_none() && self.pending.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, StreamBody};
+    use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
+
+    use super::*;
+
+    fn message(length: u32) -> Vec<u8> {
+        let mut message = vec![0];
+        message.extend(length.to_be_bytes());
+        message.resize(message.len() + usize::try_from(length).unwrap(), 7);
+        message
+    }
+
+    fn metered(account: &Arc<Semaphore>) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
+        let frames = UnboundedReceiverStream::new(receiver).map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
+        (sender, Metered::new(Body::new(StreamBody::new(frames)), account.clone(), Ok(None)))
+    }
+
+    #[tokio::test]
+    async fn bytes_go_through_however_they_are_cut() {
+        let whole: Vec<u8> = [0, 1, 900, 0, 70_000].into_iter().flat_map(message).collect();
+        for size in [1, 4, 7, 1000, 1 << 20] {
+            let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+            let (sender, body) = metered(&account);
+            whole.chunks(size).for_each(|piece| sender.send(piece.to_vec()).unwrap());
+            drop(sender);
+            assert_eq!(body.collect().await.unwrap().to_bytes(), whole, "{size}");
+            assert_eq!(account.available_permits(), LEAST_OF_ONE);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unfinished_messages_hold_no_more_than_their_account() {
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        let half = message(u32::try_from(VOLUME_BYTES).unwrap())[..VOLUME_BYTES / 2].to_vec();
+        let mut open = Vec::new();
+        for count in 0..8 {
+            let (sender, mut body) = metered(&account);
+            sender.send(half.clone()).unwrap();
+            let mut passed = 0;
+            while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
+                passed += frame.unwrap().into_data().unwrap().len();
+            }
+            // Two of the largest have room, of the others nothing but the head goes on.
+            assert_eq!(passed, if count < 2 { half.len() } else { HEAD_BYTES }, "{count}");
+            open.push((sender, body));
+        }
+        let late = open[0].1.frame().await.unwrap().unwrap_err();
+        assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
+        open.clear();
+        assert_eq!(account.available_permits(), LEAST_OF_ONE);
+    }
+}

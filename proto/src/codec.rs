@@ -1,0 +1,402 @@
+//! Messages are measured before they are decoded. An element of a repeated field takes two bytes
+//! on the wire and up to some hundred in memory, so that the size of a message says little about
+//! what decoding it costs. [`check`] walks the raw bytes by the contract's own table of fields,
+//! counts the elements of each repeated field over the whole message, and refuses a message that
+//! has more than [`MOST`] allows. It allocates one number for each field that has a bound.
+//!
+//! Every message that a server receives has its largest size and its bounds in the two tables
+//! here; a test finds repeated fields that have none.
+
+use std::{any, collections::HashMap, marker::PhantomData, sync::OnceLock};
+
+use bytes::Buf as _;
+use prost::{Message, Name};
+use tonic::{
+    Status,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+};
+use tonic_prost::ProstEncoder;
+
+include!(concat!(env!("OUT_DIR"), "/schema.rs"));
+
+/// A specification on the wire, deflated or not: what ten thousand names deflate to, with room.
+pub const SPECIFICATION_BYTES: usize = 256 << 10;
+
+/// A specification once inflated: twice the kernel's usual limit for the words of a command,
+/// since paths stand among the words and among the paths.
+pub const INFLATED_BYTES: usize = 4 << 20;
+
+/// Bytes of a message beside its content: tags, lengths, and the ids of a chunk.
+const ENVELOPE_BYTES: usize = 1 << 10;
+
+/// The largest message of an executor's service: a specification, or a chunk of an inlet, which a
+/// gateway reads from its stage in pieces of 256 KiB.
+pub const RUN_BYTES: usize = SPECIFICATION_BYTES + ENVELOPE_BYTES;
+
+/// The largest message of a volume's service: one request's worth of contents has 2 MiB, and a
+/// last write of 1 MiB may exceed it.
+pub const VOLUME_BYTES: usize = 4 << 20;
+
+/// A token and a signing request: some 300 bytes.
+pub const ENROLMENT_BYTES: usize = 64 << 10;
+
+/// Levels of messages within messages; the contract has seven.
+const DEEPEST: usize = 16;
+
+/// Elements of a repeated field that stands not in [`MOST`].
+const MOST_OF_OTHERS: usize = 1024;
+
+/// The largest size of each message that servers receive. Those that are missing are messages of
+/// servers, or of the gateway's own socket, whose peer is the user: they are not measured.
+const LARGEST: &[(&str, usize)] = &[
+    ("posh.executor.v1.RunInput", RUN_BYTES),
+    ("posh.executor.v1.RunSpec", INFLATED_BYTES),
+    ("posh.executor.v1.DescribeRequest", ENVELOPE_BYTES),
+    ("posh.executor.v1.StatusRequest", ENVELOPE_BYTES),
+    ("posh.executor.v1.ToolsRequest", SPECIFICATION_BYTES),
+    ("posh.executor.v1.EnrolRequest", ENROLMENT_BYTES),
+    ("posh.executor.v1.RenewRequest", ENROLMENT_BYTES),
+    ("posh.volume.v1.ToVolume", 1 << 20),
+    ("posh.volume.v1.ReadRequest", 1 << 20),
+    ("posh.volume.v1.WriteRequest", VOLUME_BYTES),
+];
+
+/// Elements of repeated fields in one message, over all that contain them. Each bound is a small
+/// multiple of the most that a gateway sends, and small enough that all of them at once decode to
+/// less than 64 MiB.
+const MOST: &[(&str, &str, usize)] = &[
+    // A mount table has some ten.
+    ("posh.executor.v1.RunSpec", "mounts", 256),
+    ("posh.executor.v1.RunSpec", "client_files", 64),
+    ("posh.executor.v1.RunSpec", "volumes", 256),
+    // The commands of a pipeline, times the parts of a split.
+    ("posh.executor.v1.RunSpec", "stages", 1024),
+    ("posh.executor.v1.RunSpec", "pipes", 8192),
+    ("posh.executor.v1.RunSpec", "ptys", 256),
+    ("posh.executor.v1.Merge", "sources", 8192),
+    ("posh.executor.v1.Outlet", "sources", 8192),
+    // Words: as many as two bytes each in the kernel's usual limit of 2 MiB would be a million;
+    // real ones have ten or more.
+    ("posh.executor.v1.Stage", "argv", 131_072),
+    ("posh.executor.v1.Stage", "paths", 131_072),
+    ("posh.executor.v1.Stage", "env", 16_384),
+    ("posh.executor.v1.Stage", "descriptors", 8192),
+    ("posh.executor.v1.Stage", "limits", 16_384),
+    ("posh.executor.v1.Stage", "guards", 8192),
+    ("posh.executor.v1.Stage", "watched_trees", 16_384),
+    ("posh.executor.v1.Stage", "covered", 65_536),
+    ("posh.executor.v1.WatchedTree", "up_to", 16_384),
+    ("posh.executor.v1.WatchedTree", "only", 16_384),
+    ("posh.executor.v1.WatchedTree", "grows", 16_384),
+    ("posh.executor.v1.WatchedTree", "own", 16_384),
+    ("posh.executor.v1.Guard", "files", 16_384),
+    ("posh.executor.v1.Guard", "settings", 16_384),
+    // A gateway asks for all commands that it knows.
+    ("posh.executor.v1.ToolsRequest", "names", 4096),
+    // Leases that a table of files gives back when it is full.
+    ("posh.executor.v1.VolumeSession", "returned", 16_384),
+    ("posh.volume.v1.ReturnLeases", "leases", 16_384),
+    // Those of a signal for each key press, in a run that lasts.
+    ("posh.executor.v1.Resume", "signals", 16_384),
+    ("posh.executor.v1.Resume", "credits", 8192),
+    ("posh.executor.v1.Resume", "closed", 8192),
+    ("posh.executor.v1.Resume", "ended", 8192),
+    // PATH_MAX has at most 2048 names.
+    ("posh.volume.v1.Walk", "names", 4096),
+    ("posh.volume.v1.Explore", "paths", 256),
+    ("posh.volume.v1.Names", "names", 65_536),
+    // NGROUPS_MAX.
+    ("posh.volume.v1.Caller", "groups", 65_536),
+    ("posh.volume.v1.ReadRequest", "parts", 16_384),
+    // New files of one request are at most 2048, and writes at most as many as fit beside their data.
+    ("posh.volume.v1.WriteRequest", "writes", 16_384),
+    ("posh.volume.v1.Put", "path", 131_072),
+];
+
+/// A message of the contract.
+#[derive(Debug)]
+struct Schema {
+    name: &'static str,
+    fields: &'static [Field],
+}
+
+#[derive(Debug)]
+struct Field {
+    number: u64,
+    name: &'static str,
+    is_repeated: bool,
+    shape: Shape,
+}
+
+#[derive(Debug)]
+enum Shape {
+    Number,
+    Bytes,
+    Message(&'static str),
+}
+
+/// Why a message is not decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// It has too many bytes.
+    #[error("the message has {size} bytes, and may have {largest}")]
+    Large {
+        /// How many.
+        size: usize,
+        /// Its bound.
+        largest: usize,
+    },
+    /// A repeated field has too many elements.
+    #[error("the message has more than {most} `{field}` of {message}")]
+    Many {
+        /// The message that has the field.
+        message: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its bound.
+        most: usize,
+    },
+    /// It is no message of the contract.
+    #[error("the message is malformed")]
+    Malformed,
+}
+
+/// Looks at the raw bytes of the message `name`.
+///
+/// # Errors
+/// [`Unfit`] if it must not be decoded.
+pub fn check(name: &str, bytes: &[u8]) -> Result<(), Unfit> {
+    let Some((_, largest)) = LARGEST.iter().find(|(known, _)| *known == name) else { return Ok(()) };
+    if bytes.len() > *largest {
+        return Err(Unfit::Large { size: bytes.len(), largest: *largest });
+    }
+    let Some(schema) = schema(name) else { return Ok(()) };
+    Count::default().message(schema, bytes, 0)
+}
+
+fn schema(name: &str) -> Option<&'static Schema> {
+    static BY_NAME: OnceLock<HashMap<&'static str, &'static Schema>> = OnceLock::new();
+    BY_NAME.get_or_init(|| SCHEMA.iter().map(|schema| (schema.name, schema)).collect()).get(name).copied()
+}
+
+fn most(message: &str, field: &str) -> usize {
+    static BY_FIELD: OnceLock<HashMap<(&'static str, &'static str), usize>> = OnceLock::new();
+    let most = BY_FIELD.get_or_init(|| MOST.iter().map(|(message, field, most)| ((*message, *field), *most)).collect());
+    most.get(&(message, field)).copied().unwrap_or(MOST_OF_OTHERS)
+}
+
+/// Elements seen so far, by message and number of the field.
+#[derive(Default)]
+struct Count(HashMap<(&'static str, u64), usize>);
+
+impl Count {
+    fn message(&mut self, schema: &'static Schema, mut rest: &[u8], depth: usize) -> Result<(), Unfit> {
+        if depth > DEEPEST {
+            return Err(Unfit::Malformed);
+        }
+        while !rest.is_empty() {
+            let key = varint(&mut rest)?;
+            let content = content(&mut rest, key & 7)?;
+            let Some(field) = schema.fields.iter().find(|field| field.number == key >> 3) else { continue };
+            if field.is_repeated {
+                self.add(schema, field, elements(field, content))?;
+            }
+            if let (Shape::Message(name), Some(content)) = (&field.shape, content)
+                && let Some(inner) = self::schema(name)
+            {
+                self.message(inner, content, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, schema: &'static Schema, field: &'static Field, count: usize) -> Result<(), Unfit> {
+        let seen = self.0.entry((schema.name, field.number)).or_default();
+        *seen = seen.saturating_add(count);
+        let most = most(schema.name, field.name);
+        if *seen > most {
+            return Err(Unfit::Many { message: schema.name, field: field.name, most });
+        }
+        Ok(())
+    }
+}
+
+/// The elements of one occurrence: several numbers may be packed into it.
+fn elements(field: &Field, content: Option<&[u8]>) -> usize {
+    match (&field.shape, content) {
+        // A number of fixed size has four bytes or eight, so that this counts at most too many.
+        (Shape::Number, Some(packed)) => packed.iter().filter(|byte| **byte < 0x80).count(),
+        _ => 1,
+    }
+}
+
+/// Leaves a field's content behind; gives it where it has a length.
+fn content<'a>(rest: &mut &'a [u8], wire_type: u64) -> Result<Option<&'a [u8]>, Unfit> {
+    let length = match wire_type {
+        0 => {
+            varint(rest)?;
+            return Ok(None);
+        }
+        1 => 8,
+        2 => usize::try_from(varint(rest)?).map_err(|_| Unfit::Malformed)?,
+        5 => 4,
+        // Groups: the contract has none, and no sender of ours makes one.
+        _ => return Err(Unfit::Malformed),
+    };
+    let (content, after) = rest.split_at_checked(length).ok_or(Unfit::Malformed)?;
+    *rest = after;
+    Ok((wire_type == 2).then_some(content))
+}
+
+fn varint(rest: &mut &[u8]) -> Result<u64, Unfit> {
+    prost::encoding::decode_varint(rest).map_err(|_| Unfit::Malformed)
+}
+
+/// prost's codec, which looks at messages with [`check`] before it decodes them.
+#[derive(Debug, Clone)]
+pub struct CheckedCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for CheckedCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for CheckedCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Name + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = CheckedEncoder<T>;
+    type Decoder = CheckedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        CheckedEncoder(ProstEncoder::default())
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        CheckedDecoder { name: U::full_name(), _decoded: PhantomData }
+    }
+}
+
+/// prost's encoder.
+#[derive(Debug, Clone)]
+pub struct CheckedEncoder<T>(ProstEncoder<T>);
+
+impl<T: Message> Encoder for CheckedEncoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        self.0.encode(item, buffer)
+    }
+}
+
+/// prost's decoder, behind the check.
+#[derive(Debug, Clone)]
+pub struct CheckedDecoder<U> {
+    name: String,
+    _decoded: PhantomData<U>,
+}
+
+impl<U: Message + Default> Decoder for CheckedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // tonic collects a message whole before it is decoded.
+        if source.chunk().len() < source.remaining() {
+            return Err(Status::internal(format!("a {} in pieces", any::type_name::<U>())));
+        }
+        check(&self.name, source.chunk()).map_err(|unfit| match unfit {
+            Unfit::Malformed => Status::invalid_argument(unfit.to_string()),
+            _ => Status::resource_exhausted(unfit.to_string()),
+        })?;
+        U::decode(source).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::{RunInput, RunSpec, Stage, run_input::Kind};
+
+    const RUN: &str = "posh.executor.v1.RunInput";
+
+    fn input(spec: RunSpec) -> Vec<u8> {
+        RunInput { kind: Some(Kind::Spec(spec)) }.encode_to_vec()
+    }
+
+    #[test]
+    fn what_gateways_send_passes() {
+        let argv = (0..10_000).map(|file| format!("worker-{file:05}.log").into()).collect();
+        let spec = RunSpec { stages: vec![Stage { argv, ..Stage::default() }], ..RunSpec::default() };
+        assert_eq!(check(RUN, &input(spec)), Ok(()));
+    }
+
+    #[test]
+    fn empty_messages_without_end_are_not_decoded() {
+        for (field, name) in [(3, "mounts"), (4, "stages"), (10, "client_files")] {
+            let spec = [field << 3 | 2, 0].repeat(20_000);
+            let mut message = vec![10];
+            prost::encoding::encode_varint(spec.len() as u64, &mut message);
+            message.extend(spec);
+            assert!(matches!(check(RUN, &message), Err(Unfit::Many { field, .. }) if field == name), "{name}");
+        }
+    }
+
+    /// Divided among messages that contain them, or among occurrences of one field.
+    #[test]
+    fn elements_are_counted_over_the_whole_message() {
+        let stage = Stage { descriptors: vec![Default::default(); 100], ..Stage::default() };
+        let spec = RunSpec { stages: vec![stage; 100], ..RunSpec::default() };
+        assert!(matches!(check(RUN, &input(spec)), Err(Unfit::Many { field: "descriptors", .. })));
+        let one = input(RunSpec { mounts: vec![Default::default(); 200], ..RunSpec::default() });
+        assert_eq!(check(RUN, &one), Ok(()));
+        assert!(matches!(check(RUN, &one.repeat(2)), Err(Unfit::Many { field: "mounts", .. })));
+        let pipes = input(RunSpec { pipes: (0..10_000).collect(), ..RunSpec::default() });
+        assert!(matches!(check(RUN, &pipes), Err(Unfit::Many { field: "pipes", .. })));
+    }
+
+    #[test]
+    fn what_is_too_large_or_malformed_is_not_decoded() {
+        let large = input(RunSpec { run_id: "x".repeat(300 << 10), ..RunSpec::default() });
+        assert!(matches!(check(RUN, &large), Err(Unfit::Large { .. })));
+        for malformed in [&[10, 200][..], &[11, 12], &[0x80; 12], &[9, 0]] {
+            assert_eq!(check(RUN, malformed), Err(Unfit::Malformed), "{malformed:?}");
+        }
+        // What the contract does not name is left alone by the decoder, too.
+        assert_eq!(check(RUN, &[0xFA, 0x3F, 1, 0]), Ok(()));
+    }
+
+    /// All bounds at once, as Rust holds them, stay below a quarter of an executor's memory.
+    #[test]
+    fn every_repeated_field_has_a_bound_that_fits() {
+        fn reach(name: &'static str, found: &mut Vec<&'static Schema>) {
+            let schema = schema(name).unwrap();
+            if found.iter().any(|known| known.name == name) {
+                return;
+            }
+            found.push(schema);
+            for field in schema.fields {
+                if let Shape::Message(inner) = field.shape {
+                    reach(inner, found);
+                }
+            }
+        }
+        let mut reached = Vec::new();
+        LARGEST.iter().for_each(|(name, _)| reach(name, &mut reached));
+        for schema in &reached {
+            for field in schema.fields.iter().filter(|field| field.is_repeated) {
+                assert!(most(schema.name, field.name) <= 131_072, "{}.{}", schema.name, field.name);
+            }
+        }
+        for (message, field, _) in MOST {
+            let schema = reached.iter().find(|schema| schema.name == *message);
+            let known = schema.is_some_and(|s| s.fields.iter().any(|f| f.name == *field && f.is_repeated));
+            assert!(known, "{message}.{field} stands in the table, and is nothing that a server receives");
+        }
+    }
+}
