@@ -10,6 +10,7 @@ use std::{
 use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 
 use crate::{
+    audit::AuditLog,
     callers::{Caller, Callers},
     load::{ConnectionShare, Load},
     metered::{Metered, Unfinished},
@@ -35,6 +36,7 @@ pub struct Admission {
     tls: Option<Arc<Serving>>,
     load: Arc<Load>,
     unfinished: Arc<Unfinished>,
+    audit: AuditLog,
 }
 
 /// Why somebody is not let in: a sentence for its user.
@@ -49,9 +51,9 @@ impl From<Invalid> for Denied {
 
 impl Admission {
     /// By these callers; without TLS all are anybody.
-    pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>) -> Self {
+    pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>, audit: AuditLog) -> Self {
         let unfinished = Arc::new(Unfinished::new(callers.count()));
-        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished }
+        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished, audit }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -123,6 +125,7 @@ impl Interceptor for Admission {
             }
             Err(Denied(why)) => {
                 tracing::info!(peer = peer_name(peer), why, "call refused");
+                self.audit.refused("-", &peer_name(peer), "call");
                 Err(Status::unauthenticated(why))
             }
         }

@@ -2,6 +2,8 @@
 //! a certificate the next one.
 
 use std::{
+    collections::HashMap,
+    hash::Hash,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -11,18 +13,25 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     admission::{Admission, Denied, peer_name},
+    audit::{AuditLog, CertificateEvent},
     tls::{
-        accept::Peer,
+        accept::{Peer, Source},
         authority::Issued,
-        register::Register,
+        register::{Invalid, Register},
         serving::{Proof, Serving},
     },
 };
 
-/// Attempts that may come at once, and how fast there may be more. A secret has 128 bits:
-/// this is against the work that they make, which is signing and writing a file.
-const ATTEMPTS: u32 = 20;
-const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
+/// Failed attempts of one source address that may come at once, and how fast there may be more. A
+/// token has 128 bits, and one that is right is always taken: this only keeps the log short.
+const FAILURES: Rate = Rate { at_once: 20, interval: Duration::from_millis(500) };
+
+/// Renewals of one identity, which are signing and writing a file: some tens of workstations that
+/// renew once in two months.
+const RENEWALS: Rate = Rate { at_once: 20, interval: Duration::from_secs(30) };
+
+/// Sources or identities that are counted; beyond, the one that was idle longest is forgotten.
+const COUNTED: usize = 4096;
 
 /// A request of ours has some 250 bytes.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
@@ -31,39 +40,73 @@ const MAX_REQUEST_BYTES: usize = 16 << 10;
 pub struct Enrolments {
     tls: Option<Arc<Serving>>,
     admission: Admission,
-    attempts: Mutex<Attempts>,
+    audit: AuditLog,
+    failures: Mutex<Buckets<Option<Source>>>,
+    renewals: Mutex<Buckets<String>>,
 }
 
-/// How many are left, and since when.
-struct Attempts {
+/// So many at once, and one more in each interval.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    at_once: u32,
+    interval: Duration,
+}
+
+/// What is left of a rate for each key.
+struct Buckets<K> {
+    rate: Rate,
+    by: HashMap<K, Bucket>,
+}
+
+struct Bucket {
     left: u32,
     since: Instant,
 }
 
 impl Enrolments {
     /// For an executor with that TLS.
-    pub fn new(tls: Option<Arc<Serving>>, admission: Admission) -> Self {
-        Self { tls, admission, attempts: Mutex::new(Attempts { left: ATTEMPTS, since: Instant::now() }) }
+    pub fn new(tls: Option<Arc<Serving>>, admission: Admission, audit: AuditLog) -> Self {
+        let (failures, renewals) = (Mutex::new(Buckets::new(FAILURES)), Mutex::new(Buckets::new(RENEWALS)));
+        Self { tls, admission, audit, failures, renewals }
     }
 
     fn register(&self) -> Result<Arc<Register>, Status> {
         let tls = self.tls.as_ref();
         tls.map(|tls| tls.register.clone()).ok_or_else(|| Status::unimplemented("this executor needs no certificates"))
     }
+
+    /// Counts a failed attempt.
+    fn failed(&self, peer: Option<&Peer>, invalid: &Invalid) -> Status {
+        let source = peer.and_then(|peer| peer.address).map(|address| Source::of(address.ip()));
+        if !self.failures.lock().expect("not poisoned").take(source) {
+            return Status::resource_exhausted("too many failed enrolments from this address; try again in a minute");
+        }
+        tracing::warn!(peer = peer_name(peer), "enrolment refused: {invalid}");
+        self.audit.refused("-", &peer_name(peer), "enrolment");
+        Status::permission_denied(invalid.to_string())
+    }
 }
 
-impl Attempts {
-    fn take(&mut self) -> bool {
-        let interval = ATTEMPT_INTERVAL.as_secs_f64();
-        let earned = (self.since.elapsed().as_secs_f64() / interval).min(f64::from(ATTEMPTS));
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and ATTEMPTS")]
-        let earned = earned as u32;
-        if earned > 0 {
-            self.left = (self.left + earned).min(ATTEMPTS);
-            self.since = Instant::now();
+impl<K: Eq + Hash + Clone> Buckets<K> {
+    fn new(rate: Rate) -> Self {
+        Self { rate, by: HashMap::new() }
+    }
+
+    fn take(&mut self, key: K) -> bool {
+        let Rate { at_once, interval } = self.rate;
+        if self.by.len() >= COUNTED && !self.by.contains_key(&key) {
+            let idle = self.by.iter().min_by_key(|(_, bucket)| bucket.since).map(|(key, _)| key.clone());
+            idle.into_iter().for_each(|key| drop(self.by.remove(&key)));
         }
-        let is_left = self.left > 0;
-        self.left = self.left.saturating_sub(1);
+        let bucket = self.by.entry(key).or_insert_with(|| Bucket { left: at_once, since: Instant::now() });
+        let earned = bucket.since.elapsed().as_nanos() / interval.as_nanos();
+        let earned = u32::try_from(earned).unwrap_or(at_once).min(at_once);
+        if earned > 0 {
+            bucket.left = (bucket.left + earned).min(at_once);
+            bucket.since = Instant::now();
+        }
+        let is_left = bucket.left > 0;
+        bucket.left = bucket.left.saturating_sub(1);
         is_left
     }
 }
@@ -72,22 +115,22 @@ impl Attempts {
 impl Enrolment for Enrolments {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<IssuedCertificate>, Status> {
         let register = self.register()?;
-        if !self.attempts.lock().expect("not poisoned").take() {
-            return Err(Status::resource_exhausted("too many enrolments at once; try again in a few seconds"));
-        }
-        let peer = peer_name(request.extensions().get());
+        let peer = request.extensions().get::<Peer>().cloned();
         let EnrolRequest { secret, signing_request } = request.into_inner();
         require_size(&signing_request)?;
+        // A guess costs a hash, and not the file.
+        if !register.has_token(&secret) {
+            return Err(self.failed(peer.as_ref(), &Invalid::Token));
+        }
         let enrolled = off_thread(move || register.enrol(&secret, &signing_request)).await?;
         match enrolled {
             Ok((identity, issued)) => {
+                let peer = peer_name(peer.as_ref());
                 tracing::info!(identity, peer, "enrolled");
+                self.audit.certificate(CertificateEvent::Enrolled, &identity, &peer, &issued);
                 Ok(Response::new(reply(identity, &issued)))
             }
-            Err(invalid) => {
-                tracing::warn!(peer, "enrolment refused: {invalid}");
-                Err(Status::permission_denied(invalid.to_string()))
-            }
+            Err(invalid) => Err(self.failed(peer.as_ref(), &invalid)),
         }
     }
 
@@ -97,13 +140,18 @@ impl Enrolment for Enrolments {
         let caller = self.admission.caller(&proof).map_err(|Denied(why)| Status::unauthenticated(why))?;
         let identity = caller.identity.clone().ok_or_else(|| Status::internal("a caller without identity"))?;
         let peer = peer_name(request.extensions().get());
+        let Proof::Certificate(present) = proof else { return Err(Status::internal("a caller without certificate")) };
         let signing_request = request.into_inner().signing_request;
         require_size(&signing_request)?;
+        if !self.renewals.lock().expect("not poisoned").take(identity.clone()) {
+            return Err(Status::resource_exhausted(format!("too many renewals of {identity}; try again in an hour")));
+        }
         let issued = {
             let identity = identity.clone();
-            off_thread(move || register.renew(&identity, &signing_request)).await?
+            off_thread(move || register.renew(&identity, &present, &signing_request)).await?
         };
         tracing::info!(identity, peer, "certificate renewed");
+        self.audit.certificate(CertificateEvent::Renewed, &identity, &peer, &issued);
         Ok(Response::new(reply(identity, &issued)))
     }
 }

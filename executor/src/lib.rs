@@ -10,7 +10,8 @@
 //!   for the one connection that is there ([`run_stdio`], `stdio`)
 //! * [`callers`]: who asks, and what they may
 //! * [`tls`], `admission`, `enrolment`: how a connection proves who it is, and what follows
-//! * `load`: whether there is room
+//! * `load`, `metered`: whether there is room, for runs and for messages that are not whole yet
+//! * [`audit`]: what was done here, in a file that shows changes
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
@@ -24,6 +25,7 @@
 //! * `sys`: the only file with `unsafe`
 
 mod admission;
+pub mod audit;
 pub mod callers;
 mod cgroup;
 pub mod config;
@@ -49,5 +51,5 @@ mod wiring;
 
 pub use config::{Config, Export};
 pub use error::Error;
-pub use server::{run, run_stdio, run_with_changes};
+pub use server::{longest_end, run, run_stdio, run_with_changes};
 pub use stdio::Stdio;

@@ -36,7 +36,7 @@ const OPEN_CALLS_OF_ONE: usize = 4096;
 
 /// Connections of one identity where its own limit says nothing: each workstation has one or two,
 /// and each costs up to its HTTP/2 window.
-const CONNECTIONS_OF_ONE: usize = 32;
+const CONNECTIONS_OF_ONE: usize = 16;
 
 /// Calls that may come at once, in seconds' worth of the steady rate.
 const BURST_S: f64 = 2.0;
@@ -110,13 +110,19 @@ struct Bucket {
 }
 
 /// One limit, as it is asked whether there is room.
-struct Limit {
-    name: &'static str,
-    want: usize,
-    own: usize,
-    own_limit: Option<usize>,
-    whole: usize,
-    whole_limit: usize,
+pub(crate) struct Limit {
+    /// In words.
+    pub name: &'static str,
+    /// How many more.
+    pub want: usize,
+    /// Those of who asks.
+    pub own: usize,
+    /// The asker's own bound.
+    pub own_limit: Option<usize>,
+    /// Those of all.
+    pub whole: usize,
+    /// The executor's bound.
+    pub whole_limit: usize,
 }
 
 /// The room that a run has; given back when dropped.
@@ -346,7 +352,7 @@ impl Usage {
 
 impl Limit {
     /// Which limit is in the way, if one is.
-    fn refusal(&self, who: &str, is_shared: bool) -> Option<String> {
+    pub fn refusal(&self, who: &str, is_shared: bool) -> Option<String> {
         let Self { name, want, own, own_limit, whole, whole_limit } = self;
         if own_limit.is_some_and(|limit| own + want > limit) {
             return Some(format!("{who} is at its limit of {name} on this executor"));

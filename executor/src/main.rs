@@ -2,21 +2,29 @@
 //! runner that another `posh-executor` started. Exit codes live here: 0 after
 //! an orderly end, 1 when serving failed, 2 when the configuration is wrong.
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, thread, time::Duration};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Config, Error, Stdio, config, run, run_stdio, run_with_changes, runner,
+    Config, Error, Stdio, audit, config, longest_end, run, run_stdio, run_with_changes, runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer},
     verify,
 };
-use tokio::{net::TcpListener, runtime, signal::unix, sync::mpsc};
+use tokio::{
+    net::TcpListener,
+    runtime,
+    signal::unix,
+    sync::{mpsc, oneshot},
+};
 use tracing_subscriber::EnvFilter;
 
 /// Worker threads at most: streams are bounded by the network, and the cores
 /// belong to the commands.
 const MAX_WORKERS: usize = 4;
+
+/// Beyond the longest orderly end, before the process ends all the same.
+const END_SLACK: Duration = Duration::from_secs(2);
 
 /// Runs parts of shell pipelines next to the data
 #[derive(Parser)]
@@ -96,11 +104,29 @@ enum Role {
         /// As it was enrolled
         #[arg(value_parser = identity)]
         name: String,
+        /// Only the certificate whose SHA-256 begins so, as `list` shows it
+        #[arg(long, value_name = "SHA256")]
+        certificate: Option<String>,
+    },
+    /// Look at the audit record
+    Audit {
+        #[command(subcommand)]
+        task: AuditTask,
     },
     /// List the certificates that were issued
     List {
         #[command(flatten)]
         place: Place,
+    },
+}
+
+#[derive(Subcommand)]
+enum AuditTask {
+    /// Tell whether lines were removed, changed or moved since they were written
+    Verify {
+        /// The files of one record, the oldest first, the one that is written now last
+        #[arg(required = true, value_name = "FILE")]
+        file: Vec<PathBuf>,
     },
 }
 
@@ -123,6 +149,9 @@ fn main() -> ExitCode {
         Some(Role::Runner) => return runner::main(),
         Some(Role::Verify { annotations, file, in_copy_of, command }) => {
             return tell_verdict(verify::verify(&verify::Task { annotations, command, file, in_copy_of }));
+        }
+        Some(Role::Audit { task: AuditTask::Verify { file } }) => {
+            return tell_verdict(audit::verify(&file).map(|verdict| (verdict.text, verdict.is_whole)));
         }
         Some(role) => return tell(administer(role)),
     }
@@ -152,11 +181,14 @@ fn main() -> ExitCode {
 fn administer(role: Role) -> Result<(String, String), TlsError> {
     let absolute = |place: Place| std::path::absolute(&place.dir).unwrap_or(place.dir);
     let text = match role {
-        Role::Runner | Role::Verify { .. } => String::new(),
+        Role::Runner | Role::Verify { .. } | Role::Audit { .. } => String::new(),
         Role::Init { place, name } => administer::init(&absolute(place), name)?,
         Role::Renew { place, name } => administer::renew(&absolute(place), name)?,
         Role::Enroll { place, name } => return administer::enroll(&absolute(place), &name),
-        Role::Revoke { place, name } => administer::revoke(&absolute(place), &name)?,
+        Role::Revoke { place, name, certificate: None } => administer::revoke(&absolute(place), &name)?,
+        Role::Revoke { place, name, certificate: Some(prefix) } => {
+            administer::revoke_one(&absolute(place), &name, &prefix)?
+        }
         Role::List { place } => administer::list(&absolute(place))?,
     };
     Ok((text, String::new()))
@@ -192,14 +224,50 @@ fn tell_verdict(outcome: std::io::Result<(String, bool)>) -> ExitCode {
 /// Reads the configuration again at each SIGHUP. One with mistakes changes nothing.
 async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sender<Config>) {
     while hangup.recv().await.is_some() {
-        match Config::load(&file) {
+        let file = file.clone();
+        // It looks up accounts, which may take its time.
+        let loaded = tokio::task::spawn_blocking(move || Config::load(&file)).await;
+        match loaded.map_err(anyhow::Error::from).and_then(|loaded| loaded.map_err(anyhow::Error::from)) {
             Ok(config) => drop(changed.send(config).await),
             Err(error) => {
-                let error = anyhow::Error::from(error);
                 tracing::error!("the configuration stays as it was, since it can't be read anew: {error:#}");
             }
         }
     }
+}
+
+/// Waits for the signals that end the executor on a thread of its own, which nothing that the
+/// executor does can hold up. If it has not ended in order by the time that it takes at most, the
+/// thread ends it.
+fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot::Receiver<()>> {
+    let (told, shutdown) = oneshot::channel();
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot wait for signals")?;
+    let entered = runtime.enter();
+    let mut terminate = unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    // sshd, or whoever stands for it, is going: runs end in order before we do.
+    let hangup = is_stdio.then(|| unix::signal(unix::SignalKind::hangup())).transpose();
+    let mut hangup = hangup.context("cannot handle SIGHUP")?;
+    drop(entered);
+    let wait = async move {
+        let hung_up = async {
+            match &mut hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hung_up => {}
+        }
+        let _ = told.send(());
+        tokio::time::sleep(longest_end + END_SLACK).await;
+        // Nothing is said: the log may be what it hangs on.
+        std::process::exit(1);
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(move || runtime.block_on(wait)).context("cannot wait for signals")?;
+    Ok(shutdown)
 }
 
 fn serve(arguments: Arguments) -> anyhow::Result<()> {
@@ -210,40 +278,30 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
             Config::from_arguments(arguments.listen, arguments.export, arguments.read_only, arguments.allow_plaintext)?
         }
     };
+    let told = heed_signals(arguments.stdio, longest_end(config.drain))?;
+    let shutdown = async move {
+        let _ = told.await;
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(cores.clamp(1, MAX_WORKERS))
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async {
-        let mut terminate = unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
-        let mut interrupt = unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    let served = runtime.block_on(async {
         if arguments.stdio {
-            // sshd, or whoever stands for it, is going: runs end in order before we do.
-            let mut hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
-            let shutdown = async move {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                    _ = hangup.recv() => {}
-                }
-            };
             return Ok(run_stdio(config, Stdio::take()?, shutdown).await?);
         }
         config.check_address(config.listen)?;
         let listener =
             TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
-        let shutdown = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
         let Some(file) = arguments.config else { return Ok(run(config, listener, shutdown).await?) };
         let hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
         let (changed, changes) = mpsc::channel(1);
         tokio::spawn(read_anew(file, hangup, changed));
         Ok(run_with_changes(config, changes, listener, shutdown).await?)
-    })
+    });
+    // Work that hangs in the kernel must not hold up the end.
+    runtime.shutdown_background();
+    served
 }

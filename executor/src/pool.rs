@@ -41,6 +41,7 @@ use crate::{
     Config, Export,
     callers::Caller,
     error::Refusal,
+    load::Limit,
     runner::{
         open_export,
         wire::{Bounds, Isolation, Reached, ViewMount, ViewReply, ViewSpec, send_descriptors},
@@ -76,6 +77,8 @@ pub struct Pool {
 
 /// A place for one runner, also while it is being started.
 struct Slot {
+    /// The identity that it was made for.
+    holder: Option<String>,
     runner: tokio::sync::Mutex<Option<Runner>>,
     runs: AtomicUsize,
     last_used: Mutex<Instant>,
@@ -175,13 +178,15 @@ impl Pool {
             bounds: self.bounds.with_memory(caller.limits.memory_bytes),
             ..ViewSpec::default()
         };
-        Ok(Identifying(tokio::task::spawn_blocking(move || key_of(&spec).map(|key| Identified { spec, key }))))
+        let holder = caller.identity.clone();
+        let identify = move || key_of(&spec, holder.as_deref()).map(|key| Identified { spec, key, holder });
+        Ok(Identifying(tokio::task::spawn_blocking(identify)))
     }
 
     /// Opens a supervisor for one run with this view. Runners are shared only
     /// by runs with the same user, exports and rights: all that is part of the key.
-    pub async fn open(&self, Identified { spec, key }: &Identified) -> Result<(UnixStream, Lease), Refusal> {
-        let lease = self.slot(key.clone())?;
+    pub async fn open(&self, Identified { spec, key, holder }: &Identified) -> Result<(UnixStream, Lease), Refusal> {
+        let lease = self.slot(key.clone(), holder.as_ref())?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
         let mut runner = lease.0.runner.lock().await;
         // A runner may have died since the last run; a fresh one has not.
@@ -210,16 +215,14 @@ impl Pool {
         }
     }
 
-    fn slot(&self, key: Vec<u8>) -> Result<Lease, Refusal> {
+    fn slot(&self, key: Vec<u8>, holder: Option<&String>) -> Result<Lease, Refusal> {
         let mut slots = self.slots.lock().expect("not poisoned");
-        if slots.len() >= MAX_RUNNERS && !slots.contains_key(&key) {
-            slots.retain(|_, slot| !slot.is_idle_for(Duration::ZERO));
-            if slots.len() >= MAX_RUNNERS {
-                return Err(Refusal::new(Kind::Overloaded, format!("{MAX_RUNNERS} mount tables are in use already")));
-            }
+        if !slots.contains_key(&key) {
+            make_room(&mut slots, holder)?;
         }
         let slot = slots.entry(key).or_insert_with(|| {
             Arc::new(Slot {
+                holder: holder.cloned(),
                 runner: tokio::sync::Mutex::new(None),
                 runs: AtomicUsize::new(0),
                 last_used: Mutex::new(Instant::now()),
@@ -263,6 +266,34 @@ impl Pool {
     }
 }
 
+/// For one more view of `holder`. Views in use are nobody's to end, and alone decide about shares;
+/// idle ones make way, first those of whoever has most of them.
+fn make_room(slots: &mut HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -> Result<(), Refusal> {
+    // Who needs no identity is alone.
+    let is_shared = holder.is_some();
+    let in_use = || slots.values().filter(|slot| !slot.is_idle_for(Duration::ZERO));
+    let own = in_use().filter(|slot| slot.holder.as_ref() == holder).count();
+    if let Some(why) = limit_of_views(in_use().count(), own).refusal(holder.map_or("-", String::as_str), is_shared) {
+        return Err(Refusal::new(Kind::Overloaded, why));
+    }
+    while slots.len() >= MAX_RUNNERS {
+        let mut idle: HashMap<&Option<String>, Vec<(Instant, &Vec<u8>)>> = HashMap::new();
+        for (key, slot) in slots.iter().filter(|(_, slot)| slot.is_idle_for(Duration::ZERO)) {
+            let last_used = *slot.last_used.lock().expect("not poisoned");
+            idle.entry(&slot.holder).or_default().push((last_used, key));
+        }
+        let most = idle.into_values().max_by_key(Vec::len);
+        let oldest = most.into_iter().flatten().min().map(|(_, key)| key.clone());
+        let Some(oldest) = oldest else { break };
+        slots.remove(&oldest);
+    }
+    Ok(())
+}
+
+fn limit_of_views(whole: usize, own: usize) -> Limit {
+    Limit { name: "views (mount tables)", want: 1, own, own_limit: None, whole, whole_limit: MAX_RUNNERS }
+}
+
 /// A run's view while its exports are looked at.
 pub struct Identifying(JoinHandle<Result<Identified, Refusal>>);
 
@@ -270,6 +301,7 @@ pub struct Identifying(JoinHandle<Result<Identified, Refusal>>);
 pub struct Identified {
     spec: ViewSpec,
     key: Vec<u8>,
+    holder: Option<String>,
 }
 
 impl Identifying {
@@ -375,8 +407,11 @@ fn has_parent(path: &Path) -> bool {
 }
 
 /// The view's description, and which directories its exports are just now.
-fn key_of(spec: &ViewSpec) -> Result<Vec<u8>, Refusal> {
+fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
     let mut key = spec.encode_to_vec();
+    // Each identity has views of its own, so that it is clear whose share they are.
+    key.extend_from_slice(holder.unwrap_or_default().as_bytes());
+    key.push(0);
     for mount in &spec.mounts {
         let directory = open_export(mount, spec.user.as_ref())?;
         let status = fstat(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
@@ -384,4 +419,57 @@ fn key_of(spec: &ViewSpec) -> Result<Vec<u8>, Refusal> {
         key.extend_from_slice(&status.st_ino.to_le_bytes());
     }
     Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Views(HashMap<Vec<u8>, Arc<Slot>>, usize);
+
+    impl Views {
+        fn add(&mut self, holder: &str, runs: usize) -> Result<(), Refusal> {
+            make_room(&mut self.0, Some(&holder.to_owned()))?;
+            let slot = Slot {
+                holder: Some(holder.to_owned()),
+                runner: tokio::sync::Mutex::new(None),
+                runs: AtomicUsize::new(runs),
+                last_used: Mutex::new(Instant::now()),
+            };
+            self.1 += 1;
+            self.0.insert(self.1.to_ne_bytes().to_vec(), Arc::new(slot));
+            Ok(())
+        }
+
+        fn fill(&mut self, holder: &str, runs: usize) -> usize {
+            (0..2 * MAX_RUNNERS).take_while(|_| self.add(holder, runs).is_ok()).count()
+        }
+
+        fn of(&self, holder: &str) -> usize {
+            self.0.values().filter(|slot| slot.holder.as_deref() == Some(holder)).count()
+        }
+    }
+
+    #[test]
+    fn one_identity_does_not_take_all_views() {
+        let mut views = Views::default();
+        assert_eq!(views.fill("ada", 1), MAX_RUNNERS * 3 / 4);
+        assert!(views.fill("bob", 1) > 8 && views.fill("eve", 1) > 0);
+        let refused = views.add("ada", 1).unwrap_err();
+        assert_eq!(refused.kind, Kind::Overloaded);
+        assert!(refused.message.contains("ada has its share of the executor's views"), "{refused}");
+    }
+
+    #[test]
+    fn idle_views_go_first_and_never_those_in_use() {
+        let mut views = Views::default();
+        assert_eq!(views.fill("ada", 0), 2 * MAX_RUNNERS);
+        assert!(views.add("eve", 0).is_ok());
+        assert_eq!(views.fill("bob", 1), MAX_RUNNERS * 3 / 4);
+        assert_eq!((views.of("bob"), views.of("eve"), views.0.len()), (MAX_RUNNERS * 3 / 4, 1, MAX_RUNNERS));
+        // Who has its share ends nobody's.
+        assert!(views.add("bob", 1).is_err());
+        assert_eq!(views.of("eve"), 1);
+    }
 }

@@ -32,6 +32,7 @@ use tower::util::{MapRequestLayer, MapResponseLayer};
 use crate::{
     Config, Error, Stdio,
     admission::Admission,
+    audit::AuditLog,
     callers::Callers,
     cgroup::Cgroups,
     config::Level,
@@ -41,7 +42,7 @@ use crate::{
     load::Load,
     policy::Policy,
     pool::Pool,
-    run::{AuditFile, KeptRuns},
+    run::KeptRuns,
     service::{Service, Shared},
     tls::{accept::Incoming, serving::Serving},
     tools::Tools,
@@ -83,6 +84,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// After the last run: until its last messages are with the client and the
 /// connections, told to go away, are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often the record is told of revocations: one stat(2), unless the register has changed.
+const REVOCATIONS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Descriptors that are not for runs: the listener, connections, runners, files.
 const RESERVED_DESCRIPTORS: u64 = 512;
@@ -178,7 +182,7 @@ where
     let volume = VolumeServer::new(VolumeService(shared.clone()))
         .max_decoding_message_size(VOLUME_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone()))
+    let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone(), shared.audit.clone()))
         .max_decoding_message_size(ENROLMENT_BYTES);
     let meter = {
         let admission = admission.clone();
@@ -200,6 +204,7 @@ where
         ended = &mut serving => return ended.map_err(Error::Serve),
         () = shared.pool.retire_idle() => {}
         () = keep_fresh(tls.as_deref()) => {}
+        () = record_revocations(tls.as_deref(), &shared.audit) => {}
         () = shutdown => {}
     }
     shared.draining.store(true, Ordering::Relaxed);
@@ -210,9 +215,27 @@ where
         () = end_runs(&shared) => {}
     }
     // The last messages are still on their way out.
-    match tokio::time::timeout(FLUSH_TIMEOUT, serving).await {
-        Ok(ended) => ended.map_err(Error::Serve),
-        Err(_) => Ok(()),
+    let ended = tokio::time::timeout(FLUSH_TIMEOUT, serving).await;
+    shared.audit.stop().await;
+    ended.unwrap_or(Ok(())).map_err(Error::Serve)
+}
+
+/// The longest that an executor takes to end after it was told to, by its own account: whoever waits
+/// longer may end it.
+#[must_use]
+pub fn longest_end(drain: Duration) -> Duration {
+    const LAST_RECORD: Duration = Duration::from_secs(5);
+    drain + KILL_TIMEOUT + FLUSH_TIMEOUT + LAST_RECORD
+}
+
+/// Records what administrators have taken back, for ever. They do it by programs of their own, and
+/// the register tells.
+async fn record_revocations(tls: Option<&Serving>, audit: &AuditLog) {
+    let Some(tls) = tls else { return std::future::pending().await };
+    let mut interval = tokio::time::interval(REVOCATIONS_INTERVAL);
+    loop {
+        interval.tick().await;
+        tls.register.take_revocations().iter().for_each(|revocation| audit.revoked(revocation));
     }
 }
 
@@ -250,6 +273,7 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
         shared.load.share(callers.are_several());
         shared.admission.change(callers);
         let later = shared.config.fixed_in(&changed);
+        shared.audit.reconfigured(changed.identities.len(), &later);
         if later.is_empty() {
             tracing::info!("took over the configuration");
         } else {
@@ -274,7 +298,8 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
     let load = Arc::new(Load::new(config.bounds, callers.are_several()));
-    let admission = Admission::new(callers, tls, load.clone());
+    let audit = AuditLog::open(config.audit.as_deref())?;
+    let admission = Admission::new(callers, tls, load.clone(), audit.clone());
     // Before the first runner, which is to be in it.
     let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
     let shared = Shared {
@@ -287,7 +312,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         tools: Tools::default(),
         kept: KeptRuns::default(),
         volumes: Volumes::default(),
-        audit: AuditFile::open(config.audit.as_deref())?,
+        audit,
         descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),
         kill: watch::Sender::new(false),

@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     Config,
     admission::{Admission, peer_name},
+    audit::AuditLog,
     callers::{Caller, caller_of},
     cgroup::Cgroups,
     describe::Machine,
@@ -52,8 +53,8 @@ pub struct Shared {
     pub kept: run::KeptRuns,
     /// A permit per descriptor that runs may have open.
     pub descriptors: Arc<Semaphore>,
-    /// Who ran what.
-    pub audit: run::AuditFile,
+    /// Who did what.
+    pub audit: AuditLog,
     /// Mounts that gateways serve from here.
     pub volumes: Volumes,
     /// No new runs from now on.

@@ -1,40 +1,45 @@
-//! The audit record: one line for every run, also for one that was refused. It says who,
-//! what, where and how it ended. Never arguments, environment, or what went through: a
-//! command's words may hold secrets, and so may the words of a refusal.
+//! A run in the audit record: who, what and where before it is let go, and then how it ended, also
+//! if it was refused. Never arguments, environment, or what went through: a command's words may
+//! hold secrets, and so may the words of a refusal.
 
-use std::{
-    collections::BTreeSet,
-    fs::{File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
-    time::{Instant, SystemTime},
-};
+use std::{collections::BTreeSet, time::Instant};
 
 use bytes::Bytes;
-use posh_proto::executor::RunSpec;
+use posh_proto::executor::{ClientFile, RunSpec};
 use serde::Serialize;
 
 use super::End;
-use crate::{
-    callers::Caller,
-    error::{Attempt as _, Error},
-};
+use crate::{audit::AuditLog, callers::Caller, error::Refusal};
 
 /// Programs, directories and statuses in a record.
 pub const RECORDED: usize = 16;
 /// Bytes of a text that a gateway chose.
 const RECORDED_BYTES: usize = 256;
 
-/// The file that gets the records, if there is one; the log gets them anyway.
-#[derive(Debug, Default)]
-pub struct AuditFile(Option<PathBuf>);
+/// A file of the workstation that a run sees; its content is nobody's business.
+#[derive(Debug, Serialize)]
+struct ShownFile {
+    path: String,
+    bytes: usize,
+}
+
+/// A run as it begins.
+#[derive(Debug, Serialize)]
+pub struct Begin<'a> {
+    run_id: &'a str,
+    identity: &'a str,
+    user: &'a str,
+    peer: &'a str,
+    programs: &'a [String],
+    exports: &'a [String],
+    cwds: &'a [String],
+    #[serde(skip_serializing_if = "<[ShownFile]>::is_empty")]
+    client_files: &'a [ShownFile],
+}
 
 /// One run.
 #[derive(Debug, Serialize)]
 pub struct Record {
-    /// Seconds since 1970, of the run's end.
-    at_s: u64,
     run_id: String,
     identity: String,
     /// Whose rights the commands had, empty for the executor's own.
@@ -52,6 +57,8 @@ pub struct Record {
     bytes_out: u64,
     ms: u64,
     #[serde(skip)]
+    client_files: Vec<ShownFile>,
+    #[serde(skip)]
     began: Option<Instant>,
 }
 
@@ -61,7 +68,6 @@ impl Record {
         let cwds: BTreeSet<&Bytes> = spec.stages.iter().map(|stage| &stage.cwd).collect();
         let exports: BTreeSet<&str> = spec.mounts.iter().map(|mount| mount.export.as_str()).collect();
         Self {
-            at_s: 0,
             run_id: short(&spec.run_id),
             identity: caller.name().to_owned(),
             user: caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
@@ -75,14 +81,32 @@ impl Record {
             bytes_in: 0,
             bytes_out: 0,
             ms: 0,
+            client_files: spec.client_files.iter().take(RECORDED).map(ShownFile::from).collect(),
             began: Some(Instant::now()),
         }
+    }
+
+    /// Records that it begins.
+    ///
+    /// # Errors
+    /// That can't be written, so that it must not begin.
+    pub async fn begin(&self, audit: &AuditLog) -> Result<(), Refusal> {
+        let begin = Begin {
+            run_id: &self.run_id,
+            identity: &self.identity,
+            user: &self.user,
+            peer: &self.peer,
+            programs: &self.programs,
+            exports: &self.exports,
+            cwds: &self.cwds,
+            client_files: &self.client_files,
+        };
+        audit.begin("run_begin", &begin).await
     }
 
     /// With what became of it.
     pub fn ended(mut self, end: &End, statuses: Vec<String>, (bytes_in, bytes_out): (u64, u64)) -> Self {
         let ms = self.began.map_or(0, |began| began.elapsed().as_millis());
-        self.at_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         self.outcome = end.word();
         self.refusal = match end {
             End::Rejected(refusal) => Some(refusal.kind.as_str_name()),
@@ -92,7 +116,7 @@ impl Record {
     }
 
     /// Puts it into the log, and into the file.
-    pub async fn write(self, file: &AuditFile) {
+    pub async fn write(self, audit: &AuditLog) {
         tracing::info!(
             run_id = self.run_id,
             identity = self.identity,
@@ -109,39 +133,14 @@ impl Record {
             ms = self.ms,
             "run ended"
         );
-        file.write(self).await;
+        audit.note("run_end", &self).await;
     }
 }
 
-impl AuditFile {
-    /// Makes sure that records can be written there.
-    pub fn open(path: Option<&Path>) -> Result<Self, Error> {
-        if let Some(path) = path {
-            appending(path).attempting(|| format!("open the audit file {}", path.display()))?;
-        }
-        Ok(Self(path.map(Path::to_owned)))
+impl From<&ClientFile> for ShownFile {
+    fn from(file: &ClientFile) -> Self {
+        Self { path: short(&String::from_utf8_lossy(&file.path)), bytes: file.content.len() }
     }
-
-    /// Adds a line.
-    pub async fn write(&self, record: impl Serialize + Send + 'static) {
-        let Some(path) = self.0.clone() else { return };
-        let written = tokio::task::spawn_blocking(move || append(&path, &record)).await;
-        if let Ok(Err(error)) = written {
-            tracing::error!(%error, "cannot write the audit record");
-        }
-    }
-}
-
-/// By its name each time, so that who rotates logs need not tell us.
-fn append(path: &Path, record: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(record)?;
-    line.push(b'\n');
-    // One write, which the kernel appends whole.
-    appending(path)?.write_all(&line)
-}
-
-fn appending(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
 fn short(text: &str) -> String {

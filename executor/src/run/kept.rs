@@ -17,7 +17,8 @@ use crate::error::Refusal;
 
 /// How long an ended run is remembered: a client looks for it for seconds.
 const REMEMBERED: Duration = Duration::from_secs(300);
-/// Ended runs, and bytes of their last outputs, that are remembered; beyond, the oldest are forgotten.
+/// Ended runs, and bytes of their last outputs, that are remembered; beyond, the oldest are forgotten
+/// of whoever has most.
 const REMEMBERED_RUNS: usize = 1024;
 const REMEMBERED_BYTES: usize = 64 << 20;
 /// A run that is being killed has an answer when its processes are gone.
@@ -99,18 +100,39 @@ fn forget(runs: &mut HashMap<String, Entry>) {
         Fate::Ended(at) | Fate::Killed(at) => Some(at),
     };
     runs.retain(|_, entry| ended(entry).is_none_or(|at| at.elapsed() < REMEMBERED));
-    let mut old: Vec<(Instant, String, usize)> = runs
-        .iter()
-        .filter_map(|(name, entry)| Some((ended(entry)?, name.clone(), entry.outbox.held_bytes())))
-        .collect();
-    old.sort_unstable_by(|a, b| b.cmp(a));
-    let mut bytes = 0;
-    for (count, (_, name, held)) in old.into_iter().enumerate() {
-        bytes += held;
-        if count >= REMEMBERED_RUNS || bytes > REMEMBERED_BYTES {
-            runs.remove(&name);
-        }
+    let mut by_client: HashMap<String, Remembered> = HashMap::new();
+    for (name, entry) in runs.iter() {
+        let Some(at) = ended(entry) else { continue };
+        let remembered = by_client.entry(client_of(name).to_owned()).or_default();
+        remembered.bytes += entry.outbox.held_bytes();
+        remembered.runs.push((at, name.clone()));
     }
+    by_client.values_mut().for_each(|remembered| remembered.runs.sort_unstable_by(|a, b| b.cmp(a)));
+    loop {
+        let count: usize = by_client.values().map(|remembered| remembered.runs.len()).sum();
+        let bytes: usize = by_client.values().map(|remembered| remembered.bytes).sum();
+        let most = match (bytes > REMEMBERED_BYTES, count > REMEMBERED_RUNS) {
+            (true, _) => by_client.values_mut().max_by_key(|remembered| remembered.bytes),
+            (_, true) => by_client.values_mut().max_by_key(|remembered| remembered.runs.len()),
+            _ => return,
+        };
+        let Some((remembered, (_, oldest))) = most.and_then(|most| most.runs.pop().map(|oldest| (most, oldest))) else {
+            return;
+        };
+        remembered.bytes -= runs.remove(&oldest).map_or(0, |entry| entry.outbox.held_bytes()).min(remembered.bytes);
+    }
+}
+
+/// Ended runs of one client, the oldest last.
+#[derive(Default)]
+struct Remembered {
+    bytes: usize,
+    runs: Vec<(Instant, String)>,
+}
+
+/// The part of a name that says whose run it is, see `Caller::run_name`.
+fn client_of(name: &str) -> &str {
+    name.split_once('\0').map_or("", |(client, _)| client)
 }
 
 #[cfg(test)]
@@ -137,5 +159,19 @@ mod tests {
         forget(&mut runs.lock());
         assert_eq!(runs.lock().len(), REMEMBERED_RUNS);
         assert!(!runs.lock().contains_key("0") && runs.lock().contains_key("500"));
+    }
+
+    #[tokio::test]
+    async fn one_client_does_not_make_the_runs_of_another_forgotten() {
+        let runs = KeptRuns::default();
+        let outbox = Outbox::new(true);
+        let enter = |name: String| {
+            runs.begin(&name, &outbox).unwrap();
+            runs.end(&name, false);
+        };
+        enter("bob\0only".to_owned());
+        (0..3 * REMEMBERED_RUNS).for_each(|n| enter(format!("ada\0{n}")));
+        assert!(runs.lock().contains_key("bob\0only"));
+        assert!(runs.lock().len() <= REMEMBERED_RUNS + 1);
     }
 }

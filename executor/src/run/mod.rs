@@ -40,7 +40,7 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
-pub use self::{audit::AuditFile, kept::KeptRuns, outbox::Messages};
+pub use self::{kept::KeptRuns, outbox::Messages};
 use self::{
     audit::Record,
     farewells::Farewells,
@@ -144,7 +144,14 @@ async fn serve(shared: Arc<Shared>, origin: Origin, spec: RunSpec, client: Clien
     let run_id = spec.run_id.clone();
     let clock = Clock::start(&spec);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
-    let end = attend((&shared, &origin), spec, client, &output, &mut report).await;
+    let end = match record.begin(&shared.audit).await {
+        Ok(()) => attend((&shared, &origin), spec, client, &output, &mut report).await,
+        Err(refusal) => {
+            let end = End::Rejected(refusal);
+            say(&end, &output).await;
+            end
+        }
+    };
     output.end();
     shared.kept.end(&origin.caller.run_name(&run_id), end.is_violent());
     record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;

@@ -20,6 +20,11 @@ use super::output_of;
 /// network overlap, at most 1 MiB with the largest chunks.
 const QUEUE: u64 = 4;
 
+/// Output of a kept run that its client has not acknowledged, beyond which it waits, client or not. A
+/// gateway acknowledges what has arrived at each MiB, whoever reads it there, so that this is a
+/// matter of the link alone: 8 MiB are 60 ms at 1 Gbit/s.
+const HELD_BYTES: usize = 8 << 20;
+
 /// A message, or the error that ends the call.
 pub type Message = Result<RunOutput, Status>;
 
@@ -31,6 +36,8 @@ pub struct Outbox {
 
 struct State {
     messages: VecDeque<Message>,
+    /// Bytes of output in them.
+    held_bytes: usize,
     /// The number of the first of them, and of the next that is sent.
     first: u64,
     next: u64,
@@ -52,6 +59,7 @@ impl Outbox {
     pub fn new(keeps: bool) -> Arc<Self> {
         let state = State {
             messages: VecDeque::new(),
+            held_bytes: 0,
             first: 0,
             next: 0,
             keeps,
@@ -70,16 +78,19 @@ impl Outbox {
 
     /// Puts a message into the queue, when there is room.
     pub async fn send(&self, message: Message) -> Result<(), Unheard> {
+        let size = output_bytes(&message);
         self.wait(|state| {
             if state.is_ended || !(state.is_attached || state.keeps) {
                 return Some(Err(Unheard));
             }
-            // Without a client, credit is the bound.
             let waiting = state.first + state.messages.len() as u64 - state.next;
-            (waiting < QUEUE || !state.is_attached).then_some(Ok(()))
+            // What is no output, such as a status, is small, and may be what its client waits for.
+            let has_room = size == 0 || !state.keeps || state.held_bytes < HELD_BYTES;
+            ((waiting < QUEUE || !state.is_attached) && has_room).then_some(Ok(()))
         })
         .await?;
         let mut state = self.lock();
+        state.held_bytes += size;
         state.messages.push_back(message);
         state.wake();
         Ok(())
@@ -111,9 +122,11 @@ impl Outbox {
     pub fn received(&self, count: u64) {
         let mut state = self.lock();
         while state.first < count.min(state.next) {
-            state.messages.pop_front();
+            state.pop();
             state.first += 1;
         }
+        drop(state);
+        self.changed.notify_waiters();
     }
 
     /// No message comes any more; what is here is still sent.
@@ -127,11 +140,7 @@ impl Outbox {
 
     /// What is held of outputs, bytes.
     pub fn held_bytes(&self) -> usize {
-        let bytes = |message: &Message| match message {
-            Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) }) => chunk.data.len(),
-            _ => 0,
-        };
-        self.lock().messages.iter().map(bytes).sum()
+        self.lock().held_bytes
     }
 
     fn next_client(self: &Arc<Self>, greeting: Option<Message>) -> Messages {
@@ -161,7 +170,20 @@ impl Outbox {
     }
 }
 
+fn output_bytes(message: &Message) -> usize {
+    match message {
+        Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) }) => chunk.data.len(),
+        _ => 0,
+    }
+}
+
 impl State {
+    fn pop(&mut self) -> Option<Message> {
+        let message = self.messages.pop_front()?;
+        self.held_bytes -= output_bytes(&message);
+        Some(message)
+    }
+
     fn wake(&mut self) {
         self.waker.take().into_iter().for_each(Waker::wake);
     }
@@ -199,7 +221,7 @@ impl Stream for Messages {
         let message = if state.keeps {
             state.messages.get(at).cloned()
         } else {
-            let message = state.messages.pop_front();
+            let message = state.pop();
             state.first += u64::from(message.is_some());
             message
         };
@@ -232,6 +254,8 @@ impl Drop for Messages {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use posh_proto::executor::Chunk;
     use tokio_stream::StreamExt as _;
 
@@ -289,6 +313,26 @@ mod tests {
         drop(messages);
         outbox.detached().await;
         assert!(outbox.send(chunk(2)).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_is_not_acknowledged_has_a_bound() {
+        const CHUNK_BYTES: usize = 256 << 10;
+        let outbox = Outbox::new(true);
+        let large = || Ok(output_of(run_output::Kind::Chunk(Chunk { stream: 1, data: vec![0; CHUNK_BYTES].into() })));
+        let mut sent = 0;
+        while let Ok(done) = tokio::time::timeout(Duration::from_millis(50), outbox.send(large())).await {
+            done.unwrap();
+            sent += 1;
+        }
+        assert_eq!(sent, HELD_BYTES / CHUNK_BYTES);
+        // A status overtakes what waits, and an acknowledgement makes room.
+        outbox.send(Ok(output_of(run_output::Kind::End(1)))).await.unwrap();
+        let _messages = outbox.resume(0).unwrap();
+        let mut messages = outbox.attach();
+        assert_eq!(streams(&mut messages, 2).await.len(), 2);
+        outbox.received(2);
+        assert!(outbox.held_bytes() < HELD_BYTES);
     }
 
     #[tokio::test]

@@ -1,13 +1,14 @@
 //! From the listener to connections whose peer is known. Whoever has not proved anything
 //! yet (a handshake that is not over, a connection without a certificate that counts) sits
-//! in a waiting room of fixed size, for a short time, and may say little: when the room is
-//! full the one who has been there longest goes. So ten thousand silent connections
-//! cost a fixed amount of memory, and one that knows what it wants gets through.
+//! in a waiting room of fixed size, for a short time, and may say little. Seats are counted by
+//! source address: when the room is full, the address that has most of them loses its oldest. So
+//! ten thousand silent connections cost a fixed amount of memory, and whoever floods from one
+//! address shortens the time of that address alone.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll},
@@ -34,6 +35,10 @@ use crate::{
 /// Peers that have proved nothing yet. Each costs up to 100 KB (buffers of TLS and HTTP/2).
 const WAITING_ROOM: usize = 256;
 
+/// Seats of one source address: enough for a network behind one address that connects anew all at
+/// once, and never the whole room.
+const SEATS_OF_ONE: usize = 128;
+
 /// From the connection to the end of the handshake: four round trips, on a bad link.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -42,6 +47,9 @@ const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a stranger may say in that time: an enrolment has some 2 KB.
 const STRANGER_BYTES: usize = 256 << 10;
+
+/// From a revocation to the end of the connection: what was at work ends meanwhile, and says why.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Accepted connections that wait for the server to take them.
 const QUEUE: usize = 64;
@@ -63,8 +71,12 @@ pub struct Connection {
     stream: Stream,
     peer: Peer,
     stranger: Option<Stranger>,
+    /// Resolves when its identity was removed.
+    removed: Option<Removed>,
     _share: Option<ConnectionShare>,
 }
+
+type Removed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 enum Stream {
     Plain(TcpStream),
@@ -121,14 +133,14 @@ async fn accept(
                 let Ok(share) = admission.connection(&Proof::NotAsked) else { continue };
                 let peer = Peer { address: Some(address), proof: Proof::NotAsked };
                 let connection =
-                    Connection { stream: Stream::Plain(stream), peer, stranger: None, _share: Some(share) };
+                    Connection { stream: Stream::Plain(stream), peer, stranger: None, removed: None, _share: Some(share) };
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
             }
             Some(tls) => {
                 let (tls, admission, sender) = (tls.clone(), admission.clone(), sender.clone());
-                let seat = room.enter();
+                let seat = room.enter(Source::of(address.ip()));
                 handshakes.spawn(async move {
                     if let Some(connection) = shake_hands(&tls, (stream, address), seat, &admission).await {
                         let _ = sender.send(Ok(connection)).await;
@@ -172,31 +184,74 @@ async fn shake_hands(
         timeout: Box::pin(sleep(STRANGER_TIMEOUT)),
         left_bytes: STRANGER_BYTES,
     });
+    let removed = share.is_some().then(|| closing(admission.clone(), proof.clone()));
     let peer = Peer { address: Some(address), proof };
-    Some(Connection { stream: Stream::Tls(Box::new(stream)), peer, stranger, _share: share })
+    Some(Connection { stream: Stream::Tls(Box::new(stream)), peer, stranger, removed, _share: share })
+}
+
+/// Resolves when the connection of who has proved this is to be closed.
+fn closing(admission: Admission, proof: Proof) -> Removed {
+    Box::pin(async move {
+        let _ = admission.removed(&proof).await;
+        sleep(LAST_WORDS).await;
+    })
+}
+
+/// Whom a seat counts for: an IPv4 address, or the /64 that one IPv6 host has all addresses of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Source(IpAddr);
+
+impl Source {
+    /// Of a connection from that address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Self(IpAddr::from([a, b, c, d, 0, 0, 0, 0]))
+            }
+            address => Self(address),
+        }
+    }
 }
 
 /// Those who are there longest are in front.
 #[derive(Default)]
-struct WaitingRoom(Mutex<VecDeque<oneshot::Sender<()>>>);
+struct WaitingRoom(Mutex<VecDeque<(Source, oneshot::Sender<()>)>>);
 
 /// A place in the room; it resolves when somebody else needs it.
 struct Seat(oneshot::Receiver<()>);
 
 impl WaitingRoom {
-    fn enter(&self) -> Seat {
+    fn enter(&self, source: Source) -> Seat {
         let (sender, receiver) = oneshot::channel();
         let mut seats = self.0.lock().expect("not poisoned");
-        if seats.len() >= WAITING_ROOM {
-            seats.retain(|seat| !seat.is_closed());
+        let of_one = |seats: &VecDeque<(Source, _)>| seats.iter().filter(|(other, _)| *other == source).count();
+        if seats.len() >= WAITING_ROOM || of_one(&seats) >= SEATS_OF_ONE {
+            seats.retain(|(_, seat)| !seat.is_closed());
         }
-        if seats.len() >= WAITING_ROOM {
-            // Dropped, which its holder notices.
-            seats.pop_front();
+        let loser = match (of_one(&seats) >= SEATS_OF_ONE, seats.len() >= WAITING_ROOM) {
+            (true, _) => Some(source),
+            (_, true) => most_seated(&seats),
+            _ => None,
+        };
+        // Dropped, which its holder notices.
+        if let Some(oldest) = seats.iter().position(|(other, _)| Some(*other) == loser) {
+            seats.remove(oldest);
         }
-        seats.push_back(sender);
+        seats.push_back((source, sender));
         Seat(receiver)
     }
+}
+
+/// The source with most seats; among equals, the one whose oldest seat is the oldest.
+fn most_seated<T>(seats: &VecDeque<(Source, T)>) -> Option<Source> {
+    let mut counts = HashMap::new();
+    for (source, _) in seats {
+        *counts.entry(*source).or_insert(0_usize) += 1;
+    }
+    let most = counts.values().max()?;
+    seats.iter().map(|(source, _)| *source).find(|source| counts.get(source) == Some(most))
 }
 
 /// The bounds of a connection whose peer is nobody.
@@ -218,6 +273,9 @@ impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.stranger.as_mut().is_some_and(|stranger| stranger.is_over(cx)) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        if self.removed.as_mut().is_some_and(|removed| removed.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         let before = buffer.filled().len();
         let polled = match &mut self.stream {
@@ -274,5 +332,46 @@ impl Connected for Connection {
 
     fn connect_info(&self) -> Peer {
         self.peer.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(text: &str) -> Source {
+        Source::of(text.parse().unwrap())
+    }
+
+    fn is_lost(seat: &mut Seat) -> bool {
+        matches!(seat.0.try_recv(), Err(oneshot::error::TryRecvError::Closed))
+    }
+
+    #[test]
+    fn a_flood_takes_the_seats_of_its_own_address_alone() {
+        let room = WaitingRoom::default();
+        let mut victim = room.enter(source("127.0.0.2"));
+        let mut flood: Vec<_> = (0..10_000).map(|_| room.enter(source("127.0.0.1"))).collect();
+        assert!(!is_lost(&mut victim));
+        assert_eq!(flood.iter_mut().filter_map(|seat| (!is_lost(seat)).then_some(())).count(), SEATS_OF_ONE);
+    }
+
+    #[test]
+    fn when_many_addresses_fill_the_room_the_greediest_loses() {
+        let room = WaitingRoom::default();
+        let mut victim = room.enter(source("192.0.2.200"));
+        let mut flood = Vec::new();
+        for round in 0..20_u8 {
+            flood.extend((1..100).map(|host| room.enter(source(&format!("198.51.100.{}", host + round % 2)))));
+        }
+        assert!(!is_lost(&mut victim));
+        assert!(flood.iter_mut().filter_map(|seat| (!is_lost(seat)).then_some(())).count() < WAITING_ROOM);
+    }
+
+    #[test]
+    fn one_host_has_one_source() {
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:2"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:192.0.2.1"), source("192.0.2.1"));
     }
 }

@@ -13,7 +13,11 @@ use super::{
     register::{Certificate, Register, TOKEN_LIFETIME_S},
 };
 
-const DAY_S: u64 = 24 * 3600;
+const HOUR_S: u64 = 3600;
+const DAY_S: u64 = 24 * HOUR_S;
+
+/// Digits of a certificate's SHA-256 in a list: no two share them by chance.
+const SHOWN_DIGITS: usize = 16;
 
 /// Makes the authority, the executor's certificate for `names` and an empty register.
 ///
@@ -78,19 +82,35 @@ pub fn revoke(directory: &Path, identity: &str) -> Result<String, TlsError> {
     })
 }
 
+/// Takes the one certificate of `identity` back whose SHA-256 begins with `prefix`.
+///
+/// # Errors
+/// [`TlsError`].
+pub fn revoke_one(directory: &Path, identity: &str, prefix: &str) -> Result<String, TlsError> {
+    let revoked = Register::at(directory).revoke_one(identity, prefix)?;
+    let none = || TlsError::NoSuchCertificate { identity: identity.to_owned(), prefix: prefix.to_owned() };
+    let sha256 = revoked.ok_or_else(none)?;
+    Ok(format!("took the certificate {sha256} of {identity} back\n"))
+}
+
 /// One line for each certificate.
 ///
 /// # Errors
 /// [`TlsError`].
 pub fn list(directory: &Path) -> Result<String, TlsError> {
     let now = now_s();
-    let line = |Certificate { identity, issued_s, expires_s, revoked }: &Certificate| {
-        let state = match (revoked, expires_s.checked_sub(now)) {
-            (true, _) => "revoked".to_owned(),
-            (_, None) => "expired".to_owned(),
-            (_, Some(left_s)) => format!("good for {} days", left_s / DAY_S),
+    let line = |certificate: &Certificate| {
+        let Certificate { sha256, identity, issued_s, expires_s, revoked, superseded_s } = certificate;
+        let state = match (revoked, superseded_s, expires_s.checked_sub(now)) {
+            (true, ..) => "revoked".to_owned(),
+            (_, Some(at), _) if *at <= now => "replaced".to_owned(),
+            (_, Some(at), _) => format!("replaced, good for {} hours more", (at - now).div_ceil(HOUR_S)),
+            (.., None) => "expired".to_owned(),
+            (.., Some(left_s)) => format!("good for {} days", left_s / DAY_S),
         };
-        format!("{identity}: issued {} days ago, {state}\n", now.saturating_sub(*issued_s) / DAY_S)
+        let age_days = now.saturating_sub(*issued_s) / DAY_S;
+        let prefix = sha256.get(..SHOWN_DIGITS).unwrap_or(sha256);
+        format!("{identity}: {prefix} issued {age_days} days ago, {state}\n")
     };
     Ok(Register::at(directory).certificates()?.iter().map(line).collect())
 }

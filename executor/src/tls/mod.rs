@@ -66,6 +66,17 @@ pub enum TlsError {
     /// The register is full.
     #[error("the register has {0} certificates, as many as there may be; run: posh-executor revoke NAME")]
     Full(usize),
+    /// One identity has all that it may.
+    #[error("`{0}` has {1} certificates, as many as one may have; run: posh-executor revoke {0} --certificate SHA256")]
+    FullOf(String, usize),
+    /// Nothing to revoke.
+    #[error("`{identity}` has no certificate, or several, whose SHA-256 begins with {prefix}; posh-executor list shows them")]
+    NoSuchCertificate {
+        /// Whose it should be.
+        identity: String,
+        /// How it was named.
+        prefix: String,
+    },
 }
 
 /// The cryptography that all of this uses.

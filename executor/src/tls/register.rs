@@ -7,7 +7,7 @@ use std::{
     fs::{File, OpenOptions},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, RwLock},
+    sync::{Arc, Mutex, RwLock},
 };
 
 use posh_proto::{
@@ -28,8 +28,21 @@ pub const TOKEN_LIFETIME_S: u64 = 3600;
 /// So long an expired certificate is still told apart from an unknown one.
 const REMEMBERED_S: u64 = 180 * 24 * 3600;
 
-/// Some hundred gateways with some renewals each; the file is read whole.
+/// The file is read whole: this bounds it, and no identity can come near it.
 const MAX_CERTIFICATES: usize = 10_000;
+
+/// Certificates of one identity that the register keeps, those included that do not count any
+/// more: some tens of workstations. Only an administrator's tokens add to them; a renewal replaces.
+pub const MAX_OF_ONE: usize = 64;
+
+/// So long a certificate counts after it was renewed, in case its successor did not arrive.
+pub const SUPERSEDED_S: u64 = 24 * 3600;
+
+/// Successors of one certificate that count: gateways of one user may renew at the same time.
+const SUCCESSORS: usize = 3;
+
+/// Digits of a certificate's SHA-256 that name it.
+const PREFIX_DIGITS: usize = 8;
 
 /// What the file holds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -47,6 +60,12 @@ struct Entry {
     issued_s: u64,
     expires_s: u64,
     revoked: bool,
+    /// The certificate over which this one was got.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    replaces: Option<String>,
+    /// When it ended or ends because there is a successor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    superseded_s: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,6 +79,8 @@ struct Pending {
 /// What is known of a certificate, for `posh-executor list`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
+    /// Its SHA-256, in hexadecimal digits.
+    pub sha256: String,
     /// Whom it was issued to.
     pub identity: String,
     /// When, in seconds since 1970.
@@ -68,6 +89,8 @@ pub struct Certificate {
     pub expires_s: u64,
     /// It was taken back.
     pub revoked: bool,
+    /// Until when it counts beside its successor, if it has one.
+    pub superseded_s: Option<u64>,
 }
 
 /// Why a certificate or a token is not taken, for the user that shows it.
@@ -82,6 +105,9 @@ pub enum Invalid {
     /// Too old.
     #[error("the certificate of `{0}` has expired; {ENROL}")]
     Expired(String),
+    /// Renewed long ago.
+    #[error("the certificate of `{0}` was replaced by a newer one; {ENROL}")]
+    Superseded(String),
     /// No such token, or used already: there is no difference any more.
     #[error("the token is not valid: mistyped, used already, or taken back; {NEW_TOKEN}")]
     Token,
@@ -102,6 +128,7 @@ pub struct Register {
     path: PathBuf,
     authority: Authority,
     known: RwLock<Option<(Stamp, Arc<Known>)>>,
+    revocations: Mutex<Vec<Revocation>>,
 }
 
 /// When a file is another one.
@@ -115,15 +142,27 @@ struct Stamp {
     owner: u32,
 }
 
-/// The certificates of a content, to be looked up.
+/// A content, to be looked up.
 #[derive(Debug)]
-struct Known(HashMap<Fingerprint, Certificate>);
+struct Known {
+    certificates: HashMap<Fingerprint, Certificate>,
+    tokens: Vec<Fingerprint>,
+}
+
+/// A certificate that was revoked while the executor was running.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revocation {
+    /// Whose.
+    pub identity: String,
+    /// Its SHA-256, in hexadecimal digits.
+    pub sha256: String,
+}
 
 impl Register {
     /// Of that directory; looks at nothing.
     #[must_use]
     pub fn at(directory: &Path) -> Self {
-        Self { path: directory.join(REGISTER_FILE), authority: Authority::at(directory), known: RwLock::default() }
+        Self { path: directory.join(REGISTER_FILE), authority: Authority::at(directory), known: RwLock::default(), revocations: Mutex::default() }
     }
 
     /// Begins an empty register for an executor that is reached by `names`.
@@ -159,10 +198,13 @@ impl Register {
             tracing::error!(error = ?error, "cannot read the register of certificates: {error}");
             Invalid::Register
         })?;
-        let entry = known.0.get(certificate).ok_or(Invalid::Unknown)?;
+        let entry = known.certificates.get(certificate).ok_or(Invalid::Unknown)?;
         match entry {
             Certificate { revoked: true, identity, .. } => Err(Invalid::Revoked(identity.clone())),
             Certificate { expires_s, identity, .. } if *expires_s <= now_s() => Err(Invalid::Expired(identity.clone())),
+            Certificate { superseded_s: Some(at), identity, .. } if *at <= now_s() => {
+                Err(Invalid::Superseded(identity.clone()))
+            }
             Certificate { identity, .. } => Ok(identity.clone()),
         }
     }
@@ -207,19 +249,45 @@ impl Register {
         }
         let identity = content.tokens.swap_remove(found).identity;
         let issued = self.authority.issue(request, &identity)?;
-        self.enter(&mut content, &identity, &issued)?;
+        self.enter(&mut content, &identity, &issued, None)?;
         drop(lock);
         Ok(Ok((identity, issued)))
     }
 
-    /// Signs another request for an identity that has a certificate.
+    /// Whether that is the secret of a token, also of one that has expired.
+    #[must_use]
+    pub fn has_token(&self, secret: &[u8]) -> bool {
+        let offered = Fingerprint::of(secret);
+        // All are compared, in the same time: the place of one says nothing either.
+        self.known().is_ok_and(|known| known.tokens.iter().fold(false, |found, token| found | token.is(&offered)))
+    }
+
+    /// Signs another request for the identity of that certificate, which it replaces. The one that
+    /// was replaced before is gone: whoever renews has received the present one. So an enrolment has
+    /// one certificate before the present one at most, and [`SUCCESSORS`] after it.
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn renew(&self, identity: &str, request: &[u8]) -> Result<Issued, TlsError> {
+    pub fn renew(&self, identity: &str, present: &Fingerprint, request: &[u8]) -> Result<Issued, TlsError> {
         let _lock = self.lock()?;
+        let mut content = self.load()?;
         let issued = self.authority.issue(request, identity)?;
-        self.enter(&mut self.load()?, identity, &issued)?;
+        let present = present.to_string();
+        let entries = &mut content.certificates;
+        if let Some(before) = entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone()) {
+            // With what others got over that one and never used; revoked ones are remembered.
+            let is_before = |e: &Entry| e.sha256 == before || e.replaces.as_ref() == Some(&before);
+            entries.retain(|entry| entry.revoked || entry.sha256 == present || !is_before(entry));
+        }
+        let mut successors: Vec<_> = entries.iter().filter(|e| e.replaces.as_ref() == Some(&present)).collect();
+        successors.sort_by_key(|entry| entry.issued_s);
+        let surplus = (successors.len() + 1).saturating_sub(SUCCESSORS);
+        let surplus: Vec<_> = successors.into_iter().take(surplus).map(|entry| entry.sha256.clone()).collect();
+        entries.retain(|entry| entry.revoked || !surplus.contains(&entry.sha256));
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.sha256 == present) {
+            entry.superseded_s = Some(now_s() + SUPERSEDED_S);
+        }
+        self.enter(&mut content, identity, &issued, Some(present))?;
         Ok(issued)
     }
 
@@ -229,7 +297,7 @@ impl Register {
     /// [`TlsError`].
     pub fn note(&self, identity: &str, issued: &Issued) -> Result<(), TlsError> {
         let _lock = self.lock()?;
-        self.enter(&mut self.load()?, identity, issued)
+        self.enter(&mut self.load()?, identity, issued, None)
     }
 
     /// Takes all certificates and tokens of `identity` back; how many there were.
@@ -250,6 +318,32 @@ impl Register {
         Ok(count)
     }
 
+    /// Takes the one certificate back whose SHA-256 begins with `prefix`, with those that were got
+    /// over it: its SHA-256. `None` if there is none of `identity`, or more than one.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn revoke_one(&self, identity: &str, prefix: &str) -> Result<Option<String>, TlsError> {
+        let prefix = prefix.to_ascii_lowercase();
+        let mut revoked = None;
+        self.change(|content| {
+            let of_it = |entry: &&mut Entry| entry.identity == identity && entry.sha256.starts_with(&prefix);
+            let found: Vec<_> = content.certificates.iter_mut().filter(of_it).map(|e| e.sha256.clone()).collect();
+            if let ([sha256], true) = (&found[..], prefix.len() >= PREFIX_DIGITS) {
+                revoke_with_successors(&mut content.certificates, sha256);
+                revoked = Some(sha256.clone());
+            }
+        })?;
+        Ok(revoked)
+    }
+
+    /// What was revoked since the last time that this was asked, as far as the register was looked at.
+    pub fn take_revocations(&self) -> Vec<Revocation> {
+        // Also when no call has come that would have looked.
+        let _ = self.known();
+        std::mem::take(&mut *self.revocations.lock().expect("not poisoned"))
+    }
+
     /// All certificates, oldest first.
     ///
     /// # Errors
@@ -259,16 +353,22 @@ impl Register {
         Ok(content.certificates.iter().map(Certificate::from).collect())
     }
 
-    fn enter(&self, content: &mut Content, identity: &str, issued: &Issued) -> Result<(), TlsError> {
-        if content.certificates.len() >= MAX_CERTIFICATES {
-            return Err(TlsError::Full(MAX_CERTIFICATES));
-        }
+    fn enter(
+        &self,
+        content: &mut Content,
+        identity: &str,
+        issued: &Issued,
+        replaces: Option<String>,
+    ) -> Result<(), TlsError> {
+        make_room(&mut content.certificates, identity)?;
         content.certificates.push(Entry {
             sha256: Fingerprint::of(&issued.certificate).to_string(),
             identity: identity.to_owned(),
             issued_s: issued.valid_s.start,
             expires_s: issued.valid_s.end,
             revoked: false,
+            replaces,
+            superseded_s: None,
         });
         self.save(content)
     }
@@ -317,12 +417,25 @@ impl Register {
         {
             return Ok(known.clone());
         }
-        let entries = self.load()?.certificates;
-        let pairs = entries.iter().filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
-        let known = Arc::new(Known(pairs.collect()));
+        let content = self.load()?;
+        let entries = content.certificates.iter();
+        let pairs = entries.filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
+        let tokens = content.tokens.iter().filter_map(|token| token.sha256.parse().ok());
+        let known = Arc::new(Known { certificates: pairs.collect(), tokens: tokens.collect() });
         // The stamp is from before: a change since then is seen next time.
-        *self.known.write().expect("not poisoned") = stamp.map(|stamp| (stamp, known.clone()));
+        let stamped = stamp.map(|stamp| (stamp, known.clone()));
+        let before = std::mem::replace(&mut *self.known.write().expect("not poisoned"), stamped);
+        if let Some((_, before)) = before {
+            self.note_revocations(&before, &known);
+        }
         Ok(known)
+    }
+
+    fn note_revocations(&self, before: &Known, now: &Known) {
+        let was_revoked = |sha256: &Fingerprint| before.certificates.get(sha256).is_some_and(|entry| entry.revoked);
+        let fresh = now.certificates.iter().filter(|(sha256, entry)| entry.revoked && !was_revoked(sha256));
+        let fresh = fresh.map(|(_, entry)| Revocation { identity: entry.identity.clone(), sha256: entry.sha256.clone() });
+        self.revocations.lock().expect("not poisoned").extend(fresh);
     }
 
     fn stamp(&self) -> Option<Stamp> {
@@ -339,7 +452,49 @@ impl Register {
 
 impl From<&Entry> for Certificate {
     fn from(entry: &Entry) -> Self {
-        let Entry { identity, issued_s, expires_s, revoked, .. } = entry;
-        Self { identity: identity.clone(), issued_s: *issued_s, expires_s: *expires_s, revoked: *revoked }
+        Self {
+            sha256: entry.sha256.clone(),
+            identity: entry.identity.clone(),
+            issued_s: entry.issued_s,
+            expires_s: entry.expires_s,
+            revoked: entry.revoked,
+            superseded_s: entry.superseded_s,
+        }
     }
+}
+
+impl Entry {
+    fn counts(&self, now: u64) -> bool {
+        !self.revoked && now < self.expires_s && self.superseded_s.is_none_or(|at| now < at)
+    }
+}
+
+/// Whoever had the key of a revoked certificate may have renewed over it.
+fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
+    let mut revoked = vec![sha256.to_owned()];
+    while let Some(sha256) = revoked.pop() {
+        for entry in certificates.iter_mut() {
+            if entry.sha256 == sha256 {
+                entry.revoked = true;
+            }
+            if entry.replaces.as_ref() == Some(&sha256) && !entry.revoked {
+                revoked.push(entry.sha256.clone());
+            }
+        }
+    }
+}
+
+/// For one more of `identity`: what does not count any more goes before anything is refused.
+fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsError> {
+    let now = now_s();
+    certificates.retain(|entry| entry.revoked || entry.superseded_s.is_none_or(|at| now < at));
+    while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
+        let spent = certificates.iter().position(|entry| entry.identity == identity && !entry.counts(now));
+        let Some(spent) = spent else { return Err(TlsError::FullOf(identity.to_owned(), MAX_OF_ONE)) };
+        certificates.remove(spent);
+    }
+    if certificates.len() >= MAX_CERTIFICATES {
+        return Err(TlsError::Full(MAX_CERTIFICATES));
+    }
+    Ok(())
 }

@@ -135,12 +135,22 @@ impl Program {
 
     /// With more lines for `[confinement]`.
     pub fn with(command: &mut Command, store: &Path, confinement: &str) -> Self {
+        Self::configured(command, store, confinement, str::to_owned)
+    }
+
+    /// With a configuration that is changed first.
+    fn configured(
+        command: &mut Command,
+        store: &Path,
+        confinement: &str,
+        change: impl Fn(&str) -> String,
+    ) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
         let text = format!(
             "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{confinement}",
             store.to_str().unwrap()
         );
-        configuration.write_all(text.as_bytes()).unwrap();
+        configuration.write_all(change(&text).as_bytes()).unwrap();
         let readable = std::fs::Permissions::from_mode(0o644);
         configuration.as_file().set_permissions(readable).unwrap();
         command.arg("--config").arg(configuration.path());
@@ -221,6 +231,72 @@ async fn nobody_needs_to_read_its_log() {
     for _ in 0..3 {
         assert_eq!(run(&client, command(&["sh", "-c", "echo there"]), bytes::Bytes::new()).await.text(), "there\n");
     }
+}
+
+/// Threads that hang on a log that nobody takes do not keep it from ending.
+#[tokio::test]
+async fn it_ends_when_told_though_all_its_threads_hang() {
+    let store = tempfile::tempdir().unwrap();
+    let drain = |text: &str| format!("drain_seconds = 1\n{text}");
+    let mut executor = Program::configured(program().env("RUST_LOG", "info"), store.path(), "", drain);
+    let client = connect(executor.address()).await;
+    // Each is a line, until the pipe is full and nothing goes on.
+    let mut spec = pipeline(&["true"]);
+    spec.run_id = "x".repeat(2000);
+    spec.stages[0].cwd = "/".repeat(250).into();
+    let hanging = async {
+        loop {
+            let runs: Vec<_> = (0..64).map(|_| tokio::spawn({
+                let (client, spec) = (client.clone(), spec.clone());
+                async move { run(&client, spec, bytes::Bytes::new()).await }
+            })).collect();
+            for run in runs {
+                let _ = run.await;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(4), hanging).await;
+    kill(executor.pid(), Signal::SIGTERM).unwrap();
+    let longest = posh_executor::longest_end(Duration::from_secs(1)) + Duration::from_secs(5);
+    let ended = async {
+        while executor.child.try_wait().unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(longest, ended).await.expect("it ends all the same");
+}
+
+#[tokio::test]
+async fn the_record_tells_beginnings_and_survives_a_kill() {
+    let store = tempfile::tempdir().unwrap();
+    let audit = store.path().join("audit");
+    let with_record = |text: &str| format!("audit = {:?}\n{text}", audit.to_str().unwrap());
+    let mut executor = Program::configured(&mut program(), store.path(), "", with_record);
+    let client = connect(executor.address()).await;
+    assert_eq!(run(&client, pipeline(&["echo x"]), bytes::Bytes::new()).await.text(), "x\n");
+    let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    kill(executor.pid(), Signal::SIGKILL).unwrap();
+    lock_is_free(store.path()).await;
+    let events = || {
+        let text = std::fs::read_to_string(&audit).unwrap();
+        text.lines().map(|line| line.split("\"event\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(events(), ["start", "run_begin", "run_end", "run_begin"]);
+    let mut next = Program::configured(&mut program(), store.path(), "", with_record);
+    let _ = next.address();
+    let text = std::fs::read_to_string(&audit).unwrap();
+    assert!(text.lines().last().unwrap().contains("\"killed\":true"), "{text}");
+    kill(next.pid(), Signal::SIGTERM).unwrap();
+    let _ = next.child.wait();
+    assert_eq!(events().last().unwrap(), "stop");
+    let verify = || program().args(["audit", "verify"]).arg(&audit).output().unwrap();
+    assert!(verify().status.success(), "{:?}", verify());
+    std::fs::write(&audit, text.replace("\"programs\":[\"echo\"]", "\"programs\":[\"cat\"]")).unwrap();
+    let broken = verify();
+    assert_eq!(broken.status.code(), Some(1));
+    let said = String::from_utf8(broken.stdout).unwrap();
+    assert!(said.contains("audit:3: the line before it is not the one"), "{said}");
 }
 
 #[tokio::test]

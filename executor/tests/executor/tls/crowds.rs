@@ -18,7 +18,7 @@ const KEPT: usize = 256;
 const MEMORY_MB: usize = 150;
 
 /// The resident memory of this process.
-fn memory_mb() -> usize {
+pub fn memory_mb() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() / 1024

@@ -4,6 +4,7 @@ mod crowds;
 mod refused;
 mod rights;
 mod secrets;
+mod shares;
 
 use std::{
     fs,

@@ -1,0 +1,230 @@
+//! The file of the audit record as a chain: each line names the SHA-256 of the line before it, over
+//! rotations too, and a file beside it (`.head`) holds the number and the hash of the last one. So a
+//! line that was removed, changed or moved is noticed, at the end also. One process writes at a
+//! time, and each record is one write(2): what a killed executor leaves is whole, or a last line
+//! without a newline, which the next start closes and says so.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use posh_proto::token::Fingerprint;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The hash before the first line.
+pub const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// What is read of a file's end to find its last line: records are far shorter.
+const TAIL_BYTES: u64 = 1 << 20;
+
+/// One line.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Line {
+    /// Counted from 1, and over rotations.
+    pub seq: u64,
+    /// The SHA-256 of the line before.
+    pub prev: String,
+    /// Seconds since 1970.
+    pub at_s: u64,
+    /// The kind of record.
+    pub event: String,
+    /// What the record says.
+    #[serde(flatten)]
+    pub record: Map<String, Value>,
+}
+
+/// The last line, by number and hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// Its number.
+    pub seq: u64,
+    /// Its SHA-256.
+    pub sha256: String,
+}
+
+/// The state in which a start finds the record; all is well if nothing is set.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// The last line was cut off while it was written.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub torn: bool,
+    /// The executor before did not record its end.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub killed: bool,
+    /// The last line is not the one that was written.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub altered: bool,
+    /// So many records are gone from the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
+}
+
+/// The record, to be appended to.
+#[derive(Debug)]
+pub struct Chain {
+    path: PathBuf,
+    head_file: File,
+    last: Head,
+}
+
+impl Head {
+    const fn none() -> Self {
+        Self { seq: 0, sha256: String::new() }
+    }
+
+    fn hash(&self) -> &str {
+        if self.sha256.is_empty() { NO_HASH } else { &self.sha256 }
+    }
+
+    /// As the file beside the record at `path` has it.
+    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+        let text = match std::fs::read_to_string(head_path(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (seq, sha256) = text.trim_end().split_once(' ')?;
+        Some(Self { seq: seq.parse().ok()?, sha256: sha256.to_owned() })
+    }
+
+    /// Always as long as before, so that one write replaces it.
+    fn text(&self) -> String {
+        format!("{:020} {}\n", self.seq, self.hash())
+    }
+}
+
+fn head_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".head");
+    name.into()
+}
+
+impl Chain {
+    /// Goes on with the record at `path`.
+    ///
+    /// # Errors
+    /// When it can't be written, or another process writes it.
+    pub fn open(path: &Path) -> io::Result<(Self, Found)> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut head_file = options.open(head_path(path))?;
+        head_file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::Error::other("another executor writes this record"),
+            TryLockError::Error(error) => error,
+        })?;
+        let mut text = String::new();
+        head_file.read_to_string(&mut text)?;
+        let known = Head::parse(&text);
+        let mut found = Found::default();
+        let last = last_line(path, &mut found)?;
+        let last = agree(known, last, &mut found);
+        Ok((Self { path: path.to_owned(), head_file, last }, found))
+    }
+
+    /// Adds a record.
+    ///
+    /// # Errors
+    /// When it can't be written; the record is as it was then.
+    pub fn append(&mut self, event: &str, record: Map<String, Value>) -> io::Result<()> {
+        let at_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        let (seq, prev) = (self.last.seq + 1, self.last.hash().to_owned());
+        let line = serde_json::to_string(&Line { seq, prev, at_s, event: event.to_owned(), record })?;
+        let line = escape(&line);
+        let last = Head { seq, sha256: hash(line.as_bytes()) };
+        // By its name each time, so that who rotates logs need not tell us.
+        let mut file = appending(&self.path)?;
+        let length = file.metadata()?.len();
+        let bytes = [line.as_bytes(), b"\n"].concat();
+        match file.write(&bytes) {
+            Ok(count) if count == bytes.len() => {}
+            other => {
+                file.set_len(length)?;
+                return Err(other.err().unwrap_or_else(|| io::ErrorKind::StorageFull.into()));
+            }
+        }
+        self.last = last;
+        self.head_file.write_all_at(self.last.text().as_bytes(), 0)
+    }
+}
+
+/// The end of the file, a torn line closed.
+fn last_line(path: &Path, found: &mut Found) -> io::Result<Option<Result<Head, ()>>> {
+    let mut file = appending(path)?;
+    let length = file.metadata()?.len();
+    let mut reading = File::open(path)?;
+    reading.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+    let mut tail = Vec::new();
+    reading.read_to_end(&mut tail)?;
+    if tail.is_empty() {
+        return Ok(None);
+    }
+    found.torn = tail.pop_if(|byte| *byte == b'\n').is_none();
+    let mut lines = tail.rsplit(|byte| *byte == b'\n');
+    let last = lines.next().unwrap_or_default();
+    if found.torn {
+        file.write_all(b"\n")?;
+        found.killed = true;
+        let seq = lines.next().and_then(parse).map_or(0, |line| line.seq);
+        return Ok(Some(Ok(Head { seq, sha256: hash(last) })));
+    }
+    let line = parse(last);
+    found.killed = line.as_ref().is_none_or(|line| line.event != super::STOP);
+    Ok(Some(line.map(|line| Head { seq: line.seq, sha256: hash(last) }).ok_or(())))
+}
+
+/// With which line to go on.
+fn agree(known: Option<Head>, last: Option<Result<Head, ()>>, found: &mut Found) -> Head {
+    match (known, last) {
+        (known, None) => known.unwrap_or(Head::none()),
+        (None, Some(last)) => last.unwrap_or_else(|()| {
+            found.altered = true;
+            Head::none()
+        }),
+        (Some(known), Some(Err(()))) => {
+            found.altered = true;
+            known
+        }
+        (Some(known), Some(Ok(last))) if last.seq < known.seq => {
+            found.lost = Some(known.seq - last.seq);
+            known
+        }
+        (Some(known), Some(Ok(last))) => {
+            found.altered = !found.torn && last.seq == known.seq && last.sha256 != known.sha256;
+            last
+        }
+    }
+}
+
+/// A line of the record; `None` if it is none.
+pub fn parse(line: &[u8]) -> Option<Line> {
+    serde_json::from_slice(line).ok()
+}
+
+/// The hash by which the next line names this one.
+pub fn hash(line: &[u8]) -> String {
+    Fingerprint::of(line).to_string()
+}
+
+/// JSON leaves the control characters beyond ASCII's first 32 as they are; a terminal heeds them.
+fn escape(line: &str) -> String {
+    let mut escaped = String::with_capacity(line.len());
+    for character in line.chars() {
+        match character {
+            '\u{7f}'..='\u{9f}' => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+fn appending(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}

@@ -1,0 +1,345 @@
+//! The audit record: what was done here, by whom, and who was refused. One line of JSON for each
+//! beginning and end, in a file that shows when a line was removed or changed ([`chain`],
+//! [`verify`]). Never arguments, environment, contents or secrets.
+//!
+//! One thread writes; others hand it their records through a bounded queue. Whoever begins something
+//! waits until that is written, and does not begin it where it can't be: while the record can't
+//! be written, nothing is done that would be missing in it.
+
+mod chain;
+mod verify;
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use posh_proto::{executor::rejected::Kind, token::Fingerprint};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+pub use self::verify::{Verdict, verify};
+use self::chain::Chain;
+use crate::{
+    error::{Attempt as _, Error, Refusal},
+    tls::{authority::Issued, register::Revocation},
+};
+
+/// The executor has begun; what it found of the record stands with it.
+const START: &str = "start";
+/// The executor has ended in order.
+const STOP: &str = "stop";
+
+/// Records that wait to be written.
+const QUEUE: usize = 1024;
+/// For a record that somebody waits for: a disk that takes longer is as good as none.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Refusals that are recorded at once, and in a second; of the others the number is.
+const REFUSALS_AT_ONCE: f64 = 100.0;
+const REFUSALS_PER_SECOND: f64 = 10.0;
+
+/// The way to the record, if there is one.
+#[derive(Debug, Clone, Default)]
+pub struct AuditLog(Option<Arc<Writer>>);
+
+#[derive(Debug)]
+struct Writer {
+    queue: mpsc::Sender<Entry>,
+    refusals: Mutex<(f64, Instant)>,
+    left_out: AtomicU64,
+}
+
+/// A record on its way.
+#[derive(Debug)]
+struct Entry {
+    event: &'static str,
+    record: Map<String, Value>,
+    written: Option<oneshot::Sender<io::Result<()>>>,
+}
+
+/// How somebody got a certificate.
+#[derive(Debug, Clone, Copy)]
+pub enum CertificateEvent {
+    /// With a token.
+    Enrolled,
+    /// Over the one before.
+    Renewed,
+}
+
+impl AuditLog {
+    /// Goes on with the record at `path`, and writes that the executor has begun.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn open(path: Option<&Path>) -> Result<Self, Error> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let attempt = || format!("write the audit record {}", path.display());
+        let (mut chain, found) = Chain::open(path).attempting(attempt)?;
+        if found != chain::Found::default() {
+            tracing::warn!(?found, "the audit record did not end in order");
+        }
+        let mut record = object(&found);
+        record.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
+        chain.append(START, record).attempting(attempt)?;
+        let (queue, entries) = mpsc::channel(QUEUE);
+        thread::Builder::new().name("audit".to_owned()).spawn(move || write_all(chain, entries)).attempting(attempt)?;
+        let refusals = Mutex::new((REFUSALS_AT_ONCE, Instant::now()));
+        Ok(Self(Some(Arc::new(Writer { queue, refusals, left_out: AtomicU64::new(0) }))))
+    }
+
+    /// Records that something begins; it may begin once this returns.
+    ///
+    /// # Errors
+    /// The record can't be written.
+    pub(crate) async fn begin(&self, event: &'static str, record: &(impl Serialize + Sync)) -> Result<(), Refusal> {
+        let Some(writer) = &self.0 else { return Ok(()) };
+        let (written, done) = oneshot::channel();
+        let entry = Entry { event, record: object(record), written: Some(written) };
+        let writing = async {
+            writer.queue.send(entry).await.map_err(|_| io::ErrorKind::BrokenPipe)?;
+            done.await.map_err(|_| io::ErrorKind::BrokenPipe)?
+        };
+        let outcome = tokio::time::timeout(WRITE_TIMEOUT, writing).await;
+        outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
+            tracing::error!(%error, "cannot write the audit record");
+            Refusal::new(Kind::Overloaded, "the executor cannot write its audit record just now; its log says why")
+        })
+    }
+
+    /// Records what has happened. Waits for room in the queue, not for the disk.
+    pub(crate) async fn note(&self, event: &'static str, record: &(impl Serialize + Sync)) {
+        let Some(writer) = &self.0 else { return };
+        let entry = Entry { event, record: object(record), written: None };
+        if tokio::time::timeout(WRITE_TIMEOUT, writer.queue.send(entry)).await.is_err() {
+            writer.left_out.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(event, "the audit record is not written: a record is left out");
+        }
+    }
+
+    /// The end of a volume's session.
+    pub async fn write(&self, record: impl Serialize + Send + Sync + 'static) {
+        self.note("volume_end", &record).await;
+    }
+
+    /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the number.
+    pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) {
+        let Some(writer) = &self.0 else { return };
+        if !writer.may_record_refusal() {
+            writer.left_out.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.try_note("refused", json!({ "identity": identity, "peer": peer, "what": what }));
+    }
+
+    /// Records a certificate that was issued.
+    pub(crate) fn certificate(&self, event: CertificateEvent, identity: &str, peer: &str, issued: &Issued) {
+        let event = match event {
+            CertificateEvent::Enrolled => "enrolled",
+            CertificateEvent::Renewed => "renewed",
+        };
+        let sha256 = Fingerprint::of(&issued.certificate).to_string();
+        let record = json!({
+            "identity": identity, "peer": peer, "sha256": sha256, "expires_s": issued.valid_s.end
+        });
+        self.try_note(event, record);
+    }
+
+    /// Records a certificate that an administrator took back.
+    pub(crate) fn revoked(&self, Revocation { identity, sha256 }: &Revocation) {
+        self.try_note("revoked", json!({ "identity": identity, "sha256": sha256 }));
+    }
+
+    /// Records that the configuration was read anew; `later` takes a restart.
+    pub(crate) fn reconfigured(&self, identities: usize, later: &[&str]) {
+        self.try_note("reconfigured", json!({ "identities": identities, "after_restart": later }));
+    }
+
+    /// Records that the executor ends in order: nothing comes behind it.
+    pub(crate) async fn stop(&self) {
+        let _ = self.begin(STOP, &Map::new()).await;
+    }
+
+    fn try_note(&self, event: &'static str, record: Value) {
+        let Some(writer) = &self.0 else { return };
+        let left_out = writer.left_out.swap(0, Ordering::Relaxed);
+        let mut record = object(&record);
+        if left_out > 0 {
+            record.insert("left_out_before".to_owned(), left_out.into());
+        }
+        if writer.queue.try_send(Entry { event, record, written: None }).is_err() {
+            writer.left_out.fetch_add(left_out + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Writer {
+    fn may_record_refusal(&self) -> bool {
+        let mut bucket = self.refusals.lock().expect("not poisoned");
+        let (left, since) = *bucket;
+        let left = (left + since.elapsed().as_secs_f64() * REFUSALS_PER_SECOND).min(REFUSALS_AT_ONCE);
+        let may = left >= 1.0;
+        *bucket = (left - f64::from(u8::from(may)), Instant::now());
+        may
+    }
+}
+
+fn object(record: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(record) {
+        Ok(Value::Object(mut map)) => {
+            // The line has a time of its own.
+            map.remove("at_s");
+            map
+        }
+        _ => Map::new(),
+    }
+}
+
+fn write_all(mut chain: Chain, mut entries: mpsc::Receiver<Entry>) {
+    while let Some(Entry { event, record, written }) = entries.blocking_recv() {
+        let outcome = chain.append(event, record);
+        match (written, outcome) {
+            // Nobody waits any more, and so nothing was begun: the end says that.
+            (Some(written), outcome) => drop(written.send(outcome)),
+            (None, Err(error)) => tracing::error!(%error, event, "cannot write the audit record"),
+            (None, Ok(())) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+
+    fn written(count: usize) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::TempDir::new().unwrap();
+        let path = directory.path().join("audit");
+        let (mut chain, found) = Chain::open(&path).unwrap();
+        assert_eq!(found, chain::Found::default());
+        for number in 0..count {
+            chain.append("run_begin", object(&json!({ "n": number, "text": "a\u{9b}31m\n" }))).unwrap();
+        }
+        chain.append(STOP, Map::new()).unwrap();
+        (directory, path)
+    }
+
+    fn edited(edit: impl FnOnce(&mut Vec<String>)) -> Verdict {
+        let (_directory, path) = written(9);
+        let mut lines: Vec<_> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+        edit(&mut lines);
+        fs::write(&path, lines.join("\n") + "\n").unwrap();
+        verify(&[path]).unwrap()
+    }
+
+    #[test]
+    fn a_record_as_it_was_written_is_whole() {
+        let verdict = edited(|_| {});
+        assert!(verdict.is_whole && verdict.text.contains("10 records, whole"), "{}", verdict.text);
+        let (_directory, path) = written(1);
+        assert!(fs::read_to_string(path).unwrap().contains(r"a\u009b31m\n"));
+    }
+
+    #[test]
+    fn whatever_is_changed_is_noticed_with_its_line() {
+        type Edit = fn(&mut Vec<String>);
+        let edits: [(Edit, &str); 6] = [
+            (|lines| drop(lines.remove(3)), ":4: records 4 to 4 are missing"),
+            (|lines| lines[3] = lines[3].replace("\"n\":3", "\"n\":7"), ":5: the line before it is not the one"),
+            (|lines| lines.swap(3, 4), ":5: record 4 stands behind record 5"),
+            (|lines| lines.insert(3, "{}".to_owned()), ":4: this line is no record"),
+            (|lines| drop(lines.pop()), "records 10 to 10 are missing at its end"),
+            (|lines| lines[9] = lines[9].replace("stop", "stoq"), "its last line is not the one that was written"),
+        ];
+        for (edit, said) in edits {
+            let verdict = edited(edit);
+            assert!(!verdict.is_whole && verdict.text.contains(said), "{said}: {}", verdict.text);
+        }
+    }
+
+    #[test]
+    fn the_chain_goes_on_over_rotations() {
+        let (directory, path) = written(3);
+        let old = directory.path().join("audit.1");
+        fs::rename(&path, &old).unwrap();
+        let (mut chain, found) = Chain::open(&path).unwrap();
+        assert_eq!(found, chain::Found::default());
+        chain.append(START, Map::new()).unwrap();
+        // While it runs, too.
+        let older = directory.path().join("audit.2");
+        fs::rename(&path, &older).unwrap();
+        chain.append(STOP, Map::new()).unwrap();
+        let whole = verify(&[old.clone(), older.clone(), path.clone()]).unwrap();
+        assert!(whole.is_whole, "{}", whole.text);
+        assert!(!verify(&[old, path]).unwrap().is_whole);
+    }
+
+    #[test]
+    fn what_a_kill_leaves_is_said_by_the_next_start() {
+        let (_directory, path) = written(3);
+        let mut text = fs::read(&path).unwrap();
+        text.truncate(text.len() - 10);
+        fs::write(&path, &text).unwrap();
+        // As it was before the last record.
+        let third = text.split(|byte| *byte == b'\n').nth(2).unwrap();
+        fs::write(path.with_extension("head"), format!("{:020} {}\n", 3, chain::hash(third))).unwrap();
+        let (mut chain, found) = Chain::open(&path).unwrap();
+        assert!(found.torn && found.killed && found.lost.is_none(), "{found:?}");
+        chain.append(START, object(&found)).unwrap();
+        let verdict = verify(std::slice::from_ref(&path)).unwrap();
+        assert!(verdict.is_whole && verdict.text.contains(":4: cut off when the executor was killed"), "{}", verdict.text);
+    }
+
+    #[test]
+    fn a_record_that_was_cut_is_missed_at_the_next_start() {
+        let (_directory, path) = written(9);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.lines().take(5).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        let (mut chain, found) = Chain::open(&path).unwrap();
+        assert_eq!((found.lost, found.killed), (Some(5), true));
+        chain.append(START, object(&found)).unwrap();
+        assert!(verify(&[path]).unwrap().text.contains(":6: records 6 to 10 are missing before it"));
+    }
+
+    #[test]
+    fn two_do_not_write_one_record() {
+        let (_directory, path) = written(1);
+        let first = Chain::open(&path).unwrap();
+        assert!(Chain::open(&path).unwrap_err().to_string().contains("another executor"));
+        drop(first);
+        assert!(Chain::open(&path).is_ok());
+    }
+
+    #[tokio::test]
+    async fn nothing_begins_that_can_not_be_recorded() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let path = directory.path().join("audit");
+        let log = AuditLog::open(Some(&path)).unwrap();
+        assert!(log.begin("run_begin", &Map::new()).await.is_ok());
+        // A place where no file can be made.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert_eq!(log.begin("run_begin", &Map::new()).await.unwrap_err().kind, Kind::Overloaded);
+        fs::remove_dir(&path).unwrap();
+        assert!(log.begin("run_begin", &Map::new()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn refusals_without_end_are_counted() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let path = directory.path().join("audit");
+        let log = AuditLog::open(Some(&path)).unwrap();
+        (0..5000).for_each(|_| log.refused("-", "192.0.2.1:1", "call"));
+        log.reconfigured(1, &[]);
+        log.stop().await;
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.lines().count() < 200 && text.contains("\"left_out_before\":4"), "{}", text.lines().count());
+    }
+}
