@@ -65,7 +65,7 @@ impl Site {
         host.must(words(host, "posh-executor", &["init", "--dir", CERTIFICATES, "--name", "127.0.0.1"]))?;
         let config = format!(
             "listen = \"127.0.0.1:{EXECUTOR_PORT}\"\n[tls]\ndir = \"{CERTIFICATES}\"\n\
-             [[export]]\nname = \"s1\"\npath = \"{}\"\n[[identity]]\nname = \"bench\"\nuser = \"root\"\n",
+             [[export]]\nname = \"s1\"\npath = \"{}\"\n[[identity]]\nname = \"bench\"\nuser = \"root\"\ntrust_caller_ids = true\n",
             server_path(1).display()
         );
         services::write_file(host, EXECUTOR_CONFIG, config.as_bytes())?;

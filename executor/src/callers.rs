@@ -33,6 +33,8 @@ pub struct Caller {
     pub identity: Option<String>,
     /// Whose rights the commands have; `None`: the executor's own.
     pub user: Option<UnixUser>,
+    /// Volumes act with the ids that the workstation claims, rather than the user's.
+    pub trust_caller_ids: bool,
     /// The directories that may be used, read-only where this caller may not write.
     pub exports: Vec<Export>,
     /// The commands that may be run; `None`: those that the executor lets anybody run.
@@ -90,6 +92,14 @@ pub struct UnixUser {
     pub groups: Vec<gid_t>,
     /// Its home directory.
     pub home: PathBuf,
+}
+
+impl UnixUser {
+    /// Whether it has root's rights.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
 }
 
 /// Why there is no such account to run commands as.
@@ -175,6 +185,7 @@ impl Caller {
         Self {
             identity: None,
             user: config.confinement.user.clone(),
+            trust_caller_ids: config.confinement.trust_caller_ids,
             exports: config.exports.clone(),
             commands: None,
             limits: Limits::default(),
@@ -189,7 +200,8 @@ impl Caller {
             exports.map(|export| Export { read_only: export.read_only || identity.read_only, ..export.clone() });
         Self {
             identity: Some(identity.name.clone()),
-            user: identity.user.clone(),
+            user: identity.user.as_ref().or(config.confinement.user.as_ref()).cloned(),
+            trust_caller_ids: identity.trusts_caller_ids(&config.confinement),
             exports: exports.collect(),
             commands: identity.commands.clone(),
             limits: identity.limits,

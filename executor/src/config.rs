@@ -17,6 +17,7 @@ use std::{
 };
 
 use fs_mapper::coherence::Adapter;
+use nix::unistd::{Uid, geteuid};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -26,6 +27,7 @@ pub use identity::{Identity, check_identity};
 pub use limits::{Bounds, Limits};
 
 use crate::{
+    callers::UnixUser,
     error::{Attempt as _, Error},
     tls::TlsConfig,
 };
@@ -37,6 +39,45 @@ const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 #[must_use]
 pub fn default_listen() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 7400))
+}
+
+/// What the command line says of the rights of commands.
+#[derive(Debug, Clone, Default)]
+pub struct RightsArguments {
+    /// Whose rights commands have.
+    pub user: Option<String>,
+    /// See [`Confinement::trust_caller_ids`].
+    pub trust_caller_ids: bool,
+    /// See [`Confinement::require`].
+    pub require: Option<Level>,
+}
+
+impl RightsArguments {
+    /// Puts them into `confinement`; gives the mistakes.
+    fn apply(self, confinement: &mut Confinement) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        match self.user.as_deref().map(user_to_become) {
+            Some(Ok(user)) => confinement.user = Some(user),
+            Some(Err(mistake)) => mistakes.push(mistake),
+            None => {}
+        }
+        confinement.trust_caller_ids = self.trust_caller_ids;
+        if self.trust_caller_ids && !confinement.user.as_ref().is_some_and(UnixUser::is_root) {
+            mistakes.push(confinement::TRUST_NEEDS_ROOT.to_owned());
+        }
+        confinement.require = self.require.unwrap_or(confinement.require);
+        mistakes
+    }
+}
+
+/// An account whose rights this process can take, or why not.
+fn user_to_become(name: &str) -> Result<UnixUser, String> {
+    let user = UnixUser::named(name).map_err(|error| error.to_string())?;
+    if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() {
+        let hint = "only an executor that runs as root can run commands as somebody else";
+        return Err(format!("commands can't run as `{name}`: {hint}"));
+    }
+    Ok(user)
 }
 
 /// A directory that is served, and its name.
@@ -117,15 +158,22 @@ impl Config {
         exports: Vec<(String, PathBuf)>,
         read_only: bool,
         allow_plaintext: bool,
+        rights: RightsArguments,
     ) -> Result<Self, Error> {
         let mut mistakes = Vec::new();
         let mut config = Self::empty(listen, allow_plaintext);
+        mistakes.extend(rights.apply(&mut config.confinement));
         if exports.is_empty() {
             mistakes.push("nothing to serve: give --export NAME=DIR or --config FILE".to_owned());
         }
         for (name, path) in exports {
             let path = std::path::absolute(&path).unwrap_or(path);
             mistakes.extend(config.add_export(Export { name, path, read_only, exec: false, coherence: None }));
+        }
+        mistakes.extend(config.check_address(listen).err().map(|error| error.to_string()));
+        // A user that was given and is wrong has been complained of.
+        if mistakes.is_empty() {
+            mistakes.extend(config.check_user().err().map(|error| error.to_string()));
         }
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
     }
@@ -137,6 +185,9 @@ impl Config {
         let mut config = Self::empty(default_listen(), false);
         // Who logs in may run whatever there is without us; fences are made where commands are understood.
         config.confinement.commands = Commands::Any;
+        // Nor is it more than the login has: whoever logs in as root can take any id.
+        config.confinement.require = Level::None;
+        config.confinement.trust_caller_ids = geteuid().is_root();
         for (name, path) in exports {
             if let Some(mistake) = config.add_export(Export { name, path, read_only, exec: false, coherence: None }) {
                 tracing::warn!("{mistake}");
@@ -204,6 +255,25 @@ impl Config {
         } else {
             Err(Error::Plaintext(address))
         }
+    }
+
+    /// Refuses to give root's rights to whoever reaches the port, unless that is spelled out.
+    ///
+    /// # Errors
+    /// [`Error::RootUser`].
+    pub fn check_user(&self) -> Result<(), Error> {
+        let lack_user = match self.tls {
+            None => self.confinement.user.is_none(),
+            Some(_) => {
+                self.confinement.user.is_none() && self.identities.iter().any(|identity| identity.user.is_none())
+            }
+        };
+        if lack_user && geteuid().is_root() { Err(Error::RootUser) } else { Ok(()) }
+    }
+
+    /// Whether whoever reaches the port has root's rights, because the configuration says so.
+    pub(crate) fn serves_root_to_anybody(&self) -> bool {
+        self.tls.is_none() && geteuid().is_root() && self.confinement.user.as_ref().is_some_and(UnixUser::is_root)
     }
 
     fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {
@@ -291,7 +361,15 @@ impl Reader<'_> {
         }
         self.check_identities(&mut config, identities, identities_at);
         if let Err(error) = config.check_address(config.listen) {
-            self.mistake(listen_at, error.to_string());
+            self.mistake(listen_at.clone(), error.to_string());
+        }
+        // An identity without a user is told with its place; a user that is wrong, too.
+        let has_user = table.get_ref().get("confinement").and_then(|value| value.get_ref().get("user")).is_some();
+        if config.tls.is_none()
+            && !has_user
+            && let Err(error) = config.check_user()
+        {
+            self.mistake(listen_at.clone(), error.to_string());
         }
         if !table.get_ref().contains_key("export") {
             self.mistake(self.text.len()..self.text.len(), "nothing to serve: add an [[export]] with name and path");
@@ -426,7 +504,7 @@ mod tests {
 
     #[test]
     fn a_whole_file_is_read() {
-        let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n\
+        let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n[confinement]\nuser = \"root\"\n\
                     [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\ncoherence = \"rclone\"\n";
         let config = Config::parse("executor.toml", text).unwrap();
         assert_eq!(config.listen.port(), 9);
@@ -446,7 +524,8 @@ mod tests {
     #[test]
     fn every_mistake_is_reported_with_its_place() {
         let text = "listen = \"everywhere\"\ncolour = 1\n[[export]]\nname = \"a\"\npath = \"rel\"\n\
-                    [[export]]\nname = \"a\"\npath = \"/\"\nread_only = \"no\"\n[[export]]\nname = \"b\"\ncoherence = \"x\"\n";
+                    [[export]]\nname = \"a\"\npath = \"/\"\nread_only = \"no\"\n[[export]]\nname = \"b\"\ncoherence = \"x\"\n\
+                    [confinement]\nuser = \"root\"\n";
         let all = mistakes(text);
         for expected in [
             "executor.toml:1:10: `listen` must be IP:PORT",
@@ -472,7 +551,9 @@ mod tests {
         let all = mistakes("listen = \"0.0.0.0:7400\"\n[[export]]\nname = \"a\"\npath = \"/\"\n");
         assert!(all.starts_with("executor.toml:1:10: refusing to serve plain text on 0.0.0.0:7400"), "{all}");
         let allowed = "listen = \"0.0.0.0:1\"\nallow_plaintext = true\n[[export]]\nname = \"a\"\npath = \"/\"\n";
-        assert!(Config::parse("executor.toml", allowed).is_ok());
+        assert!(mistakes(allowed).starts_with("executor.toml:1:10: refusing to run everybody's commands as root"));
+        let allowed = format!("{allowed}[confinement]\nuser = \"root\"\n");
+        assert!(Config::parse("executor.toml", &allowed).is_ok());
     }
 
     #[test]
@@ -501,7 +582,9 @@ mod tests {
     #[test]
     fn arguments_are_checked_the_same_way() {
         let exports = vec![("a".to_owned(), PathBuf::from("/nonexistent-directory")), ("b".into(), "/dev/null".into())];
-        let all = Config::from_arguments(default_listen(), exports, false, false).unwrap_err().to_string();
+        let all = Config::from_arguments(default_listen(), exports, false, false, RightsArguments::default())
+            .unwrap_err()
+            .to_string();
         assert!(all.contains("cannot open /nonexistent-directory of export `a`"), "{all}");
         assert!(all.contains("of export `b`, /dev/null, is not a directory"), "{all}");
     }

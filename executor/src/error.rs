@@ -19,13 +19,22 @@ pub enum Error {
          --allow-plaintext (allow_plaintext = true) in a closed network"
     )]
     Plaintext(SocketAddr),
+    /// Nobody is named whose rights commands have, and the executor's own are root's.
+    #[error(
+        "refusing to run everybody's commands as root: pass --user NAME (user = \"NAME\" of [confinement]) with an \
+         account that has just the rights that they need, or --user root if that is meant"
+    )]
+    RootUser,
     /// Commands can't be confined here as the configuration demands.
     #[error(
-        "refusing to serve: the configuration requires the confinement `{require}`, and this machine reaches {reached}"
+        "refusing to serve: the confinement `{require}` is required, and this machine reaches {reached}; \
+         --require {reached_level} (require = \"{reached_level}\" of [confinement]) accepts less"
     )]
     Confinement {
         /// The level demanded.
         require: Level,
+        /// The level that there is.
+        reached_level: Level,
         /// What there is, and what is missing.
         reached: String,
     },

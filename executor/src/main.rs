@@ -33,13 +33,13 @@ struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
     /// Read everything from this file (see docs/executor.md)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdio", "listen", "export", "read_only", "allow_plaintext"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdio", "listen", "export", "read_only", "allow_plaintext", "user", "trust_caller_ids", "require"])]
     config: Option<PathBuf>,
     /// Address and port to listen on
     #[arg(long, value_name = "ADDR", default_value_t = config::default_listen())]
     listen: SocketAddr,
     /// Serve the one connection on standard input and output, and end with it: for ssh
-    #[arg(long, conflicts_with_all = ["listen", "allow_plaintext"])]
+    #[arg(long, conflicts_with_all = ["listen", "allow_plaintext", "user", "trust_caller_ids", "require"])]
     stdio: bool,
     /// Serve directory DIR under NAME, or /DIR or ~/DIR under that very text; may be repeated
     #[arg(long, value_name = "[NAME=]DIR", value_parser = config::parse_export)]
@@ -50,6 +50,15 @@ struct Arguments {
     /// Serve plain text on addresses that others can reach: closed networks only
     #[arg(long)]
     allow_plaintext: bool,
+    /// Run commands as this account; root has to be spelled out
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Let volumes act with the ids that workstations claim (with --user root only)
+    #[arg(long)]
+    trust_caller_ids: bool,
+    /// Refuse to start where commands are confined less than this: strict (the default), namespaces or none
+    #[arg(long, value_name = "LEVEL")]
+    require: Option<config::Level>,
 }
 
 #[derive(Subcommand)]
@@ -170,7 +179,7 @@ fn main() -> ExitCode {
             eprintln!("posh-executor: {error:#}");
             let is_config = matches!(
                 error.downcast_ref(),
-                Some(Error::Config(_) | Error::Plaintext(_) | Error::Confinement { .. })
+                Some(Error::Config(_) | Error::Plaintext(_) | Error::RootUser | Error::Confinement { .. })
             );
             ExitCode::from(if is_config { 2 } else { 1 })
         }
@@ -275,7 +284,13 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
         Some(file) => Config::load(file)?,
         None if arguments.stdio => Config::for_stdio(arguments.export, arguments.read_only),
         None => {
-            Config::from_arguments(arguments.listen, arguments.export, arguments.read_only, arguments.allow_plaintext)?
+            let rights = config::RightsArguments {
+                user: arguments.user,
+                trust_caller_ids: arguments.trust_caller_ids,
+                require: arguments.require,
+            };
+            let Arguments { listen, export, read_only, allow_plaintext, .. } = arguments;
+            Config::from_arguments(listen, export, read_only, allow_plaintext, rights)?
         }
     };
     let told = heed_signals(arguments.stdio, longest_end(config.drain))?;

@@ -98,7 +98,7 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 /// demands: who connects then, is served.
 ///
 /// # Errors
-/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`; [`Error::Confinement`];
+/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`; [`Error::RootUser`]; [`Error::Confinement`];
 /// otherwise when the listener or the gRPC server fails.
 pub async fn run(
     config: Config,
@@ -122,6 +122,10 @@ pub async fn run_with_changes(
 ) -> Result<(), Error> {
     let address = listener.local_addr().attempting(|| "read the listener's address".to_owned())?;
     config.check_address(address)?;
+    config.check_user()?;
+    if config.serves_root_to_anybody() {
+        tracing::warn!("whoever reaches {address} is root below the exports: the user is root, and nothing is asked");
+    }
     // Its connections inherit it.
     SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
     let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
@@ -255,7 +259,8 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
     let reached = shared.confinement();
     let require = shared.config.confinement.require;
     if reached.level() < require {
-        return Err(Error::Confinement { require, reached: reached.to_string() });
+        let reached_level = reached.level();
+        return Err(Error::Confinement { require, reached_level, reached: reached.to_string() });
     }
     if reached.level() < Level::Strict {
         tracing::warn!("commands are not fully confined: {reached}");
@@ -266,6 +271,10 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
 /// Takes over configurations that come later, for ever.
 async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) -> Infallible {
     while let Some(changed) = changes.recv().await {
+        if let Err(error) = changed.check_user() {
+            tracing::error!("the configuration stays as it was: {error}");
+            continue;
+        }
         let (policy, mistakes) = Policy::new(&changed.confinement);
         mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
         *shared.policy.write().expect("not poisoned") = Arc::new(policy);

@@ -104,9 +104,13 @@ fn unlocked_root(server: &Host) -> Result<String> {
     Ok(std::iter::once("root:*:19000:0:99999:7:::").chain(others).flat_map(|l| [l, "\n"]).collect())
 }
 
+/// The laboratory's executors serve root, whose workstation has several users.
+const AS_ROOT: [&str; 3] = ["--user", "root", "--trust-caller-ids"];
+
 /// Starts an executor that serves `exports` (name and directory).
 pub fn start_executor(server: &Host, address: &str, exports: &[(String, String)]) -> Result<Service> {
     let mut command = executor_command(server, address, EXECUTOR_PORT);
+    command.args(AS_ROOT);
     for (name, directory) in exports {
         command.args(["--export", &format!("{name}={directory}")]);
     }
@@ -133,6 +137,9 @@ pub fn start_local_executor(host: &Host, export: &str, directory: &Path) -> Resu
     let mut command = host.command("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(host.programs().join("posh-executor"));
     command.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("{export}={}", directory.display()));
+    if nix::unistd::geteuid().is_root() {
+        command.args(AS_ROOT);
+    }
     let service = Service::start(host, command)?;
     let line = service.journal.wait_for("listening on ", START_LIMIT)?;
     let address = line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());

@@ -177,7 +177,7 @@ impl Place {
         services::wait_answering(second, FAR)?;
         let text = format!(
             "listen = \"{}:{FAR_PORT}\"\nallow_plaintext = true\n\n[[export]]\nname = \"far\"\npath = \"{FAR}\"\n\
-             coherence = \"bind\"\n",
+             coherence = \"bind\"\n[confinement]\nuser = \"root\"\ntrust_caller_ids = true\n",
             network::addresses(2).1
         );
         services::write_file(second, CONFIGURATION, text.as_bytes())?;

@@ -31,8 +31,11 @@ pub struct Confinement {
     pub commands: Commands,
     /// Directories with annotations of this server's own, over those that ship with posh.
     pub annotations: Vec<PathBuf>,
-    /// Whose rights commands have when no identity says it; the executor's own if `None`.
+    /// Whose rights commands have when no identity says it; the executor's own if `None`, which an executor that
+    /// runs as root and accepts connections refuses.
     pub user: Option<UnixUser>,
+    /// Volumes act with the ids that workstations claim (NFS: `sec=sys`); only with root as the user.
+    pub trust_caller_ids: bool,
     /// Processes of one user and mount table at a time.
     pub max_processes: u64,
     /// Memory that one process may write to; 0 is no bound.
@@ -51,10 +54,11 @@ const ANNOTATIONS: &str = "/etc/posh/annotations";
 impl Default for Confinement {
     fn default() -> Self {
         Self {
-            require: Level::None,
+            require: Level::Strict,
             commands: Commands::Annotated,
             annotations: vec![ANNOTATIONS.into()],
             user: None,
+            trust_caller_ids: false,
             max_processes: DEFAULT_PROCESSES,
             max_memory_bytes: 0,
             max_file_bytes: 0,
@@ -64,6 +68,10 @@ impl Default for Confinement {
     }
 }
 
+/// Whoever may claim any id can claim root's, so that another user would be a promise that is not kept.
+pub(super) const TRUST_NEEDS_ROOT: &str = "`trust_caller_ids` is only accepted with user = \"root\": a workstation that \
+                                           is trusted with every id is trusted with root's";
+
 /// How far commands are confined, from least to most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -71,7 +79,8 @@ pub enum Level {
     None,
     /// They see the exports and the server's programs only, and no network.
     Namespaces,
-    /// They also have processes of their own, no system calls but what commands need, and reach the files only that they name.
+    /// They also have processes of their own, no system calls but what commands need, and reach the files only that
+    /// they name. Demands a Landlock that is new enough ([`crate::runner::LEAST_LANDLOCK`]).
     Strict,
 }
 
@@ -130,11 +139,8 @@ impl Reader<'_> {
                     read.annotations =
                         self.strings("annotations", value).into_iter().map(|(directory, _)| directory.into()).collect();
                 }
-                "user" => match self.string("user", value).map(|name| UnixUser::named(&name)) {
-                    Some(Ok(user)) => read.user = Some(user),
-                    Some(Err(unknown)) => self.mistake(value.span(), unknown.to_string()),
-                    None => {}
-                },
+                "user" => read.user = self.user(value),
+                "trust_caller_ids" => read.trust_caller_ids = self.boolean("trust_caller_ids", value),
                 "max_processes" => {
                     let default = DEFAULT_PROCESSES;
                     read.max_processes = self.positive("max_processes", value).map_or(default, |count| count as u64);
@@ -146,11 +152,17 @@ impl Reader<'_> {
                 other => self.mistake(
                     key.span(),
                     format!(
-                        "unknown key `{other}` (known: require, commands, annotations, user, max_processes, \
-                         max_memory_bytes, max_file_bytes, max_tmp_bytes, cgroup)"
+                        "unknown key `{other}` (known: require, commands, annotations, user, trust_caller_ids, \
+                         max_processes, max_memory_bytes, max_file_bytes, max_tmp_bytes, cgroup)"
                     ),
                 ),
             }
+        }
+        if let Some((key, _)) = table.get_key_value("trust_caller_ids")
+            && read.trust_caller_ids
+            && !read.user.as_ref().is_some_and(UnixUser::is_root)
+        {
+            self.mistake(key.span(), TRUST_NEEDS_ROOT);
         }
     }
 
@@ -179,20 +191,24 @@ mod tests {
     use super::*;
 
     fn read(section: &str) -> Result<Confinement, String> {
-        let text = format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}");
+        // In plain text a root executor has to say whose the commands are.
+        let tls = "[tls]\n";
+        let text = format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}\n{tls}");
         Config::parse("executor.toml", &text).map(|config| config.confinement).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_whole_section_is_read() {
         let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
-                    max_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\nmax_tmp_bytes = 2\n\
+                    trust_caller_ids = true\nmax_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n\
+                    max_tmp_bytes = 2\n\
                     cgroup = \"/sys/fs/cgroup/posh\"\n";
         let expected = Confinement {
             require: Level::Strict,
             commands: Commands::Listed(["cat", "mytool"].map(str::to_owned).into()),
             annotations: vec!["/etc/posh".into()],
             user: UnixUser::named("root").ok(),
+            trust_caller_ids: true,
             max_processes: 400,
             max_memory_bytes: 8 << 30,
             max_file_bytes: 1,
@@ -212,6 +228,8 @@ mod tests {
             ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = [\"...\"]"),
             ("max_file_bytes = 0", "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0"),
             ("user = \"no-such-user-here\"", "executor.toml:5:8: this machine has no user `no-such-user-here`"),
+            ("trust_caller_ids = true", "executor.toml:5:1: `trust_caller_ids` is only accepted with user = \"root\""),
+            ("user = \"nobody\"\ntrust_caller_ids = true", "executor.toml:6:1: `trust_caller_ids` is only accepted"),
             ("colour = 1", "executor.toml:5:1: unknown key `colour`"),
         ] {
             let said = read(section).expect_err(section);

@@ -6,10 +6,10 @@ use std::{
     path::PathBuf,
 };
 
-use nix::unistd::{Uid, geteuid};
+use nix::unistd::geteuid;
 use toml::de::DeTable;
 
-use super::{Bounds, Config, Entry, Limits, Reader};
+use super::{Bounds, Config, Confinement, Entry, Limits, Reader, confinement::TRUST_NEEDS_ROOT, user_to_become};
 use crate::{callers::UnixUser, tls::TlsConfig};
 
 /// One `[[identity]]`.
@@ -17,8 +17,11 @@ use crate::{callers::UnixUser, tls::TlsConfig};
 pub struct Identity {
     /// What `posh-executor enroll` was given.
     pub name: String,
-    /// Whose rights its commands have; the executor's own when `None`.
+    /// Whose rights its commands have; those of `[confinement]` when `None`.
     pub user: Option<UnixUser>,
+    /// Its volumes act with the ids that its workstation claims; only with root as the user. As `[confinement]` has it
+    /// when `None`, if that is where the user comes from.
+    pub trust_caller_ids: Option<bool>,
     /// Names of exports; all when `None`.
     pub exports: Option<BTreeSet<String>>,
     /// It may not write, whatever the exports say.
@@ -29,13 +32,23 @@ pub struct Identity {
     pub limits: Limits,
 }
 
-/// An identity as it was read, with the places of the exports that it names.
+impl Identity {
+    /// Whether its volumes act with the ids that its workstation claims.
+    pub(crate) fn trusts_caller_ids(&self, confinement: &Confinement) -> bool {
+        self.trust_caller_ids.unwrap_or(self.user.is_none() && confinement.trust_caller_ids)
+    }
+}
+
+/// An identity as it was read, with its place and those of the exports that it names.
 pub(super) struct Read {
     identity: Identity,
+    at: Range<usize>,
+    /// It has no `user`, not even a wrong one.
+    lacks_user: bool,
     exports: Vec<(String, Range<usize>)>,
 }
 
-const KNOWN: &str = "name, user, exports, read_only, commands, max_runs, max_processes, max_buffered_mb, \
+const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, commands, max_runs, max_processes, max_buffered_mb, \
                      max_connections, max_calls_per_second, max_memory_mb";
 
 impl Reader<'_> {
@@ -80,6 +93,7 @@ impl Reader<'_> {
         let mut identity = Identity {
             name: String::new(),
             user: None,
+            trust_caller_ids: None,
             exports: None,
             read_only: false,
             commands: None,
@@ -90,6 +104,9 @@ impl Reader<'_> {
             match key.get_ref().as_ref() {
                 "name" => identity.name = self.identity_name(value, names).unwrap_or_default(),
                 "user" => identity.user = self.user(value),
+                "trust_caller_ids" => {
+                    identity.trust_caller_ids = Some(self.boolean("trust_caller_ids", value));
+                }
                 "exports" => {
                     exports = self.strings("exports", value);
                     identity.exports = Some(exports.iter().map(|(name, _)| name.clone()).collect());
@@ -108,11 +125,8 @@ impl Reader<'_> {
         if !table.contains_key("name") {
             self.mistake(at.clone(), "this [[identity]] has no `name`");
         }
-        if !table.contains_key("user") && geteuid().is_root() {
-            let hint = "say user = \"NAME\", or user = \"root\" if that is meant";
-            self.mistake(at, format!("commands of this [[identity]] would run as root; {hint}"));
-        }
-        Some(Read { identity, exports })
+        let lacks_user = !table.contains_key("user");
+        Some(Read { identity, at, lacks_user, exports })
     }
 
     fn identity_name(&mut self, value: &Entry<'_>, names: &mut HashSet<String>) -> Option<String> {
@@ -125,20 +139,9 @@ impl Reader<'_> {
         Some(name)
     }
 
-    fn user(&mut self, value: &Entry<'_>) -> Option<UnixUser> {
+    pub(super) fn user(&mut self, value: &Entry<'_>) -> Option<UnixUser> {
         let name = self.string("user", value)?;
-        match UnixUser::named(&name) {
-            Err(error) => {
-                self.mistake(value.span(), error.to_string());
-                None
-            }
-            Ok(user) if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() => {
-                let hint = "only an executor that runs as root can run commands as somebody else";
-                self.mistake(value.span(), format!("commands can't run as `{name}`: {hint}"));
-                None
-            }
-            Ok(user) => Some(user),
-        }
+        user_to_become(&name).map_err(|mistake| self.mistake(value.span(), mistake)).ok()
     }
 
     /// Whether `key` was a limit of an identity.
@@ -195,13 +198,31 @@ impl Reader<'_> {
         if config.tls.is_none() && !identities.is_empty() {
             self.mistake(at, "an [[identity]] is proved by a certificate: add [tls] and run posh-executor init");
         }
-        for Read { identity, exports } in identities {
+        for Read { identity, at, lacks_user, exports } in identities {
+            self.check_user_of(&identity, &config.confinement, (at, lacks_user));
             for (name, at) in exports {
                 if !config.exports.iter().any(|export| export.name == name) {
                     self.mistake(at, format!("no [[export]] is named `{name}`"));
                 }
             }
             config.identities.push(identity);
+        }
+    }
+
+    /// Root is nobody's user by omission, and whoever may claim any id has root's rights anyway.
+    fn check_user_of(
+        &mut self,
+        identity: &Identity,
+        confinement: &Confinement,
+        (at, lacks_user): (Range<usize>, bool),
+    ) {
+        let user = identity.user.as_ref().or(confinement.user.as_ref());
+        if lacks_user && user.is_none() && geteuid().is_root() {
+            let hint = "say user = \"NAME\" here or in [confinement], or user = \"root\" if that is meant";
+            self.mistake(at.clone(), format!("commands of this [[identity]] would run as root; {hint}"));
+        }
+        if identity.trust_caller_ids == Some(true) && !user.is_some_and(UnixUser::is_root) {
+            self.mistake(at, TRUST_NEEDS_ROOT);
         }
     }
 }

@@ -52,9 +52,9 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
         Ok(()) => reached.has.push("seccomp".to_owned()),
         Err(why) => reached.lacks.push(format!("seccomp ({why})")),
     }
-    match fence::version() {
-        Some(version) => reached.has.push(format!("landlock {version}")),
-        None => reached.lacks.push("landlock (the kernel has none)".to_owned()),
+    match fence::reached() {
+        Ok(landlock) => reached.has.push(landlock),
+        Err(missing) => reached.lacks.push(missing),
     }
     Ok(reached)
 }

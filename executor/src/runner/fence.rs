@@ -33,6 +33,11 @@ use crate::error::Refusal;
 /// The newest version of Landlock that this file knows the rights of; of an older kernel's, what there is.
 const KNOWN: ABI = ABI::V7;
 
+/// The oldest version whose rights keep what docs/security.md says of commands. Before version 2 no file could be moved to
+/// another directory, before 3 any file could be truncated, before 5 any device be told to do things, and
+/// before 6 (Linux 6.12) signals and abstract sockets reached out of the domain. Version 7 only adds records.
+pub const LEAST_LANDLOCK: i32 = 6;
+
 /// What the server's programs are for.
 const PROGRAMS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile | ReadDir});
 pub const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
@@ -91,9 +96,17 @@ fn is_no_link((fd, _): &(OwnedFd, BitFlags<AccessFs>)) -> bool {
     fstat(fd).is_ok_and(|status| status.st_mode & libc::S_IFMT != libc::S_IFLNK)
 }
 
-/// The version of Landlock that this machine has, if any.
-pub fn version() -> Option<i32> {
-    crate::sys::landlock_version().ok().filter(|version| *version > 0)
+/// What the machine's Landlock is good for, or what of it is missing.
+pub fn reached() -> Result<String, String> {
+    judge(crate::sys::landlock_version().ok().filter(|version| *version > 0))
+}
+
+fn judge(version: Option<i32>) -> Result<String, String> {
+    match version {
+        Some(version) if version >= LEAST_LANDLOCK => Ok(format!("landlock {version}")),
+        Some(version) => Err(format!("landlock {LEAST_LANDLOCK} (the kernel has version {version}; Linux 6.12 has 6)")),
+        None => Err(format!("landlock {LEAST_LANDLOCK} (the kernel has none, or it is not among its `lsm=`)")),
+    }
 }
 
 /// A domain that waits to be entered.
@@ -265,5 +278,21 @@ impl Resolver<'_> {
             (self.add)(&at, access)?;
         }
         Ok(Some(kind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_landlock_is_none() {
+        assert_eq!(judge(Some(LEAST_LANDLOCK)), Ok("landlock 6".to_owned()));
+        for (version, expected) in [
+            (Some(5), "landlock 6 (the kernel has version 5; Linux 6.12 has 6)"),
+            (None, "landlock 6 (the kernel has none, or it is not among its `lsm=`)"),
+        ] {
+            assert_eq!(judge(version).unwrap_err(), expected);
+        }
     }
 }

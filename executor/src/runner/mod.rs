@@ -62,6 +62,7 @@ use posh_proto::executor::{RunOutput, rejected};
 use self::wire::{Isolation, ViewReply, ViewSpec, read_frame, write_frame};
 use crate::{error::Refusal, sys};
 
+pub use self::fence::LEAST_LANDLOCK;
 pub(crate) use self::{
     fence::{CHANGE, READ, ground, rules},
     held::WAITS_BYTES,

@@ -245,8 +245,9 @@ fn rights_of(caller: &Caller) -> Rights {
         return Rights::Own;
     }
     match &caller.user {
+        _ if caller.trust_caller_ids => Rights::Callers,
         Some(user) => Rights::User(FileCaller { uid: user.uid, gid: user.gid, groups: user.groups.clone().into() }),
-        None => Rights::Callers,
+        None => Rights::Own,
     }
 }
 

@@ -14,10 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use nix::libc;
-use posh_executor::{
-    callers::UnixUser,
-    config::{Confinement, Level},
-};
+use posh_executor::{callers::UnixUser, config::Confinement};
 use posh_proto::executor::{ClientFile, EnvVar, RunSpec, exited::How, rejected::Kind, run_input, run_output};
 use tempfile::TempDir;
 
@@ -44,7 +41,7 @@ async fn annotated() -> (Lab, TempDir) {
     fs::write(directory.path().join("sh.yaml"), SHELL).unwrap();
     let path = directory.path().to_owned();
     let lab = Lab::with(|config| {
-        config.confinement = Confinement { annotations: vec![path], require: Level::Strict, ..Confinement::default() };
+        config.confinement = Confinement { annotations: vec![path], user: Some(own_user()), ..Confinement::default() };
     });
     (lab.await, directory)
 }
@@ -268,7 +265,7 @@ const FORK_BOMB: &str = "while (defined($child = fork)) { $child or do { close S
 async fn forked(user: Option<UnixUser>, max_processes: u64) -> u32 {
     let lab = Lab::with(|config| {
         config.confinement.max_processes = max_processes;
-        config.confinement.user = user;
+        config.confinement.user = user.or(Some(own_user()));
     });
     let lab = lab.await;
     assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, format!("{max_processes}\n"));

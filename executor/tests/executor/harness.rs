@@ -8,8 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
+use nix::unistd::geteuid;
 use posh_executor::{
     Config, Export,
+    callers::UnixUser,
     config::{Commands, Confinement},
 };
 use posh_proto::{
@@ -52,7 +54,12 @@ pub struct Lab {
 pub fn config(store: &Path) -> Config {
     Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        confinement: Confinement { commands: Commands::Any, ..Confinement::default() },
+        confinement: Confinement {
+            commands: Commands::Any,
+            user: Some(own_user()),
+            trust_caller_ids: geteuid().is_root(),
+            ..Confinement::default()
+        },
         runner_program: Some(PathBuf::from(env!("CARGO_BIN_EXE_posh-executor"))),
         ..Config::new(vec![Export {
             name: "logs".into(),
@@ -62,6 +69,12 @@ pub fn config(store: &Path) -> Config {
             coherence: None,
         }])
     }
+}
+
+/// Who runs the tests, root mostly: what commands of root may do is what most tests are about.
+pub fn own_user() -> UnixUser {
+    let name = nix::unistd::User::from_uid(geteuid()).unwrap().unwrap().name;
+    UnixUser::named(&name).unwrap()
 }
 
 impl Lab {

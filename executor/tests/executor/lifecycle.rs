@@ -146,8 +146,10 @@ impl Program {
         change: impl Fn(&str) -> String,
     ) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
+        // An ordinary user's executor, which setpriv starts, can only run commands as that.
+        let user = if command.get_program() == "setpriv" { "" } else { "user = \"root\"\n" };
         let text = format!(
-            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{confinement}",
+            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{user}{confinement}",
             store.to_str().unwrap()
         );
         configuration.write_all(change(&text).as_bytes()).unwrap();
@@ -361,7 +363,7 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let bin = tempfile::tempdir().unwrap();
     let copy = open_to(&store, &bin);
     let mut command_line = without_namespaces(&copy);
-    let mut executor = Program::start(&mut command_line, store.path());
+    let mut executor = Program::with(&mut command_line, store.path(), "require = \"none\"\n");
     let mut client = connect(executor.address()).await;
     let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(!reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"), "{reply:?}");
@@ -395,9 +397,14 @@ fn where_confinement_is_less_than_required_nothing_is_served() {
     let store = tempfile::tempdir().unwrap();
     let bin = tempfile::tempdir().unwrap();
     let copy = open_to(&store, &bin);
-    for (level, is_reached) in [("strict", false), ("namespaces", false), ("none", true)] {
-        let mut executor =
-            Program::with(&mut without_namespaces(&copy), store.path(), &format!("require = {level:?}\n"));
+    // Without a word on it, strict is what is required.
+    for (level, line, is_reached) in [
+        ("strict", "", false),
+        ("strict", "require = \"strict\"\n", false),
+        ("namespaces", "require = \"namespaces\"\n", false),
+        ("none", "require = \"none\"\n", true),
+    ] {
+        let mut executor = Program::with(&mut without_namespaces(&copy), store.path(), line);
         if is_reached {
             executor.address();
             continue;
@@ -405,9 +412,8 @@ fn where_confinement_is_less_than_required_nothing_is_served() {
         let mut said = String::new();
         executor.stderr.read_to_string(&mut said).unwrap();
         assert_eq!(executor.child.wait().unwrap().code(), Some(2), "{said}");
-        let expected = format!(
-            "refusing to serve: the configuration requires the confinement `{level}`, and this machine reaches none: seccomp"
-        );
+        let expected =
+            format!("refusing to serve: the confinement `{level}` is required, and this machine reaches none: seccomp");
         assert!(said.contains(&expected), "{said}");
         assert!(!said.contains("listening"), "{said}");
     }
@@ -472,6 +478,38 @@ fn plain_text_is_refused_where_others_can_reach_it() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("refusing to serve plain text on 0.0.0.0:0"), "{message}");
+}
+
+#[test]
+fn root_is_nobodys_user_by_omission() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("executor.toml");
+    let refused = |arguments: &[&str], text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let output = program().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let hint = "refusing to run everybody's commands as root: pass --user NAME";
+    let listen = ["--listen", "127.0.0.1:0", "--export", "a=/"];
+    let said = refused(&listen, "");
+    assert!(said.contains(hint), "{said}");
+    let said = refused(&[&listen[..], &["--listen", "0.0.0.0:0", "--allow-plaintext"]].concat()[2..], "");
+    assert!(said.contains(hint), "{said}");
+    let said = refused(&[&listen[..], &["--user", "no-such-user-here"]].concat(), "");
+    assert!(said.contains("this machine has no user `no-such-user-here`") && !said.contains(hint), "{said}");
+    let said = refused(&[&listen[..], &["--user", "nobody", "--trust-caller-ids"]].concat(), "");
+    assert!(said.contains("`trust_caller_ids` is only accepted with user = \"root\""), "{said}");
+    let export = "[[export]]\nname = \"a\"\npath = \"/\"\n";
+    let config = ["--config", file.to_str().unwrap()];
+    let said = refused(&config, &format!("listen = \"127.0.0.1:0\"\nallow_plaintext = true\n{export}"));
+    assert!(said.contains("executor.toml:1:10: ") && said.contains(hint), "{said}");
+    let said = refused(&config, &format!("{export}[tls]\n[[identity]]\nname = \"ada\"\n"));
+    assert!(said.contains("executor.toml:5:1: commands of this [[identity]] would run as root; say user = "), "{said}");
+    // Spelled out it is served, with a warning.
+    let mut executor = Program::start(&mut program(), directory.path());
+    executor.until("is root below the exports");
+    executor.address();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_executor::{Config, Export, config::Confinement};
+use posh_executor::{Config, Export, callers::UnixUser, config::Confinement};
 use posh_volume::{
     Errno, Store,
     remote::{Connector, Patience, Remote},
@@ -43,7 +43,12 @@ impl Site {
             Export { name: EXPORT.into(), path: top.path().to_owned(), read_only: false, exec: false, coherence: None };
         let config = Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            confinement: Confinement::default(),
+            // Its callers are several users.
+            confinement: Confinement {
+                user: UnixUser::named("root").ok(),
+                trust_caller_ids: true,
+                ..Confinement::default()
+            },
             runner_program: Some(PathBuf::from(env!("CARGO_BIN_EXE_posh-executor"))),
             ..Config::new(vec![export])
         };

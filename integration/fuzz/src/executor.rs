@@ -10,7 +10,7 @@ use std::{
 };
 
 use arbitrary::Unstructured;
-use posh_executor::Config;
+use posh_executor::{Config, config::RightsArguments};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
@@ -69,7 +69,7 @@ fn start() -> Peer {
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
     let exports = vec![("logs".to_owned(), store)];
-    let mut config = Config::from_arguments(address, exports, false, false).unwrap();
+    let mut config = Config::from_arguments(address, exports, false, false, rights()).unwrap();
     config.runner_program = Some(runner_program());
     // Few, so that a run that is never over is noticed soon.
     config.bounds.runs = 8;
@@ -87,6 +87,12 @@ fn start() -> Peer {
     let sound = sound.collect();
     let address = address.to_string();
     Peer { runtime, channel, address, service, sound, calls: AtomicU64::new(0), _volume: volume }
+}
+
+/// As root's executor has it spelled out.
+pub fn rights() -> RightsArguments {
+    let is_root = nix::unistd::geteuid().is_root();
+    RightsArguments { user: is_root.then(|| "root".to_owned()), trust_caller_ids: is_root, require: None }
 }
 
 /// `posh-executor`, built beside this program, or as `POSH_EXECUTOR` says.

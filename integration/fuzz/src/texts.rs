@@ -142,7 +142,7 @@ pub fn executor_toml(data: &[u8]) {
 pub fn executor_tomls() -> Vec<Vec<u8>> {
     vec![
         b"listen = \"0.0.0.0:7400\"\nallow_plaintext = true\nmax_runs = 3\ndrain_seconds = 2\n[[export]]\nname = \"logs\"\n\
-          path = \"/tmp\"\nread_only = true\ncoherence = \"bind\"\n"
+          path = \"/tmp\"\nread_only = true\ncoherence = \"bind\"\n[confinement]\nuser = \"root\"\ntrust_caller_ids = true\n"
             .to_vec(),
         b"[[export]]\nname = \"a\"\npath = \"/\"\n".to_vec(),
     ]

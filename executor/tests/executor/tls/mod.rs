@@ -56,6 +56,7 @@ fn identity(name: &str) -> Identity {
     Identity {
         name: name.to_owned(),
         user: None,
+        trust_caller_ids: None,
         exports: None,
         read_only: false,
         commands: None,
