@@ -96,7 +96,9 @@ impl<K: Eq + Hash + Clone> Buckets<K> {
         let Rate { at_once, interval } = self.rate;
         if self.by.len() >= COUNTED && !self.by.contains_key(&key) {
             let idle = self.by.iter().min_by_key(|(_, bucket)| bucket.since).map(|(key, _)| key.clone());
-            idle.into_iter().for_each(|key| drop(self.by.remove(&key)));
+            if let Some(key) = idle {
+                self.by.remove(&key);
+            }
         }
         let bucket = self.by.entry(key).or_insert_with(|| Bucket { left: at_once, since: Instant::now() });
         let earned = bucket.since.elapsed().as_nanos() / interval.as_nanos();

@@ -275,7 +275,10 @@ fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot
         // Nothing is said: the log may be what it hangs on.
         std::process::exit(1);
     };
-    thread::Builder::new().name("signals".to_owned()).spawn(move || runtime.block_on(wait)).context("cannot wait for signals")?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || runtime.block_on(wait))
+        .context("cannot wait for signals")?;
     Ok(shutdown)
 }
 

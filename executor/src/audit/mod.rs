@@ -25,8 +25,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::verify::{Verdict, verify};
 use self::chain::Chain;
+pub use self::verify::{Verdict, verify};
 use crate::{
     error::{Attempt as _, Error, Refusal},
     tls::{authority::Issued, register::Revocation},
@@ -294,7 +294,11 @@ mod tests {
         assert!(found.torn && found.killed && found.lost.is_none(), "{found:?}");
         chain.append(START, object(&found)).unwrap();
         let verdict = verify(std::slice::from_ref(&path)).unwrap();
-        assert!(verdict.is_whole && verdict.text.contains(":4: cut off when the executor was killed"), "{}", verdict.text);
+        assert!(
+            verdict.is_whole && verdict.text.contains(":4: cut off when the executor was killed"),
+            "{}",
+            verdict.text
+        );
     }
 
     #[test]

@@ -94,7 +94,8 @@ impl Reader {
                 }
                 None if seq == 1 && prev != NO_HASH => self.broken(place, "the first record names one before it"),
                 None if seq != 1 => {
-                    let _ = writeln!(self.text, "{place}: the record begins with number {seq}; older files were not given");
+                    let _ =
+                        writeln!(self.text, "{place}: the record begins with number {seq}; older files were not given");
                 }
                 None => {}
             }

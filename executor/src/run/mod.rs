@@ -40,7 +40,6 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
-pub use self::{kept::KeptRuns, outbox::Messages};
 use self::{
     audit::Record,
     farewells::Farewells,
@@ -52,6 +51,7 @@ use self::{
     plumbing::Plumbing,
     times::{Clock, Traffic},
 };
+pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, pool::Lease,
     service::Shared, sys, tls::serving::Proof, wiring::Wiring,

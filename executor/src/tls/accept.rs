@@ -132,8 +132,13 @@ async fn accept(
                 // Nobody tells one such peer from another: beyond the bound they are turned away.
                 let Ok(share) = admission.connection(&Proof::NotAsked) else { continue };
                 let peer = Peer { address: Some(address), proof: Proof::NotAsked };
-                let connection =
-                    Connection { stream: Stream::Plain(stream), peer, stranger: None, removed: None, _share: Some(share) };
+                let connection = Connection {
+                    stream: Stream::Plain(stream),
+                    peer,
+                    stranger: None,
+                    removed: None,
+                    _share: Some(share),
+                };
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }

@@ -70,7 +70,9 @@ pub enum TlsError {
     #[error("`{0}` has {1} certificates, as many as one may have; run: posh-executor revoke {0} --certificate SHA256")]
     FullOf(String, usize),
     /// Nothing to revoke.
-    #[error("`{identity}` has no certificate, or several, whose SHA-256 begins with {prefix}; posh-executor list shows them")]
+    #[error(
+        "`{identity}` has no certificate, or several, whose SHA-256 begins with {prefix}; posh-executor list shows them"
+    )]
     NoSuchCertificate {
         /// Whose it should be.
         identity: String,

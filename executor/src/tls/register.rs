@@ -162,7 +162,12 @@ impl Register {
     /// Of that directory; looks at nothing.
     #[must_use]
     pub fn at(directory: &Path) -> Self {
-        Self { path: directory.join(REGISTER_FILE), authority: Authority::at(directory), known: RwLock::default(), revocations: Mutex::default() }
+        Self {
+            path: directory.join(REGISTER_FILE),
+            authority: Authority::at(directory),
+            known: RwLock::default(),
+            revocations: Mutex::default(),
+        }
     }
 
     /// Begins an empty register for an executor that is reached by `names`.
@@ -434,7 +439,8 @@ impl Register {
     fn note_revocations(&self, before: &Known, now: &Known) {
         let was_revoked = |sha256: &Fingerprint| before.certificates.get(sha256).is_some_and(|entry| entry.revoked);
         let fresh = now.certificates.iter().filter(|(sha256, entry)| entry.revoked && !was_revoked(sha256));
-        let fresh = fresh.map(|(_, entry)| Revocation { identity: entry.identity.clone(), sha256: entry.sha256.clone() });
+        let fresh =
+            fresh.map(|(_, entry)| Revocation { identity: entry.identity.clone(), sha256: entry.sha256.clone() });
         self.revocations.lock().expect("not poisoned").extend(fresh);
     }
 

@@ -139,12 +139,7 @@ impl Program {
     }
 
     /// With a configuration that is changed first.
-    fn configured(
-        command: &mut Command,
-        store: &Path,
-        confinement: &str,
-        change: impl Fn(&str) -> String,
-    ) -> Self {
+    fn configured(command: &mut Command, store: &Path, confinement: &str, change: impl Fn(&str) -> String) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
         // An ordinary user's executor, which setpriv starts, can only run commands as that.
         let user = if command.get_program() == "setpriv" { "" } else { "user = \"root\"\n" };
@@ -248,10 +243,14 @@ async fn it_ends_when_told_though_all_its_threads_hang() {
     spec.stages[0].cwd = "/".repeat(250).into();
     let hanging = async {
         loop {
-            let runs: Vec<_> = (0..64).map(|_| tokio::spawn({
-                let (client, spec) = (client.clone(), spec.clone());
-                async move { run(&client, spec, bytes::Bytes::new()).await }
-            })).collect();
+            let runs: Vec<_> = (0..64)
+                .map(|_| {
+                    tokio::spawn({
+                        let (client, spec) = (client.clone(), spec.clone());
+                        async move { run(&client, spec, bytes::Bytes::new()).await }
+                    })
+                })
+                .collect();
             for run in runs {
                 let _ = run.await;
             }
@@ -282,7 +281,9 @@ async fn the_record_tells_beginnings_and_survives_a_kill() {
     lock_is_free(store.path()).await;
     let events = || {
         let text = std::fs::read_to_string(&audit).unwrap();
-        text.lines().map(|line| line.split("\"event\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned()).collect::<Vec<_>>()
+        text.lines()
+            .map(|line| line.split("\"event\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     assert_eq!(events(), ["start", "run_begin", "run_end", "run_begin"]);
     let mut next = Program::configured(&mut program(), store.path(), "", with_record);

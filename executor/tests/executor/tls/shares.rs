@@ -57,7 +57,7 @@ async fn half_message(channel: Channel) {
 async fn half_messages_cost_a_fixed_amount_and_only_whoever_sends_them() {
     let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
     let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.client("bob").await);
-    let channel = tls::channel(&lab.host, &ada).await.unwrap();
+    let (channel, _) = tls::channel(&lab.host, &ada).await.unwrap();
     let before_mb = memory_mb();
     let halves: Vec<_> = (0..HALVES).map(|_| tokio::spawn(half_message(channel.clone()))).collect();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -97,7 +97,7 @@ async fn a_renewal_replaces_and_the_register_stays_small() {
     assert!(register.certificates().unwrap().len() <= 4, "{}", administer::list(lab.directory.path()).unwrap());
     // Over and over with what was got.
     for _ in 0..5 {
-        let channel = tls::channel(&lab.host, &path).await.unwrap();
+        let (channel, _) = tls::channel(&lab.host, &path).await.unwrap();
         tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     }
     assert!(register.certificates().unwrap().len() <= 4, "{}", administer::list(lab.directory.path()).unwrap());
@@ -115,7 +115,7 @@ async fn one_before_the_present_certificate_counts_in_case_an_answer_is_lost() {
     let lab = TlsLab::start(&[identity("bob")]).await;
     let path = lab.enrol("bob").await.unwrap();
     let old = fs::read(&path).unwrap();
-    let channel = tls::channel(&lab.host, &path).await.unwrap();
+    let (channel, _) = tls::channel(&lab.host, &path).await.unwrap();
     tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     fs::write(&path, old).unwrap();
     assert!(lab.client_of(&path).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
@@ -147,7 +147,7 @@ async fn one_certificate_is_revoked_with_what_was_got_over_it() {
     let token = lab.register().token_for("ada").unwrap();
     tls::enrol::enrol(&lab.host, &token, &other).await.unwrap();
     let sha256 = Fingerprint::of(&Credentials::load(&stolen, &lab.host).unwrap().certificate).to_string();
-    let channel = tls::channel(&lab.host, &stolen).await.unwrap();
+    let (channel, _) = tls::channel(&lab.host, &stolen).await.unwrap();
     tls::enrol::renew(channel, &lab.host, &stolen).await.unwrap();
     assert!(administer::list(lab.directory.path()).unwrap().contains(&sha256[..16]));
     assert!(administer::revoke_one(lab.directory.path(), "ada", &sha256[..4]).is_err());
