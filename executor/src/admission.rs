@@ -26,7 +26,7 @@ const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this wo
                               run `posh-executor enroll NAME` there and `posh enroll ADDRESS TOKEN` here";
 
 /// How often it is asked whether who has a run at work may still be here: one stat(2), unless the register has changed.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decides about connections, calls and runs at work.
 #[derive(Clone)]
@@ -68,15 +68,28 @@ impl Admission {
     /// Waits until who has proved this may no longer be here: revoked, or without a place in the configuration. A certificate
     /// that has expired, or a register that can't be read just now, ends nothing that is at work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
-        let (Proof::Certificate(certificate), Some(tls)) = (proof, &self.tls) else {
+        if !matches!(proof, Proof::Certificate(_)) {
             return std::future::pending().await;
-        };
+        }
         loop {
-            match tls.register.identity_of(certificate) {
-                Ok(name) if self.callers().identity(&name).is_none() => return unplaced(&name),
-                Err(revoked @ Invalid::Revoked(_)) => return revoked.into(),
-                Ok(_) | Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,
+            match self.standing(proof) {
+                Err(denied) => return denied,
+                Ok(_) => tokio::time::sleep(LOOK_INTERVAL).await,
             }
+        }
+    }
+
+    /// What who has proved this may do at this moment with what is at work already. `None`: nothing else is
+    /// known than when it began, since the certificate has expired or the register can't be read just now.
+    pub fn standing(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
+        match (proof, &self.tls) {
+            (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
+            (Proof::Certificate(certificate), Some(tls)) => match tls.register.identity_of(certificate) {
+                Ok(name) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
+                Err(revoked @ Invalid::Revoked(_)) => Err(revoked.into()),
+                Err(_) => Ok(None),
+            },
+            _ => Ok(None),
         }
     }
 

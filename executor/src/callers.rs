@@ -37,6 +37,8 @@ pub struct Caller {
     pub trust_caller_ids: bool,
     /// The directories that may be used, read-only where this caller may not write.
     pub exports: Vec<Export>,
+    /// It may have its exports as volumes, besides running commands on them.
+    pub volumes: bool,
     /// The commands that may be run; `None`: those that the executor lets anybody run.
     pub commands: Option<BTreeSet<String>>,
     /// How much of the machine may be used at a time.
@@ -187,6 +189,7 @@ impl Caller {
             user: config.confinement.user.clone(),
             trust_caller_ids: config.confinement.trust_caller_ids,
             exports: config.exports.clone(),
+            volumes: config.volumes,
             commands: None,
             limits: Limits::default(),
         }
@@ -203,6 +206,7 @@ impl Caller {
             user: identity.user.as_ref().or(config.confinement.user.as_ref()).cloned(),
             trust_caller_ids: identity.trusts_caller_ids(&config.confinement),
             exports: exports.collect(),
+            volumes: config.volumes && identity.volumes,
             commands: identity.commands.clone(),
             limits: identity.limits,
         }

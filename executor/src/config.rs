@@ -104,6 +104,8 @@ pub struct Config {
     pub allow_plaintext: bool,
     /// The directories served; names are unique.
     pub exports: Vec<Export>,
+    /// They may be had as volumes, besides running commands on them.
+    pub volumes: bool,
     /// Certificates on both sides; plain text when `None`.
     pub tls: Option<TlsConfig>,
     /// Who may come; only with `tls`.
@@ -280,6 +282,7 @@ impl Config {
         Self {
             listen,
             allow_plaintext,
+            volumes: true,
             exports: Vec::new(),
             tls: None,
             identities: Vec::new(),
@@ -314,7 +317,7 @@ impl Config {
 
 /// Keys of the file itself.
 const KNOWN: &str =
-    "listen, allow_plaintext, max_runs, drain_seconds, audit, tls, identity, limits, confinement, export";
+    "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, tls, identity, limits, confinement, export";
 
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {
@@ -342,6 +345,7 @@ impl Reader<'_> {
                     }
                 }
                 "allow_plaintext" => config.allow_plaintext = self.boolean("allow_plaintext", value),
+                "volumes" => config.volumes = self.boolean("volumes", value),
                 "max_runs" => config.bounds.runs = self.positive("max_runs", value).unwrap_or(1),
                 "audit" => config.audit = self.audit(value),
                 "tls" => config.tls = self.tls(value),

@@ -2,6 +2,8 @@
 //! clock, a lock and wake-ups. One for all exports, since they may overlap.
 
 use std::{
+    collections::HashMap,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant, SystemTime},
 };
@@ -24,8 +26,56 @@ pub struct Keeper {
     answered: Notify,
     /// There may be notices.
     noticed: Notify,
-    /// A lock was given back.
-    pub unlocked: Notify,
+    /// Locks that were given back.
+    pub unlocked: Unlocked,
+}
+
+/// Those who wait for locks, by file: a lock that is given back wakes nobody else.
+#[derive(Debug, Default)]
+pub struct Unlocked(Mutex<HashMap<File, Waiters>>);
+
+#[derive(Debug, Default)]
+struct Waiters {
+    wake: Arc<Notify>,
+    count: usize,
+}
+
+/// One that waits for a lock of a file.
+#[derive(Debug)]
+pub struct LockWaiter<'a> {
+    unlocked: &'a Unlocked,
+    file: File,
+    /// Completes for those that have begun to wait when a lock of the file is given back.
+    pub wake: Arc<Notify>,
+}
+
+impl Unlocked {
+    /// From now on the file's locks are waited for.
+    pub fn wait_for(&self, file: File) -> LockWaiter<'_> {
+        let mut files = self.0.lock().expect("not poisoned");
+        let waiters = files.entry(file).or_default();
+        waiters.count += 1;
+        LockWaiter { unlocked: self, file, wake: waiters.wake.clone() }
+    }
+
+    /// A lock of that file was given back.
+    pub fn notify(&self, file: File) {
+        if let Some(waiters) = self.0.lock().expect("not poisoned").get(&file) {
+            waiters.wake.notify_waiters();
+        }
+    }
+}
+
+impl Drop for LockWaiter<'_> {
+    fn drop(&mut self) {
+        let mut files = self.unlocked.0.lock().expect("not poisoned");
+        if let Some(waiters) = files.get_mut(&self.file) {
+            waiters.count -= 1;
+            if waiters.count == 0 {
+                files.remove(&self.file);
+            }
+        }
+    }
 }
 
 /// Something begun; others get no leases of its files as long as this lives.
@@ -44,7 +94,7 @@ impl Default for Keeper {
             table: Mutex::new(LeaseTable::starting_at(stamp)),
             answered: Notify::default(),
             noticed: Notify::default(),
-            unlocked: Notify::default(),
+            unlocked: Unlocked::default(),
         }
     }
 }
@@ -63,8 +113,13 @@ impl Keeper {
     }
 
     /// See [`LeaseTable::begin_flush`].
-    pub fn begin_flush(self: &Arc<Self>, session: Option<SessionId>) -> Begun {
-        let ticket = self.table().begin_flush(session, Instant::now());
+    pub fn begin_flush(
+        self: &Arc<Self>,
+        session: Option<SessionId>,
+        of: impl Fn(&Path) -> bool,
+        time: Duration,
+    ) -> Begun {
+        let ticket = self.table().begin_flush(session, of, time, Instant::now());
         self.noticed.notify_waiters();
         Begun { keeper: self.clone(), ticket: Some(ticket) }
     }

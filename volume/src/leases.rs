@@ -5,13 +5,18 @@
 //! it is about ([`LeaseTable::begin`]), which recalls what other sessions hold of it; it may happen when all recalls
 //! are answered, or their sessions' time is over ([`LeaseTable::is_clear`]), and others get no new leases of these
 //! files until it is done ([`LeaseTable::finish`]).
+//!
+//! Invariant: nobody waits for a lease longer than the time that its recall states. Who is alive and does not answer
+//! in that time loses all leases of its owner, hears so, and gets none for [`LAPSED_TIME`].
 
 use std::{
     collections::{HashMap, HashSet, hash_map},
     mem,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use crate::directory::is_share;
 use crate::store::{Entry, FileId, Leases, Notice, Stamp};
 
 /// How long leases hold without a sign of life. A writer waits for so long when a holder is out of reach.
@@ -21,8 +26,16 @@ pub const LEASE_TIME: Duration = Duration::from_secs(10);
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// For 64 MiB at 10 Mbit/s, and the rest of what such a link carries.
 pub const FLUSH_TIME: Duration = Duration::from_secs(60);
-/// Files that one session has leases of: about 150 bytes each. Beyond, answers come without leases.
-pub const MAX_FILES_PER_SESSION: usize = 500_000;
+/// Files with leases, of all sessions: about 200 bytes each. An owner of sessions may have as many as it
+/// leaves free, so that others find room; beyond, answers come without leases.
+pub const MAX_LEASED_FILES: usize = 400_000;
+/// Before a run the holders of rights to write have this time to give them back.
+pub const RUN_TIME: Duration = Duration::from_secs(5);
+/// An owner that has let a recall lapse gets no leases for this time: it makes others wait once, not for each file
+/// that it opens. What it does goes on without leases.
+pub const LAPSED_TIME: Duration = Duration::from_secs(300);
+/// Notices that wait for a session, about 100 bytes each.
+const MAX_UNTAKEN: usize = 65_536;
 /// Changed files of which a session is told how they are: whoever has changed more does not look at all of them at once.
 const MAX_CHANGED: usize = 32;
 
@@ -66,6 +79,10 @@ pub struct LeaseTable {
     recalling: HashSet<File>,
     /// Files of which changes may be held back, by who does; perhaps some more.
     writable: HashMap<SessionId, HashSet<File>>,
+    /// By the name of whoever the sessions belong to.
+    owners: HashMap<String, Owner>,
+    /// Of all sessions' `files`.
+    leased: usize,
     last_session: u64,
     last_stamp: u64,
 }
@@ -94,8 +111,20 @@ struct Recalled {
     until: Instant,
 }
 
+/// All sessions of one identity.
+#[derive(Debug, Default)]
+struct Owner {
+    sessions: usize,
+    files: usize,
+    /// It gets no leases before.
+    lapsed_until: Option<Instant>,
+}
+
 #[derive(Debug)]
 struct Session {
+    owner: String,
+    /// The directory whose files it uses.
+    tree: PathBuf,
     valid_until: Instant,
     files: usize,
     outbox: Vec<Notice>,
@@ -105,6 +134,12 @@ struct Session {
     changed: Vec<FileId>,
 }
 
+/// Whether two trees have files in common, as far as their paths tell.
+#[must_use]
+pub fn overlap(one: &Path, other: &Path) -> bool {
+    one.starts_with(other) || other.starts_with(one)
+}
+
 impl LeaseTable {
     /// An empty one. Stamps count on from there: they must not begin anew with a process, since their readers live on.
     #[must_use]
@@ -112,16 +147,24 @@ impl LeaseTable {
         Self { last_stamp: last.0, ..Self::default() }
     }
 
-    /// A new holder, without any lease.
+    /// A new holder, without any lease, of nobody in particular.
+    #[cfg(test)]
     pub fn open_session(&mut self, now: Instant) -> SessionId {
+        let owner = self.last_session.to_string();
+        self.open_session_of(&owner, Path::new("/"), now)
+    }
+
+    /// A new holder, without any lease.
+    pub fn open_session_of(&mut self, owner: &str, tree: &Path, now: Instant) -> SessionId {
         self.last_session += 1;
         let id = SessionId(self.last_session);
         // What somebody remembers from before, of another session, is not covered.
         let lost = self.next_stamp();
-        self.sessions.insert(
-            id,
-            Session { valid_until: now + LEASE_TIME, files: 0, outbox: Vec::new(), lost, changed: Vec::new() },
-        );
+        self.owners.retain(|_, owner| owner.sessions > 0 || owner.lapsed_until.is_some_and(|until| until > now));
+        self.owners.entry(owner.to_owned()).or_default().sessions += 1;
+        let (outbox, changed, valid_until) = (Vec::new(), Vec::new(), now + LEASE_TIME);
+        let (owner, tree) = (owner.to_owned(), tree.to_owned());
+        self.sessions.insert(id, Session { owner, tree, valid_until, files: 0, outbox, lost, changed });
         id
     }
 
@@ -137,7 +180,11 @@ impl LeaseTable {
     pub fn end_session(&mut self, session: SessionId) {
         self.drop_leases(session);
         self.writable.remove(&session);
-        self.sessions.remove(&session);
+        if let Some(ended) = self.sessions.remove(&session)
+            && let Some(owner) = self.owners.get_mut(&ended.owner)
+        {
+            owner.sessions -= 1;
+        }
     }
 
     /// Gives of `wanted` what goes together with what others have, and tells all that the session has now. To be called
@@ -147,8 +194,12 @@ impl LeaseTable {
         let Some(own) = self.sessions.get_mut(&session).filter(|own| own.valid_until > now) else {
             return (Leases::empty(), stamp);
         };
+        let Some(owner) = self.owners.get_mut(&own.owner) else { return (Leases::empty(), stamp) };
+        // Whoever does not take what it is told is not given more to be told of.
+        let has_lapsed = owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
+        let has_room = is_share((owner.files, 1), (self.leased, MAX_LEASED_FILES));
         let held = self.files.entry(file.0).or_insert_with(|| Held { id: file.1, ..Held::default() });
-        let can_be_had = held.compatible(session, wanted);
+        let can_be_had = if has_lapsed { Leases::empty() } else { held.compatible(session, wanted) };
         let is_new = !held.grants.contains_key(&session);
         let leases = match held.grants.entry(session) {
             hash_map::Entry::Occupied(mut grant) => {
@@ -157,13 +208,13 @@ impl LeaseTable {
                 grant.stamp = stamp;
                 grant.leases
             }
-            hash_map::Entry::Vacant(_) if can_be_had.is_empty() || own.files >= MAX_FILES_PER_SESSION => {
-                Leases::empty()
-            }
+            hash_map::Entry::Vacant(_) if can_be_had.is_empty() || !has_room => Leases::empty(),
             hash_map::Entry::Vacant(place) => place.insert(Grant { leases: can_be_had, stamp }).leases,
         };
         if is_new && !leases.is_empty() {
             own.files += 1;
+            owner.files += 1;
+            self.leased += 1;
         }
         if leases.contains(Leases::WRITE) {
             self.writable.entry(session).or_default().insert(file.0);
@@ -223,13 +274,28 @@ impl LeaseTable {
         }
     }
 
-    /// Recalls all rights to write of other sessions; of all, without a session.
-    pub fn begin_flush(&mut self, session: Option<SessionId>, now: Instant) -> Ticket {
+    /// Recalls all rights to write of those holders whose trees `of` says, but `session` itself. Within `time` they have answered, or
+    /// have lost what they hold.
+    pub fn begin_flush(
+        &mut self,
+        session: Option<SessionId>,
+        of: impl Fn(&Path) -> bool,
+        time: Duration,
+        now: Instant,
+    ) -> Ticket {
         self.forget_written();
-        let of = |file: &File| Some((*file, self.files.get(file)?.id, Intent::Look));
-        let others = self.writable.iter().filter(|(holder, _)| Some(**holder) != session);
-        let intents: Vec<_> = others.flat_map(|(_, files)| files).filter_map(of).collect();
-        self.begin(session, &intents, now)
+        let intent = |file: &File| Some((*file, self.files.get(file)?.id, Intent::Look));
+        let is_meant = |holder: &SessionId| self.sessions.get(holder).is_some_and(|holder| of(&holder.tree));
+        let others = self.writable.iter().filter(|(holder, _)| Some(**holder) != session && is_meant(holder));
+        let intents: Vec<_> = others.flat_map(|(_, files)| files).filter_map(intent).collect();
+        let ticket = self.begin(session, &intents, now);
+        for (file, holder, stamp) in &ticket.awaited {
+            let recalled = self.files.get_mut(file).into_iter().flat_map(|held| &mut held.recalled);
+            for recalled in recalled.filter(|r| r.session == *holder && r.stamp <= *stamp) {
+                recalled.until = recalled.until.min(now + time);
+            }
+        }
+        ticket
     }
 
     /// Files that others than sessions have changed since this was last asked, of those that were recalled from the session.
@@ -292,6 +358,10 @@ impl LeaseTable {
             if grant.leases.is_empty() {
                 held.grants.remove(&session);
                 its.files = its.files.saturating_sub(1);
+                self.leased = self.leased.saturating_sub(1);
+                if let Some(owner) = self.owners.get_mut(&its.owner) {
+                    owner.files = owner.files.saturating_sub(1);
+                }
             }
             self.recalling.insert(*file);
         }
@@ -440,7 +510,19 @@ impl LeaseTable {
             let session = self.sessions.get(&recalled.session);
             recalled.until <= now || session.is_none_or(|session| session.valid_until <= now)
         };
-        over.extend(overdue.filter(is_overdue).map(|recalled| recalled.session));
+        let overdue: Vec<&Recalled> = overdue.filter(is_overdue).collect();
+        // One that is out of reach has lost them by time. One that is alive was asked, and has not answered.
+        let is_alive = |session: &&Session| session.valid_until > now;
+        let alive = overdue.iter().filter_map(|recalled| self.sessions.get(&recalled.session).filter(is_alive));
+        let lapsed: HashSet<String> = alive.map(|session| session.owner.clone()).collect();
+        over.extend(overdue.iter().map(|recalled| recalled.session));
+        for owner in lapsed.iter().filter(|owner| !owner.is_empty()) {
+            let its = self.sessions.iter().filter(|(_, session)| session.owner == *owner);
+            over.extend(its.map(|(id, _)| *id));
+            if let Some(owner) = self.owners.get_mut(owner) {
+                owner.lapsed_until = Some(now + LAPSED_TIME);
+            }
+        }
         over.sort_unstable();
         over.dedup();
         over.into_iter().for_each(|session| self.lose(session));
@@ -462,7 +544,11 @@ impl LeaseTable {
         }
         self.files.retain(|_, held| !held.is_unused());
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.files = 0;
+            let lost = mem::take(&mut session.files);
+            self.leased = self.leased.saturating_sub(lost);
+            if let Some(owner) = self.owners.get_mut(&session.owner) {
+                owner.files = owner.files.saturating_sub(lost);
+            }
         }
     }
 
@@ -472,6 +558,10 @@ impl LeaseTable {
             held.grants.remove(&session);
             if let Some(session) = self.sessions.get_mut(&session) {
                 session.files = session.files.saturating_sub(1);
+                self.leased = self.leased.saturating_sub(1);
+                if let Some(owner) = self.owners.get_mut(&session.owner) {
+                    owner.files = owner.files.saturating_sub(1);
+                }
             }
         }
     }

@@ -272,3 +272,68 @@ fn a_lease_on_its_way_is_not_given_back_by_mistake() {
     table.returned(one, key, Leases::DATA, first);
     assert_eq!(table.held(one, key), Leases::DATA);
 }
+
+#[test]
+fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
+    let (mut table, mut now) = (LeaseTable::default(), Instant::now());
+    let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
+    let ada = [(); 2].map(|()| table.open_session_of("ada", Path::new("/a"), now));
+    let bob = table.open_session_of("bob", Path::new("/a/sub"), now);
+    let lapsing = |table: &mut LeaseTable, number, now| {
+        let granted = ada.map(|session| table.grant(session, file(number), Leases::DATA, now).0);
+        granted.iter().all(|leases| *leases == Leases::DATA)
+    };
+    assert!(lapsing(&mut table, 1, now) && lapsing(&mut table, 2, now));
+    let change = |number| (file(number).0, file(number).1, Intent::Change(Leases::DATA));
+    let ticket = table.begin(Some(bob), &[change(1)], now);
+    assert!(!table.is_clear(&ticket, now));
+    for _ in 0..4 {
+        now += ANSWER_TIME / 4;
+        ada.iter().chain([&bob]).for_each(|session| table.renew(*session, now));
+    }
+    assert!(table.is_clear(&ticket, now));
+    table.finish(ticket);
+    // All that its owner had is gone, and it gets nothing more that others would have to wait for.
+    let ticket = table.begin(Some(bob), &[change(2)], now);
+    assert!(table.is_clear(&ticket, now));
+    table.finish(ticket);
+    assert!(!lapsing(&mut table, 3, now));
+    assert!(table.take_notices(ada[1]).iter().any(|notice| matches!(notice, Notice::Lost { .. })));
+    // Others are not affected, and it is for a time.
+    assert_eq!(table.grant(bob, file(3), Leases::DATA, now).0, Leases::DATA);
+    now += LAPSED_TIME;
+    ada.iter().for_each(|session| table.renew(*session, now));
+    assert_eq!(table.grant(ada[0], file(4), Leases::DATA, now).0, Leases::DATA);
+}
+
+#[test]
+fn a_flush_is_of_its_trees_and_takes_its_time_at_most() {
+    let (mut table, mut now) = (LeaseTable::default(), Instant::now());
+    let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
+    let ada = table.open_session_of("ada", Path::new("/a"), now);
+    assert_eq!(table.grant(ada, file(1), Leases::WRITE, now).0, Leases::WRITE);
+    let other = table.begin_flush(None, |tree| overlap(tree, Path::new("/b")), RUN_TIME, now);
+    assert!(table.is_clear(&other, now));
+    // Somebody waits already, for longer.
+    let look = table.begin(None, &[(file(1).0, file(1).1, Intent::Look)], now);
+    let shared = table.begin_flush(None, |tree| overlap(tree, Path::new("/a/sub")), RUN_TIME, now);
+    assert!(!table.is_clear(&shared, now));
+    now += RUN_TIME;
+    assert!(table.is_clear(&shared, now) && table.is_clear(&look, now));
+    assert!(table.take_notices(ada).iter().any(|notice| matches!(notice, Notice::Lost { .. })));
+    [other, look, shared].into_iter().for_each(|ticket| table.finish(ticket));
+}
+
+#[test]
+fn one_owner_leaves_leases_for_others() {
+    let (mut table, now) = (LeaseTable::default(), Instant::now());
+    let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
+    let (ada, bob) =
+        (table.open_session_of("ada", Path::new("/"), now), table.open_session_of("bob", Path::new("/"), now));
+    let limit = MAX_LEASED_FILES as u64;
+    let granted = (0..limit).filter(|number| !table.grant(ada, file(*number), Leases::DATA, now).0.is_empty()).count();
+    assert_eq!(granted, MAX_LEASED_FILES / 2);
+    assert_eq!(table.grant(bob, file(limit), Leases::DATA, now).0, Leases::DATA);
+    table.end_session(ada);
+    assert_eq!(table.leased, 1);
+}

@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
-    directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+    directory::{Account, Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
     store::*,
 };
 use tokio_stream::StreamExt as _;
@@ -605,4 +605,209 @@ async fn directories_that_were_reached_through_others_are_found_again() {
     for entry in made {
         call(&store, Op::List { directory: entry.unwrap().attributes.id, cookie: 0, limit: 1 }).await.unwrap();
     }
+}
+
+/// A user of no account.
+const STRANGER: u32 = 54_321;
+
+fn stranger() -> Caller {
+    Caller { uid: STRANGER, gid: STRANGER, groups: vec![STRANGER].into() }
+}
+
+/// The export, open to all, with a session by the rights of each caller. Needs root.
+fn shared_by_callers(site: &Site) -> Option<DirectorySession> {
+    if !nix::unistd::geteuid().is_root() {
+        return None;
+    }
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(site.top.path(), open).unwrap();
+    fs::set_permissions(site.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let rights = Rights::Callers;
+    let directory = Directory::open(site.machine.clone(), &site.path(""), rights, Mutability::ReadWrite).unwrap();
+    Some(DirectorySession::open(directory, Liveness::Own))
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
+    let site = Site::new();
+    let Some(store) = shared_by_callers(&site) else { return };
+    fs::create_dir_all(site.path("private/sub")).unwrap();
+    fs::write(site.path("private/notes"), "secret").unwrap();
+    fs::write(site.path("private/shared"), "x").unwrap();
+    [("private/sub", 0o777), ("private/notes", 0o644), ("private/shared", 0o666), ("private", 0o700)]
+        .iter()
+        .for_each(|(path, mode)| set_mode(&site.path(path), *mode));
+    // root finds them, so that this session knows their ids and has descriptors of them.
+    let (notes, shared, sub) =
+        (find(&store, "private/notes").await, find(&store, "private/shared").await, find(&store, "private/sub").await);
+    let [notes, shared, sub] = [notes, shared, sub].map(|entry| entry.attributes.id);
+    let refused = |op: Op| {
+        let store = &store;
+        async move { assert_eq!(store.call(&stranger(), op.clone()).await, Err(Errno::EACCES), "{op:?}") }
+    };
+    let names = vec!["private".into(), "notes".into()];
+    let Answer::Walked(walked) = store.call(&stranger(), Op::Walk { from: store.root(), names }).await.unwrap() else {
+        panic!("walked")
+    };
+    assert_eq!((walked.entries.len(), walked.error), (1, Some(Errno::EACCES)));
+    for op in [
+        Op::Attributes(notes.into()),
+        Op::Open { file: notes, flags: OpenFlags::READ },
+        Op::Open { file: shared, flags: OpenFlags::WRITE },
+        Op::List { directory: sub, cookie: 0, limit: 9 },
+        Op::MakeDirectory { parent: sub, name: "made".into(), mode: 0o755 },
+        Op::Symlink { parent: sub, name: "made".into(), target: "x".into() },
+        Op::Create { parent: sub, name: "made".into(), mode: 0o644, flags: RW },
+        Op::Link { file: shared.into(), parent: store.root(), name: "link".into() },
+        Op::Set { place: shared.into(), changes: Changes { size: Some(0), ..Changes::default() } },
+        Op::Sync { place: notes.into(), what: Synced::Data },
+        Op::ListAttributes(notes.into()),
+        Op::Allocate { place: shared.into(), range: 0..9, how: Allocation::Extend },
+        Op::CopyRange { from: (notes.into(), 0), to: (shared.into(), 0), length: 9 },
+    ] {
+        refused(op).await;
+    }
+    let read = store.read(&stranger(), vec![ReadPart { place: notes.into(), range: 0..9 }]).await.next().await;
+    assert_eq!(read.unwrap().unwrap().data, Err(Errno::EACCES));
+    let write = Write::At { place: shared.into(), offset: 0, data: Bytes::from_static(b"y") };
+    assert_eq!(store.write(&stranger(), vec![write]).await.unwrap(), [Err(Errno::EACCES)]);
+    assert_eq!(fs::read(site.path("private/shared")).unwrap(), b"x");
+    // As soon as the way is free the same ids are of use.
+    set_mode(&site.path("private"), 0o711);
+    let op = Op::Open { file: notes, flags: OpenFlags::READ };
+    let Answer::Opened { handle, .. } = store.call(&stranger(), op).await.unwrap() else { panic!("opened") };
+    // What is open goes on to work; what is not, does not.
+    set_mode(&site.path("private"), 0o700);
+    let open = Place { file: notes, handle: Some(handle) };
+    store.call(&stranger(), Op::Attributes(open)).await.unwrap();
+    let piece = store.read(&stranger(), vec![ReadPart { place: open, range: 0..9 }]).await.next().await;
+    assert_eq!(piece.unwrap().unwrap().data.unwrap(), "secret");
+    refused(Op::Attributes(notes.into())).await;
+    refused(Op::Open { file: notes, flags: OpenFlags::READ }).await;
+}
+
+#[tokio::test]
+async fn ids_lead_to_files_that_other_programs_have_moved() {
+    let site = Site::new();
+    let store = site.session();
+    fs::create_dir_all(site.path("a/b")).unwrap();
+    fs::write(site.path("a/b/f"), "x").unwrap();
+    let file = find(&store, "a/b/f").await.attributes.id;
+    fs::rename(site.path("a/b"), site.path("c")).unwrap();
+    fs::rename(site.path("c/f"), site.path("g")).unwrap();
+    assert_eq!(content(&store, file.into()).await.unwrap(), b"x");
+    // Out of the export it is gone.
+    fs::rename(site.path("g"), site.top.path().join("g")).unwrap();
+    assert_eq!(content(&store, file.into()).await, Err(Errno::ESTALE));
+}
+
+#[tokio::test]
+async fn root_from_elsewhere_makes_no_devices_and_no_attributes_of_the_system() {
+    let site = Site::new();
+    let Some(store) = shared_by_callers(&site) else { return };
+    for kind in [Kind::BlockDevice, Kind::CharacterDevice] {
+        let op = Op::MakeNode { parent: store.root(), name: "n".into(), mode: 0o666, kind, rdev: 0x103 };
+        assert_eq!(call(&store, op).await, Err(Errno::EPERM));
+    }
+    fs::write(site.path("f"), "").unwrap();
+    let place: Place = find(&store, "f").await.attributes.id.into();
+    for name in ["security.capability", "trusted.overlay.opaque", "system.other"] {
+        let (value, how) = (Bytes::from_static(b"1"), AttributeChange::Any);
+        let op = Op::SetAttribute { place, name: name.into(), value, how };
+        assert_eq!(call(&store, op).await, Err(Errno::EOPNOTSUPP), "{name}");
+    }
+    let nobody = Caller { uid: u32::MAX, ..Caller::default() };
+    assert_eq!(store.call(&nobody, Op::Attributes(place)).await, Err(Errno::EINVAL));
+}
+
+#[tokio::test]
+async fn who_may_only_read_locks_nobody_out() {
+    let site = Site::new();
+    fs::write(site.path("f"), "x").unwrap();
+    let path = site.path("");
+    let directory = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let store = DirectorySession::open(directory, Liveness::Own);
+    let (place, _) = open(&store, "f", OpenFlags::READ).await;
+    let range = |access| Lock::Range(RangeLock { range: 0..100, access: Some(access) });
+    for place in [place, place.file.into()] {
+        for lock in [Lock::Whole(Some(Access::Exclusive)), range(Access::Exclusive)] {
+            let op = Op::Lock { place, owner: 1, lock, wait: Wait::Yes };
+            assert_eq!(call(&store, op).await, Err(Errno::EROFS));
+        }
+        for lock in [Lock::Whole(Some(Access::Shared)), range(Access::Shared)] {
+            let op = Op::Lock { place, owner: 1, lock, wait: Wait::No };
+            assert_eq!(call(&store, op).await, Ok(Answer::Done));
+        }
+    }
+    let file = fs::OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(call(&store, Op::Open { file: place.file, flags: RW }).await, Err(Errno::EROFS));
+}
+
+#[tokio::test]
+async fn locks_that_wait_are_bounded_and_end_with_their_session() {
+    const WAITING: usize = 256;
+    let site = Site::new();
+    fs::write(site.path("f"), "x").unwrap();
+    let session = |name| DirectorySession::open_for(Account::named(name), site.directory.clone(), Liveness::Own);
+    let (ada, bob) = (session("ada"), session("bob"));
+    let lock = |place| Op::Lock { place, owner: 1, lock: Lock::Whole(Some(Access::Exclusive)), wait: Wait::Yes };
+    let (held, _) = open(&ada, "f", RW).await;
+    call(&ada, lock(held)).await.unwrap();
+    let (place, _) = open(&ada, "f", RW).await;
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..WAITING + 44 {
+        let ada = ada.clone();
+        waiting.spawn(async move { ada.call(&Caller::default(), lock(place)).await });
+    }
+    for _ in 0..44 {
+        let refused = tokio::time::timeout(SOON, waiting.join_next()).await.expect("refused at once").unwrap();
+        assert_eq!(refused.unwrap(), Err(Errno::ENOLCK));
+    }
+    let (its, _) = open(&bob, "f", RW).await;
+    let bobs = tokio::spawn(async move { call(&bob, lock(its)).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!bobs.is_finished());
+    // Whoever still has a share of the session: its locks are given back, and those that wait are refused.
+    ada.end();
+    assert_eq!(tokio::time::timeout(SOON, bobs).await.expect("the lock").unwrap(), Ok(Answer::Done));
+    while let Some(refused) = tokio::time::timeout(SOON, waiting.join_next()).await.expect("an end") {
+        assert_eq!(refused.unwrap(), Err(Errno::ESTALE));
+    }
+    assert_eq!(call(&ada, Op::Attributes(its)).await, Err(Errno::ESTALE));
+}
+
+#[tokio::test]
+async fn what_asks_for_too_much_is_refused() {
+    let site = Site::new();
+    let store = site.session();
+    fs::write(site.path("f"), "x").unwrap();
+    let place: Place = find(&store, "f").await.attributes.id.into();
+    let root = store.root();
+    let name = || OsString::from("a");
+    for (op, errno) in [
+        (Op::Walk { from: root, names: vec![name(); 10_000] }, Errno::ENAMETOOLONG),
+        (Op::Explore { from: root, paths: vec![vec![name(); 1000]; 256] }, Errno::E2BIG),
+        (Op::Explore { from: root, paths: vec![Vec::new(); 1000] }, Errno::E2BIG),
+        (Op::Symlink { parent: root, name: name(), target: "x".repeat(1 << 20).into() }, Errno::ENAMETOOLONG),
+        (Op::Allocate { place, range: 9..3, how: Allocation::Extend }, Errno::EINVAL),
+        (Op::Allocate { place, range: 0..u64::MAX, how: Allocation::InsertRange }, Errno::EINVAL),
+        (Op::CopyRange { from: (place, u64::MAX), to: (place, 0), length: u64::MAX }, Errno::EINVAL),
+        (Op::Seek { place, offset: u64::MAX, what: Sought::Data }, Errno::ENXIO),
+    ] {
+        let answer = call(&store, op.clone()).await;
+        let kin = [errno, Errno::EINVAL, Errno::EFBIG, Errno::EOPNOTSUPP, Errno::EOVERFLOW];
+        assert!(answer.as_ref().is_err_and(|found| kin.contains(found)), "{op:?}: {answer:?}");
+    }
+    for range in [0..0, 9..3, u64::MAX - 1..u64::MAX, 0..u64::MAX] {
+        let mut pieces = store.read(&me(), vec![ReadPart { place, range }]).await;
+        while pieces.next().await.is_some() {}
+    }
+    let lock = Lock::Range(RangeLock { range: u64::MAX - 1..u64::MAX, access: Some(Access::Shared) });
+    assert!(call(&store, Op::Lock { place, owner: 1, lock, wait: Wait::No }).await.is_err());
 }

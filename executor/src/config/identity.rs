@@ -26,6 +26,8 @@ pub struct Identity {
     pub exports: Option<BTreeSet<String>>,
     /// It may not write, whatever the exports say.
     pub read_only: bool,
+    /// It may have its exports as volumes.
+    pub volumes: bool,
     /// Its commands; the executor's own list when `None`.
     pub commands: Option<BTreeSet<String>>,
     /// How much it may use.
@@ -48,7 +50,7 @@ pub(super) struct Read {
     exports: Vec<(String, Range<usize>)>,
 }
 
-const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, commands, max_runs, max_processes, max_buffered_mb, \
+const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, volumes, commands, max_runs, max_processes, max_buffered_mb, \
                      max_connections, max_calls_per_second, max_memory_mb";
 
 impl Reader<'_> {
@@ -96,6 +98,7 @@ impl Reader<'_> {
             trust_caller_ids: None,
             exports: None,
             read_only: false,
+            volumes: true,
             commands: None,
             limits: Limits::default(),
         };
@@ -112,6 +115,7 @@ impl Reader<'_> {
                     identity.exports = Some(exports.iter().map(|(name, _)| name.clone()).collect());
                 }
                 "read_only" => identity.read_only = self.boolean("read_only", value),
+                "volumes" => identity.volumes = self.boolean("volumes", value),
                 "commands" => {
                     let commands = self.strings("commands", value);
                     identity.commands = Some(commands.into_iter().map(|(name, _)| name).collect());

@@ -22,6 +22,7 @@ use crate::{
     pool::{Identified, Lease},
     runner::{WAITS_BYTES, wire::Job},
     service::Shared,
+    volume::trees_of,
     wiring::Wiring,
 };
 
@@ -56,7 +57,8 @@ pub async fn start(
             identify()?
         }
     };
-    let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes)).await?;
+    let trees = trees_of(caller, |export| mounts.iter().any(|mount| mount.export == export));
+    let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes), &trees).await;
     let (ahead, to_be_confirmed) = (spec.ahead, spec.to_be_confirmed);
     let mut wiring = Wiring::check(spec)?;
     let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);

@@ -28,8 +28,8 @@ use std::{
 use nix::libc;
 use posh_proto::{
     executor::{
-        Exited, Finished, Release, Released, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes,
-        Started, WindowSize, WrittenFile, exited::How, run_input, run_output,
+        Exited, Finished, Release, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started,
+        WindowSize, WrittenFile, exited::How, run_input, run_output,
     },
     packed,
 };
@@ -54,7 +54,7 @@ use self::{
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, pool::Lease,
-    service::Shared, sys, tls::serving::Proof, wiring::Wiring,
+    service::Shared, sys, tls::serving::Proof, volume::trees_of, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -478,26 +478,14 @@ impl Run {
     }
 
     /// After what volumes hold back has been written: that may change what the run has read.
-    async fn release_beside_volumes(
-        &mut self,
-        (shared, caller): Whose<'_>,
-        mut release: Release,
-        output: &Output,
-    ) -> Result<(), End> {
+    async fn release_beside_volumes(&mut self, (shared, caller): Whose<'_>, mut release: Release) -> Result<(), End> {
         let volumes = std::mem::take(&mut release.volumes);
         if self.is_released || volumes.is_empty() {
             return self.release(release).await;
         }
-        match shared.volumes.begin_run(caller, volumes).await {
-            Ok(_) => self.release(release).await,
-            Err(refusal) if release.if_unchanged => {
-                self.is_released = true;
-                let released = Released { changed: refusal.message.into(), ..Released::default() };
-                let told = output.send(Ok(output_of(run_output::Kind::Released(released)))).await;
-                told.map_err(|_| End::Cancelled)
-            }
-            Err(refusal) => Err(End::Broken(refusal.message)),
-        }
+        let trees = trees_of(caller, |_| true);
+        shared.volumes.begin_run(caller, volumes, &trees).await;
+        self.release(release).await
     }
 
     async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
@@ -522,7 +510,7 @@ impl Run {
                 self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
             }
             Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
-            Some(run_input::Kind::Release(release)) => self.release_beside_volumes(whose, release, output).await?,
+            Some(run_input::Kind::Release(release)) => self.release_beside_volumes(whose, release).await?,
             Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;

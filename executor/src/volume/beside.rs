@@ -1,36 +1,34 @@
-//! Runs beside volumes: before a run starts, what sessions hold back is written; when one of its commands has ended, the
+//! Runs beside volumes: before a run starts, what sessions hold back of the exports that it uses is written; when one of its commands has ended, the
 //! sessions of its workstation are told what it has changed, before the workstation hears that it has ended.
 
 use std::{
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use posh_proto::{
-    executor::{Exited, VolumeMark, VolumeSession, rejected::Kind},
+    executor::{Exited, VolumeMark, VolumeSession},
     rule::{self, Rule},
 };
-use posh_volume::store::{FileId, Leases, Returned, Stamp};
+use posh_volume::{
+    leases::{RUN_TIME, overlap},
+    store::{FileId, Leases, Returned, Stamp},
+};
 
 use super::{Volumes, session::Served};
-use crate::{callers::Caller, error::Refusal};
-
-/// Who does not write in this time what it holds back is not waited for by a run: the gateway waits not much longer for one to start.
-const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+use crate::callers::Caller;
 
 /// The sessions of a run's workstation.
 #[derive(Debug, Clone, Default)]
 pub struct Beside(Vec<(Bytes, Weak<Served>)>);
 
 impl Volumes {
-    /// Before a run looks at anything. Costs nothing if nobody holds anything back.
-    ///
-    /// # Errors
-    /// A refusal, when somebody does not write it.
-    pub async fn begin_run(&self, caller: &Caller, named: Vec<VolumeSession>) -> Result<Beside, Refusal> {
+    /// Before a run looks at anything of these trees. Costs nothing if nobody holds anything back of them, and
+    /// else at most [`RUN_TIME`]: whoever has not written by then has lost its leases ([`posh_volume::leases`]).
+    pub async fn begin_run(&self, caller: &Caller, named: Vec<VolumeSession>, trees: &[PathBuf]) -> Beside {
         if !rule::holds(Rule::Coherence) {
-            return Ok(Beside::default());
+            return Beside::default();
         }
         let mut beside = Beside::default();
         for VolumeSession { session, returned } in named {
@@ -38,16 +36,19 @@ impl Volumes {
             served.store.give_back(returned.into_iter().map(returned_of).collect());
             beside.0.push((session, Arc::downgrade(&served)));
         }
-        let Some(machine) = self.machine_in_use() else { return Ok(beside) };
-        let flush = machine.keeper.begin_flush(None);
-        match tokio::time::timeout(FLUSH_LIMIT, flush.clear()).await {
-            Ok(()) => Ok(beside),
-            Err(_) => {
-                let why = "a workstation has not written yet what it holds back of a file there";
-                Err(Refusal::new(Kind::Stale, why))
-            }
+        if let Some(machine) = self.machine_in_use() {
+            let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
+            machine.keeper.begin_flush(None, is_used, RUN_TIME).clear().await;
         }
+        beside
     }
+}
+
+/// The trees of those exports of the caller's that `is_used` says.
+pub fn trees_of(caller: &Caller, is_used: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let used = caller.exports.iter().filter(|export| is_used(&export.name));
+    // One that is not there any more has no volume either.
+    used.filter_map(|export| export.path.canonicalize().ok()).collect()
 }
 
 impl Beside {

@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     io,
     path::PathBuf,
+    pin::Pin,
     sync::{Arc, Mutex, Weak},
     task::Poll,
     time::Duration,
@@ -18,28 +19,31 @@ use nix::unistd::geteuid;
 use posh_proto::{
     PROTOCOL_VERSION, other_version,
     volume::{
-        Hello, Piece, ReadReply, ReadRequest, ToVolume, Welcome, WriteReply, WriteRequest, from_volume, to_volume,
-        volume_server::Volume,
+        FromVolume, Hello, Piece, ReadReply, ReadRequest, ToVolume, Welcome, WriteReply, WriteRequest, from_volume,
+        to_volume, volume_server::Volume,
     },
 };
 use posh_volume::{
     Store as _,
-    directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
-    store::{Caller as FileCaller, Pieces},
+    directory::{
+        Account, Directory, DirectorySession, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, is_share,
+    },
+    store::{Caller as FileCaller, Pieces, ReadPart},
     wire,
 };
 use tokio::sync::mpsc;
-use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-pub use self::beside::Beside;
-use self::session::{Outgoing, Served};
+pub use self::beside::{Beside, trees_of};
+use self::session::Served;
 use crate::{
     Export,
     admission::peer_name,
     callers::{Caller, caller_of},
     load::Wanted,
     service::Shared,
+    tls::{accept::Peer, serving::Proof},
 };
 
 /// Sessions in all, and of one identity: a workstation has one for each of its mounts.
@@ -55,16 +59,45 @@ const OUTGOING: usize = 256;
 /// Pieces of small files are sent together up to this size.
 const REPLY_BYTES: usize = 256 << 10;
 /// Replies that wait to be sent.
-const REPLIES: usize = 8;
+const REPLIES: usize = 1;
+/// Bytes of answers that nobody has taken yet, of all and of one identity: with all else that an executor
+/// holds it stays below 256 MiB.
+const ANSWER_BYTES: usize = 112 << 20;
+const ANSWER_BYTES_OF_ONE: usize = 48 << 20;
+/// Bytes of calls that are under way or remembered, of all and of one identity.
+const CALL_BYTES: usize = 32 << 20;
+const CALL_BYTES_OF_ONE: usize = 12 << 20;
+/// What a part of a read takes besides its bytes.
+const PART_BYTES: usize = 512;
+/// What one read may have in memory here: in the store, one reply being made and those that wait, of up to twice
+/// their size.
+const MAX_READ_BYTES: usize = READ_BYTES + (1 + REPLIES) * 2 * REPLY_BYTES;
 
 /// All sessions, and what they share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Volumes {
     /// Started for the first session: most executors have none. Its directories have it, and they are the sessions': with the last one what
     /// other programs change is watched no more, which costs them something.
     machine: Mutex<Weak<Machine>>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
+    /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
+    answers: Arc<Pool>,
+    /// Bytes of calls under way, and of answers that are remembered. Apart from those, since a call may be
+    /// what a read waits for.
+    calls: Arc<Pool>,
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        Self {
+            machine: Mutex::default(),
+            directories: Mutex::default(),
+            sessions: Mutex::default(),
+            answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
+            calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -75,16 +108,29 @@ struct OpenDirectory {
     directory: Weak<Directory>,
 }
 
+/// Answers, as a connection takes them.
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Who is on a connection.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    /// For the log.
+    pub name: String,
+    /// By which they may be here at all.
+    pub proof: Proof,
+}
+
 /// The gRPC service.
 pub struct VolumeService(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Volume for VolumeService {
-    type SessionStream = ReceiverStream<Outgoing>;
-    type ReadStream = ReceiverStream<Result<ReadReply, Status>>;
+    type SessionStream = Answers<FromVolume>;
+    type ReadStream = Answers<ReadReply>;
 
     async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
-        let (caller, peer) = (caller_of(&request)?, peer_name(request.extensions().get()));
+        let caller = caller_of(&request)?;
+        let peer = Origin::of(request.extensions().get());
         self.0.load.admit_call(&caller, Wanted::Now).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
         let mut incoming = request.into_inner();
         let hello = tokio::time::timeout(HELLO_TIMEOUT, incoming.message()).await;
@@ -101,36 +147,45 @@ impl Volume for VolumeService {
             resumed,
             watched: wire::watched_number(served.store.state().watched),
             lost: lost.0,
-            read_only: served.read_only,
+            read_only: served.export.read_only,
         };
-        session::send(&sender, from_volume::Kind::Welcome(welcome)).await;
+        session::send(&sender, from_volume::Kind::Welcome(welcome), None).await;
         for notice in missed {
-            session::send(&sender, from_volume::Kind::Notice(notice.into())).await;
+            session::send(&sender, from_volume::Kind::Notice(notice.into()), None).await;
         }
-        served.attach(sender.clone());
+        served.attach(sender.clone(), peer.proof);
         tokio::spawn(session::attend(self.0.clone(), served, incoming, sender));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        // What an answer is charged with is given back when the connection takes it.
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|outgoing| Ok(outgoing.message)))))
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
         let caller = caller_of(&request)?;
         let ReadRequest { session, caller: file_caller, parts } = request.into_inner();
-        let served = self.0.volumes.session(&caller, &session)?;
-        let parts = parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
-        let permit = served.reads.clone().acquire_owned().await.map_err(|error| Status::internal(error.to_string()))?;
+        let served = self.admitted(&caller, &session).await?;
+        let parts: Vec<ReadPart> =
+            parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let charge = self.0.volumes.answers.take(&served.account, bytes_of(&parts)).await;
         let pieces = served.store.read(&file_caller.unwrap_or_default().into(), parts).await;
         let (sender, receiver) = mpsc::channel(REPLIES);
         tokio::spawn(async move {
-            pack(pieces, sender).await;
-            drop(permit);
+            tokio::select! {
+                () = pack(pieces, sender) => {}
+                () = served.store.ended() => {}
+            }
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        // Given back with the stream: until then whoever asked may leave all of it untaken.
+        let replies = ReceiverStream::new(receiver).map(move |reply| {
+            let _charged = &charge;
+            reply
+        });
+        Ok(Response::new(Box::pin(replies)))
     }
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
         let caller = caller_of(&request)?;
         let request = request.into_inner();
-        let served = self.0.volumes.session(&caller, &request.session)?;
+        let served = self.admitted(&caller, &request.session).await?;
         served.acknowledge(request.acknowledged);
         let writes = request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let file_caller = request.caller.unwrap_or_default().into();
@@ -138,9 +193,30 @@ impl Volume for VolumeService {
     }
 }
 
+impl Origin {
+    fn of(peer: Option<&Peer>) -> Self {
+        Self { name: peer_name(peer), proof: peer.map_or(Proof::Nothing, |peer| peer.proof.clone()) }
+    }
+}
+
 impl VolumeService {
+    /// The session of that name, if its caller may still have it.
+    async fn admitted(&self, caller: &Caller, name: &Bytes) -> Result<Arc<Served>, Status> {
+        let served = self.0.volumes.session(caller, name)?;
+        if served.is_within(caller) {
+            return Ok(served);
+        }
+        session::end(&self.0, &served).await;
+        Err(Status::not_found("this session has ended: the executor's configuration has changed"))
+    }
+
     /// The session of that name, or a new one.
-    async fn session_of(&self, caller: &Arc<Caller>, peer: &str, hello: &Hello) -> Result<(Arc<Served>, bool), Status> {
+    async fn session_of(
+        &self,
+        caller: &Arc<Caller>,
+        peer: &Origin,
+        hello: &Hello,
+    ) -> Result<(Arc<Served>, bool), Status> {
         if hello.protocol != PROTOCOL_VERSION {
             return Err(Status::failed_precondition(other_version("the gateway", hello.protocol, "this executor")));
         }
@@ -148,8 +224,12 @@ impl VolumeService {
             return Err(Status::invalid_argument("a session's name has 16 to 64 bytes"));
         }
         let volumes = &self.0.volumes;
-        if let Ok(served) = volumes.session(caller, &hello.session) {
-            if served.export == hello.export {
+        if !caller.volumes {
+            let why = format!("{} may not have volumes on this executor (`volumes = false`)", caller.name());
+            return Err(Status::permission_denied(why));
+        }
+        if let Ok(served) = self.admitted(caller, &hello.session).await {
+            if served.export.name == hello.export {
                 return Ok((served, true));
             }
             return Err(Status::invalid_argument("that session is of another export"));
@@ -169,11 +249,13 @@ impl VolumeService {
         let directory = directory.map_err(|error| {
             Status::failed_precondition(format!("cannot serve the export {}: {error}", export.name))
         })?;
-        let store = DirectorySession::open(directory, Liveness::Served);
-        let served = Served::new((caller.clone(), peer.to_owned()), export.name.clone(), (store, export.read_only));
+        let account = volumes.account(caller);
+        let store = DirectorySession::open_for(account.clone(), directory, Liveness::Served);
+        let served = Served::new((caller.clone(), peer.clone()), (export, account), store, volumes.calls.clone());
         volumes.add(hello.session.clone(), served.clone())?;
         served.clone().start_notices();
-        tracing::info!(identity = caller.name(), peer, export = export.name, "volume opened");
+        tokio::spawn(session::end_with_rights(self.0.clone(), Arc::downgrade(&served)));
+        tracing::info!(identity = caller.name(), peer = peer.name, export = served.export.name, "volume opened");
         Ok((served, false))
     }
 }
@@ -183,18 +265,24 @@ impl Volumes {
     fn session(&self, caller: &Caller, name: &Bytes) -> Result<Arc<Served>, Status> {
         let sessions = self.sessions.lock().expect("not poisoned");
         let found = sessions.get(name).filter(|served| served.caller.identity == caller.identity);
-        // What has been taken from the configuration ends at the executor's restart, as for runs.
         found.cloned().ok_or_else(|| Status::not_found("no such session of a volume"))
     }
 
     fn add(&self, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
         let mut sessions = self.sessions.lock().expect("not poisoned");
         let own = sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
-        if sessions.len() >= MAX_SESSIONS || own >= MAX_SESSIONS_OF_ONE {
+        if own >= MAX_SESSIONS_OF_ONE || !is_share((own, 1), (sessions.len(), MAX_SESSIONS)) {
             return Err(Status::resource_exhausted("too many sessions of volumes on this executor"));
         }
         sessions.entry(name).or_insert(served);
         Ok(())
+    }
+
+    /// Whose share of the machine the sessions of that caller use.
+    fn account(&self, caller: &Caller) -> Arc<Account> {
+        let sessions = self.sessions.lock().expect("not poisoned");
+        let known = sessions.values().find(|served| served.caller.identity == caller.identity);
+        known.map_or_else(|| Account::named(caller.identity.as_deref().unwrap_or_default()), |its| its.account.clone())
     }
 
     /// Takes a session out of the list, if it is still that one.
@@ -260,6 +348,13 @@ fn no_export(caller: &Caller, export: &str) -> String {
 
 fn malformed(malformed: wire::Malformed) -> Status {
     Status::invalid_argument(malformed.to_string())
+}
+
+/// What a read may have in memory here that nobody has taken.
+fn bytes_of(parts: &[ReadPart]) -> usize {
+    let of = |part: &ReadPart| part.range.end.saturating_sub(part.range.start).saturating_add(PART_BYTES as u64);
+    let bytes = parts.iter().map(of).fold(0, u64::saturating_add);
+    usize::try_from(bytes).unwrap_or(usize::MAX).min(MAX_READ_BYTES)
 }
 
 /// Sends pieces together as long as they are there at once.

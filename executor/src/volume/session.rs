@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     future::Future,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -14,18 +14,26 @@ use std::{
 use posh_proto::volume::{Alive, Call, FromVolume, Reply, ToVolume, WriteReply, Written, from_volume, to_volume};
 use posh_volume::{
     Errno, Store as _,
-    directory::DirectorySession,
+    directory::{Account, Charge, DirectorySession, MAX_NAMES, Pool},
     store::{Caller as FileCaller, Op, Write},
 };
+use prost::Message as _;
 use serde::Serialize;
 use tokio::{
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::AbortHandle,
 };
 use tokio_stream::StreamExt as _;
 use tonic::{Status, Streaming};
 
-use crate::{callers::Caller, service::Shared};
+use super::Origin;
+use crate::{
+    Export,
+    admission::{Admission, Denied, LOOK_INTERVAL},
+    callers::Caller,
+    service::Shared,
+    tls::serving::Proof,
+};
 
 /// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
 /// end before that.
@@ -33,24 +41,42 @@ const KEEP_TIME: Duration = Duration::from_secs(30);
 /// Calls under way or not known to have been answered; a gateway of ours has fewer.
 const MAX_CALLS: usize = 8192;
 
-/// Reads of one session at a time; each may have 6 MiB here that its workstation has not taken yet.
-const MAX_READS: usize = 64;
+/// What a call takes besides its own bytes, with an answer of an ordinary size.
+const CALL_BYTES: usize = 1 << 10;
+/// The longest call: an attribute's value, the names of walks, a few thousand leases.
+const MAX_CALL_BYTES: usize = 2 << 20;
+/// What an entry takes in an answer.
+const ENTRY_BYTES: usize = 256;
+/// What a name takes in a listing, at its longest.
+const LISTED_BYTES: usize = 450;
+/// XATTR_SIZE_MAX, and XATTR_LIST_MAX.
+const ATTRIBUTE_BYTES: usize = 64 << 10;
 
 /// What a session's stream carries.
-pub type Outgoing = Result<FromVolume, Status>;
+#[derive(Debug)]
+pub struct Outgoing {
+    pub message: FromVolume,
+    /// What it is charged with until the connection takes it.
+    _charge: Option<Charges>,
+}
+
+/// What a call is charged with, and its answer.
+type Charges = Arc<(Charge, Option<Charge>)>;
 
 /// A session.
 #[derive(Debug)]
 pub struct Served {
     pub caller: Arc<Caller>,
-    pub export: String,
+    pub export: Export,
     pub store: DirectorySession,
-    pub read_only: bool,
+    /// Whose shares it uses.
+    pub account: Arc<Account>,
     peer: String,
+    /// By which whoever is connected, or was last, may be here.
+    proof: Mutex<Proof>,
     began: Instant,
-    /// A permit for each read under way. Writes have none: one that waits for another session must not hold up the one that session
-    /// waits for.
-    pub reads: Arc<Semaphore>,
+    /// See [`super::Volumes`].
+    call_bytes: Arc<Pool>,
     calls: Mutex<Calls>,
     /// Where notices go.
     outgoing: watch::Sender<Option<mpsc::Sender<Outgoing>>>,
@@ -80,8 +106,8 @@ struct Numbered {
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
 enum Outcome {
-    Answered(Reply),
-    Written(Result<WriteReply, Errno>),
+    Answered(Reply, Charges),
+    Written(Result<WriteReply, Errno>, #[expect(dead_code, reason = "given back with the outcome")] Arc<Charge>),
 }
 
 /// The audit record of a session.
@@ -100,27 +126,45 @@ struct Record {
 impl Served {
     /// Without a connection yet.
     pub fn new(
-        (caller, peer): (Arc<Caller>, String),
-        export: String,
-        (store, read_only): (DirectorySession, bool),
+        (caller, origin): (Arc<Caller>, Origin),
+        (export, account): (Export, Arc<Account>),
+        store: DirectorySession,
+        call_bytes: Arc<Pool>,
     ) -> Arc<Self> {
         Arc::new(Self {
             caller,
             export,
             store,
-            read_only,
-            peer,
+            account,
+            peer: origin.name,
+            proof: Mutex::new(origin.proof),
             began: Instant::now(),
-            reads: Arc::new(Semaphore::new(MAX_READS)),
+            call_bytes,
             calls: Mutex::default(),
             outgoing: watch::Sender::new(None),
             counts: Counts::default(),
         })
     }
 
-    /// From now on this is the connection.
-    pub fn attach(&self, sender: mpsc::Sender<Outgoing>) {
+    /// From now on this is the connection, by that proof.
+    pub fn attach(&self, sender: mpsc::Sender<Outgoing>, proof: Proof) {
+        *self.proof.lock().expect("not poisoned") = proof;
         self.outgoing.send_replace(Some(sender));
+    }
+
+    /// Whether that is what its caller may do now, as it was when the session began.
+    pub fn is_within(&self, caller: &Caller) -> bool {
+        caller.volumes && caller.user == self.caller.user && caller.exports.contains(&self.export)
+    }
+
+    /// Whether whoever is connected may still be here, by what the register and the configuration say at this
+    /// moment.
+    fn is_admitted(&self, admission: &Admission) -> Result<(), Denied> {
+        let proof = self.proof.lock().expect("not poisoned").clone();
+        match admission.standing(&proof)? {
+            Some(caller) if !self.is_within(&caller) => Err(Denied("the configuration has changed".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     /// Passes recalls on, over whichever connection there is.
@@ -139,7 +183,7 @@ impl Served {
                     let message = from_volume::Kind::Notice(notice.into());
                     // One that is lost on its way is told again when the session is taken up.
                     match sender {
-                        Some(sender) if send(&sender, message).await => break,
+                        Some(sender) if send(&sender, message, None).await => break,
                         _ if connection.changed().await.is_err() => return,
                         _ => {}
                     }
@@ -156,14 +200,17 @@ impl Served {
         writes: Vec<Write>,
     ) -> Result<WriteReply, Status> {
         self.store.renew();
+        let bytes = CALL_BYTES + writes.len() * ENTRY_BYTES;
+        let charge = self.call_bytes.try_take(&self.account, bytes).ok_or_else(too_many)?;
         let session = self.clone();
         let work = async move {
             session.counts.bytes_written.fetch_add(writes.iter().map(size_of).sum(), Ordering::Relaxed);
             let results = session.store.write(&caller, writes).await;
-            Outcome::Written(results.map(|results| WriteReply { results: results.into_iter().map(written).collect() }))
+            let reply = results.map(|results| WriteReply { results: results.into_iter().map(written).collect() });
+            Outcome::Written(reply, Arc::new(charge))
         };
         match outcome_of(self.once(number, true, work)?).await {
-            Some(Outcome::Written(written)) => written.map_err(|errno| Status::internal(errno.desc())),
+            Some(Outcome::Written(written, _)) => written.map_err(|errno| Status::internal(errno.desc())),
             _ => Err(Status::invalid_argument("that number is another call's")),
         }
     }
@@ -183,7 +230,7 @@ impl Served {
             return Ok(known.outcome.clone());
         }
         if calls.by_number.len() >= MAX_CALLS {
-            return Err(Status::resource_exhausted("too many calls of one volume at a time"));
+            return Err(too_many());
         }
         self.counts.calls.fetch_add(1, Ordering::Relaxed);
         let (sender, outcome) = watch::channel(None);
@@ -224,7 +271,7 @@ impl Served {
     fn record(&self) -> Record {
         Record {
             at_s: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
-            volume: self.export.clone(),
+            volume: self.export.name.clone(),
             identity: self.caller.name().to_owned(),
             user: self.caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
             peer: self.peer.clone(),
@@ -246,15 +293,19 @@ pub async fn attend(
         let message = tokio::select! {
             message = incoming.message() => message,
             () = sender.closed() => break,
+            () = served.store.ended() => return,
         };
         let Ok(Some(ToVolume { kind: Some(kind) })) = message else { break };
+        if let Err(Denied(why)) = served.is_admitted(&shared.admission) {
+            return end_denied(&shared, &served, &why).await;
+        }
         match kind {
-            to_volume::Kind::Call(call) => begin_call(&served, call, &sender).await,
+            to_volume::Kind::Call(call) => begin_call(&shared, &served, call, &sender).await,
             to_volume::Kind::Alive(alive) => {
                 served.store.renew();
                 served.acknowledge(alive.acknowledged);
                 let answer = Alive { id: alive.id, acknowledged: alive.acknowledged };
-                send(&sender, from_volume::Kind::Alive(answer)).await;
+                send(&sender, from_volume::Kind::Alive(answer), None).await;
             }
             to_volume::Kind::Cancel(number) => served.cancel(number),
             to_volume::Kind::Bye(_) => {
@@ -276,9 +327,27 @@ pub async fn attend(
     }
 }
 
-async fn end(shared: &Shared, served: &Arc<Served>) {
+/// Ends a session when whoever has it may no longer: looked at as often as for runs, and at each call.
+pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        let Some(served) = session.upgrade() else { return };
+        if let Err(Denied(why)) = served.is_admitted(&shared.admission) {
+            return end_denied(&shared, &served, &why).await;
+        }
+    }
+}
+
+async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
+    tracing::info!(identity = served.caller.name(), volume = served.export.name, why, "volume taken away");
+    end(shared, served).await;
+}
+
+/// Ends a session: its calls under way, its open files, its locks and its leases.
+pub async fn end(shared: &Shared, served: &Arc<Served>) {
     // Its listeners have a share of it; without one the stream ends.
     served.outgoing.send_replace(None);
+    served.store.end();
     if shared.volumes.remove(served) {
         served.calls.lock().expect("not poisoned").by_number.values().for_each(|call| call.task.abort());
         let record = served.record();
@@ -296,34 +365,65 @@ async fn end(shared: &Shared, served: &Arc<Served>) {
 }
 
 /// Must not wait: behind it come the answers to recalls that others wait for.
-async fn begin_call(served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
+async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
     let number = call.number;
+    let refuse = |errno: Errno| answer(sender, Reply { number, error: errno as i32, answer: None }, None);
     served.acknowledge(call.acknowledged);
+    let bytes = call.encoded_len();
+    if bytes > MAX_CALL_BYTES {
+        return refuse(Errno::E2BIG).await;
+    }
     let caller = call.caller.unwrap_or_default().into();
     let op = match call.op.ok_or(Errno::EPROTO).and_then(|op| Op::try_from(op).map_err(|_| Errno::EPROTO)) {
         Ok(op) => op,
-        Err(errno) => return answer(sender, Reply { number, error: errno as i32, answer: None }).await,
+        Err(errno) => return refuse(errno).await,
     };
     if let Op::Return(_) = op {
         let reply = reply(number, served.store.call(&caller, op).await);
-        return answer(sender, reply).await;
+        return answer(sender, reply, None).await;
     }
     served.store.renew();
-    let session = served.clone();
+    let Some(charge) = served.call_bytes.try_take(&served.account, bytes + CALL_BYTES) else {
+        return refuse(Errno::EBUSY).await;
+    };
+    let (session, shared) = (served.clone(), shared.clone());
     let is_remembered = op.is_change();
-    let work = async move { Outcome::Answered(reply(number, session.store.call(&caller, op).await)) };
+    let work = async move {
+        // Before it is made: afterwards it would be in memory while it waits.
+        let for_answer = match answer_bytes(&op) {
+            0 => None,
+            bytes => Some(shared.volumes.answers.take(&session.account, bytes).await),
+        };
+        let reply = reply(number, session.store.call(&caller, op).await);
+        Outcome::Answered(reply, Arc::new((charge, for_answer)))
+    };
     match served.once(number, is_remembered, work) {
         Ok(outcome) => {
             let sender = sender.clone();
             tokio::spawn(async move {
-                if let Some(Outcome::Answered(reply)) = outcome_of(outcome).await {
-                    answer(&sender, reply).await;
+                if let Some(Outcome::Answered(reply, charges)) = outcome_of(outcome).await {
+                    answer(&sender, reply, Some(charges)).await;
                 }
             });
         }
         Err(status) if status.code() == tonic::Code::AlreadyExists => {}
-        Err(_) => answer(sender, Reply { number, error: Errno::EBUSY as i32, answer: None }).await,
+        Err(_) => refuse(Errno::EBUSY).await,
     }
+}
+
+/// The answer's size, where it is more than an ordinary one's.
+fn answer_bytes(op: &Op) -> usize {
+    match op {
+        Op::List { limit, .. } => (*limit).clamp(1, MAX_NAMES) as usize * LISTED_BYTES,
+        Op::Walk { names, .. } if names.len() * ENTRY_BYTES > CALL_BYTES => names.len() * ENTRY_BYTES,
+        Op::Explore { paths, .. } => paths.iter().map(|names| (names.len() + 1) * ENTRY_BYTES).sum(),
+        Op::GetAttribute { .. } | Op::ListAttributes(_) => ATTRIBUTE_BYTES,
+        _ => 0,
+    }
+}
+
+fn too_many() -> Status {
+    Status::resource_exhausted("too many calls of volumes at a time, or answers that nobody has acknowledged")
 }
 
 fn reply(number: u64, answer: Result<posh_volume::store::Answer, Errno>) -> Reply {
@@ -333,13 +433,14 @@ fn reply(number: u64, answer: Result<posh_volume::store::Answer, Errno>) -> Repl
     }
 }
 
-async fn answer(sender: &mpsc::Sender<Outgoing>, reply: Reply) {
-    send(sender, from_volume::Kind::Reply(reply)).await;
+async fn answer(sender: &mpsc::Sender<Outgoing>, reply: Reply, charges: Option<Charges>) {
+    send(sender, from_volume::Kind::Reply(reply), charges).await;
 }
 
 /// Whether it could be sent.
-pub async fn send(sender: &mpsc::Sender<Outgoing>, kind: from_volume::Kind) -> bool {
-    sender.send(Ok(FromVolume { kind: Some(kind) })).await.is_ok()
+pub async fn send(sender: &mpsc::Sender<Outgoing>, kind: from_volume::Kind, charges: Option<Charges>) -> bool {
+    let message = FromVolume { kind: Some(kind) };
+    sender.send(Outgoing { message, _charge: charges }).await.is_ok()
 }
 
 /// `None`: it was given up.

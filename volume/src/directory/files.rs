@@ -11,18 +11,18 @@ use nix::errno::Errno;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 
 use super::{
-    Fault, attributes,
+    Fault, Rights,
+    account::Charge,
+    attributes,
     nodes::{BENEATH, Keep, Node, check_name},
     session::{BYTES, Session, leases_of},
 };
 use crate::store::{
-    Allocation, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, OpenFlags, Place, Sought, Synced,
+    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, OpenFlags, Place, Sought, Synced,
 };
 
 /// Open files of one session.
 const MAX_OPENED: usize = 32_768;
-/// Bytes of one step: a thread is not to be had for as long as a terabyte takes.
-const COPY_STEP_BYTES: u64 = 256 << 20;
 /// Attempts at a name that others make and remove at the same time.
 const ATTEMPTS: u32 = 16;
 
@@ -35,6 +35,7 @@ pub struct Opened {
     pub flags: OpenFlags,
     /// As the kernel has it.
     pub fd: OwnedFd,
+    _charge: Charge,
 }
 
 /// What a place means.
@@ -78,7 +79,7 @@ impl Session {
     /// The handle's file, or the id's.
     pub fn target(&self, place: Place) -> Result<Target, Fault> {
         match place.handle {
-            None => Ok(Target::Node(self.directory.nodes.node(place.file)?)),
+            None => self.node(place.file).map(Target::Node),
             Some(handle) => {
                 let opened = self.opened.lock().expect("not poisoned").get(&handle).cloned();
                 let opened = opened.filter(|opened| opened.file == place.file).ok_or(Errno::ESTALE)?;
@@ -87,15 +88,27 @@ impl Session {
         }
     }
 
+    /// A file by its id. One that has lost its names, or that cannot be reached by them any more, is found
+    /// among those that this session has open, as an open descriptor goes on to work: where all
+    /// callers are one, so that none is served by what another has opened.
+    fn node(&self, file: FileId) -> Result<Node, Fault> {
+        self.directory.nodes.node(file).or_else(|fault| {
+            if self.directory.rights == Rights::Callers {
+                return Err(fault);
+            }
+            let opened = self.opened.lock().expect("not poisoned");
+            let opened = opened.values().find(|opened| opened.file == file).ok_or(fault)?;
+            let fd = opened.fd.try_clone().map_err(errno_of)?;
+            Ok(Node { id: file, kind: Kind::Regular, fd: Arc::new(fd) })
+        })
+    }
+
     /// Opens a place for this one use, where its handle does not allow it already.
-    pub fn usable(&self, caller: &Caller, place: Place, flags: OpenFlags) -> Result<Usable, Fault> {
+    pub fn usable(&self, place: Place, flags: OpenFlags) -> Result<Usable, Fault> {
         match self.target(place)? {
             Target::Opened(opened) if opened.flags.contains(flags) => Ok(Usable::Opened(opened)),
             Target::Opened(_) => Err(Errno::EBADF.into()),
-            Target::Node(node) => {
-                let _acting = self.directory.act(caller)?;
-                Ok(Usable::Own(Arc::new(self.reopen(&node, flags)?)))
-            }
+            Target::Node(node) => Ok(Usable::Own(Arc::new(self.reopen(&node, flags)?))),
         }
     }
 
@@ -115,55 +128,41 @@ impl Session {
     }
 
     /// open(2) of what exists.
-    pub fn open(&self, caller: &Caller, file: FileId, flags: OpenFlags) -> Result<Answer, Fault> {
+    pub fn open(&self, file: FileId, flags: OpenFlags) -> Result<Answer, Fault> {
         let node = self.directory.nodes.node(file)?;
-        self.open_node(caller, &node, flags)
+        self.open_node(&node, flags)
     }
 
-    fn open_node(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Answer, Fault> {
-        let acting = self.directory.act(caller)?;
+    fn open_node(&self, node: &Node, flags: OpenFlags) -> Result<Answer, Fault> {
         let fd = self.reopen(node, flags)?;
-        drop(acting);
         self.keep(node.id, flags, fd, None)
     }
 
     /// open(2) with `O_CREAT`.
-    pub fn create(
-        &self,
-        caller: &Caller,
-        (parent, name): (FileId, &OsStr),
-        (mode, flags): (u32, OpenFlags),
-    ) -> Result<Answer, Fault> {
+    pub fn create(&self, (parent, name): (FileId, &OsStr), (mode, flags): (u32, OpenFlags)) -> Result<Answer, Fault> {
         check_name(name)?;
         let parent = self.directory.nodes.node(parent)?;
         for _ in 0..ATTEMPTS {
-            match self.create_new(caller, (&parent, name), (mode, flags)) {
+            match self.create_new((&parent, name), (mode, flags)) {
                 Err(fault) if fault == Fault::from(Errno::EEXIST) && !flags.contains(OpenFlags::EXCLUSIVE) => {}
                 made => return made,
             }
             match self.directory.nodes.child(&parent, name, Keep::Open) {
                 Err(fault) if fault == Fault::from(Errno::ENOENT) => {}
-                found => return self.open_node(caller, &found?, flags),
+                found => return self.open_node(&found?, flags),
             }
         }
         Err(Errno::EAGAIN.into())
     }
 
-    fn create_new(
-        &self,
-        caller: &Caller,
-        (parent, name): (&Node, &OsStr),
-        (mode, flags): (u32, OpenFlags),
-    ) -> Result<Answer, Fault> {
+    fn create_new(&self, (parent, name): (&Node, &OsStr), (mode, flags): (u32, OpenFlags)) -> Result<Answer, Fault> {
         // On a read-only export opening what exists is all right, as long as it is not changed.
         if self.directory.require_writable().is_err() {
             let exists = self.directory.nodes.child(parent, name, Keep::Open).is_ok();
             return Err(if exists { Errno::EEXIST.into() } else { Errno::EROFS.into() });
         }
-        let acting = self.directory.act(caller)?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat2(&parent.fd, name, how, Mode::from_raw_mode(mode & 0o7777), BENEATH)?;
-        drop(acting);
         let path =
             self.directory.nodes.remember(fd.try_clone().map_err(errno_of)?, Some((parent.id, name)), Keep::Way)?;
         let begun = self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
@@ -184,11 +183,16 @@ impl Session {
         };
         let entry = self.entry((fd.as_fd(), file), wanted)?;
         let handle = Handle(self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
+        let charge = self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?;
         let mut opened = self.opened.lock().expect("not poisoned");
         if opened.len() >= MAX_OPENED {
             return Err(Errno::EMFILE.into());
         }
-        opened.insert(handle, Arc::new(Opened { file, flags, fd }));
+        // Looked at under the lock, as the end empties the table under it: nothing stays behind.
+        if self.is_over() {
+            return Err(Errno::ESTALE.into());
+        }
+        opened.insert(handle, Arc::new(Opened { file, flags, fd, _charge: charge }));
         drop(opened);
         let parent = parent.map(|parent| self.entry_of_node(parent)).transpose()?;
         Ok(Answer::Opened { handle, entry, parent })
@@ -197,13 +201,13 @@ impl Session {
     /// The last close.
     pub fn close(&self, handle: Handle) -> Result<Answer, Fault> {
         let opened = self.opened.lock().expect("not poisoned").remove(&handle);
-        drop(opened.ok_or(Errno::EBADF)?);
-        self.keeper().unlocked.notify_waiters();
+        let file = opened.ok_or(Errno::EBADF)?.file;
+        self.unlocked(file);
         Ok(Answer::Done)
     }
 
     /// chown, chmod, truncate, utimensat.
-    pub fn set(&self, caller: &Caller, place: Place, changes: &Changes) -> Result<Entry, Fault> {
+    pub fn set(&self, place: Place, changes: &Changes) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
         let target = self.target(place)?;
         let resized = match (&target, changes.size) {
@@ -213,15 +217,13 @@ impl Session {
             }
             // ftruncate(2) of a file that is open for reading.
             (Target::Opened(_), Some(_)) => return Err(Errno::EINVAL.into()),
-            (Target::Node(_), Some(_)) => Some(self.usable(caller, place, OpenFlags::WRITE)?),
+            (Target::Node(_), Some(_)) => Some(self.usable(place, OpenFlags::WRITE)?),
         };
-        let acting = self.directory.act(caller)?;
         attributes::change(target.fd(), changes)?;
         if let (Some(file), Some(size)) = (&resized, changes.size) {
             rustix::fs::ftruncate(file, size)?;
         }
         attributes::change_times(target.fd(), changes)?;
-        drop(acting);
         let leases = if target.is_directory() { super::session::NAMES } else { Leases::ATTRIBUTES };
         debug_assert!(!leases_of(changes).is_empty());
         self.entry((target.fd(), place.file), leases)
@@ -232,8 +234,11 @@ impl Session {
         let target = self.target(place)?;
         let own = match &target {
             Target::Opened(_) => None,
-            // With our own rights: what somebody may write but not read is his to sync, too.
-            Target::Node(node) => Some(self.reopen(node, OpenFlags::READ)?),
+            // What somebody may write but not read is his to sync, too.
+            Target::Node(node) => {
+                let read = self.reopen(node, OpenFlags::READ);
+                Some(read.or_else(|fault| self.reopen(node, OpenFlags::WRITE).map_err(|_| fault))?)
+            }
         };
         let fd = own.as_ref().map_or_else(|| target.fd(), |own| own.as_fd());
         match what {
@@ -243,33 +248,17 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// fallocate(2).
-    pub fn allocate(
-        &self,
-        caller: &Caller,
-        place: Place,
-        (range, how): (&Range<u64>, Allocation),
-    ) -> Result<Entry, Fault> {
-        let file = self.usable(caller, place, OpenFlags::WRITE)?;
-        let mode = match how {
-            Allocation::Extend => FallocateFlags::empty(),
-            Allocation::KeepSize => FallocateFlags::KEEP_SIZE,
-            Allocation::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            Allocation::ZeroRange => FallocateFlags::ZERO_RANGE,
-            Allocation::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
-            Allocation::CollapseRange => FallocateFlags::COLLAPSE_RANGE,
-            Allocation::InsertRange => FallocateFlags::INSERT_RANGE,
-        };
-        rustix::fs::fallocate(&file, mode, range.start, range.end.saturating_sub(range.start))?;
-        self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
+    /// How a file is that was changed through a descriptor.
+    pub fn entry_of_open(&self, file: &Usable, id: FileId) -> Result<Entry, Fault> {
+        self.entry((file.as_fd(), id), Leases::ATTRIBUTES)
     }
 
     /// lseek(2).
-    pub fn seek(&self, caller: &Caller, place: Place, (offset, what): (u64, Sought)) -> Result<Answer, Fault> {
+    pub fn seek(&self, place: Place, (offset, what): (u64, Sought)) -> Result<Answer, Fault> {
         // A description of its own is not needed: nobody uses its offset.
         let file = match self.target(place)? {
             Target::Opened(opened) => Usable::Opened(opened),
-            Target::Node(_) => self.usable(caller, place, OpenFlags::READ)?,
+            Target::Node(_) => self.usable(place, OpenFlags::READ)?,
         };
         let from = match what {
             Sought::Data => SeekFrom::Data(offset),
@@ -277,23 +266,27 @@ impl Session {
         };
         Ok(Answer::Offset(rustix::fs::seek(&file, from)?))
     }
+}
 
-    /// copy_file_range(2).
-    pub fn copy(
-        &self,
-        caller: &Caller,
-        ((from, from_offset), (to, to_offset)): ((Place, u64), (Place, u64)),
-        length: u64,
-    ) -> Result<Answer, Fault> {
-        let source = self.usable(caller, from, OpenFlags::READ)?;
-        let target = self.usable(caller, to, OpenFlags::WRITE)?;
-        let (mut from_offset, mut to_offset) = (from_offset, to_offset);
-        let length = usize::try_from(length.min(COPY_STEP_BYTES)).unwrap_or(usize::MAX);
-        let copied =
-            rustix::fs::copy_file_range(&source, Some(&mut from_offset), &target, Some(&mut to_offset), length)?;
-        let entry = self.entry((target.as_fd(), to.file), Leases::ATTRIBUTES)?;
-        Ok(Answer::Copied { bytes: copied as u64, entry })
-    }
+/// fallocate(2).
+pub fn allocate_step(file: &Usable, range: Range<u64>, how: Allocation) -> Result<(), Fault> {
+    let mode = match how {
+        Allocation::Extend => FallocateFlags::empty(),
+        Allocation::KeepSize => FallocateFlags::KEEP_SIZE,
+        Allocation::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        Allocation::ZeroRange => FallocateFlags::ZERO_RANGE,
+        Allocation::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+        Allocation::CollapseRange => FallocateFlags::COLLAPSE_RANGE,
+        Allocation::InsertRange => FallocateFlags::INSERT_RANGE,
+    };
+    Ok(rustix::fs::fallocate(file, mode, range.start, range.end.saturating_sub(range.start))?)
+}
+
+/// copy_file_range(2), between two offsets.
+pub fn copy_step(source: &Usable, target: &Usable, (mut from, mut to): (u64, u64), length: u64) -> Result<u64, Fault> {
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let copied = rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), length)?;
+    Ok(copied as u64)
 }
 
 /// As the kernel has them. Appending is done by each write ([`super::transfer`]); nothing waits for pipes.

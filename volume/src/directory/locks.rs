@@ -1,16 +1,20 @@
 //! Locks, which are the kernel's own: programs on the server see them, and it decides which exclude each other. flock(2) is taken on
 //! the session's open file. A range lock belongs to an owner of the workstation; each owner has a
 //! description of the file of its own here, with its locks on it ("open file description locks", fcntl(2)).
+//!
+//! Invariant: whoever may not change an export keeps no program of the server, and no other session, from
+//! anything. On a read-only export an exclusive lock is refused (`EROFS`); a shared one is granted and excludes nobody: all
+//! who could be kept out by it write on the server, which does not wait for readers that may only read.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ops::Range,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -18,30 +22,57 @@ use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
 };
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-use super::{Fault, attributes, files::Target, session::Session};
+use super::{Fault, account::Charge, attributes, files::Target, session::Session};
 use crate::store::{Access, Answer, Caller, FileId, Lock, OpenFlags, Place, RangeLock, Wait};
 
-/// Nobody tells when a program of the server gives a lock back. Those of sessions are told of at once.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Nobody tells when a program of the server gives a lock back: it is looked for after an eighth of the
+/// time that was waited already, between these two. Locks of sessions are told of at once.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Descriptions for locks, of one session.
 const MAX_OWNERS: usize = 4096;
+/// Ranges that one owner has locked of one file; the kernel has no bound of its own.
+const MAX_RANGES: usize = 4096;
 
 /// The range locks of a session.
 #[derive(Debug, Default)]
 pub struct Locks {
-    by_owner: Mutex<HashMap<(FileId, u64), Arc<OwnedFd>>>,
+    by_owner: Mutex<HashMap<(FileId, u64), Arc<Description>>>,
+}
+
+/// One owner's locks of one file.
+#[derive(Debug)]
+struct Description {
+    fd: OwnedFd,
+    /// Ranges that it may have, at most: a lock or a part given back makes two of one.
+    ranges: AtomicUsize,
+    _charge: Charge,
 }
 
 impl Locks {
-    /// Gives all back.
-    pub fn clear(&self) {
-        self.by_owner.lock().expect("not poisoned").clear();
+    /// Gives all back, and tells of which files.
+    pub fn clear(&self) -> HashSet<FileId> {
+        let cleared = std::mem::take(&mut *self.by_owner.lock().expect("not poisoned"));
+        cleared.into_keys().map(|(file, _)| file).collect()
     }
 
-    fn of(&self, file: FileId, owner: u64) -> Option<Arc<OwnedFd>> {
+    fn of(&self, file: FileId, owner: u64) -> Option<Arc<Description>> {
         self.by_owner.lock().expect("not poisoned").get(&(file, owner)).cloned()
+    }
+}
+
+impl Description {
+    /// Counts a range more.
+    fn count(&self) -> Result<(), Fault> {
+        if self.ranges.fetch_add(2, Ordering::Relaxed) < MAX_RANGES {
+            return Ok(());
+        }
+        let known = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
+        let known = known.map_err(super::files::errno_of)?.lines().filter(|line| line.starts_with("lock:")).count();
+        self.ranges.store(known, Ordering::Relaxed);
+        if known < MAX_RANGES / 2 { Ok(()) } else { Err(Errno::ENOLCK.into()) }
     }
 }
 
@@ -51,26 +82,36 @@ pub async fn lock(
     caller: &Caller,
     (place, owner): (Place, u64),
     (lock, wait): (Lock, Wait),
-) -> Result<Answer, Fault> {
-    let keeper = session.keeper().clone();
+) -> Result<Answer, Errno> {
     let waiting = Waiting::default();
-    loop {
-        let unlocked = keeper.unlocked.notified();
-        tokio::pin!(unlocked);
-        unlocked.as_mut().enable();
-        let (its, caller, lock, is_given_up) = (session.clone(), caller.clone(), lock.clone(), waiting.0.clone());
-        let attempt = move || {
-            try_lock(&its, &caller, (place, owner), &lock).map_err(Errno::from)?;
-            if is_given_up.load(Ordering::Relaxed) {
-                let _ = try_lock(&its, &caller, (place, owner), &lock.given_back());
+    let attempt = || {
+        let (lock, is_given_up) = (lock.clone(), waiting.0.clone());
+        session.as_caller(caller, move |session| {
+            try_lock(session, (place, owner), &lock)?;
+            if is_given_up.load(Ordering::Relaxed) || session.is_over() {
+                let _ = try_lock(session, (place, owner), &lock.given_back());
             }
-            Ok(())
-        };
-        match session.directory.machine.workers.run(attempt).await {
-            Err(Errno::EAGAIN) if wait == Wait::Yes => {}
-            done => return Ok(done.map(|()| Answer::Done)?),
+            Ok(Answer::Done)
+        })
+    };
+    match attempt().await {
+        Err(Errno::EAGAIN) if wait == Wait::Yes => {}
+        done => return done,
+    }
+    let _charge = session.directory.machine.waiting_locks.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
+    let waiter = session.keeper().unlocked.wait_for(session.directory.nodes.file(place.file));
+    let began = Instant::now();
+    loop {
+        let unlocked = waiter.wake.notified();
+        tokio::pin!(unlocked);
+        // From here on no wake-up is missed.
+        unlocked.as_mut().enable();
+        match attempt().await {
+            Err(Errno::EAGAIN) => {}
+            done => return done,
         }
-        let _ = tokio::time::timeout(LOOK_AGAIN, unlocked).await;
+        let look_again = (began.elapsed() / 8).clamp(FIRST_LOOK, LAST_LOOK);
+        let _ = tokio::time::timeout(look_again, unlocked).await;
     }
 }
 
@@ -85,6 +126,13 @@ impl Drop for Waiting {
 }
 
 impl Lock {
+    fn access(&self) -> Option<Access> {
+        match self {
+            Self::Whole(access) => *access,
+            Self::Range(lock) => lock.access,
+        }
+    }
+
     fn given_back(&self) -> Self {
         match self {
             Self::Whole(_) => Self::Whole(None),
@@ -93,14 +141,17 @@ impl Lock {
     }
 }
 
-fn try_lock(session: &Session, caller: &Caller, (place, owner): (Place, u64), lock: &Lock) -> Result<(), Fault> {
+fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Result<(), Fault> {
+    if session.directory.require_writable().is_err() {
+        return match lock.access() {
+            Some(Access::Exclusive) => Err(Errno::EROFS.into()),
+            Some(Access::Shared) | None => Ok(()),
+        };
+    }
     match lock {
         Lock::Whole(access) => {
             let Target::Opened(opened) = session.target(place)? else { return Err(Errno::EBADF.into()) };
             flock(&opened.fd, operation(*access))?;
-            if *access != Some(Access::Exclusive) {
-                session.keeper().unlocked.notify_waiters();
-            }
         }
         Lock::Range(range) => {
             let known = session.locks.of(place.file, owner);
@@ -109,30 +160,26 @@ fn try_lock(session: &Session, caller: &Caller, (place, owner): (Place, u64), lo
             }
             let description = match known {
                 Some(description) => description,
-                None => describe(session, caller, (place, owner))?,
+                None => describe(session, (place, owner))?,
             };
-            fcntl(&description, FcntlArg::F_OFD_SETLK(&request(range)?))?;
-            if range.access != Some(Access::Exclusive) {
-                session.keeper().unlocked.notify_waiters();
-            }
+            description.count()?;
+            fcntl(&description.fd, FcntlArg::F_OFD_SETLK(&request(range)?))?;
         }
+    }
+    if lock.access() != Some(Access::Exclusive) {
+        session.unlocked(place.file);
     }
     Ok(())
 }
 
 /// What is in the way of a lock.
-pub fn test(
-    session: &Session,
-    caller: &Caller,
-    (place, owner): (Place, u64),
-    range: &RangeLock,
-) -> Result<Answer, Fault> {
+pub fn test(session: &Session, (place, owner): (Place, u64), range: &RangeLock) -> Result<Answer, Fault> {
     let description = match session.locks.of(place.file, owner) {
         Some(description) => description,
-        None => describe(session, caller, (place, owner))?,
+        None => describe(session, (place, owner))?,
     };
     let mut asked = request(range)?;
-    fcntl(&description, FcntlArg::F_OFD_GETLK(&mut asked))?;
+    fcntl(&description.fd, FcntlArg::F_OFD_GETLK(&mut asked))?;
     let access = match i32::from(asked.l_type) {
         libc::F_UNLCK => return Ok(Answer::Locked(None)),
         libc::F_RDLCK => Access::Shared,
@@ -148,37 +195,40 @@ pub fn unlock(session: &Session, file: FileId, owner: u64) {
     let removed = session.locks.by_owner.lock().expect("not poisoned").remove(&(file, owner));
     if removed.is_some() {
         drop(removed);
-        session.keeper().unlocked.notify_waiters();
+        session.unlocked(file);
     }
 }
 
-/// Opens the file once more, for one owner's locks.
-fn describe(session: &Session, caller: &Caller, (place, owner): (Place, u64)) -> Result<Arc<OwnedFd>, Fault> {
-    let target = session.target(place)?;
-    let link = attributes::link_to(target.fd());
-    let open = |flags| rustix::fs::open(&*link, flags | FLAGS, rustix::fs::Mode::empty());
-    use rustix::fs::OFlags;
-    const FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
-    let description = match &target {
-        // As it was opened, also where it could not be opened so any more.
+/// Opens the file once more, for one owner's locks, as the caller may: flock(2) excludes others also through a
+/// descriptor for reading, which the client's kernel sees to; a range is locked through one for writing.
+fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Description>, Fault> {
+    let charge = session.directory.machine.descriptors.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
+    let fd = match session.target(place)? {
         Target::Opened(opened) => {
+            let open = |access| {
+                let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+                rustix::fs::open(attributes::link_to(opened.fd.as_fd()), flags, Mode::empty())
+            };
             match (opened.flags.contains(OpenFlags::READ), opened.flags.contains(OpenFlags::WRITE)) {
                 (true, true) => open(OFlags::RDWR)?,
                 (false, true) => open(OFlags::WRONLY)?,
-                // flock(2) excludes others through whatever descriptor; that fcntl(2) does not, the client's kernel sees to.
                 _ => open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY))?,
             }
         }
         Target::Node(_) => {
-            let usable = session.usable(caller, place, OpenFlags::READ | OpenFlags::WRITE);
-            let usable = usable.or_else(|_| session.usable(caller, place, OpenFlags::READ))?;
+            let usable = session.usable(place, OpenFlags::READ | OpenFlags::WRITE);
+            let usable = usable.or_else(|_| session.usable(place, OpenFlags::READ))?;
             usable.as_fd().try_clone_to_owned().map_err(super::files::errno_of)?
         }
     };
-    let description = Arc::new(description);
+    let description = Arc::new(Description { fd, ranges: AtomicUsize::default(), _charge: charge });
     let mut by_owner = session.locks.by_owner.lock().expect("not poisoned");
     if by_owner.len() >= MAX_OWNERS {
         return Err(Errno::ENOLCK.into());
+    }
+    // Looked at under the lock, as the end empties the table under it: nothing stays behind.
+    if session.is_over() {
+        return Err(Errno::ESTALE.into());
     }
     Ok(by_owner.entry((place.file, owner)).or_insert(description).clone())
 }

@@ -5,17 +5,24 @@
 //! * `session`: one op, from what it is going to touch to its answer
 //! * `nodes`: which file an id means; `attributes`: how it is
 //! * `names`: names made, changed and removed; `listing`: walked and listed
-//! * `files`: open files, their bytes; `transfer`: many at a time; `locks`
+//! * `files`: open files, their bytes; `transfer`: many at a time; `steps`: what takes long; `locks`; `limits`: of one message
 //! * [`watch`]: what other programs change
-//! * `workers`: the threads; `sys`: the file with `unsafe`
+//! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the file with `unsafe`
+//!
+//! Invariant: every system call about a name or a file of the export is made on a worker thread between the
+//! beginning and the end of [`session::Session::as_caller`], as the caller and without any
+//! capability that the caller does not have. The one exception is `sys::open_handle`, of which `nodes` uses no more than the path.
 
+mod account;
 mod attributes;
 mod files;
+mod limits;
 mod listing;
 mod locks;
 mod names;
 mod nodes;
 mod session;
+mod steps;
 mod sys;
 mod transfer;
 pub mod watch;
@@ -24,15 +31,20 @@ mod workers;
 use std::{
     io,
     os::fd::AsFd as _,
-    path::Path,
-    sync::{Arc, Mutex},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, atomic::AtomicUsize},
 };
 
 use nix::{errno::Errno, unistd::geteuid};
 use rustix::fs::{Mode, OFlags};
 
-pub use self::session::{DirectorySession, Liveness};
-pub use self::sys::Acting;
+pub use self::{
+    account::{Account, Charge, Pool, is_share},
+    listing::MAX_NAMES,
+    session::{DirectorySession, Liveness},
+    sys::Acting,
+    transfer::READ_BYTES,
+};
 use self::{nodes::Nodes, watch::Watch, workers::Workers};
 use crate::{
     keeper::Keeper,
@@ -62,6 +74,9 @@ pub enum Mutability {
     ReadOnly,
 }
 
+/// Locks that sessions wait for, in all and of one account.
+const MAX_WAITING_LOCKS: usize = 4096;
+const MAX_WAITING_LOCKS_OF_ONE: usize = 256;
 /// What all directories of one machine share.
 #[derive(Debug)]
 pub struct Machine {
@@ -69,6 +84,10 @@ pub struct Machine {
     pub keeper: Arc<Keeper>,
     workers: Workers,
     watch: Watch,
+    waiting_locks: Arc<Pool>,
+    /// Of open files and of locks: half of what this process may have.
+    descriptors: Arc<Pool>,
+    remembered: Arc<AtomicUsize>,
 }
 
 /// An export.
@@ -76,6 +95,8 @@ pub struct Machine {
 pub struct Directory {
     machine: Arc<Machine>,
     nodes: Nodes,
+    /// Its path, without symbolic links.
+    tree: PathBuf,
     rights: Rights,
     mutability: Mutability,
     watched: Watched,
@@ -112,17 +133,28 @@ impl Machine {
     /// When the system has no threads left.
     pub fn start() -> io::Result<Arc<Self>> {
         let keeper = Arc::<Keeper>::default();
-        Ok(Arc::new(Self { watch: Watch::start(keeper.clone()), workers: Workers::start()?, keeper }))
+        Self::with(Watch::start(keeper.clone()), keeper)
     }
-}
 
-impl Machine {
     /// As on a machine that does not tell what other programs change.
     ///
     /// # Errors
     /// See [`Machine::start`].
     pub fn blind() -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { watch: Watch::none(), workers: Workers::start()?, keeper: Arc::default() }))
+        Self::with(Watch::none(), Arc::default())
+    }
+
+    fn with(watch: Watch, keeper: Arc<Keeper>) -> io::Result<Arc<Self>> {
+        let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let open_files = open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
+        Ok(Arc::new(Self {
+            keeper,
+            workers: Workers::start()?,
+            watch,
+            waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
+            descriptors: Pool::new(open_files, open_files),
+            remembered: Arc::default(),
+        }))
     }
 }
 
@@ -135,9 +167,11 @@ impl Directory {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         let watched = machine.watch.cover(root.as_fd());
-        let nodes = Nodes::new(root, geteuid().is_root()).map_err(|fault| io::Error::from(Errno::from(fault)))?;
+        let tree = path.canonicalize()?;
+        let nodes = Nodes::new(root, geteuid().is_root(), machine.remembered.clone())
+            .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
-        Ok(Arc::new(Self { machine, nodes, rights, mutability, watched, name_locks }))
+        Ok(Arc::new(Self { machine, nodes, tree, rights, mutability, watched, name_locks }))
     }
 
     /// How other programs' changes are noticed.
@@ -146,13 +180,17 @@ impl Directory {
         self.watched
     }
 
+    /// The directory's path, without symbolic links.
+    #[must_use]
+    pub fn tree(&self) -> &Path {
+        &self.tree
+    }
+
     /// While what it gives lives, this thread has the rights that the caller's files are touched with.
     fn act(&self, caller: &Caller) -> Result<Option<Acting>, Fault> {
         match &self.rights {
             Rights::Own => Ok(None),
             Rights::User(user) => Ok(Some(Acting::begin(user)?)),
-            // root itself needs nothing to be taken away.
-            Rights::Callers if caller.uid == 0 && geteuid().is_root() => Ok(None),
             Rights::Callers => Ok(Some(Acting::begin(caller)?)),
         }
     }

@@ -14,14 +14,14 @@ use super::{
     nodes::{Keep, Node, check_name},
     session::{NAMES, Session},
 };
-use crate::store::{Answer, Caller, Entry, FileId, Kind, Leases, Op, Removal, Renaming};
+use crate::store::{Answer, Entry, FileId, Kind, Leases, Op, Removal, Renaming};
 
 /// Permissions with the bits above.
 const PERMISSIONS: u32 = 0o7777;
 
 impl Session {
     /// A new name: of a directory, a node, a symbolic link, or for a file that is.
-    pub fn make(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+    pub fn make(&self, op: &Op) -> Result<Answer, Fault> {
         let (Op::MakeDirectory { parent, name, .. }
         | Op::MakeNode { parent, name, .. }
         | Op::Symlink { parent, name, .. }
@@ -34,7 +34,6 @@ impl Session {
                 Op::Link { file, .. } => Some(self.target(*file)?),
                 _ => None,
             };
-            let _acting = self.directory.act(caller)?;
             match op {
                 Op::MakeDirectory { mode, .. } => rustix::fs::mkdirat(&parent.fd, name, permissions(*mode))?,
                 Op::MakeNode { mode, kind, .. } => {
@@ -73,7 +72,7 @@ impl Session {
     }
 
     /// unlink(2) or rmdir(2).
-    pub fn remove(&self, caller: &Caller, (parent, name): (FileId, &OsStr), what: Removal) -> Result<Answer, Fault> {
+    pub fn remove(&self, (parent, name): (FileId, &OsStr), what: Removal) -> Result<Answer, Fault> {
         self.directory.require_writable()?;
         let parent = self.directory.nodes.node(parent)?;
         let locked = self.lock_names(&[parent.id]);
@@ -82,9 +81,9 @@ impl Session {
             Removal::File => AtFlags::empty(),
             Removal::Directory => AtFlags::REMOVEDIR,
         };
-        let acting = self.directory.act(caller)?;
         rustix::fs::unlinkat(&parent.fd, name, flags)?;
-        drop((acting, locked));
+        self.directory.nodes.removed(child.id, parent.id, name);
+        drop(locked);
         self.directory.touched_unless_begun(&child, self);
         let file = self.rest_of(&child)?;
         Ok(Answer::Removed { parent: self.entry_of_node(&parent)?, file })
@@ -93,7 +92,6 @@ impl Session {
     /// renameat2(2).
     pub fn rename(
         &self,
-        caller: &Caller,
         (from, to): (&(FileId, OsString), &(FileId, OsString)),
         how: Renaming,
     ) -> Result<Answer, Fault> {
@@ -112,13 +110,14 @@ impl Session {
             Renaming::NoReplace => RenameFlags::NOREPLACE,
             Renaming::Exchange => RenameFlags::EXCHANGE,
         };
-        let acting = self.directory.act(caller)?;
         rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags)?;
-        drop((acting, locked));
+        nodes.removed(file.id, old.id, &from.1);
         nodes.moved(file.id, new.id, &to.1);
         if let (Some(other), Renaming::Exchange) = (&other, how) {
+            nodes.removed(other.id, new.id, &to.1);
             nodes.moved(other.id, old.id, &from.1);
         }
+        drop(locked);
         std::iter::once(&file).chain(&other).for_each(|node| self.directory.touched_unless_begun(node, self));
         Ok(Answer::Renamed {
             from: self.entry_of_node(&old)?,

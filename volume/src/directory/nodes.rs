@@ -1,14 +1,25 @@
 //! Which file an id means: every file that a session was told of, and the way back to it. An id that was never
 //! given out leads nowhere, so that no guessing leads out of the export.
+//!
+//! Invariant: an id becomes a file in hand only by a walk from the export's root that the kernel has just
+//! made with the caller's rights, and that has ended at the file of that id. So every directory on
+//! the way is one that this caller may search, at this moment. Descriptors, handles and names that are
+//! kept tell only where to walk; what they say is never trusted, and a descriptor that was opened for
+//! one caller serves no other. All of [`Nodes::node`] and [`Nodes::child`] is to be called with the caller's rights
+//! ([`super::session::Session::as_caller`]).
 
 use std::{
     collections::{HashMap, VecDeque},
     ffi::{OsStr, OsString},
     os::{
-        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
-    sync::{Arc, Mutex},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use nix::errno::Errno;
@@ -16,6 +27,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx
 
 use super::{
     Fault,
+    account::is_share,
     sys::{self, Handle, Purpose},
 };
 use crate::{
@@ -23,12 +35,19 @@ use crate::{
     store::{FileId, Kind},
 };
 
-/// Files that are remembered: about 150 bytes each. Who asks for an older one gets ESTALE and walks to it again.
-const MAX_NODES: usize = 500_000;
-/// Descriptors kept open: getting one again costs two system calls.
-const MAX_DESCRIPTORS: usize = 4096;
+/// Files that all directories of a machine remember together: about 250 bytes each, at most 500. Who asks for
+/// an older one gets ESTALE and walks to it again.
+pub const MAX_NODES: usize = 250_000;
+/// Descriptors kept open: they know where their files have been moved by other programs.
+const MAX_DESCRIPTORS: usize = 1024;
 /// NAME_MAX.
 const MAX_NAME_BYTES: usize = 255;
+/// PATH_MAX, without the zero at its end: what the kernel walks at a time.
+const MAX_PATH_BYTES: usize = 4095;
+/// Names of one file that are remembered.
+const MAX_LINKS: usize = 8;
+/// Directories above a file that are looked up by their names, where no descriptor knows the way.
+const MAX_DEPTH: usize = 4096;
 
 /// A file in hand.
 #[derive(Debug, Clone)]
@@ -51,6 +70,10 @@ pub struct Nodes {
     /// Whether handles can be opened; otherwise files are found again by name.
     opens_handles: bool,
     telling: Purpose,
+    /// The root's path when it was last looked at. It only tells where to walk.
+    root_path: Mutex<PathBuf>,
+    /// Files that all directories of the machine remember.
+    remembered: Arc<AtomicUsize>,
     state: Mutex<State>,
 }
 
@@ -62,23 +85,16 @@ struct State {
     open: VecDeque<FileId>,
 }
 
+/// A name in a directory.
+type At = (FileId, Box<OsStr>);
+
 #[derive(Debug)]
 struct Known {
-    kind: Kind,
-    back: WayBack,
+    handle: Option<Handle>,
+    /// The names under which it was found, the last one first: a file may have several.
+    at: Vec<At>,
     fd: Option<Arc<OwnedFd>>,
     is_used: bool,
-}
-
-#[derive(Debug, Clone)]
-enum WayBack {
-    Handle(Handle),
-    Name {
-        parent: FileId,
-        name: OsString,
-    },
-    /// Only by its descriptor.
-    None,
 }
 
 /// Whether a descriptor is kept for what is looked at.
@@ -91,7 +107,7 @@ pub enum Keep {
 
 impl Nodes {
     /// Below that directory.
-    pub fn new(root: OwnedFd, may_open_handles: bool) -> Result<Self, Fault> {
+    pub fn new(root: OwnedFd, may_open_handles: bool, remembered: Arc<AtomicUsize>) -> Result<Self, Fault> {
         let found = look(root.as_fd())?;
         let telling = match sys::handle_of(root.as_fd(), Purpose::Opening) {
             Ok(handle) if sys::handle_of(root.as_fd(), Purpose::Telling).is_ok_and(|telling| telling != handle) => {
@@ -105,7 +121,9 @@ impl Nodes {
         let system = rustix::fs::fstatvfs(&root)?.f_fsid;
         let id = FileId { inode: found.inode, generation: number_of(root.as_fd(), &found, telling).0 };
         let root = Node { id, kind: Kind::Directory, fd: Arc::new(root) };
-        Ok(Self { root, mount: found.mount, system, opens_handles, telling, state: Mutex::default() })
+        let root_path = Mutex::new(path_of(&root.fd).unwrap_or_default());
+        let mount = found.mount;
+        Ok(Self { root, mount, system, opens_handles, telling, root_path, remembered, state: Mutex::default() })
     }
 
     /// The export's own directory.
@@ -118,38 +136,90 @@ impl Nodes {
         File { system: self.system, generation: id.generation }
     }
 
-    /// A file that was given out before.
+    /// A file that was given out before; `EACCES` when the caller may not walk to it, `ESTALE` when no way is
+    /// known any more.
     pub fn node(&self, id: FileId) -> Result<Node, Fault> {
         if id == self.root.id {
             return Ok(self.root.clone());
         }
-        let (kind, back) = {
+        let (fd, handle) = {
             let mut state = self.state.lock().expect("not poisoned");
             let known = state.known.get_mut(&id).ok_or(Errno::ESTALE)?;
             known.is_used = true;
-            if let Some(fd) = &known.fd {
-                let node = Node { id, kind: known.kind, fd: fd.clone() };
-                drop(state);
-                return self.inside(node);
-            }
-            (known.kind, known.back.clone())
+            (known.fd.clone(), known.handle.clone())
         };
-        let fd = match back {
-            WayBack::Handle(handle) => sys::open_handle(self.root.fd.as_fd(), &handle)?,
-            WayBack::Name { parent, name } => {
-                let parent = self.node(parent)?;
-                self.open_beneath(parent.fd.as_fd(), &name).map_err(|_| Fault::from(Errno::ESTALE))?
+        let mut outcome = Errno::ESTALE.into();
+        if let Some(path) = fd.and_then(|fd| self.path_below(&fd)) {
+            match self.walk_to(id, &path) {
+                Err(fault) => outcome = graver(outcome, fault),
+                found => return found,
             }
-            WayBack::None => return Err(Errno::ESTALE.into()),
-        };
+        }
+        for path in self.known_paths(id) {
+            match self.walk_to(id, &path) {
+                Err(fault) => outcome = graver(outcome, fault),
+                found => return self.keep_found(found),
+            }
+        }
+        let opened = handle.and_then(|handle| sys::open_handle(self.root.fd.as_fd(), &handle).ok());
+        if let Some(path) = opened.and_then(|fd| self.path_below(&fd)) {
+            match self.walk_to(id, &path) {
+                Err(fault) => outcome = graver(outcome, fault),
+                found => return self.keep_found(found),
+            }
+        }
+        Err(outcome)
+    }
+
+    fn keep_found(&self, found: Result<Node, Fault>) -> Result<Node, Fault> {
+        let node = found?;
+        self.state.lock().expect("not poisoned").keep_open(node.id, node.fd.clone());
+        Ok(node)
+    }
+
+    /// Walks from the root, with the rights of this thread; it is to end at the file of that id.
+    fn walk_to(&self, id: FileId, path: &Path) -> Result<Node, Fault> {
+        let fd = self.open_below_root(path)?;
         let found = look(fd.as_fd())?;
         if found.inode != id.inode || number_of(fd.as_fd(), &found, self.telling).0 != id.generation {
             return Err(Errno::ESTALE.into());
         }
-        let node = Node { id, kind, fd: Arc::new(fd) };
-        let node = self.inside(node)?;
-        self.state.lock().expect("not poisoned").keep_open(id, node.fd.clone());
-        Ok(node)
+        Ok(Node { id, kind: found.kind, fd: Arc::new(fd) })
+    }
+
+    /// As openat2(2), also where the path is longer than one call takes.
+    fn open_below_root(&self, path: &Path) -> Result<OwnedFd, Fault> {
+        if path.as_os_str().len() <= MAX_PATH_BYTES {
+            return self.open_beneath(self.root.fd.as_fd(), path.as_os_str());
+        }
+        let mut at = self.root.fd.clone();
+        let mut part = PathBuf::new();
+        for name in path {
+            if part.as_os_str().len() + 1 + name.len() > MAX_PATH_BYTES {
+                at = Arc::new(self.open_beneath(at.as_fd(), part.as_os_str())?);
+                part.clear();
+            }
+            part.push(name);
+        }
+        self.open_beneath(at.as_fd(), part.as_os_str())
+    }
+
+    /// Below the root, as far as the kernel knows of a descriptor.
+    fn path_below(&self, fd: &OwnedFd) -> Option<PathBuf> {
+        let path = path_of(fd)?;
+        let mut root = self.root_path.lock().expect("not poisoned");
+        if path.strip_prefix(&*root).is_err() {
+            *root = path_of(&self.root.fd)?;
+        }
+        let below = path.strip_prefix(&*root).ok()?.to_owned();
+        Some(below).filter(|below| !below.as_os_str().is_empty())
+    }
+
+    /// Below the root, by the names under which it and the directories above were found.
+    fn known_paths(&self, id: FileId) -> Vec<PathBuf> {
+        let state = self.state.lock().expect("not poisoned");
+        let names = state.known.get(&id).map_or(&[][..], |known| &known.at);
+        names.iter().filter_map(|at| state.path_of(at, self.root.id)).collect()
     }
 
     /// The file of a name. The name is one component; a symbolic link is found itself.
@@ -173,15 +243,12 @@ impl Nodes {
         let (generation, handle) = number_of(fd.as_fd(), &found, self.telling);
         let id = FileId { inode: found.inode, generation };
         let fd = Arc::new(fd);
-        let named = at.map(|(parent, name)| WayBack::Name { parent, name: name.to_owned() });
-        let back = match handle {
-            Some(handle) if self.opens_handles => WayBack::Handle(handle),
-            _ => named.unwrap_or(WayBack::None),
-        };
+        let handle = handle.filter(|_| self.opens_handles);
+        let at: Vec<At> = at.map(|(parent, name)| (parent, name.into())).into_iter().collect();
+        // Without another way back the descriptor is all there is.
+        let keep = if at.is_empty() && handle.is_none() { Keep::Open } else { keep };
         let mut state = self.state.lock().expect("not poisoned");
-        // Without a way back the descriptor is all there is.
-        let keep = if matches!(back, WayBack::None) { Keep::Open } else { keep };
-        state.insert(id, Known { kind: found.kind, back, fd: None, is_used: false });
+        state.insert(id, Known { handle, at, fd: None, is_used: false }, &self.remembered);
         if keep == Keep::Open {
             state.keep_open(id, fd.clone());
         }
@@ -191,22 +258,16 @@ impl Nodes {
     /// A file has another name now.
     pub fn moved(&self, id: FileId, parent: FileId, name: &OsStr) {
         let mut state = self.state.lock().expect("not poisoned");
-        if let Some(known) = state.known.get_mut(&id)
-            && !matches!(known.back, WayBack::Handle(_))
-        {
-            known.back = WayBack::Name { parent, name: name.to_owned() };
+        if let Some(known) = state.known.get_mut(&id) {
+            known.found_at((parent, name.into()));
         }
     }
 
-    /// A directory that was moved out of the export is not of it any more.
-    fn inside(&self, node: Node) -> Result<Node, Fault> {
-        if node.kind != Kind::Directory {
-            return Ok(node);
-        }
-        let path = |fd: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        match (path(&self.root.fd), path(&node.fd)) {
-            (Ok(root), Ok(path)) if path.starts_with(&root) => Ok(node),
-            _ => Err(Errno::ESTALE.into()),
+    /// A file has lost a name.
+    pub fn removed(&self, id: FileId, parent: FileId, name: &OsStr) {
+        let mut state = self.state.lock().expect("not poisoned");
+        if let Some(known) = state.known.get_mut(&id) {
+            known.at.retain(|(its_parent, its_name)| (*its_parent, &**its_name) != (parent, name));
         }
     }
 
@@ -232,23 +293,53 @@ pub fn check_name(name: &OsStr) -> Result<(), Fault> {
     }
 }
 
+impl Known {
+    fn found_at(&mut self, at: At) {
+        self.at.retain(|known| *known != at);
+        self.at.insert(0, at);
+        self.at.truncate(MAX_LINKS);
+    }
+}
+
 impl State {
-    fn insert(&mut self, id: FileId, new: Known) {
+    /// The way to a name from the root.
+    fn path_of(&self, at: &At, root: FileId) -> Option<PathBuf> {
+        let mut names: Vec<&OsStr> = vec![&at.1];
+        let mut directory = at.0;
+        while directory != root {
+            let (parent, name) = self.known.get(&directory)?.at.first()?;
+            names.push(name);
+            directory = *parent;
+            if names.len() > MAX_DEPTH {
+                return None;
+            }
+        }
+        Some(names.into_iter().rev().collect())
+    }
+
+    fn insert(&mut self, id: FileId, new: Known, remembered: &AtomicUsize) {
         if let Some(known) = self.known.get_mut(&id) {
             known.is_used = true;
-            known.back = new.back;
+            known.handle = new.handle;
+            new.at.into_iter().for_each(|at| known.found_at(at));
             return;
         }
-        while self.known.len() >= MAX_NODES {
+        // Others have theirs: see [`super::account`].
+        while !is_share((self.known.len(), 1), (remembered.load(Ordering::Relaxed), MAX_NODES)) {
             let Some(oldest) = self.order.pop_front() else { break };
             match self.known.get_mut(&oldest) {
                 Some(known) if known.is_used => {
                     known.is_used = false;
                     self.order.push_back(oldest);
                 }
-                _ => drop(self.known.remove(&oldest)),
+                Some(_) => {
+                    self.known.remove(&oldest);
+                    remembered.fetch_sub(1, Ordering::Relaxed);
+                }
+                None => {}
             }
         }
+        remembered.fetch_add(1, Ordering::Relaxed);
         self.known.insert(id, new);
         self.order.push_back(id);
     }
@@ -265,6 +356,24 @@ impl State {
             }
         }
     }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        let known = self.state.get_mut().map_or(0, |state| state.known.len());
+        self.remembered.fetch_sub(known, Ordering::Relaxed);
+    }
+}
+
+/// The path that the kernel knows of a descriptor.
+fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
+    std::fs::read_link(super::attributes::link_to(fd.as_fd())).ok()
+}
+
+/// Of two failures on different ways the one that says more: that no way was found is the least.
+fn graver(known: Fault, new: Fault) -> Fault {
+    let says_little = [Errno::ESTALE, Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP, Errno::EXDEV];
+    if says_little.map(Fault::from).contains(&new) { known } else { new }
 }
 
 struct Look {

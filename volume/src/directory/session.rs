@@ -2,7 +2,7 @@
 //! happens, and how things are then.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     os::fd::{AsFd as _, BorrowedFd},
     sync::{
         Arc, Mutex,
@@ -13,18 +13,21 @@ use std::{
 
 use async_trait::async_trait;
 use nix::errno::Errno;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
-    Directory, Fault, attributes,
+    Directory, Fault,
+    account::Account,
+    attributes,
     files::Opened,
+    limits,
     locks::Locks,
     nodes::{Keep, Node},
 };
 use crate::{
     keeper::{Begun, Keeper},
-    leases::{File, Intent, LEASE_TIME, SessionId},
+    leases::{FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
     store::{
         Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, MOST_PATHS, Notice, Notices, Op, OpenFlags,
         Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
@@ -52,8 +55,14 @@ pub struct Session {
     pub opened: Mutex<HashMap<Handle, Arc<Opened>>>,
     pub last_handle: AtomicU64,
     pub locks: Locks,
+    /// Whose share of the machine it uses.
+    pub account: Arc<Account>,
     liveness: Liveness,
     has_listener: AtomicBool,
+    /// Who called last: what the session is told without having asked is looked at with its rights.
+    last_caller: Mutex<Caller>,
+    /// Nothing more is done for it.
+    over: watch::Sender<bool>,
 }
 
 /// Who says that the session is alive.
@@ -73,19 +82,39 @@ enum Attempt {
 }
 
 impl DirectorySession {
-    /// A new one, without anything.
+    /// A new one, without anything, of nobody in particular.
     #[must_use]
     pub fn open(directory: Arc<Directory>, liveness: Liveness) -> Self {
-        let id = directory.machine.keeper.table().open_session(Instant::now());
+        Self::open_for(Account::named(""), directory, liveness)
+    }
+
+    /// A new one, without anything.
+    #[must_use]
+    pub fn open_for(account: Arc<Account>, directory: Arc<Directory>, liveness: Liveness) -> Self {
+        let id = directory.machine.keeper.table().open_session_of(account.name(), directory.tree(), Instant::now());
         Self(Arc::new(Session {
             directory,
             id,
             opened: Mutex::default(),
             last_handle: AtomicU64::default(),
             locks: Locks::default(),
+            account,
             liveness,
             has_listener: false.into(),
+            last_caller: Mutex::default(),
+            over: watch::Sender::new(false),
         }))
+    }
+
+    /// It ends, whoever still has a share of it: what it has open is closed, its locks and leases are given
+    /// back, and what it asks for from now on is refused with `ESTALE`.
+    pub fn end(&self) {
+        self.0.end();
+    }
+
+    /// Completes when the session has ended.
+    pub async fn ended(&self) {
+        self.0.ended().await;
     }
 
     /// A sign of life from whoever is served.
@@ -130,16 +159,18 @@ impl Store for DirectorySession {
 
     async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let session = &self.0;
+        limits::check(&op)?;
+        session.last_caller.lock().expect("not poisoned").clone_from(caller);
         match op {
             Op::Lock { place, owner, lock, wait } => {
-                super::locks::lock(session, caller, (place, owner), (lock, wait)).await.map_err(Errno::from)
+                super::locks::lock(session, caller, (place, owner), (lock, wait)).await
             }
             Op::Settle(how) => session.settle(how).await,
             Op::Return(returned) => {
                 self.give_back(returned);
                 Ok(Answer::Done)
             }
-            op => session.perform(caller.clone(), op).await,
+            op => session.perform(caller, op).await,
         }
     }
 
@@ -202,14 +233,54 @@ async fn tell(session: std::sync::Weak<Session>, sender: mpsc::Sender<Notice>) {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.keeper().end_session(self.id);
-        self.locks.clear();
-        self.opened.get_mut().expect("not poisoned").clear();
-        self.keeper().unlocked.notify_waiters();
+        self.end();
     }
 }
 
 impl Session {
+    fn end(&self) {
+        self.over.send_replace(true);
+        self.keeper().end_session(self.id);
+        let mut unlocked: HashSet<FileId> = self.locks.clear();
+        let opened = std::mem::take(&mut *self.opened.lock().expect("not poisoned"));
+        unlocked.extend(opened.values().map(|opened| opened.file));
+        drop(opened);
+        unlocked.into_iter().for_each(|file| self.unlocked(file));
+    }
+
+    pub fn is_over(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    /// Completes when the session ends.
+    pub async fn ended(&self) {
+        let _ = self.over.subscribe().wait_for(|over| *over).await;
+    }
+
+    /// Whoever waits for a lock of that file tries again.
+    pub fn unlocked(&self, file: FileId) {
+        self.keeper().unlocked.notify(self.directory.nodes.file(file));
+    }
+
+    /// Does something on one of the account's threads, with exactly the caller's rights. All that depends
+    /// on names and files of the export is done in here.
+    pub async fn as_caller<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> Result<T, Errno>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send + 'static,
+    {
+        let (session, caller) = (self.clone(), caller.clone());
+        let job = move || {
+            // It may have ended while this waited for a thread.
+            if session.is_over() {
+                return Err(Errno::ESTALE);
+            }
+            let _acting = session.directory.act(&caller)?;
+            Ok(job(&session)?)
+        };
+        self.directory.machine.workers.run(&self.account, job).await
+    }
+
     pub fn keeper(&self) -> &Arc<Keeper> {
         &self.directory.machine.keeper
     }
@@ -218,44 +289,45 @@ impl Session {
         self.keeper().table().renew(self.id, Instant::now());
     }
 
-    async fn perform(self: &Arc<Self>, caller: Caller, op: Op) -> Result<Answer, Errno> {
-        let workers = &self.directory.machine.workers;
+    async fn perform(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        if let Op::CopyRange { .. } | Op::Allocate { .. } = op {
+            return super::steps::perform(self, caller, op).await;
+        }
         let op = Arc::new(op);
         let first = {
-            let (session, caller, op) = (self.clone(), caller.clone(), op.clone());
-            workers.run(move || session.attempt(&caller, &op).map_err(Errno::from)).await?
+            let op = op.clone();
+            self.as_caller(caller, move |session| session.attempt(&op)).await?
         };
         match first {
             Attempt::Done(answer) => Ok(answer),
             Attempt::Wait(begun) => {
                 begun.clear().await;
-                let session = self.clone();
-                workers
-                    .run(move || {
-                        let answer = session.execute(&caller, &op).map_err(Errno::from);
-                        begun.finish();
-                        answer
-                    })
-                    .await
+                self.as_caller(caller, move |session| {
+                    let answer = session.execute(&op);
+                    begun.finish();
+                    answer
+                })
+                .await
             }
         }
     }
 
     /// Does it at once, if nobody is in the way.
-    fn attempt(&self, caller: &Caller, op: &Op) -> Result<Attempt, Fault> {
+    fn attempt(&self, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
         let begun = self.keeper().begin(self.id, &intents);
         if !begun.is_clear() {
             return Ok(Attempt::Wait(begun));
         }
-        let answer = self.execute(caller, op)?;
+        let answer = self.execute(op)?;
         begun.finish();
         Ok(Attempt::Done(answer))
     }
 
     async fn settle(self: &Arc<Self>, how: Settling) -> Result<Answer, Errno> {
         if how == Settling::Flush {
-            self.keeper().begin_flush(Some(self.id)).clear().await;
+            let tree = self.directory.tree();
+            self.keeper().begin_flush(Some(self.id), |other| overlap(tree, other), FLUSH_TIME).clear().await;
         }
         self.catch_up().await?;
         if self.directory.watched == Watched::LeaseEnd {
@@ -272,8 +344,8 @@ impl Session {
         if changed.is_empty() || self.directory.watched == Watched::LeaseEnd {
             return Ok(());
         }
-        let session = Arc::clone(self);
-        let tell = move || {
+        let caller = self.last_caller.lock().expect("not poisoned").clone();
+        let tell = move |session: &Arc<Self>| {
             for file in changed {
                 let entry = session.directory.nodes.node(file).and_then(|node| session.entry_of_node(&node));
                 // It is gone, or somebody else holds it.
@@ -283,7 +355,7 @@ impl Session {
             }
             Ok(())
         };
-        self.directory.machine.workers.run(tell).await
+        self.as_caller(&caller, tell).await
     }
 
     /// What others have done is recalled when this returns.
@@ -293,11 +365,11 @@ impl Session {
             directory.machine.watch.catch_up();
             Ok(())
         };
-        self.directory.machine.workers.run(catch_up).await
+        self.directory.machine.workers.run(&self.account, catch_up).await
     }
 
     /// What the op looks at or changes, as far as names tell now.
-    fn intents(&self, op: &Op) -> Result<Intents, Fault> {
+    pub fn intents(&self, op: &Op) -> Result<Intents, Fault> {
         let change = |id: FileId, leases| self.intent(id, Intent::Change(leases));
         Ok(match op {
             Op::Walk { from, names } => self.looks(|| self.walked_ids(*from, names)),
@@ -343,46 +415,42 @@ impl Session {
         })
     }
 
-    fn execute(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+    fn execute(&self, op: &Op) -> Result<Answer, Fault> {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
             Op::Explore { from, paths } => {
                 let walks = paths.iter().map(|names| self.walk(*from, names));
                 walks.collect::<Result<_, _>>().map(Answer::Explored)
             }
-            Op::List { directory, cookie, limit } => {
-                self.list(caller, *directory, (*cookie, *limit)).map(Answer::Listing)
-            }
+            Op::List { directory, cookie, limit } => self.list(*directory, (*cookie, *limit)).map(Answer::Listing),
             Op::Attributes(place) => self.entry_of(*place).map(Answer::Entry),
-            Op::Set { place, changes } => self.set(caller, *place, changes).map(Answer::Entry),
+            Op::Set { place, changes } => self.set(*place, changes).map(Answer::Entry),
             Op::ReadLink(file) => self.read_link(*file),
-            Op::MakeDirectory { .. } | Op::MakeNode { .. } | Op::Symlink { .. } | Op::Link { .. } => {
-                self.make(caller, op)
-            }
-            Op::Remove { parent, name, what } => self.remove(caller, (*parent, name), *what),
-            Op::Rename { from, to, how } => self.rename(caller, (from, to), *how),
-            Op::Create { parent, name, mode, flags } => self.create(caller, (*parent, name), (*mode, *flags)),
-            Op::Open { file, flags } => self.open(caller, *file, *flags),
+            Op::MakeDirectory { .. } | Op::MakeNode { .. } | Op::Symlink { .. } | Op::Link { .. } => self.make(op),
+            Op::Remove { parent, name, what } => self.remove((*parent, name), *what),
+            Op::Rename { from, to, how } => self.rename((from, to), *how),
+            Op::Create { parent, name, mode, flags } => self.create((*parent, name), (*mode, *flags)),
+            Op::Open { file, flags } => self.open(*file, *flags),
             Op::Close(handle) => self.close(*handle),
             Op::Sync { place, what } => self.sync(*place, *what),
-            Op::Allocate { place, range, how } => self.allocate(caller, *place, (range, *how)).map(Answer::Entry),
-            Op::Seek { place, offset, what } => self.seek(caller, *place, (*offset, *what)),
-            Op::CopyRange { from, to, length } => self.copy(caller, (*from, *to), *length),
+            Op::Seek { place, offset, what } => self.seek(*place, (*offset, *what)),
             Op::FileSystem => attributes::file_system(self.directory.nodes.root().fd.as_fd()).map(Answer::FileSystem),
             Op::GetAttribute { .. } | Op::SetAttribute { .. } | Op::ListAttributes(_) | Op::RemoveAttribute { .. } => {
-                self.extended(caller, op)
+                self.extended(op)
             }
-            Op::TestLock { place, owner, lock } => super::locks::test(self, caller, (*place, *owner), lock),
+            Op::TestLock { place, owner, lock } => super::locks::test(self, (*place, *owner), lock),
             Op::Unlock { file, owner } => {
                 super::locks::unlock(self, *file, *owner);
                 Ok(Answer::Done)
             }
-            // Answered before anything is touched.
-            Op::Lock { .. } | Op::Return(_) | Op::Settle(_) => Err(Errno::EOPNOTSUPP.into()),
+            // Answered before anything is touched, or done in steps.
+            Op::Lock { .. } | Op::Return(_) | Op::Settle(_) | Op::CopyRange { .. } | Op::Allocate { .. } => {
+                Err(Errno::EOPNOTSUPP.into())
+            }
         }
     }
 
-    fn extended(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+    fn extended(&self, op: &Op) -> Result<Answer, Fault> {
         let (Op::GetAttribute { place, .. }
         | Op::SetAttribute { place, .. }
         | Op::RemoveAttribute { place, .. }
@@ -392,7 +460,6 @@ impl Session {
         };
         let target = self.target(*place)?;
         let stamp = self.keeper().table().next_stamp();
-        let acting = self.directory.act(caller)?;
         let answer = match op {
             Op::GetAttribute { name, .. } => {
                 Some(Answer::Value { value: attributes::value(target.fd(), name)?, stamp })
@@ -410,7 +477,6 @@ impl Session {
             }
             _ => None,
         };
-        drop(acting);
         answer.map_or_else(|| self.entry_of(*place).map(Answer::Entry), Ok)
     }
 

@@ -96,8 +96,13 @@ pub fn handle_of(file: BorrowedFd<'_>, purpose: Purpose) -> nix::Result<Handle> 
     Ok(Handle { kind: handle.kind, bytes: bytes.into() })
 }
 
-/// Opens a file by its handle (`O_PATH`), on the file system that `mount` is a file of. Needs CAP_DAC_READ_SEARCH.
+/// Opens a file by its handle (`O_PATH`), on the file system that `mount` is a file of. The one call that
+/// is made with a right which the caller does not have: what comes of it is to be checked.
 pub fn open_handle(mount: BorrowedFd<'_>, handle: &Handle) -> nix::Result<OwnedFd> {
+    with_read_search(|| open_handle_as_now(mount, handle))
+}
+
+fn open_handle_as_now(mount: BorrowedFd<'_>, handle: &Handle) -> nix::Result<OwnedFd> {
     let mut raw = RawHandle { length: handle.bytes.len() as u32, kind: handle.kind, bytes: [0; MAX_HANDLE_BYTES] };
     raw.bytes.get_mut(..handle.bytes.len()).ok_or(Errno::EINVAL)?.copy_from_slice(&handle.bytes);
     let flags = libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW;
@@ -114,11 +119,27 @@ pub fn unshare_umask() -> nix::Result<()> {
     Errno::result(unsafe { libc::unshare(libc::CLONE_FS) }).map(drop)
 }
 
-/// While it lives, this thread reads, writes and owns files as somebody else. Only root can make one.
+/// A set of capabilities: bit n is capability n (capabilities(7)).
+type Capabilities = u64;
+
+/// What root may do with files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID. A caller that
+/// is root has these, as root's commands have; every other capability of root is withheld from it,
+/// as nfsd does (SYS_ADMIN, SYS_RESOURCE, SETFCAP, MKNOD, LINUX_IMMUTABLE and the rest).
+const ROOTS_FILES: Capabilities = 0b1_1111;
+/// SETGID and SETUID: to become the next caller.
+const CHANGES_USER: Capabilities = 1 << 6 | 1 << 7;
+/// Opening a file by its handle.
+const READ_SEARCH: Capabilities = 1 << 2;
+/// More groups than an account of a large site has; the kernel sorts them at each change.
+const MAX_GROUPS: usize = 1024;
+
+/// While it lives, this thread reads, writes and owns files as somebody else, without any capability
+/// that this user does not have. Only root can make one.
 pub struct Acting {
     groups: Vec<libc::gid_t>,
     uid: Uid,
     gid: Gid,
+    permitted: Capabilities,
     /// It is this thread's.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -126,21 +147,107 @@ pub struct Acting {
 impl Acting {
     /// Begins to.
     pub fn begin(caller: &Caller) -> nix::Result<Self> {
+        if caller.groups.len() > MAX_GROUPS {
+            return Err(Errno::EINVAL);
+        }
+        let permitted = permitted_capabilities()?;
         let groups = nix::unistd::getgroups()?.into_iter().map(Gid::as_raw).collect();
         set_groups_of_thread(&caller.groups)?;
         // Each gives what was before. The group first: as another user we may not.
         let gid = setfsgid(Gid::from_raw(caller.gid));
         let uid = setfsuid(Uid::from_raw(caller.uid));
-        Ok(Self { groups, uid, gid, _not_send: std::marker::PhantomData })
+        let acting = Self { groups, uid, gid, permitted, _not_send: std::marker::PhantomData };
+        // Neither call tells that it has failed: it does for numbers that no account can have.
+        if file_ids() != (caller.uid, caller.gid) {
+            return Err(Errno::EINVAL);
+        }
+        let rights = if caller.uid == 0 { ROOTS_FILES } else { 0 };
+        set_capabilities(permitted, permitted & rights)?;
+        Ok(acting)
     }
 }
 
 impl Drop for Acting {
     fn drop(&mut self) {
+        let restored = set_capabilities(self.permitted, self.permitted);
         setfsuid(self.uid);
         setfsgid(self.gid);
-        let _ = set_groups_of_thread(&self.groups);
+        let groups = set_groups_of_thread(&self.groups);
+        // A thread with somebody else's rights must not serve the next caller.
+        if restored.is_err() || groups.is_err() || file_ids() != (self.uid.as_raw(), self.gid.as_raw()) {
+            std::process::abort();
+        }
     }
+}
+
+/// Leaves this thread what [`Acting`] and [`open_handle`] need. Where it has less, it keeps less.
+pub fn give_up_capabilities() -> nix::Result<()> {
+    let kept = permitted_capabilities()? & (ROOTS_FILES | CHANGES_USER);
+    set_capabilities(kept, kept)
+}
+
+/// Does it with the right to open files by their handles, which the caller that this thread acts for
+/// need not have.
+fn with_read_search<T>(action: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
+    let (effective, permitted) = capabilities()?;
+    if effective & READ_SEARCH != 0 || permitted & READ_SEARCH == 0 {
+        return action();
+    }
+    set_capabilities(permitted, effective | READ_SEARCH)?;
+    let done = action();
+    if set_capabilities(permitted, effective).is_err() {
+        std::process::abort();
+    }
+    done
+}
+
+/// The numbers with which this thread uses files.
+fn file_ids() -> (libc::uid_t, libc::gid_t) {
+    // -1 changes nothing (setfsuid(2)).
+    (setfsuid(Uid::from_raw(libc::uid_t::MAX)).as_raw(), setfsgid(Gid::from_raw(libc::gid_t::MAX)).as_raw())
+}
+
+const CAPABILITIES_VERSION_3: u32 = 0x2008_0522;
+
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    pid: i32,
+}
+
+#[repr(C)]
+#[derive(Default, Clone, Copy)]
+struct CapabilityData {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+fn permitted_capabilities() -> nix::Result<Capabilities> {
+    capabilities().map(|(_, permitted)| permitted)
+}
+
+/// The effective and the permitted ones of this thread.
+fn capabilities() -> nix::Result<(Capabilities, Capabilities)> {
+    let mut header = CapabilityHeader { version: CAPABILITIES_VERSION_3, pid: 0 };
+    let mut data = [CapabilityData::default(); 2];
+    // SAFETY: both structures are as capget(2) says for this version, and live across the call.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) })?;
+    let joined = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    Ok((joined(data[0].effective, data[1].effective), joined(data[0].permitted, data[1].permitted)))
+}
+
+/// For this thread only.
+fn set_capabilities(permitted: Capabilities, effective: Capabilities) -> nix::Result<()> {
+    let mut header = CapabilityHeader { version: CAPABILITIES_VERSION_3, pid: 0 };
+    let part = |shift: u32| CapabilityData {
+        effective: (effective >> shift) as u32,
+        permitted: (permitted >> shift) as u32,
+        inheritable: 0,
+    };
+    let data = [part(0), part(32)];
+    // SAFETY: both structures are as capset(2) says for this version, and live across the call.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) }).map(drop)
 }
 
 /// libc's own function sets the groups of all threads.
@@ -237,6 +344,36 @@ mod tests {
             let _ = event_files(bytes);
             let _ = Handle::from_record(bytes);
         }
+    }
+
+    #[test]
+    fn nobody_acts_with_more_than_root_may_do_with_files() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let thread = std::thread::spawn(|| {
+            give_up_capabilities().unwrap();
+            let (own, _) = capabilities().unwrap();
+            assert_eq!(own & !(ROOTS_FILES | CHANGES_USER), 0);
+            for (uid, expected) in [(0, ROOTS_FILES), (1234, 0)] {
+                let caller = Caller { uid, gid: uid, groups: vec![uid, 77].into() };
+                let acting = Acting::begin(&caller).unwrap();
+                assert_eq!(capabilities().unwrap().0, expected & own, "{uid}");
+                assert_eq!(file_ids(), (uid, uid));
+                with_read_search(|| Ok(assert_ne!(capabilities().unwrap().0 & READ_SEARCH, 0))).unwrap();
+                assert_eq!(capabilities().unwrap().0, expected & own, "{uid}");
+                drop(acting);
+                assert_eq!((capabilities().unwrap().0, file_ids()), (own, (0, 0)));
+            }
+            // A number that setfsuid(2) does not take leaves root's.
+            for (uid, gid) in [(u32::MAX, 5), (5, u32::MAX)] {
+                assert!(Acting::begin(&Caller { uid, gid, groups: Vec::new().into() }).is_err());
+                assert_eq!((capabilities().unwrap().0, file_ids()), (own, (0, 0)));
+            }
+            let groups = vec![1; MAX_GROUPS + 1].into();
+            assert!(Acting::begin(&Caller { uid: 5, gid: 5, groups }).is_err());
+        });
+        thread.join().unwrap();
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{
     Fault, attributes,
     files::Usable,
+    limits,
     nodes::{BENEATH, Keep, Node, check_name},
     session::{BYTES, NAMES, Session, leases_of},
 };
@@ -31,8 +32,11 @@ use crate::{
 const PIECE_BYTES: u64 = 256 << 10;
 /// Parts that are read at the same time: the disk's queue, not one file after the other.
 const PARALLEL_PARTS: usize = 4;
-/// Pieces that wait for whoever reads them: 4 MiB.
-const PIECES: usize = 16;
+/// Pieces that wait for whoever reads them: 1 MiB.
+const PIECES: usize = 4;
+/// Bytes of a read that may be in memory here before somebody takes them: those that wait, and one of
+/// each part that is being read.
+pub const READ_BYTES: usize = (PIECES + PARALLEL_PARTS) * PIECE_BYTES as usize;
 
 /// A part under way.
 struct Reading {
@@ -46,6 +50,9 @@ struct Reading {
 
 /// See [`crate::Store::read`].
 pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pieces {
+    if let Err(errno) = limits::check_parts(&parts) {
+        return Box::pin(tokio_stream::once(Err(errno)));
+    }
     let (sender, receiver) = mpsc::channel(PIECES);
     let (session, caller) = (session.clone(), caller.clone());
     // It ends by itself when nobody listens any more.
@@ -53,7 +60,7 @@ pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pi
         let room = Arc::new(Semaphore::new(PARALLEL_PARTS));
         for (number, part) in parts.into_iter().enumerate() {
             let Ok(permit) = room.clone().acquire_owned().await else { return };
-            if sender.is_closed() {
+            if sender.is_closed() || session.is_over() {
                 return;
             }
             let (session, caller, sender) = (session.clone(), caller.clone(), sender.clone());
@@ -76,7 +83,10 @@ async fn read_part(
     let offset = part.range.start;
     if let Err(errno) = read_pieces(session, caller, (number, part), sender).await {
         let piece = Piece { part: number, offset, data: Err(errno), is_last: true, entry: None };
-        let _ = sender.send(Ok(piece)).await;
+        tokio::select! {
+            _ = sender.send(Ok(piece)) => {}
+            () = session.ended() => {}
+        }
     }
 }
 
@@ -86,19 +96,20 @@ async fn read_pieces(
     (number, part): (u32, ReadPart),
     sender: &mpsc::Sender<Result<Piece, Errno>>,
 ) -> Result<(), Errno> {
-    let workers = &session.directory.machine.workers;
     // Who holds something back has written it when this is clear.
     session.begin_of(&[(part.place.file, Intent::Look)]).clear().await;
-    let its = session.clone();
-    let mut next = workers.run(move || Ok(its.first_piece(&caller, number, &part)?)).await?;
+    let mut next = session.as_caller(&caller, move |session| session.first_piece(number, &part)).await?;
     loop {
         let (piece, reading) = next;
-        if sender.send(Ok(piece)).await.is_err() {
-            return Ok(());
+        tokio::select! {
+            // Nobody may ever take it: that is not to keep the session.
+            () = session.ended() => return Err(Errno::ESTALE),
+            sent = sender.send(Ok(piece)) => if sent.is_err() {
+                return Ok(());
+            }
         }
         let Some(reading) = reading else { return Ok(()) };
-        let its = session.clone();
-        next = workers.run(move || Ok(its.next_piece(reading)?)).await?;
+        next = session.as_caller(&caller, move |session| session.next_piece(reading)).await?;
     }
 }
 
@@ -108,13 +119,14 @@ pub async fn write(
     caller: &Caller,
     writes: Vec<Write>,
 ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    limits::check_writes(&writes)?;
     let writes = Arc::new(writes);
     let mut results = Vec::with_capacity(writes.len());
     let mut begun = None;
     while results.len() < writes.len() {
-        let (session_, caller, writes, first) = (session.clone(), caller.clone(), writes.clone(), results.len());
-        let job = move || Ok(session_.write_some(&caller, &writes[first..], begun));
-        let (more, waits) = session.directory.machine.workers.run(job).await?;
+        let (writes, first) = (writes.clone(), results.len());
+        let job = move |session: &Arc<Session>| Ok(session.write_some(&writes[first..], begun));
+        let (more, waits) = session.as_caller(caller, job).await?;
         results.extend(more);
         if let Some(waits) = &waits {
             waits.clear().await;
@@ -130,8 +142,8 @@ impl Session {
         self.keeper().begin(self.id, &intents)
     }
 
-    fn first_piece(&self, caller: &Caller, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
-        let file = self.usable(caller, of.place, OpenFlags::READ)?;
+    fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
+        let file = self.usable(of.place, OpenFlags::READ)?;
         let first = Some(self.entry((file.as_fd(), of.place.file), BYTES)?);
         self.next_piece(Reading { file, part, place: of.place, offset: of.range.start, end: of.range.end, first })
     }
@@ -152,12 +164,7 @@ impl Session {
     }
 
     /// As many as can be written without waiting. `begun`: what the first of them has waited for.
-    fn write_some(
-        &self,
-        caller: &Caller,
-        writes: &[Write],
-        mut begun: Option<Begun>,
-    ) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
+    fn write_some(&self, writes: &[Write], mut begun: Option<Begun>) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
         let mut results = Vec::new();
         for write in writes {
             let now = match begun.take() {
@@ -173,7 +180,7 @@ impl Session {
             if !now.is_clear() {
                 return (results, Some(now));
             }
-            results.push(self.write_one(caller, write).map_err(Errno::from));
+            results.push(self.write_one(write).map_err(Errno::from));
             now.finish();
         }
         (results, None)
@@ -187,27 +194,19 @@ impl Session {
         })
     }
 
-    fn write_one(&self, caller: &Caller, write: &Write) -> Result<Entry, Fault> {
+    fn write_one(&self, write: &Write) -> Result<Entry, Fault> {
         match write {
-            Write::At { place, offset, data } => self.write_bytes(caller, *place, (data, Some(*offset))),
-            Write::Append { place, data } => self.write_bytes(caller, *place, (data, None)),
-            Write::Set { place, changes } => self.set(caller, *place, changes),
-            Write::Put(put) => self.put(caller, put),
+            Write::At { place, offset, data } => self.write_bytes(*place, (data, Some(*offset))),
+            Write::Append { place, data } => self.write_bytes(*place, (data, None)),
+            Write::Set { place, changes } => self.set(*place, changes),
+            Write::Put(put) => self.put(put),
         }
     }
 
     /// At an offset, or at the end, which the kernel finds in the same step.
-    fn write_bytes(
-        &self,
-        caller: &Caller,
-        place: Place,
-        (data, offset): (&Bytes, Option<u64>),
-    ) -> Result<Entry, Fault> {
-        let file = self.usable(caller, place, OpenFlags::WRITE)?;
-        // The kernel takes suid and sgid bits from a file that its caller writes to: that is not us.
-        let acting = self.directory.act(caller)?;
+    fn write_bytes(&self, place: Place, (data, offset): (&Bytes, Option<u64>)) -> Result<Entry, Fault> {
+        let file = self.usable(place, OpenFlags::WRITE)?;
         write_all(&file, data, offset)?;
-        drop(acting);
         self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
     }
 
@@ -218,12 +217,11 @@ impl Session {
     }
 
     /// A new file, complete or not at all, as far as nobody else touches it.
-    fn put(&self, caller: &Caller, put: &Put) -> Result<Entry, Fault> {
+    fn put(&self, put: &Put) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
         let parent = self.parent_of(put)?;
         let name = put.path.last().ok_or(Errno::EINVAL)?;
         check_name(name)?;
-        let acting = self.directory.act(caller)?;
         let mode = Mode::from_raw_mode(put.mode & 0o7777);
         match &put.what {
             NewFile::Directory => rustix::fs::mkdirat(&parent.fd, name, mode)?,
@@ -236,17 +234,13 @@ impl Session {
                     let _ = rustix::fs::unlinkat(&parent.fd, name, rustix::fs::AtFlags::empty());
                     return Err(fault);
                 }
-                drop(acting);
                 let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
                 // Nobody else knows it.
                 return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
             }
         }
-        drop(acting);
         let node = self.directory.nodes.child(&parent, name, Keep::Open)?;
-        let acting = self.directory.act(caller)?;
         change(node.fd.as_fd(), put)?;
-        drop(acting);
         match put.what {
             NewFile::Directory => self.entry_of_new_directory(&node),
             _ => self.entry_of_node(&node),

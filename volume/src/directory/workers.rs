@@ -1,8 +1,12 @@
 //! The threads on which a directory's files are touched: system calls that may take long have no place on
-//! those of the runtime. Each has a umask of its own, none, since the callers have applied theirs.
+//! those of the runtime. Each has a umask of its own, none, since the callers have applied theirs, and no
+//! capability but those that root's commands have on files and those that change the user.
+//!
+//! Each account has a queue of its own, and they are served in turn. No account has more threads than it
+//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Condvar, Mutex},
     thread,
 };
@@ -13,10 +17,14 @@ use nix::{
 };
 use tokio::sync::oneshot;
 
-use super::sys;
+use super::{
+    account::{Account, is_share},
+    sys,
+};
 
-/// As many disks' requests at a time keep an SSD or a RAID busy; a job never waits for another.
-const THREADS: usize = 16;
+/// One account so has 16: as many disks' requests at a time keep an SSD or a RAID busy. A job never
+/// waits for another.
+const THREADS: usize = 32;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -32,9 +40,18 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// Bounded by what asks: each caller waits for its job.
-    jobs: VecDeque<Job>,
+    /// Bounded by what asks: each caller waits for its job. Without jobs and threads there is no queue.
+    by_account: HashMap<String, Jobs>,
+    /// Accounts with jobs, the next one first.
+    turns: VecDeque<String>,
+    busy: usize,
     is_over: bool,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    busy: usize,
 }
 
 impl std::fmt::Debug for Queue {
@@ -61,15 +78,16 @@ impl Workers {
     ///
     /// # Errors
     /// What the job gives; `EIO` if it panicked.
-    pub async fn run<T, F>(&self, job: F) -> Result<T, Errno>
+    pub async fn run<T, F>(&self, account: &Account, job: F) -> Result<T, Errno>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T, Errno> + Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
-        self.0.state.lock().expect("not poisoned").jobs.push_back(Box::new(move || {
+        let job = Box::new(move || {
             let _ = sender.send(job());
-        }));
+        });
+        self.0.state.lock().expect("not poisoned").push(account.name(), job);
         self.0.changed.notify_one();
         receiver.await.unwrap_or(Err(Errno::EIO))
     }
@@ -82,28 +100,117 @@ impl Drop for Workers {
     }
 }
 
+impl State {
+    fn push(&mut self, account: &str, job: Job) {
+        let jobs = self.by_account.entry(account.to_owned()).or_default();
+        if jobs.waiting.is_empty() {
+            self.turns.push_back(account.to_owned());
+        }
+        jobs.waiting.push_back(job);
+    }
+
+    /// The next job of the first account whose share is not used up.
+    fn take(&mut self) -> Option<(String, Job)> {
+        let may_have = |account: &String| {
+            let own = self.by_account.get(account).map_or(0, |jobs| jobs.busy);
+            is_share((own, 1), (self.busy, THREADS))
+        };
+        let at = self.turns.iter().position(may_have)?;
+        let account = self.turns.remove(at)?;
+        let jobs = self.by_account.get_mut(&account)?;
+        let job = jobs.waiting.pop_front()?;
+        jobs.busy += 1;
+        self.busy += 1;
+        if !jobs.waiting.is_empty() {
+            self.turns.push_back(account.clone());
+        }
+        Some((account, job))
+    }
+
+    fn done(&mut self, account: &str) {
+        self.busy -= 1;
+        if let Some(jobs) = self.by_account.get_mut(account) {
+            jobs.busy -= 1;
+            if jobs.busy == 0 && jobs.waiting.is_empty() {
+                self.by_account.remove(account);
+            }
+        }
+    }
+}
+
 impl Queue {
     fn work(&self) {
         // Where it can't be had (some sandbox), modes are what the process's umask leaves of them.
         if sys::unshare_umask().is_ok() {
             umask(Mode::empty());
         }
-        while let Some(job) = self.next() {
+        // Without any there are none to give up.
+        let _ = sys::give_up_capabilities();
+        let mut before = None;
+        while let Some((account, job)) = self.next(before.take()) {
             // A panic must not end the thread; the caller gets EIO since nothing was sent.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+            before = Some(account);
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    /// The next job, once that of `before` is done.
+    fn next(&self, before: Option<String>) -> Option<(String, Job)> {
         let mut state = self.state.lock().expect("not poisoned");
+        if let Some(account) = before {
+            state.done(&account);
+            // Its share, or that of others, may have a place again.
+            self.changed.notify_one();
+        }
         loop {
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
+            if let Some(next) = state.take() {
+                return Some(next);
             }
-            if state.is_over {
+            if state.is_over && state.turns.is_empty() {
                 return None;
             }
             state = self.changed.wait(state).expect("not poisoned");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_account_leaves_threads_for_others() {
+        let workers = Arc::new(Workers::start().unwrap());
+        let (release, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let ada = Account::named("ada");
+        let mut stuck = Vec::new();
+        for _ in 0..200 {
+            let (workers, ada, gate) = (workers.clone(), ada.clone(), gate.clone());
+            stuck.push(tokio::spawn(async move {
+                let job = move || {
+                    let _ = gate.lock().unwrap().recv();
+                    Ok(())
+                };
+                workers.run(&ada, job).await
+            }));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(workers.0.state.lock().unwrap().busy, THREADS / 2);
+        let asked = Instant::now();
+        for _ in 0..100 {
+            workers.run(&Account::named("bob"), || Ok(())).await.unwrap();
+        }
+        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        drop(release);
+        for each in stuck {
+            each.await.unwrap().unwrap();
+        }
+        assert!(workers.0.state.lock().unwrap().turns.is_empty());
     }
 }

@@ -373,9 +373,10 @@ impl Volume {
     /// As [`Self::ask`], about a file that may be reached only by an open handle of it.
     async fn ask_of(&self, caller: &Caller, file: FileId, op: impl Fn(Place) -> Op) -> Result<Answer, Errno> {
         match self.ask(caller, op(file.into())).await {
-            Err(Errno::ESTALE) => {
+            // An open file goes on to work when its names are gone, or not to be reached any more.
+            Err(errno @ (Errno::ESTALE | Errno::EACCES)) => {
                 let handle = self.table().of(file).and_then(|node| node.handles.last().copied());
-                let handle = handle.ok_or(Errno::ESTALE)?;
+                let handle = handle.ok_or(errno)?;
                 self.ask(caller, op(Place { file, handle: Some(handle) })).await
             }
             answer => answer,

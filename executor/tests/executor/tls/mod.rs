@@ -5,6 +5,7 @@ mod refused;
 mod rights;
 mod secrets;
 mod shares;
+mod volumes;
 
 use std::{
     fs,
@@ -59,6 +60,7 @@ fn identity(name: &str) -> Identity {
         trust_caller_ids: None,
         exports: None,
         read_only: false,
+        volumes: true,
         commands: None,
         limits: Limits::default(),
     }

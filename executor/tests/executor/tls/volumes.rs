@@ -1,0 +1,192 @@
+//! Volumes of identities: rights that end, and shares.
+
+use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fs_mapper::config::TlsHost;
+use posh_executor::config::Identity;
+use posh_proto::volume::{ReadPart as WirePart, ReadRequest, volume_client::VolumeClient};
+use posh_reach::tls;
+use posh_volume::{
+    Errno, Store as _,
+    remote::{Connector, Patience, Remote},
+    store::*,
+};
+use tokio::time::{Instant, timeout};
+use tonic::transport::Channel;
+
+use super::{TlsLab, identity};
+use crate::harness::{MOUNT, PATIENCE, mount, pipeline, run};
+
+const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+/// Revocations and configurations are looked at once a second.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+struct ByCertificate {
+    host: TlsHost,
+    credentials: PathBuf,
+}
+
+#[tonic::async_trait]
+impl Connector for ByCertificate {
+    async fn connect(&self) -> Result<Channel, String> {
+        tls::channel(&self.host, &self.credentials).await.map_err(|error| error.to_string())
+    }
+}
+
+/// Gives up soon, so that the end of a session is heard.
+fn patience() -> Patience {
+    Patience::default()
+}
+
+async fn volume_of(lab: &TlsLab, credentials: &std::path::Path, export: &str) -> Result<Remote, Errno> {
+    let connector = ByCertificate { host: lab.host.clone(), credentials: credentials.to_owned() };
+    match timeout(AT_ONCE, Remote::open(Arc::new(connector), export, patience())).await {
+        Ok(Ok(remote)) => Ok(remote),
+        Ok(Err(_)) | Err(_) => Err(Errno::EACCES),
+    }
+}
+
+async fn find(remote: &Remote, name: &str) -> FileId {
+    let walk = Op::Walk { from: remote.root(), names: vec![name.into()] };
+    let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else { panic!("walked") };
+    walked.entries[0].attributes.id
+}
+
+async fn open(remote: &Remote, name: &str) -> Place {
+    let file = find(remote, name).await;
+    match remote.call(&Caller::default(), Op::Open { file, flags: RW }).await.unwrap() {
+        Answer::Opened { handle, .. } => Place { file, handle: Some(handle) },
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A session that holds an exclusive lock and the right to write, and one call that waits.
+async fn held(lab: &TlsLab, credentials: &std::path::Path) -> (Remote, Place) {
+    fs::write(lab.stores[0].path().join("f"), "x").unwrap();
+    let remote = volume_of(lab, credentials, "logs").await.unwrap();
+    let _notices = remote.notices();
+    let place = open(&remote, "f").await;
+    let lock = Lock::Whole(Some(Access::Exclusive));
+    let op = Op::Lock { place, owner: 1, lock, wait: Wait::No };
+    remote.call(&Caller::default(), op).await.unwrap();
+    (remote, place)
+}
+
+/// A program of the server gets the lock, and the session does nothing more.
+async fn assert_ended(lab: &TlsLab, remote: &Remote, place: Place) {
+    let path = lab.stores[0].path().join("f");
+    let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let unlocked = async {
+        while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(AT_ONCE, unlocked).await.expect("the lock is given back at once");
+    let write = Write::At { place, offset: 0, data: Bytes::from_static(b"y") };
+    let written = timeout(Duration::from_secs(1), remote.write(&Caller::default(), vec![write])).await;
+    assert!(!matches!(written, Ok(Ok(results)) if results[0].is_ok()));
+    assert_eq!(fs::read(path).unwrap(), b"x");
+}
+
+#[tokio::test]
+async fn a_revocation_ends_a_session_with_its_locks() {
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
+    let (remote, place) = held(&lab, &ada).await;
+    let other = volume_of(&lab, &bob, "logs").await.unwrap();
+    lab.register().revoke("ada").unwrap();
+    assert_ended(&lab, &remote, place).await;
+    // Nobody else's has.
+    find(&other, "f").await;
+}
+
+#[tokio::test]
+async fn a_session_ends_with_what_the_configuration_takes_away() {
+    let none = Some(BTreeSet::from(["private".to_owned()]));
+    for less in [
+        Identity { exports: none, ..identity("ada") },
+        Identity { read_only: true, ..identity("ada") },
+        Identity { volumes: false, ..identity("ada") },
+        identity("bob"),
+    ] {
+        let lab = TlsLab::start(&[identity("ada")]).await;
+        let ada = lab.enrol("ada").await.unwrap();
+        let (remote, place) = held(&lab, &ada).await;
+        let changed = posh_executor::Config { identities: vec![less], ..lab.config.clone() };
+        lab.changes.send(changed).await.unwrap();
+        assert_ended(&lab, &remote, place).await;
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_have_volumes_gets_none() {
+    let lab = TlsLab::start(&[Identity { volumes: false, ..identity("ada") }, identity("bob")]).await;
+    let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
+    assert!(volume_of(&lab, &ada, "logs").await.is_err());
+    assert!(volume_of(&lab, &bob, "logs").await.is_ok());
+    assert_eq!(run(&lab.client_of(&ada).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+}
+
+#[tokio::test]
+async fn leases_that_nobody_gives_back_hold_up_no_other_export_and_a_shared_one_once() {
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    for number in 0..20 {
+        fs::write(lab.stores[0].path().join(format!("f{number}")), "x\n").unwrap();
+    }
+    fs::write(lab.stores[1].path().join("g"), "y\n").unwrap();
+    let ada = volume_of(&lab, &lab.enrol("ada").await.unwrap(), "logs").await.unwrap();
+    // It takes what it is told, and answers nothing.
+    let _notices = ada.notices();
+    let bob = lab.client("bob").await;
+    let private = || {
+        let mut spec = pipeline(&["cat g"]);
+        spec.mounts = vec![mount(MOUNT, "private", "")];
+        spec
+    };
+    assert_eq!(run(&bob, private(), Bytes::new()).await.text(), "y\n");
+    let mut waited = Vec::new();
+    for number in 0..20 {
+        open(&ada, &format!("f{number}")).await;
+        let asked = Instant::now();
+        assert_eq!(run(&bob, private(), Bytes::new()).await.text(), "y\n");
+        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        let asked = Instant::now();
+        assert_eq!(run(&bob, pipeline(&["cat f0"]), Bytes::new()).await.text(), "x\n");
+        waited.push(asked.elapsed());
+    }
+    let long = waited.iter().filter(|time| **time > Duration::from_secs(2)).count();
+    assert!(long <= 1 && waited.iter().all(|time| *time < Duration::from_secs(8)), "{waited:?}");
+}
+
+#[tokio::test]
+async fn reads_that_nobody_takes_hold_up_no_other_identity() {
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    fs::File::create(lab.stores[0].path().join("f")).unwrap().set_len(64 << 20).unwrap();
+    let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
+    let remote = volume_of(&lab, &ada, "logs").await.unwrap();
+    let file = find(&remote, "f").await;
+    let channel = tls::channel(&lab.host, &ada).await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..100 {
+        let mut client = VolumeClient::new(channel.clone());
+        let part = WirePart { place: Some(Place::from(file).into()), start: 0, end: 64 << 20 };
+        let session = remote.session();
+        let request = ReadRequest { session, parts: vec![part; 8], ..ReadRequest::default() };
+        match timeout(Duration::from_millis(50), client.read(request)).await {
+            Ok(stream) => held.push(stream.unwrap()),
+            // Its share is used up: the others wait.
+            Err(_) => break,
+        }
+    }
+    assert!((4..64).contains(&held.len()), "{}", held.len());
+    let other = volume_of(&lab, &bob, "logs").await.unwrap();
+    let place = open(&other, "f").await;
+    let asked = Instant::now();
+    let mut pieces = other.read(&Caller::default(), vec![ReadPart { place, range: 0..1 << 20 }]).await;
+    let piece = timeout(PATIENCE, tokio_stream::StreamExt::next(&mut pieces)).await.unwrap().unwrap().unwrap();
+    assert!(!piece.data.unwrap().is_empty());
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    // And ada's own calls go on.
+    find(&remote, "f").await;
+}

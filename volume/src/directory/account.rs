@@ -1,0 +1,157 @@
+//! Shares of what all sessions of a machine use together: memory of answers, descriptors, places in
+//! queues. Each is a [`Pool`] that is counted by [`Account`]: one identity, with all its sessions.
+//!
+//! Invariant: whoever has nothing of a pool finds room in it, however many accounts take what they
+//! can. An account may have as much as it would leave free (dynamic thresholds, Choudhury and
+//! Hahne, 1998): one takes half, two a third each, and so on.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::Notify;
+
+/// One identity, as far as shares go.
+#[derive(Debug)]
+pub struct Account {
+    name: String,
+    /// Held by the one that waits for bytes: those behind it are not woken by each return.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// Something that is there once for all.
+#[derive(Debug)]
+pub struct Pool {
+    limit: usize,
+    /// What one account may have at most, also while nobody else has anything.
+    own_limit: usize,
+    state: Mutex<State>,
+    returned: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used: usize,
+    by: HashMap<String, usize>,
+}
+
+/// A part of a pool; given back when dropped.
+#[derive(Debug)]
+#[must_use = "it is given back when dropped"]
+pub struct Charge {
+    pool: Arc<Pool>,
+    account: Arc<Account>,
+    amount: usize,
+}
+
+impl Account {
+    /// With nothing. Two accounts of one name are one account.
+    #[must_use]
+    pub fn named(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), turn: tokio::sync::Mutex::default() })
+    }
+
+    /// The identity.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Whether somebody who has `own` may have `want` more of a pool of which `used` is in use.
+pub fn is_share((own, want): (usize, usize), (used, limit): (usize, usize)) -> bool {
+    let free = limit.saturating_sub(used);
+    want <= free && (own == 0 || own.saturating_add(want) <= free)
+}
+
+impl Pool {
+    /// Nothing of it is in use.
+    #[must_use]
+    pub fn new(limit: usize, own_limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, own_limit, state: Mutex::default(), returned: Notify::new() })
+    }
+
+    /// A part of it, if that is still the account's share.
+    pub fn try_take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Option<Charge> {
+        let mut state = self.state.lock().expect("not poisoned");
+        let own = state.by.get(&account.name).copied().unwrap_or_default();
+        let fits = own + amount <= self.own_limit && is_share((own, amount), (state.used, self.limit));
+        fits.then(|| {
+            state.used += amount;
+            *state.by.entry(account.name.clone()).or_default() += amount;
+            Charge { pool: self.clone(), account: account.clone(), amount }
+        })
+    }
+
+    /// A part of it, as soon as there is room. No more than the account may ever have is waited for.
+    pub async fn take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Charge {
+        let amount = amount.min(self.own_limit).min(self.limit / 2);
+        let _turn = account.turn.lock().await;
+        loop {
+            let returned = self.returned.notified();
+            tokio::pin!(returned);
+            // From here on no wake-up is missed.
+            returned.as_mut().enable();
+            if let Some(charge) = self.try_take(account, amount) {
+                return charge;
+            }
+            returned.await;
+        }
+    }
+
+    #[cfg(test)]
+    fn used(&self) -> usize {
+        self.state.lock().expect("not poisoned").used
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock().expect("not poisoned");
+        state.used -= self.amount;
+        if let Some(own) = state.by.get_mut(&self.account.name) {
+            *own -= self.amount;
+            if *own == 0 {
+                state.by.remove(&self.account.name);
+            }
+        }
+        drop(state);
+        self.pool.returned.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_nothing_finds_room() {
+        let pool = Pool::new(1024, 512);
+        let mut held = Vec::new();
+        for number in 0..8 {
+            let account = Account::named(&number.to_string());
+            let before = held.len();
+            while let Some(charge) = pool.try_take(&account, 1) {
+                held.push(charge);
+            }
+            assert!(held.len() > before, "account {number}");
+        }
+        assert_eq!(pool.used(), held.len());
+        drop(held);
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_waits_is_woken_and_holds_up_nobody_else() {
+        let pool = Pool::new(100, 40);
+        let (ada, bob) = (Account::named("ada"), Account::named("bob"));
+        let held = pool.take(&ada, 1000).await;
+        assert!(pool.try_take(&ada, 1).is_none());
+        let (its, whose) = (pool.clone(), ada.clone());
+        let waiting = tokio::spawn(async move { its.take(&whose, 30).await.amount });
+        assert_eq!(pool.take(&bob, 20).await.amount, 20);
+        drop(held);
+        assert_eq!(waiting.await.unwrap(), 30);
+    }
+}

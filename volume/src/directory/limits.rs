@@ -1,0 +1,57 @@
+//! How much one message may ask for. A number that a system call refuses anyway is left to it.
+
+use std::ffi::OsString;
+
+use nix::errno::Errno;
+
+use crate::store::{Op, ReadPart, Write};
+
+/// Names of one walk: as many as a path of PATH_MAX bytes has.
+const MAX_NAMES: usize = 2048;
+/// Names of all walks of one op.
+const MAX_NAMES_IN_ALL: usize = 16_384;
+/// Leases given back by one op; a gateway sends more in several.
+const MAX_RETURNED: usize = 65_536;
+/// Parts of one read, and writes of one call.
+const MAX_PARTS: usize = 16_384;
+/// PATH_MAX: a symbolic link's target.
+const MAX_TARGET_BYTES: usize = 4096;
+/// XATTR_SIZE_MAX.
+const MAX_VALUE_BYTES: usize = 64 << 10;
+
+/// Refuses an op that asks for too much at once.
+pub fn check(op: &Op) -> Result<(), Errno> {
+    match op {
+        Op::Walk { names, .. } => check_names(names),
+        Op::Explore { paths, .. } => {
+            paths.iter().try_for_each(|names| check_names(names))?;
+            at_most(paths.iter().map(Vec::len).sum(), MAX_NAMES_IN_ALL, Errno::E2BIG)
+        }
+        Op::Symlink { target, .. } => at_most(target.len(), MAX_TARGET_BYTES, Errno::ENAMETOOLONG),
+        Op::SetAttribute { value, .. } => at_most(value.len(), MAX_VALUE_BYTES, Errno::E2BIG),
+        Op::Return(returned) => at_most(returned.len(), MAX_RETURNED, Errno::E2BIG),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a read of too many parts.
+pub fn check_parts(parts: &[ReadPart]) -> Result<(), Errno> {
+    at_most(parts.len(), MAX_PARTS, Errno::E2BIG)
+}
+
+/// Refuses too many writes at once.
+pub fn check_writes(writes: &[Write]) -> Result<(), Errno> {
+    at_most(writes.len(), MAX_PARTS, Errno::E2BIG)?;
+    writes.iter().try_for_each(|write| match write {
+        Write::Put(put) => check_names(&put.path),
+        _ => Ok(()),
+    })
+}
+
+fn check_names(names: &[OsString]) -> Result<(), Errno> {
+    at_most(names.len(), MAX_NAMES, Errno::ENAMETOOLONG)
+}
+
+fn at_most(count: usize, limit: usize, otherwise: Errno) -> Result<(), Errno> {
+    if count <= limit { Ok(()) } else { Err(otherwise) }
+}

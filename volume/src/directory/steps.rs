@@ -1,0 +1,114 @@
+//! What may take long is done in steps, each of which waits for a thread behind everybody else's work.
+
+use std::{ops::Range, sync::Arc};
+
+use nix::errno::Errno;
+
+use super::session::Session;
+use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place};
+
+/// Bytes of one step of a copy: some 10 ms on a disk.
+const COPY_STEP_BYTES: u64 = 8 << 20;
+/// Bytes copied for one answer.
+const COPY_BYTES: u64 = 256 << 20;
+/// Bytes of one step of an allocation; file systems in memory clear what they allocate.
+const ALLOCATION_STEP_BYTES: u64 = 64 << 20;
+/// However large a range is, it has no more steps.
+const MAX_ALLOCATION_STEPS: u64 = 1024;
+
+/// See [`Op::CopyRange`] and [`Op::Allocate`].
+pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+    let intents = session.intents(&op)?;
+    let begun = session.keeper().begin(session.id, &intents);
+    begun.clear().await;
+    let answer = match op {
+        Op::CopyRange { from, to, length } => copy(session, caller, (from, to), length).await,
+        Op::Allocate { place, range, how } => allocate(session, caller, place, range, how).await,
+        _ => Err(Errno::EOPNOTSUPP),
+    };
+    begun.finish();
+    answer
+}
+
+/// A failure after some bytes is told by the next call: this one says how many there were.
+async fn copy(
+    session: &Arc<Session>,
+    caller: &Caller,
+    (from, to): ((Place, u64), (Place, u64)),
+    length: u64,
+) -> Result<Answer, Errno> {
+    let opened = move |session: &Arc<Session>| {
+        Ok((session.usable(from.0, OpenFlags::READ)?, session.usable(to.0, OpenFlags::WRITE)?))
+    };
+    let (source, target) = session.as_caller(caller, opened).await?;
+    let length = length.min(COPY_BYTES);
+    let mut done = 0;
+    loop {
+        let step = COPY_STEP_BYTES.min(length - done);
+        let (source, target) = (source.clone(), target.clone());
+        let offsets = from.1.checked_add(done).zip(to.1.checked_add(done)).ok_or(Errno::EFBIG)?;
+        let copied = session.as_caller(caller, move |_| super::files::copy_step(&source, &target, offsets, step)).await;
+        match copied {
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) | Ok(0) => break,
+            Ok(copied) => done += copied,
+        }
+        if done >= length {
+            break;
+        }
+    }
+    let entry = session.as_caller(caller, move |session| session.entry_of_open(&target, to.0.file)).await?;
+    Ok(Answer::Copied { bytes: done, entry })
+}
+
+async fn allocate(
+    session: &Arc<Session>,
+    caller: &Caller,
+    place: Place,
+    range: Range<u64>,
+    how: Allocation,
+) -> Result<Answer, Errno> {
+    let file = session.as_caller(caller, move |session| session.usable(place, OpenFlags::WRITE)).await?;
+    for step in steps_of(range, how) {
+        let file = file.clone();
+        session.as_caller(caller, move |_| super::files::allocate_step(&file, step, how)).await?;
+    }
+    session.as_caller(caller, move |session| session.entry_of_open(&file, place.file)).await.map(Answer::Entry)
+}
+
+/// What moves bytes within a file is one step: half of it is nothing that was asked for.
+fn steps_of(range: Range<u64>, how: Allocation) -> impl Iterator<Item = Range<u64>> {
+    let length = range.end.saturating_sub(range.start);
+    let step = match how {
+        Allocation::CollapseRange | Allocation::InsertRange => u64::MAX,
+        _ => ALLOCATION_STEP_BYTES.max((length / MAX_ALLOCATION_STEPS).next_multiple_of(ALLOCATION_STEP_BYTES)),
+    };
+    // A range without bytes is refused by the kernel.
+    let count = length.div_ceil(step).max(1);
+    (0..count).map(move |number| {
+        let start = range.start.saturating_add(number.saturating_mul(step));
+        start..start.saturating_add(step).min(range.end)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_cover_the_range_and_are_few() {
+        for (range, how) in [
+            (0..0, Allocation::Extend),
+            (5..6, Allocation::KeepSize),
+            (1..(300 << 20), Allocation::ZeroRange),
+            (0..i64::MAX as u64, Allocation::PunchHole),
+            (7..u64::MAX, Allocation::Extend),
+            (4096..(1 << 40), Allocation::CollapseRange),
+        ] {
+            let steps: Vec<_> = steps_of(range.clone(), how).collect();
+            assert!(steps.len() as u64 <= MAX_ALLOCATION_STEPS + 1, "{range:?}");
+            assert_eq!((steps[0].start, steps.last().unwrap().end), (range.start, range.end));
+            assert!(steps.windows(2).all(|pair| pair[0].end == pair[1].start), "{range:?}");
+        }
+    }
+}
