@@ -783,6 +783,7 @@ async fn locks_that_wait_are_bounded_and_end_with_their_session() {
 }
 
 #[tokio::test]
+#[expect(clippy::reversed_empty_ranges, reason = "a peer sends them")]
 async fn what_asks_for_too_much_is_refused() {
     let site = Site::new();
     let store = site.session();
