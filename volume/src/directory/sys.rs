@@ -360,7 +360,8 @@ mod tests {
                 let acting = Acting::begin(&caller).unwrap();
                 assert_eq!(capabilities().unwrap().0, expected & own, "{uid}");
                 assert_eq!(file_ids(), (uid, uid));
-                with_read_search(|| Ok(assert_ne!(capabilities().unwrap().0 & READ_SEARCH, 0))).unwrap();
+                let effective = with_read_search(|| Ok(capabilities()?.0)).unwrap();
+                assert_ne!(effective & READ_SEARCH, 0);
                 assert_eq!(capabilities().unwrap().0, expected & own, "{uid}");
                 drop(acting);
                 assert_eq!((capabilities().unwrap().0, file_ids()), (own, (0, 0)));
