@@ -166,6 +166,7 @@ fn a_configuration_or_a_runtime_directory_that_others_can_change_is_not_used() {
     directory.set_mode("home/.config", 0o755);
 
     // As with `sudo -E`: the directory in it is ours, but its owner could rename it.
+    fs::remove_dir_all(installed.at("run/posh")).expect("it was made while it could be");
     directory.set_mode("run", 0o777);
     let said = stderr(&directory.posh(&["-c", "true"]));
     assert!(said.contains("every command runs here: ") && said.contains("set XDG_RUNTIME_DIR"), "{said}");
