@@ -143,7 +143,7 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
         }
         Address::Tls(host) => {
             let credentials = tls::credentials_file(host)?;
-            let (channel, server) = tls::channel(host, &credentials).await?;
+            let (channel, server) = tls::identified_channel(host, &credentials).await?;
             let mut renewal = JoinSet::new();
             renewal.spawn(renew_in_time(channel.clone(), host.clone(), credentials));
             Ok(Reached { channel, carrier: Carrier::Tls(renewal), server })

@@ -102,7 +102,15 @@ pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, Fault> {
 ///
 /// # Errors
 /// [`Fault`].
-pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<(Channel, ServerIdentity), Fault> {
+pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Fault> {
+    Ok(identified_channel(host, credentials).await?.0)
+}
+
+/// The same, with the server that it leads to.
+///
+/// # Errors
+/// [`Fault`].
+pub async fn identified_channel(host: &TlsHost, credentials: &Path) -> Result<(Channel, ServerIdentity), Fault> {
     let (stream, server) = connect(host, credentials).await?;
     let channel = over(stream, host, credentials, Some(server.clone())).await?;
     Ok((channel, server))
