@@ -28,11 +28,12 @@ use crate::{
 /// for one that comes later ("dynamic thresholds", Choudhury and Hahne, 1998).
 const SHARE_OF_FREE: usize = 3;
 
-/// Calls that are open at a time, of all: a call that waits for its first message costs some 10 KB.
+/// Calls that are open at a time, of all: a call that waits for its first message costs some 10 KB,
+/// and a frame of up to 32 KiB where its account is full.
 /// Far more than runs, so that a run too many is refused in words.
-const OPEN_CALLS: usize = 8192;
+const OPEN_CALLS: usize = 4096;
 /// Those of one identity.
-const OPEN_CALLS_OF_ONE: usize = 4096;
+const OPEN_CALLS_OF_ONE: usize = 2048;
 
 /// Connections of one identity where its own limit says nothing: each workstation has one or two,
 /// and each costs up to its HTTP/2 window.

@@ -57,8 +57,10 @@ const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// what has come for it, so that this is what a connection can make the executor hold.
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
-/// Large frames cost less per byte; a chunk of 256 KiB fits in one.
-const MAX_FRAME_BYTES: u32 = 1 << 20;
+/// Frames that come here: twice the least that HTTP/2 has, which costs little per byte. What a call
+/// holds beside its account is one frame, so that larger ones would be the way around the account
+/// (`metered`). Frames that go out are as large as the gateway takes them.
+const MAX_FRAME_BYTES: u32 = 32 << 10;
 
 /// A frozen or vanished peer is noticed after the two together. Our ping waits behind what
 /// is on its way already, and the kernel would take megabytes: seconds, on a slow link.

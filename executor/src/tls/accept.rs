@@ -8,18 +8,20 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr},
+    os::fd::AsFd as _,
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll},
     time::Duration,
 };
 
+use socket2::Socket;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{mpsc, oneshot},
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
     time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -71,12 +73,12 @@ pub struct Connection {
     stream: Stream,
     peer: Peer,
     stranger: Option<Stranger>,
-    /// Resolves when its identity was removed.
-    removed: Option<Removed>,
+    _closing: Option<Closing>,
     _share: Option<ConnectionShare>,
 }
 
-type Removed = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Closes a connection when its identity is removed, whatever the connection itself does.
+struct Closing(JoinHandle<()>);
 
 enum Stream {
     Plain(TcpStream),
@@ -136,7 +138,7 @@ async fn accept(
                     stream: Stream::Plain(stream),
                     peer,
                     stranger: None,
-                    removed: None,
+                    _closing: None,
                     _share: Some(share),
                 };
                 if sender.send(Ok(connection)).await.is_err() {
@@ -189,17 +191,33 @@ async fn shake_hands(
         timeout: Box::pin(sleep(STRANGER_TIMEOUT)),
         left_bytes: STRANGER_BYTES,
     });
-    let removed = share.is_some().then(|| closing(admission.clone(), proof.clone()));
+    let closing = share.is_some().then(|| Closing::of(stream.get_ref().0, admission.clone(), proof.clone()));
+    let closing = match closing.transpose() {
+        Ok(closing) => closing,
+        Err(error) => {
+            tracing::warn!(%address, %error, "a connection that could not be closed when it must be");
+            return None;
+        }
+    };
     let peer = Peer { address: Some(address), proof };
-    Some(Connection { stream: Stream::Tls(Box::new(stream)), peer, stranger, removed, _share: share })
+    Some(Connection { stream: Stream::Tls(Box::new(stream)), peer, stranger, _closing: closing, _share: share })
 }
 
-/// Resolves when the connection of who has proved this is to be closed.
-fn closing(admission: Admission, proof: Proof) -> Removed {
-    Box::pin(async move {
-        let _ = admission.removed(&proof).await;
-        sleep(LAST_WORDS).await;
-    })
+impl Closing {
+    fn of(stream: &TcpStream, admission: Admission, proof: Proof) -> io::Result<Self> {
+        let socket = Socket::from(stream.as_fd().try_clone_to_owned()?);
+        Ok(Self(tokio::spawn(async move {
+            let _ = admission.removed(&proof).await;
+            sleep(LAST_WORDS).await;
+            let _ = socket.shutdown(Shutdown::Both);
+        })))
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Whom a seat counts for: an IPv4 address, or the /64 that one IPv6 host has all addresses of.
@@ -278,9 +296,6 @@ impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.stranger.as_mut().is_some_and(|stranger| stranger.is_over(cx)) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        if self.removed.as_mut().is_some_and(|removed| removed.as_mut().poll(cx).is_ready()) {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         let before = buffer.filled().len();
         let polled = match &mut self.stream {

@@ -169,6 +169,21 @@ impl TlsLab {
         Endpoint::from_static("http://tls").connect_with_connector(connector).await.unwrap()
     }
 
+    /// A connection of whoever has these credentials, after the handshake.
+    async fn connection(&self, credentials: &Credentials) -> tokio_rustls::client::TlsStream<TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(credentials.authority.clone().into()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+        let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes()).unwrap();
+        let config = config.unwrap().with_root_certificates(roots);
+        let mut config = config.with_client_auth_cert(vec![credentials.certificate.clone().into()], key).unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let stream = TcpStream::connect((self.host.host.as_str(), self.host.port)).await.unwrap();
+        let name = ServerName::try_from(self.host.host.clone()).unwrap();
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap()
+    }
+
     fn without_certificate(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(Authority::at(self.directory.path()).certificate().unwrap()).unwrap();
