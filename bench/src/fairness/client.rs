@@ -27,7 +27,7 @@ const QUEUE: usize = 1024;
 const OUT: u32 = 1000;
 
 pub async fn connect(host: &TlsHost, credentials: &Path) -> Result<Channel> {
-    Ok(posh_reach::tls::channel(host, credentials).await?.0)
+    Ok(posh_reach::tls::channel(host, credentials).await?)
 }
 
 /// A run of one command, in the directory where the export is mounted.

@@ -78,7 +78,7 @@ fn start() -> Peer {
     let token = Register::at(&certificates).token_for("ada").unwrap();
     let identity = runtime.block_on(async {
         tls::enrol::enrol(&host, &token, &credentials).await.unwrap();
-        tls::channel(&host, &credentials).await.unwrap().0
+        tls::channel(&host, &credentials).await.unwrap()
     });
     let pool = hostile::pool();
     let sound = [

@@ -115,7 +115,7 @@ impl TlsLab {
     }
 
     async fn client_of(&self, credentials: &Path) -> Client {
-        client(tls::channel(&self.host, credentials).await.unwrap().0)
+        client(tls::channel(&self.host, credentials).await.unwrap())
     }
 
     /// An enrolled client.
@@ -216,7 +216,7 @@ async fn a_certificate_is_renewed_over_itself() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let path = lab.enrol("ada").await.unwrap();
     let first = Credentials::load(&path, &lab.host).unwrap();
-    let (channel, _) = tls::channel(&lab.host, &path).await.unwrap();
+    let channel = tls::channel(&lab.host, &path).await.unwrap();
     let second = tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     assert_ne!((&first.key, &first.certificate), (&second.key, &second.certificate));
     assert_eq!(second.identity, "ada");

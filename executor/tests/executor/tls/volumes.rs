@@ -30,8 +30,7 @@ struct ByCertificate {
 #[tonic::async_trait]
 impl Connector for ByCertificate {
     async fn connect(&self) -> Result<Channel, String> {
-        let channel = tls::channel(&self.host, &self.credentials).await;
-        channel.map(|(channel, _)| channel).map_err(|error| error.to_string())
+        tls::channel(&self.host, &self.credentials).await.map_err(|error| error.to_string())
     }
 }
 
@@ -167,7 +166,7 @@ async fn reads_that_nobody_takes_hold_up_no_other_identity() {
     let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
     let remote = volume_of(&lab, &ada, "logs").await.unwrap();
     let file = find(&remote, "f").await;
-    let (channel, _) = tls::channel(&lab.host, &ada).await.unwrap();
+    let channel = tls::channel(&lab.host, &ada).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..100 {
         let mut client = VolumeClient::new(channel.clone());
