@@ -89,7 +89,7 @@ pub struct Export {
     pub path: PathBuf,
     /// Commands may not change it.
     pub read_only: bool,
-    /// Programs that lie in it may be started.
+    /// Programs in it may be started, by commands that no annotation confines to their files.
     pub exec: bool,
     /// What keeps this machine's own view of it true; by its file system when `None`.
     pub coherence: Option<Adapter>,
@@ -171,11 +171,6 @@ impl Config {
         for (name, path) in exports {
             let path = std::path::absolute(&path).unwrap_or(path);
             mistakes.extend(config.add_export(Export { name, path, read_only, exec: false, coherence: None }));
-        }
-        mistakes.extend(config.check_address(listen).err().map(|error| error.to_string()));
-        // A user that was given and is wrong has been complained of.
-        if mistakes.is_empty() {
-            mistakes.extend(config.check_user().err().map(|error| error.to_string()));
         }
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
     }
@@ -508,8 +503,8 @@ mod tests {
 
     #[test]
     fn a_whole_file_is_read() {
-        let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n[confinement]\nuser = \"root\"\n\
-                    [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\ncoherence = \"rclone\"\n";
+        let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n\
+                    [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\nexec = true\ncoherence = \"rclone\"\n";
         let config = Config::parse("executor.toml", text).unwrap();
         assert_eq!(config.listen.port(), 9);
         assert_eq!((config.bounds.runs, config.drain), (3, Duration::from_secs(4)));
@@ -519,7 +514,7 @@ mod tests {
                 name: "root".into(),
                 path: "/".into(),
                 read_only: true,
-                exec: false,
+                exec: true,
                 coherence: Some(Adapter::Rclone)
             }]
         );

@@ -21,7 +21,7 @@ use crate::{
     config::{Commands, Confinement},
     error::Refusal,
     runner::{
-        places,
+        check_file,
         wire::{Access, Fence, Grant},
     },
     tools,
@@ -51,6 +51,9 @@ const LOADING: [&str; 14] = [
 
 /// The one file of the system that the workstation may replace for every command: its time zone.
 const LOCALTIME: &str = "/etc/localtime";
+
+/// Begins the names of client files that lie in the user's home.
+const IN_HOME: &str = "~/";
 
 /// What may run, and what it reaches.
 pub struct Policy {
@@ -82,19 +85,20 @@ impl Policy {
 
     /// What the stages of a run reach, in their order, or why one does not run here.
     pub fn fences(&self, stages: &[Stage], client_files: &[ClientFile]) -> Result<Vec<Fence>, Refusal> {
-        let mut shown = vec![LOCALTIME.into()];
-        let fences = stages
+        let mut listed = vec![PathBuf::from(LOCALTIME)];
+        let fences: Vec<Fence> = stages
             .iter()
-            .map(|stage| self.fence(stage, &mut shown).map_err(|refusal| refusal.at(stage.id)))
+            .map(|stage| self.fence(stage, &mut listed).map_err(|refusal| refusal.at(stage.id)))
             .collect::<Result<_, _>>()?;
-        // Who may run any command by any word may show it any file, where the view has a place for it.
-        let listed = if self.is_lax || self.commands == Commands::Any { None } else { Some(&shown[..]) };
-        client_files.iter().try_for_each(|file| check_client_file(file, listed))?;
+        // Nobody has described what other commands read.
+        let is_open = self.is_lax || self.commands == Commands::Any;
+        let is_described = !is_open && fences.iter().all(|fence| !fence.everything);
+        client_files.iter().try_for_each(|file| check_client_file(file, &listed, is_described))?;
         Ok(fences)
     }
 
-    /// Adds the configuration files that the command reads to `shown`.
-    fn fence(&self, stage: &Stage, shown: &mut Vec<PathBuf>) -> Result<Fence, Refusal> {
+    /// Adds the configuration files that the command reads to `listed`.
+    fn fence(&self, stage: &Stage, listed: &mut Vec<PathBuf>) -> Result<Fence, Refusal> {
         check_name(stage)?;
         let name = &stage.program;
         if !self.allows(name) {
@@ -106,7 +110,7 @@ impl Policy {
         let everything = Fence { everything: true, grants: Vec::new() };
         match self.read(stage) {
             Ok(invocation) => {
-                shown.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
+                listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
                 Ok(Fence { everything: false, grants: grants(&invocation) })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
@@ -175,22 +179,23 @@ fn check_name(stage: &Stage) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Where the workstation has a configuration file of an annotation: `~` is the home that the command is told.
+/// The path that an annotation's name of a client file means to a command; none in a home that it
+/// does not know.
 fn client_path(stage: &Stage, name: &str) -> Option<PathBuf> {
-    let Some(below) = name.strip_prefix("~/") else { return Some(name.into()) };
+    let Some(rest) = name.strip_prefix(IN_HOME) else { return Some(name.into()) };
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
-    Some(Path::new(OsStr::from_bytes(&home.value)).join(below))
+    Some(Path::new(OsStr::from_bytes(&home.value)).join(rest))
 }
 
-/// Only files that have a place in a view, and that an annotation lists, are the workstation's to show.
-fn check_client_file(file: &ClientFile, listed: Option<&[PathBuf]>) -> Result<(), Refusal> {
+/// A client file lies in no place of the server's, and is one that the annotations of the run's commands
+/// list. A command that nobody has described may have any.
+fn check_client_file(file: &ClientFile, listed: &[PathBuf], is_described: bool) -> Result<(), Refusal> {
     let path = Path::new(OsStr::from_bytes(&file.path));
-    let refuse_it = |why: &str| refuse(format!("{} is not the workstation's to replace: {why}", path.display()));
-    places::check_file(path).map_err(|why| refuse_it(&why.to_string()))?;
-    if listed.is_none_or(|listed| listed.iter().any(|known| known.as_os_str() == path.as_os_str())) {
+    check_file(path).map_err(|why| refuse(format!("{} is not the workstation's to replace: {why}", path.display())))?;
+    if !is_described || listed.iter().any(|known| path == known) {
         return Ok(());
     }
-    Err(refuse_it("no annotation lists it for these commands"))
+    Err(refuse(format!("{} is not the workstation's to replace: no command of the run reads it", path.display())))
 }
 
 /// What a command reaches by its words.

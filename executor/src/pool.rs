@@ -384,6 +384,12 @@ fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMoun
         let Some(export) = exports.iter().find(|export| export.name == mount.export) else {
             return Err(Refusal::new(Kind::UnknownExport, format!("this executor has no export `{}`", mount.export)));
         };
+        // Before anybody looks at it. That it also leads nowhere else is for the caller's rights to say.
+        let sub_path = PathBuf::from(OsString::from_vec(mount.sub_path.to_vec()));
+        if sub_path.is_absolute() || has_parent(&sub_path) {
+            let message = format!("{} does not lie below the export `{}`", sub_path.display(), mount.export);
+            return Err(Refusal::new(Kind::UnknownExport, message));
+        }
         views.push(ViewMount {
             path: mount.path.to_vec(),
             directory: export.path.clone().into_os_string().into_vec(),

@@ -10,7 +10,9 @@
 
 use std::{
     ffi::CString,
-    io, mem,
+    io,
+    marker::PhantomData,
+    mem,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
 };
@@ -20,9 +22,11 @@ use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
     sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
-    unistd::{ForkResult, Pid},
+    unistd::{ForkResult, Gid, Pid, Uid, setfsgid, setfsuid},
 };
 use posh_proto::executor::WindowSize;
+
+use crate::runner::wire::ViewUser;
 
 /// The number of signals on Linux.
 const SIGNALS: i32 = 64;
@@ -167,6 +171,51 @@ pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
         }
         Errno::result(libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr())).map(drop)
     }
+}
+
+/// While it lives, this thread looks files up with a user's rights instead of root's. It is for this
+/// thread alone, which ends it.
+pub struct ActingAs {
+    uid: Uid,
+    gid: Gid,
+    groups: Vec<libc::gid_t>,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl ActingAs {
+    /// Takes the rights of `user`; `None` where they are this process's own.
+    ///
+    /// # Errors
+    /// When the kernel does not give them.
+    pub fn begin(user: Option<&ViewUser>) -> nix::Result<Option<Self>> {
+        let Some(user) = user.filter(|user| user.uid != 0 && nix::unistd::geteuid().is_root()) else {
+            return Ok(None);
+        };
+        let groups = nix::unistd::getgroups()?.into_iter().map(Gid::as_raw).collect();
+        let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+        set_groups_of_thread(&user.groups)?;
+        // Each gives what was before. The group first: another user may not change it.
+        let acting = Self { gid: setfsgid(gid), uid: setfsuid(uid), groups, _not_send: PhantomData };
+        // They report no failure: only asking again shows it.
+        match setfsgid(gid) == gid && setfsuid(uid) == uid {
+            true => Ok(Some(acting)),
+            false => Err(Errno::EPERM),
+        }
+    }
+}
+
+impl Drop for ActingAs {
+    fn drop(&mut self) {
+        setfsuid(self.uid);
+        setfsgid(self.gid);
+        let _ = set_groups_of_thread(&self.groups);
+    }
+}
+
+/// libc's own function sets the groups of all threads.
+fn set_groups_of_thread(groups: &[libc::gid_t]) -> nix::Result<()> {
+    // SAFETY: the kernel reads as many numbers as the slice has.
+    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
 }
 
 /// Whether a change of all user ids to others than root's leaves the permitted capabilities.

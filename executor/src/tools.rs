@@ -33,6 +33,9 @@ const MAX_VERSION_BYTES: usize = 256;
 const MAX_CACHED: usize = 4096;
 
 /// The program that `name` is on the fixed PATH, which must be a plain name.
+///
+/// A link such as /usr/local/bin/x -> /home/u/x is none: in a view, it leads into what a client has
+/// mounted there.
 pub fn find(name: &str) -> Option<PathBuf> {
     if name.is_empty() || name.contains('/') || name.contains('\0') {
         return None;
@@ -41,7 +44,9 @@ pub fn find(name: &str) -> Option<PathBuf> {
 }
 
 fn is_program(path: &Path) -> bool {
-    path.is_file() && access(path, AccessFlags::X_OK).is_ok()
+    path.is_file()
+        && access(path, AccessFlags::X_OK).is_ok()
+        && fs::canonicalize(path).is_ok_and(|path| runner::is_shown(&path))
 }
 
 /// What makes a file the same as it was.
@@ -65,10 +70,6 @@ impl Tools {
     pub async fn describe(&self, name: String, with_version: bool) -> Tool {
         let missing = Tool { name: name.clone(), ..Tool::default() };
         let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else { return missing };
-        // Links such as /usr/local/bin/x -> /home/u/x lead out of what commands see.
-        if !runner::is_shown(&path) {
-            return missing;
-        }
         let Ok(metadata) = fs::metadata(&path) else { return missing };
         let stamp = Stamp {
             path,

@@ -17,18 +17,18 @@ use landlock::{
 };
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, OFlag, fcntl, open},
+    fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2},
     libc,
     sys::stat::{Mode, SFlag, fstat},
 };
-use posh_proto::executor::rejected::Kind;
+use posh_proto::executor::{ClientFile, rejected::Kind};
 
 use super::{
     paths::{find, landing, name_of},
     view::{SHOWN, View, path_of},
     wire::{Access, Fence, Grant, Isolation, ViewSpec},
 };
-use crate::error::Refusal;
+use crate::{error::Refusal, sys::ActingAs};
 
 /// The newest version of Landlock that this file knows the rights of; of an older kernel's, what there is.
 const KNOWN: ABI = ABI::V7;
@@ -83,13 +83,25 @@ impl Ground {
     pub fn new(spec: &ViewSpec) -> Self {
         let private = PRIVATE.iter().map(|path| (*path, CHANGE));
         let own = ground().chain(private).map(|(path, access)| (Path::new(path), access));
-        let files = spec.client_files.iter().map(|file| (path_of(&file.path), READ));
-        let files = files.filter(|_| spec.isolation() != Isolation::Nothing);
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         // Links at the top (/bin) lead to directories that are in the list themselves.
         let open = |path: &Path| open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()).ok();
-        Self(own.chain(files).filter_map(|(path, access)| Some((open(path)?, access))).filter(is_no_link).collect())
+        let own = own.filter_map(|(path, access)| Some((open(path)?, access)));
+        Self(own.chain(client_files(spec)).filter(is_no_link).collect())
     }
+}
+
+/// The client's files in the view. One that lies in an export is found with the commands' rights.
+fn client_files(spec: &ViewSpec) -> Vec<(OwnedFd, BitFlags<AccessFs>)> {
+    if spec.isolation() == Isolation::Nothing {
+        return Vec::new();
+    }
+    let Ok(_acting) = ActingAs::begin(spec.user.as_ref()) else { return Vec::new() };
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let found = |file: &ClientFile| openat2(AT_FDCWD, path_of(&file.path), how).ok();
+    spec.client_files.iter().filter_map(found).map(|file| (file, READ)).collect()
 }
 
 fn is_no_link((fd, _): &(OwnedFd, BitFlags<AccessFs>)) -> bool {
@@ -126,7 +138,8 @@ impl Domain {
         }
         if fence.everything {
             for mount in view.mounts() {
-                domain.allow_path(mount, CHANGE).map_err(failed)?;
+                let programs = if view.is_executable(mount) { AccessFs::Execute.into() } else { BitFlags::EMPTY };
+                domain.allow_path(mount, CHANGE | programs).map_err(failed)?;
             }
             return Ok(domain);
         }

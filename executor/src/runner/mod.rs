@@ -20,7 +20,7 @@ mod guards;
 mod held;
 mod listing;
 mod paths;
-pub mod places;
+mod places;
 mod processes;
 mod reads;
 mod root;
@@ -67,6 +67,7 @@ pub(crate) use self::{
     fence::{CHANGE, READ, ground, rules},
     held::WAITS_BYTES,
     paths::{find, name_of},
+    places::check_file,
     view::{View, is_shown, open_export},
 };
 

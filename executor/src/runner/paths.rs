@@ -54,7 +54,7 @@ pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> 
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let opened = match open(path, flags, Mode::empty()) {
         Err(Errno::ENOENT) if view.mount_of(path).is_none() => {
-            view.make_directory(path).map_err(|why| refuse(&why))?;
+            view.make_directory(path).map_err(|why| refuse(&why.to_string()))?;
             open(path, flags, Mode::empty())
         }
         other => other,

@@ -1,73 +1,98 @@
-//! Names of a view that a client may choose: mount points, working directories and client files. Decided by
-//! the text of a path alone, before anything is opened. Nothing of the server's own, and nothing
-//! that the view shows, lies at such a path, above it or below it.
+//! Decides by their text alone where a client's names may lie in a view: mount points, client
+//! files, and working directories that only the workstation has.
+//!
+//! A view has its root on a tmpfs of its own, so a name outside of the directories listed here is
+//! harmless whatever it is. The listed ones hold what the server shows (programs, libraries,
+//! configuration, devices, `/proc`), and nothing of a client's lies at, below or above them.
 
 use std::{
-    ffi::OsStr,
+    collections::HashSet,
     os::unix::ffi::OsStrExt as _,
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
 };
 
-/// Trees of the view that are the server's: its kernel's, its programs, libraries and configuration.
-const RESERVED: [&str; 10] = ["/dev", "/proc", "/sys", "/boot", "/etc", "/usr", "/opt", "/nix", "/gnu", "/snap"];
+/// Top directories of programs, libraries, configuration, and the kernel. They are reserved also
+/// where this server has none of that name.
+const RESERVED: [&str; 18] = [
+    "/bin", "/boot", "/dev", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libo32", "/libx32", "/nix", "/opt", "/proc",
+    "/run", "/sbin", "/snap", "/sys", "/usr",
+];
 
-/// Directories of the view's own. Clients may have names below them, but not cover them.
+/// Parts of [`RESERVED`] below which workstations mount removable media and users' file systems.
+const OPEN: [&str; 2] = ["/run/media", "/run/user"];
+
+/// Directories that the view has for its commands; names below them are allowed.
 pub const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Configuration of the machine that the workstation may send in place of the server's, if an annotation
-/// lists it: its values change what commands print, and name no program or library.
-pub const REPLACEABLE: [&str; 10] = [
+/// Files of `/etc` that the workstation may replace, each by its whole name: the time zone, and
+/// what annotations list as `client_files`.
+const REPLACEABLE: [&str; 7] = [
     "/etc/localtime",
     "/etc/gitconfig",
     "/etc/gitattributes",
     "/etc/magic",
-    "/etc/ImageMagick-6/policy.xml",
     "/etc/ImageMagick-6/coder.xml",
+    "/etc/ImageMagick-6/policy.xml",
     "/etc/ImageMagick-6/thresholds.xml",
-    "/etc/ImageMagick-7/policy.xml",
-    "/etc/ImageMagick-7/coder.xml",
-    "/etc/ImageMagick-7/thresholds.xml",
 ];
 
-/// PATH_MAX, without its zero byte.
-const MAX_PATH_BYTES: usize = 4095;
-/// NAME_MAX.
-const MAX_NAME_BYTES: usize = 255;
+/// Mounts of one view. Each costs every run on the view a path comparison, and the kernel counts
+/// mounts per namespace.
+const MAX_MOUNTS: usize = 256;
 
-/// Reason why a client's path has no place in a view.
+/// Client files of one view; annotations list fewer than twenty.
+const MAX_FILES: usize = 64;
+
+/// The reason why a client's name can't lie at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Misplaced {
-    /// Not in normal form.
-    #[error("it is not an absolute path without `.`, `..`, empty names and control characters")]
+pub enum NoPlace {
+    /// Relative paths have no meaning in a view.
+    #[error("it is not an absolute path")]
+    Relative,
+    /// The text is not the one name of its place.
+    #[error("it is not a plain path")]
     NotPlain,
-    /// At or below a tree of the server's.
-    #[error("nothing of the workstation's can be placed in the server's {0}")]
+    /// The root directory.
+    #[error("it would hide everything")]
+    Root,
+    /// In a directory of the server's.
+    #[error("{0} is the server's own")]
     Reserved(&'static str),
-    /// At or above something that the view shows.
-    #[error("it would hide the server's {0}")]
+    /// At or above a directory of the view's.
+    #[error("it would hide the view's {0}")]
     Hides(&'static str),
+    /// At or above a mount, or at or around another client file.
+    #[error("something else of the workstation is there")]
+    Taken,
+    /// More than a view may have.
+    #[error("there are more than {0} of its kind")]
+    TooMany(usize),
 }
 
-/// Symbolic links and directories at the top of the tree where distributions keep programs and libraries.
-pub fn is_program_link(name: &str) -> bool {
-    name == "bin" || name == "sbin" || name.starts_with("lib")
+/// A path, and why it is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the view can have nothing of the workstation at {}: {why}", path.display())]
+pub struct Misplaced {
+    path: PathBuf,
+    why: NoPlace,
 }
 
-/// Checks the place of a mount or of a working directory.
+/// Checks the place of a mount point or of a directory.
 ///
 /// # Errors
-/// [`Misplaced`].
-pub fn check(path: &Path) -> Result<(), Misplaced> {
-    check_plain(path)?;
-    if let Some(reserved) = RESERVED.into_iter().find(|reserved| path.starts_with(reserved)) {
-        return Err(Misplaced::Reserved(reserved));
+/// The reason against it.
+pub fn check(path: &Path) -> Result<(), NoPlace> {
+    check_text(path)?;
+    if path == Path::new("/") {
+        return Err(NoPlace::Root);
     }
-    let top = path.components().nth(1).and_then(|top| top.as_os_str().to_str());
-    if top.is_some_and(is_program_link) {
-        return Err(Misplaced::Reserved("programs and libraries"));
+    let is_open = OPEN.iter().any(|open| path.starts_with(open) && path != Path::new(open));
+    match RESERVED.iter().find(|reserved| path.starts_with(reserved)) {
+        Some(reserved) if !is_open => return Err(NoPlace::Reserved(reserved)),
+        _ => {}
     }
-    match RESERVED.into_iter().chain(PRIVATE).find(|shown| Path::new(shown).starts_with(path)) {
-        Some(shown) => Err(Misplaced::Hides(shown)),
+    match PRIVATE.iter().find(|private| Path::new(private).starts_with(path)) {
+        Some(private) => Err(NoPlace::Hides(private)),
         None => Ok(()),
     }
 }
@@ -75,29 +100,66 @@ pub fn check(path: &Path) -> Result<(), Misplaced> {
 /// Checks the place of a client file.
 ///
 /// # Errors
-/// [`Misplaced`].
-pub fn check_file(path: &Path) -> Result<(), Misplaced> {
-    if is_replaceable(path) { Ok(()) } else { check(path) }
-}
-
-/// Whether a client file stands in for one of the server's.
-pub fn is_replaceable(path: &Path) -> bool {
-    REPLACEABLE.iter().any(|file| path.as_os_str() == OsStr::new(file))
-}
-
-fn check_plain(path: &Path) -> Result<(), Misplaced> {
-    let bytes = path.as_os_str().as_bytes();
-    let mut components = path.components();
-    let is_normal = components.next() == Some(Component::RootDir)
-        && components.all(|part| matches!(part, Component::Normal(name) if name.len() <= MAX_NAME_BYTES));
-    // Components hide `.`, doubled and trailing slashes.
-    let is_whole = path.components().collect::<std::path::PathBuf>().as_os_str() == path.as_os_str();
-    let is_printable = !bytes.iter().any(u8::is_ascii_control);
-    if is_normal && is_whole && is_printable && bytes.len() <= MAX_PATH_BYTES {
-        Ok(())
-    } else {
-        Err(Misplaced::NotPlain)
+/// The reason against it.
+pub fn check_file(path: &Path) -> Result<(), NoPlace> {
+    if is_replaceable(path) {
+        return Ok(());
     }
+    check(path)
+}
+
+/// Tells if `path` is one of the files of `/etc` that the workstation may replace.
+pub fn is_replaceable(path: &Path) -> bool {
+    // By the text: components of paths compare equal with other texts.
+    REPLACEABLE.iter().any(|name| path.as_os_str() == *name)
+}
+
+/// Checks the places of a view's mounts and client files, each by itself and beside the others.
+/// One mount may lie inside another, and a file inside a mount.
+///
+/// # Errors
+/// The first that is misplaced.
+pub fn check_all(mounts: &[&Path], files: &[&Path]) -> Result<(), Misplaced> {
+    let misplaced = |path: &Path, why| Misplaced { path: path.to_owned(), why };
+    for (paths, most) in [(mounts, MAX_MOUNTS), (files, MAX_FILES)] {
+        if let Some(path) = paths.get(most) {
+            return Err(misplaced(path, NoPlace::TooMany(most)));
+        }
+    }
+    let mut points = HashSet::new();
+    for path in mounts {
+        check(path).map_err(|why| misplaced(path, why))?;
+        if !points.insert(*path) {
+            return Err(misplaced(path, NoPlace::Taken));
+        }
+    }
+    let above: HashSet<&Path> = mounts.iter().flat_map(|path| path.ancestors()).collect();
+    let mut names = HashSet::new();
+    for path in files {
+        check_file(path).map_err(|why| misplaced(path, why))?;
+        if above.contains(path) || !names.insert(*path) {
+            return Err(misplaced(path, NoPlace::Taken));
+        }
+    }
+    let is_around = |path: &&&Path| path.ancestors().skip(1).any(|above| names.contains(above));
+    match mounts.iter().chain(files).find(is_around) {
+        Some(path) => Err(misplaced(path, NoPlace::Taken)),
+        None => Ok(()),
+    }
+}
+
+/// A place has one name: no empty component, `.`, `..`, slash at its end, or control character.
+fn check_text(path: &Path) -> Result<(), NoPlace> {
+    let bytes = path.as_os_str().as_bytes();
+    if !bytes.starts_with(b"/") {
+        return Err(NoPlace::Relative);
+    }
+    let normal = path.components().skip(1).all(|component| matches!(component, Component::Normal(_)));
+    let is_same = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
+    if !normal || !is_same || bytes.iter().any(u8::is_ascii_control) {
+        return Err(NoPlace::NotPlain);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -105,63 +167,115 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_places_of_the_workstations_own_are_taken() {
-        use Misplaced::{Hides, NotPlain, Reserved};
-        const PROGRAMS: Result<(), Misplaced> = Err(Reserved("programs and libraries"));
+    fn places_are_allowed_or_refused_by_their_text() {
         for (path, expected) in [
-            ("/mnt/logs", Ok(())),
-            ("/home/ada/data", Ok(())),
+            ("/mnt", Ok(())),
+            ("/mnt/x", Ok(())),
+            ("/home", Ok(())),
+            ("/home/u/.gitconfig", Ok(())),
+            ("/root/.gitconfig", Ok(())),
+            ("/media/u/disk", Ok(())),
             ("/data", Ok(())),
-            ("/run/user/1000/gvfs", Ok(())),
+            ("/srv/a b/c", Ok(())),
+            ("/library/x", Ok(())),
+            ("/usrlocal", Ok(())),
+            ("/.old/etc/x", Ok(())),
+            ("/var/x", Ok(())),
             ("/tmp/x", Ok(())),
             ("/var/tmp/x", Ok(())),
-            ("/usrlocal", Ok(())),
-            ("/", Err(Hides("/dev"))),
-            ("/var", Err(Hides("/var/tmp"))),
-            ("/tmp", Err(Hides("/tmp"))),
-            ("/.old/etc", Ok(())),
-            ("/usr", Err(Reserved("/usr"))),
-            ("/usr/local/sbin", Err(Reserved("/usr"))),
-            ("/etc", Err(Reserved("/etc"))),
-            ("/etc/ld.so.preload", Err(Reserved("/etc"))),
-            ("/etc/localtime", Err(Reserved("/etc"))),
-            ("/dev/null", Err(Reserved("/dev"))),
-            ("/proc/self/root", Err(Reserved("/proc"))),
-            ("/sys/fs/cgroup", Err(Reserved("/sys"))),
-            ("/boot", Err(Reserved("/boot"))),
-            ("/opt/x", Err(Reserved("/opt"))),
-            ("/bin", PROGRAMS),
-            ("/lib64/x", PROGRAMS),
-            ("/libx32", PROGRAMS),
-            ("mnt/x", Err(NotPlain)),
-            ("", Err(NotPlain)),
-            ("//mnt/x", Err(NotPlain)),
-            ("/mnt/", Err(NotPlain)),
-            ("/mnt/./x", Err(NotPlain)),
-            ("/mnt/../etc", Err(NotPlain)),
-            ("/mnt/x\n", Err(NotPlain)),
-            ("/mnt/\u{1b}[2J", Err(NotPlain)),
+            ("/run/user/1000/x", Ok(())),
+            ("/run/media/u/disk", Ok(())),
+            ("/mnt/etc", Ok(())),
+            ("/", Err(NoPlace::Root)),
+            ("", Err(NoPlace::Relative)),
+            ("mnt/x", Err(NoPlace::Relative)),
+            ("./mnt", Err(NoPlace::Relative)),
+            ("//", Err(NoPlace::NotPlain)),
+            ("//mnt", Err(NoPlace::NotPlain)),
+            ("/mnt//x", Err(NoPlace::NotPlain)),
+            ("/mnt/", Err(NoPlace::NotPlain)),
+            ("/mnt/.", Err(NoPlace::NotPlain)),
+            ("/./mnt", Err(NoPlace::NotPlain)),
+            ("/..", Err(NoPlace::NotPlain)),
+            ("/mnt/../etc", Err(NoPlace::NotPlain)),
+            ("/home/../etc/passwd", Err(NoPlace::NotPlain)),
+            ("/mnt/x\n", Err(NoPlace::NotPlain)),
+            ("/mnt/\u{1b}[2J", Err(NoPlace::NotPlain)),
+            ("/tmp", Err(NoPlace::Hides("/tmp"))),
+            ("/var", Err(NoPlace::Hides("/var/tmp"))),
+            ("/var/tmp", Err(NoPlace::Hides("/var/tmp"))),
+            ("/run", Err(NoPlace::Reserved("/run"))),
+            ("/run/user", Err(NoPlace::Reserved("/run"))),
+            ("/run/userx/y", Err(NoPlace::Reserved("/run"))),
+            ("/run/systemd/x", Err(NoPlace::Reserved("/run"))),
+            ("/etc", Err(NoPlace::Reserved("/etc"))),
+            ("/etc/x", Err(NoPlace::Reserved("/etc"))),
+            ("/etc/localtime", Err(NoPlace::Reserved("/etc"))),
+            ("/etc/ld.so.preload", Err(NoPlace::Reserved("/etc"))),
+            ("/dev/null", Err(NoPlace::Reserved("/dev"))),
+            ("/dev/shm/x", Err(NoPlace::Reserved("/dev"))),
+            ("/proc/self/fd/3", Err(NoPlace::Reserved("/proc"))),
+            ("/sys", Err(NoPlace::Reserved("/sys"))),
+            ("/boot/x", Err(NoPlace::Reserved("/boot"))),
+            ("/bin", Err(NoPlace::Reserved("/bin"))),
+            ("/sbin/x", Err(NoPlace::Reserved("/sbin"))),
+            ("/lib64/x", Err(NoPlace::Reserved("/lib64"))),
+            ("/usr", Err(NoPlace::Reserved("/usr"))),
+            ("/usr/local/sbin", Err(NoPlace::Reserved("/usr"))),
+            ("/opt/x", Err(NoPlace::Reserved("/opt"))),
+            ("/nix/store", Err(NoPlace::Reserved("/nix"))),
+            ("/gnu/store", Err(NoPlace::Reserved("/gnu"))),
+            ("/snap/x", Err(NoPlace::Reserved("/snap"))),
         ] {
             assert_eq!(check(Path::new(path)), expected, "{path:?}");
         }
-        let long = format!("/mnt/{}", "x".repeat(256));
-        assert_eq!(check(Path::new(&long)), Err(NotPlain));
     }
 
     #[test]
-    fn of_the_configuration_exact_names_are_replaced() {
+    fn only_whole_names_of_etc_are_replaceable() {
         for (path, expected) in [
-            ("/etc/localtime", true),
-            ("/home/ada/.gitconfig", true),
-            ("/etc/gitconfig", true),
-            ("/etc//gitconfig", false),
-            ("/etc/gitconfig/x", false),
-            ("/etc/passwd", false),
-            ("/etc/ld.so.preload", false),
-            ("/dev/null", false),
-            ("/proc/self/exe", false),
+            ("/etc/localtime", Ok(())),
+            ("/etc/gitconfig", Ok(())),
+            ("/etc/ImageMagick-6/policy.xml", Ok(())),
+            ("/home/u/.gitconfig", Ok(())),
+            ("/etc/localtime/", Err(NoPlace::NotPlain)),
+            ("//etc/localtime", Err(NoPlace::NotPlain)),
+            ("/etc/./localtime", Err(NoPlace::NotPlain)),
+            ("/etc/localtime/x", Err(NoPlace::Reserved("/etc"))),
+            ("/etc/ImageMagick-6", Err(NoPlace::Reserved("/etc"))),
+            ("/etc/ImageMagick-6/delegates.xml", Err(NoPlace::Reserved("/etc"))),
+            ("/etc/passwd", Err(NoPlace::Reserved("/etc"))),
         ] {
-            assert_eq!(check_file(Path::new(path)).is_ok(), expected, "{path}");
+            assert_eq!(check_file(Path::new(path)), expected, "{path:?}");
         }
+    }
+
+    #[test]
+    fn places_do_not_cover_each_other() {
+        for (mounts, files, expected) in [
+            (&["/mnt/a", "/mnt/a/b"][..], &["/mnt/a/f", "/home/u/f"][..], None),
+            (&["/mnt/a", "/mnt/a"], &[], Some("/mnt/a")),
+            (&["/mnt/a"], &["/mnt/a"], Some("/mnt/a")),
+            (&["/mnt/a/b"], &["/mnt/a"], Some("/mnt/a")),
+            (&["/mnt/a/b"], &["/mnt"], Some("/mnt")),
+            (&[], &["/home/f", "/home/f"], Some("/home/f")),
+            (&[], &["/home/f", "/home/f/g"], Some("/home/f/g")),
+            (&["/usr/x"], &[], Some("/usr/x")),
+            (&[], &["/usr/x"], Some("/usr/x")),
+        ] {
+            let paths = |texts: &'static [&'static str]| texts.iter().map(Path::new).collect::<Vec<_>>();
+            let found = check_all(&paths(mounts), &paths(files)).err().map(|misplaced| misplaced.path);
+            assert_eq!(found.as_deref(), expected.map(Path::new), "{mounts:?} {files:?}");
+        }
+    }
+
+    #[test]
+    fn a_view_has_a_bounded_number_of_places() {
+        let names: Vec<PathBuf> = (0..=MAX_MOUNTS).map(|number| PathBuf::from(format!("/mnt/{number}"))).collect();
+        let paths: Vec<&Path> = names.iter().map(PathBuf::as_path).collect();
+        assert_eq!(check_all(&paths[..MAX_MOUNTS], &[]), Ok(()));
+        assert!(check_all(&paths, &[]).is_err());
+        assert_eq!(check_all(&[], &paths[..MAX_FILES]), Ok(()));
+        assert!(check_all(&[], &paths[..=MAX_FILES]).is_err());
     }
 }

@@ -1,197 +1,217 @@
-//! The root of a view, and how names get into it.
+//! The root of a view: a tmpfs that nobody else can reach, and everything that is made on it.
 //!
-//! Invariant: *names that a client chose are made on the view's own tmpfs only.* They are made through a
-//! descriptor of a second mount of that tmpfs, in which nothing else is mounted, one component at a time and
-//! without following links (openat2(2): BENEATH, NO_SYMLINKS, NO_MAGICLINKS, NO_XDEV). Nobody but the view's builder can reach that
-//! mount. Where a name lies in an export, it is looked up with the rights of its user, and never made.
+//! Invariant: with the executor's own rights a name that a client chose is made only on a file
+//! system of the view's own. The tmpfs is open through two mounts. [`Root::bare`] has no mount on
+//! it, ever, so that a walk from there stays on the tmpfs whatever the names are; directories and
+//! files are made through it. [`Root::seen`] is the one that commands see, with all that is
+//! mounted; through it names are only looked up.
 
 use std::{
-    ffi::OsStr,
-    fs::File,
-    io::Write as _,
+    fs::{File, Permissions},
+    io::{self, Write as _},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::fchown,
+        unix::fs::{PermissionsExt as _, fchown},
     },
-    path::{Component, Path, PathBuf},
+    path::{Component, Path},
 };
 
 use nix::{
     errno::Errno,
-    fcntl::{OFlag, OpenHow, ResolveFlag, openat2},
-    sys::stat::{Mode, fchmod, mkdirat},
-    unistd::{geteuid, symlinkat},
+    fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
+    libc,
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sys::stat::{Mode, mkdirat},
+    unistd::{UnlinkatFlags, pivot_root, symlinkat, unlinkat},
 };
-use posh_volume::directory::Acting;
-use rustix::mount::{MoveMountFlags, move_mount};
+use posh_proto::executor::ClientFile;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::{
     places::PRIVATE,
-    view::{failed, refuse},
+    view::{failed, path_of},
     wire::ViewUser,
 };
-use crate::error::Refusal;
+use crate::{
+    error::Refusal,
+    sys::{self, ActingAs},
+};
 
-/// How a name is walked that is to be made: nothing leads away from the tmpfs.
-const ON_TMPFS: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
-    .union(ResolveFlag::RESOLVE_NO_SYMLINKS)
-    .union(ResolveFlag::RESOLVE_NO_MAGICLINKS)
-    .union(ResolveFlag::RESOLVE_NO_XDEV);
+/// The root holds directories and small files only.
+const ROOT_OPTIONS: &str = "size=64m,nr_inodes=256k,mode=755";
 
-/// How a place in the view is found: across its mounts, and by no link.
-const IN_VIEW: ResolveFlag =
-    ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS).union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+/// A file on the view's own file systems gives nobody rights.
+const NO_RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
-const PLACE: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
-const DIRECTORY: OFlag = PLACE.union(OFlag::O_DIRECTORY);
+/// A handle on a directory or file.
+const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_CLOEXEC);
 
-/// A view's root while it is built and afterwards.
+/// Rights of a file that go along: reading, writing, executing; no set-user-id, set-group-id or sticky bit.
+const FILE_MODE: u32 = 0o777;
+
+/// Holds a file until it is mounted over another one.
+const COVER: &str = ".posh-cover";
+
+/// A view's tmpfs.
 #[derive(Debug)]
 pub struct Root {
-    /// A mount of the root's tmpfs that stays writable and has nothing mounted in it.
-    writable: OwnedFd,
-    /// The same of [`PRIVATE`], in that order.
-    private: [OwnedFd; 2],
-    /// The root as commands see it.
-    shown: OwnedFd,
-}
-
-/// Rights of the view's user for the time that this lives; `None` where they are this process's.
-pub fn acting(user: Option<&ViewUser>) -> Result<Option<Acting>, Refusal> {
-    let other = user.filter(|user| user.uid != 0 && geteuid().is_root());
-    let caller = other.map(|user| posh_volume::store::Caller {
-        uid: user.uid,
-        gid: user.gid,
-        groups: user.groups.clone().into(),
-    });
-    let acting = caller.map(|caller| Acting::begin(&caller)).transpose();
-    acting.map_err(failed(|| "take the rights of the view's user".to_owned()))
+    bare: OwnedFd,
+    seen: OwnedFd,
 }
 
 impl Root {
-    /// Of the tmpfs `writable`, shown by the mount `shown`.
-    pub fn new(writable: OwnedFd, private: [OwnedFd; 2], shown: OwnedFd) -> Self {
-        Self { writable, private, shown }
+    /// Makes the tmpfs, enters it and leaves the server's tree: from then on no name leads there.
+    pub fn enter(scratch: &Path) -> Result<Self, Refusal> {
+        let attempt = || format!("make a root in {}", scratch.display());
+        let root = scratch.join("root");
+        std::fs::create_dir(&root).map_err(failed(attempt))?;
+        mount(Some("posh"), &root, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS)).map_err(failed(attempt))?;
+        let bare = open(&root, HANDLE | OFlag::O_DIRECTORY, Mode::empty()).map_err(failed(attempt))?;
+        mount(Some(&root), &root, None::<&str>, MsFlags::MS_BIND, None::<&str>).map_err(failed(attempt))?;
+        std::env::set_current_dir(&root).map_err(failed(attempt))?;
+        // The old root then lies on the new one, where it needs no directory (pivot_root(2)).
+        pivot_root(".", ".").map_err(failed(attempt))?;
+        umount2(".", MntFlags::MNT_DETACH).map_err(failed(|| "leave the server's root".to_owned()))?;
+        std::env::set_current_dir("/").map_err(failed(attempt))?;
+        let seen = open("/", HANDLE | OFlag::O_DIRECTORY, Mode::empty()).map_err(failed(attempt))?;
+        Ok(Self { bare, seen })
     }
 
-    /// Makes a directory of the view's own, with its parents.
-    pub fn make_directory(&self, path: &Path) -> Result<OwnedFd, Refusal> {
-        let (base, below) = self.base(path);
-        Self::make_below(base, below)
-    }
-
-    /// Makes a place on the root itself, also where one of [`PRIVATE`] is going to be.
-    pub fn make_place(&self, path: &Path) -> Result<OwnedFd, Refusal> {
-        Self::make_below(self.writable.as_fd(), relative(path))
-    }
-
-    fn make_below(base: BorrowedFd<'_>, below: &Path) -> Result<OwnedFd, Refusal> {
-        let attempt = || format!("make {}", below.display());
-        let mut at = base.try_clone_to_owned().map_err(failed(attempt))?;
-        for component in below.components() {
-            let Component::Normal(name) = component else { continue };
-            at = match open_at(&at, name, DIRECTORY, ON_TMPFS) {
-                Err(Errno::ENOENT) => {
-                    match mkdirat(&at, name, Mode::from_bits_truncate(0o755)) {
-                        Ok(()) | Err(Errno::EEXIST) => {}
-                        Err(errno) => return Err(failed(attempt)(errno)),
-                    }
-                    open_at(&at, name, DIRECTORY, ON_TMPFS)
-                }
-                other => other,
-            }
-            .map_err(failed(attempt))?;
+    /// Makes a directory and its parents, and gives a handle on it. `path` is checked (see `places`)
+    /// and lies in no mount but the private directories.
+    pub fn directory(&self, path: &Path) -> nix::Result<OwnedFd> {
+        match PRIVATE.iter().find_map(|private| Some((private, path.strip_prefix(private).ok()?))) {
+            Some((private, below)) => make_directories(self.find(Path::new(private))?.as_fd(), below),
+            None => self.point(path),
         }
-        Ok(at)
     }
 
-    /// Makes a file where there is none yet.
-    pub fn make_file(&self, path: &Path) -> Result<File, Refusal> {
-        let attempt = || format!("make {}", path.display());
+    /// Makes a directory and its parents on the tmpfs.
+    pub fn point(&self, path: &Path) -> nix::Result<OwnedFd> {
+        make_directories(self.bare.as_fd(), path)
+    }
+
+    /// A handle on what commands see at `path`; no symbolic link leads there.
+    pub fn find(&self, path: &Path) -> nix::Result<OwnedFd> {
+        let resolve =
+            ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        openat2(&self.seen, path, OpenHow::new().flags(HANDLE).resolve(resolve))
+    }
+
+    /// A mount point that lies in another mount: it must be there, for a caller with these rights.
+    pub fn find_as(&self, path: &Path, user: Option<&ViewUser>) -> nix::Result<OwnedFd> {
+        let _acting = ActingAs::begin(user)?;
+        self.find(path)
+    }
+
+    /// Makes an empty file on the tmpfs, for something to be mounted on.
+    pub fn empty_file(&self, path: &Path) -> nix::Result<()> {
+        self.new_file(path).map(drop)
+    }
+
+    /// Makes a symbolic link on the tmpfs.
+    pub fn link(&self, path: &Path, target: &Path) -> nix::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        symlinkat(target, parent, name)
+    }
+
+    /// Mounts a detached tree.
+    pub fn attach(&self, tree: &OwnedFd, at: &OwnedFd) -> nix::Result<()> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(tree, c"", at, c"", flags).map_err(errno)
+    }
+
+    /// Writes a client's file, whose place is checked, where nothing is yet.
+    pub fn write(&self, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
+        self.write_at(path_of(&file.path), file, user)
+    }
+
+    /// Writes a client's file and mounts it over one of the server's.
+    pub fn cover(&self, covered: &OwnedFd, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
+        self.write_at(Path::new(COVER), file, user)?;
+        let tree = detach(self.find(Path::new(COVER))?.as_fd(), FILE_ATTRIBUTES);
+        unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)?;
+        Ok(self.attach(&tree?, covered)?)
+    }
+
+    fn write_at(&self, path: &Path, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
+        let mut target = self.new_file(path)?;
+        target.write_all(&file.content)?;
+        if let Some(ViewUser { uid, gid, .. }) = user {
+            fchown(&target, Some(*uid), Some(*gid))?;
+        }
+        target.set_permissions(Permissions::from_mode(file.mode & FILE_MODE))
+    }
+
+    /// What was made so far is all that commands find; directories are still made through [`Self::bare`].
+    pub fn close(&self) -> nix::Result<()> {
+        sys::set_mount(self.seen.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
+    }
+
+    fn new_file(&self, path: &Path) -> nix::Result<File> {
         let (parent, name) = self.parent(path)?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let how = OpenHow::new().flags(flags).mode(Mode::from_bits_truncate(0o600)).resolve(ON_TMPFS);
-        openat2(&parent, name, how).map(File::from).map_err(failed(attempt))
+        let how = OpenHow::new().flags(flags).mode(Mode::S_IRUSR | Mode::S_IWUSR);
+        openat2(parent, name, how.resolve(inside())).map(File::from)
     }
 
-    /// Makes a file with that content, of that user. Its mode has no setuid, setgid or sticky bit.
-    pub fn write_file(&self, path: &Path, content: &[u8], mode: u32, user: Option<&ViewUser>) -> Result<(), Refusal> {
-        let attempt = || format!("show {}", path.display());
-        let mut file = self.make_file(path)?;
-        file.write_all(content).map_err(failed(attempt))?;
-        if let Some(user) = user.filter(|_| geteuid().is_root()) {
-            fchown(&file, Some(user.uid), Some(user.gid)).map_err(failed(attempt))?;
-        }
-        fchmod(&file, Mode::from_bits_truncate(mode & 0o777)).map_err(failed(attempt))
+    fn parent<'a>(&self, path: &'a Path) -> nix::Result<(OwnedFd, &'a Path)> {
+        let name = path.file_name().ok_or(Errno::EINVAL)?;
+        Ok((self.directory(path.parent().unwrap_or(Path::new("/")))?, Path::new(name)))
     }
+}
 
-    /// Makes a symbolic link of the server's own.
-    pub fn make_link(&self, path: &Path, target: &Path) -> Result<(), Refusal> {
-        let (parent, name) = self.parent(path)?;
-        symlinkat(target, &parent, name).map_err(failed(|| format!("link {}", path.display())))
-    }
+/// Attributes of a file that commands only read.
+const FILE_ATTRIBUTES: u64 =
+    libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
 
-    /// Mounts a detached tree at a place that was made for it.
-    pub fn mount(&self, tree: &OwnedFd, path: &Path) -> Result<(), Refusal> {
-        let at = self.find(path).map_err(failed(|| format!("find {}", path.display())))?;
-        self.mount_at(tree, &at, path)
-    }
+/// Copies the mounts at and below what `at` refers to, with these attributes added (`MOUNT_ATTR_*`); the
+/// copy is nowhere until it is attached.
+pub fn detach(at: BorrowedFd<'_>, attributes: u64) -> nix::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(at, c"", flags).map_err(errno)?;
+    sys::set_mount(tree.as_fd(), attributes, true)?;
+    Ok(tree)
+}
 
-    /// Mounts a detached tree at a place inside an export: it has to be there, for the user.
-    pub fn mount_inside(&self, tree: &OwnedFd, path: &Path, user: Option<&ViewUser>) -> Result<(), Refusal> {
-        let at = {
-            let _acting = acting(user)?;
-            open_at(&self.shown, relative(path), DIRECTORY, IN_VIEW)
+/// Makes the directories of `path` below `base`, one component after the other, on the file system of `base`.
+fn make_directories(base: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
+    let handle = |at: BorrowedFd<'_>, name: &Path| {
+        openat2(at, name, OpenHow::new().flags(HANDLE | OFlag::O_DIRECTORY).resolve(inside()))
+    };
+    let mut at = handle(base, Path::new("."))?;
+    for component in path.components() {
+        let name = match component {
+            Component::Normal(name) => Path::new(name),
+            Component::RootDir => continue,
+            Component::ParentDir | Component::CurDir | Component::Prefix(_) => return Err(Errno::EINVAL),
         };
-        let at =
-            at.map_err(|errno| refuse(format!("{} is not there on the server: {}", path.display(), errno.desc())))?;
-        self.mount_at(tree, &at, path)
-    }
-
-    fn mount_at(&self, tree: &OwnedFd, at: &OwnedFd, path: &Path) -> Result<(), Refusal> {
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        move_mount(tree, c"", at, c"", flags).map_err(failed(|| format!("mount {}", path.display())))
-    }
-
-    fn find(&self, path: &Path) -> nix::Result<OwnedFd> {
-        open_at(&self.shown, relative(path), PLACE, IN_VIEW)
-    }
-
-    /// The root as commands see it.
-    pub fn shown(&self) -> BorrowedFd<'_> {
-        self.shown.as_fd()
-    }
-
-    fn parent<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr), Refusal> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(refuse(format!("{} can't be made", path.display())));
+        at = match handle(at.as_fd(), name) {
+            Err(Errno::ENOENT) => {
+                match mkdirat(&at, name, Mode::from_bits_truncate(0o755)) {
+                    // Another run's supervisor may make the same one.
+                    Ok(()) | Err(Errno::EEXIST) => {}
+                    Err(errno) => return Err(errno),
+                }
+                handle(at.as_fd(), name)?
+            }
+            other => other?,
         };
-        Ok((self.make_directory(parent)?, name))
     }
-
-    /// The file system of ours that a path lies on, and the path in it.
-    fn base<'a>(&'a self, path: &'a Path) -> (BorrowedFd<'a>, &'a Path) {
-        let private = PRIVATE.iter().zip(&self.private);
-        let found = private.filter_map(|(top, fd)| Some((fd.as_fd(), path.strip_prefix(top).ok()?))).next();
-        found.unwrap_or_else(|| (self.writable.as_fd(), relative(path)))
-    }
+    Ok(at)
 }
 
-fn relative(path: &Path) -> &Path {
-    path.strip_prefix("/").unwrap_or(path)
+/// A name in a directory leads to what is there, on the same mount.
+fn inside() -> ResolveFlag {
+    ResolveFlag::RESOLVE_BENEATH
+        | ResolveFlag::RESOLVE_NO_SYMLINKS
+        | ResolveFlag::RESOLVE_NO_MAGICLINKS
+        | ResolveFlag::RESOLVE_NO_XDEV
 }
 
-fn open_at(at: impl AsFd, path: impl AsRef<Path>, flags: OFlag, resolve: ResolveFlag) -> nix::Result<OwnedFd> {
-    openat2(at, path.as_ref(), OpenHow::new().flags(flags).resolve(resolve))
-}
-
-/// The paths of mounts that are in place, by which is told what lies in one.
-#[derive(Debug, Default)]
-pub struct Mounted(pub Vec<PathBuf>);
-
-impl Mounted {
-    /// The mount that `path` lies in.
-    pub fn around(&self, path: &Path) -> Option<&Path> {
-        self.0.iter().map(PathBuf::as_path).find(|mount| path.starts_with(mount))
-    }
+pub fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
 }

@@ -6,23 +6,24 @@
 
 use std::{
     fs,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    },
     path::{Path, PathBuf},
 };
 
-use nix::libc;
-use rustix::{
-    fs::CWD,
-    mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string, fsmount,
-        fsopen, open_tree,
-    },
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open},
+    libc,
+    sys::stat::{Mode, SFlag, fstat},
 };
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
 
 use super::{
-    places::is_program_link,
-    root::Root,
-    view::{SHOWN, failed},
+    root::{Root, detach, errno},
+    view::{PROGRAM_LINKS, SHOWN, failed},
     wire::Isolation,
 };
 use crate::{error::Refusal, sys};
@@ -87,30 +88,78 @@ const PROCESSORS: &str = "/sys/devices/system/cpu";
 /// For what programs are made of: nothing in it is a device, or gives another user's rights.
 const PROGRAMS: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// For devices: read-only is the node (its owner, mode and times), not what is read and written through it.
-const DEVICE: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+/// For devices: they are read and written, and nobody changes the node's owner, mode or times.
+const NODES: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
 
-/// One thing to show, and where.
-enum Part {
-    /// A detached mount of a directory.
-    Tree(OwnedFd),
-    /// A detached mount of a file or a device.
+/// For what the kernel says of processes and processors.
+const KERNELS: u64 = PROGRAMS | libc::MOUNT_ATTR_NOEXEC;
+
+/// For the private directories, which commands write to.
+const OWN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+
+/// The private directories, and what they are called among the runner's own.
+const PRIVATE_DIRECTORIES: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
+
+/// Something of the server's that waits to be placed in the view.
+pub struct Taken {
+    path: PathBuf,
+    what: What,
+}
+
+enum What {
+    Directory(OwnedFd),
     File(OwnedFd),
-    /// A symbolic link.
     Link(PathBuf),
 }
 
-/// What a view shows of the server.
-pub struct Parts(Vec<(PathBuf, Part)>);
+impl Taken {
+    /// Takes a directory, file, device or link of the server's, if there is one, with these attributes.
+    fn from(source: &Path, path: &Path, attributes: u64) -> Result<Option<Self>, Refusal> {
+        let attempt = || format!("take {}", source.display());
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let at = match open(source, flags, Mode::empty()) {
+            Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
+            other => other.map_err(failed(attempt))?,
+        };
+        let mode = fstat(&at).map_err(failed(attempt))?.st_mode & libc::S_IFMT;
+        let tree = || detach(at.as_fd(), attributes).map_err(failed(attempt));
+        let what = match SFlag::from_bits_truncate(mode) {
+            SFlag::S_IFDIR => What::Directory(tree()?),
+            SFlag::S_IFREG | SFlag::S_IFCHR => What::File(tree()?),
+            SFlag::S_IFLNK => What::Link(fs::read_link(source).map_err(failed(attempt))?),
+            _ => return Ok(None),
+        };
+        Ok(Some(Self { path: path.to_owned(), what }))
+    }
 
-impl Parts {
-    /// Takes all of it from the present root, other than the files that the workstation replaces.
-    pub fn of_server(isolation: Isolation, replaced: &[&Path]) -> Result<Self, Refusal> {
-        let mut parts = Self(Vec::new());
-        parts.take_programs()?;
-        parts.take_etc(replaced)?;
-        for name in DEVICES {
-            parts.take(&Path::new("/dev").join(name), DEVICE)?;
+    /// Puts it at its path.
+    pub fn place(self, root: &Root) -> Result<(), Refusal> {
+        let Self { path, what } = self;
+        let placed = match what {
+            What::Link(target) => root.link(&path, &target),
+            What::Directory(tree) => {
+                root.point(&path).and_then(|_| root.find(&path)).and_then(|at| root.attach(&tree, &at))
+            }
+            What::File(tree) => {
+                root.empty_file(&path).and_then(|()| root.find(&path)).and_then(|at| root.attach(&tree, &at))
+            }
+        };
+        placed.map_err(failed(|| format!("show {}", path.display())))
+    }
+}
+
+/// Takes all that a view shows of the server. In place of `replaced` files the client has its own.
+pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refusal> {
+    let programs = SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
+    let etc = ETC.iter().map(|name| (Path::new("/etc").join(name), PROGRAMS));
+    let openssl = [(PathBuf::from(OPENSSL), PROGRAMS)];
+    let devices = DEVICES.iter().map(|name| (Path::new("/dev").join(name), NODES));
+    let processors = [(PathBuf::from(PROCESSORS), KERNELS)];
+    let links = DEVICE_LINKS.map(|(path, target)| Taken { path: path.into(), what: What::Link(target.into()) });
+    let mut all = Vec::from(links);
+    for (path, attributes) in programs.chain(etc).chain(openssl).chain(devices).chain(processors) {
+        if !replaced.contains(&path.as_path()) {
+            all.extend(Taken::from(&path, &path, attributes)?);
         }
         let links = DEVICE_LINKS.iter().map(|(link, target)| (PathBuf::from(link), Part::Link(target.into())));
         parts.0.extend(links);
@@ -118,128 +167,43 @@ impl Parts {
         parts.0.push((PathBuf::from("/proc"), Part::Tree(processes(isolation)?)));
         Ok(parts)
     }
-
-    /// Puts all of it into a new root.
-    pub fn show(self, root: &Root) -> Result<(), Refusal> {
-        for (path, part) in self.0 {
-            match part {
-                Part::Link(target) => root.make_link(&path, &target)?,
-                Part::Tree(tree) => {
-                    root.make_directory(&path)?;
-                    root.mount(&tree, &path)?;
-                }
-                Part::File(file) => {
-                    root.make_file(&path)?;
-                    root.mount(&file, &path)?;
-                }
-            }
-        }
-        ["/run", "/home", "/mnt", "/etc"].iter().try_for_each(|path| root.make_directory(Path::new(path)).map(drop))
-    }
-
-    fn take_programs(&mut self) -> Result<(), Refusal> {
-        let entries = fs::read_dir("/").map_err(failed(|| "list the server's root".to_owned()))?;
-        for entry in entries.flatten() {
-            let path = Path::new("/").join(entry.file_name());
-            let is_link = entry.file_name().to_str().is_some_and(is_program_link);
-            if is_link || SHOWN.iter().any(|shown| path == Path::new(shown)) {
-                self.take(&path, PROGRAMS)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn take_etc(&mut self, replaced: &[&Path]) -> Result<(), Refusal> {
-        for path in ETC.iter().map(|name| Path::new("/etc").join(name)).chain([PathBuf::from(OPENSSL)]) {
-            if !replaced.iter().any(|file| file.starts_with(&path)) {
-                self.take(&path, PROGRAMS)?;
-            } else if path.is_dir() {
-                self.take_entries(&path, replaced)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The entries of a directory one by one, so that the workstation's files have room beside them.
-    fn take_entries(&mut self, directory: &Path, replaced: &[&Path]) -> Result<(), Refusal> {
-        let entries = fs::read_dir(directory).map_err(failed(|| format!("list {}", directory.display())))?;
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if !replaced.contains(&path.as_path()) {
-                self.take(&path, PROGRAMS)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A file, a directory or a link as it is, if it exists.
-    fn take(&mut self, path: &Path, attributes: u64) -> Result<(), Refusal> {
-        let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
-        let part = if found.is_symlink() {
-            Part::Link(fs::read_link(path).map_err(failed(|| format!("read the link {}", path.display())))?)
-        } else {
-            let tree = detached(CWD, path)?;
-            set_attributes(&tree, attributes, path)?;
-            if found.is_dir() { Part::Tree(tree) } else { Part::File(tree) }
-        };
-        self.0.push((path.to_owned(), part));
-        Ok(())
-    }
-
-    fn take_processors(&mut self) -> Result<(), Refusal> {
-        let path = Path::new(PROCESSORS);
-        if !path.exists() {
-            return Ok(());
-        }
-        let tree = detached(CWD, path)?;
-        // Best effort: a kernel file system below it may not allow it, and nothing there can be
-        // written without the rights that commands do not have.
-        let _ = set_attributes(&tree, libc::MOUNT_ATTR_RDONLY, path);
-        self.0.push((path.to_owned(), Part::Tree(tree)));
-        Ok(())
-    }
+    all.extend(processes(isolation)?);
+    Ok(all)
 }
 
-/// A copy of the mount at `path`, and of all below it, that is mounted nowhere. An empty path is `at` itself.
-pub fn detached(at: impl AsFd, path: &Path) -> Result<OwnedFd, Refusal> {
-    // AT_RECURSIVE and AT_EMPTY_PATH are taken by open_tree(2), too.
-    const FLAGS: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE
-        .union(OpenTreeFlags::OPEN_TREE_CLOEXEC)
-        .union(OpenTreeFlags::AT_RECURSIVE)
-        .union(OpenTreeFlags::AT_EMPTY_PATH)
-        .union(OpenTreeFlags::AT_SYMLINK_NOFOLLOW);
-    open_tree(at, path, FLAGS).map_err(failed(|| format!("take {} along", path.display())))
+/// Makes and takes /tmp and /var/tmp, on disk since sort(1) may need room there.
+pub fn take_private(scratch: &Path) -> Result<Vec<Taken>, Refusal> {
+    let mut all = Vec::new();
+    for (name, path) in PRIVATE_DIRECTORIES {
+        let directory = scratch.join(name);
+        let made = fs::DirBuilder::new().mode(0o755).create(&directory);
+        made.and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777)))
+            .map_err(failed(|| format!("make {path}")))?;
+        all.extend(Taken::from(&directory, Path::new(path), OWN)?);
+    }
+    Ok(all)
 }
 
-/// Adds attributes to a detached mount and to all below it.
-pub fn set_attributes(tree: &OwnedFd, attributes: u64, path: &Path) -> Result<(), Refusal> {
-    let attempt = || format!("set the attributes of the mount {}", path.display());
-    sys::set_mount(tree.as_fd(), attributes, true).map_err(failed(attempt))
-}
-
-/// A `/proc`. Only processes, where the kernel can leave the rest out: settings of the machine are there too.
-fn processes(isolation: Isolation) -> Result<OwnedFd, Refusal> {
+/// Only processes, where the kernel can leave the rest out: settings of the machine are there too. It
+/// is mounted while the server's own is still there, without which the kernel gives none to a user
+/// namespace.
+fn processes(isolation: Isolation) -> Result<Option<Taken>, Refusal> {
+    let path = Path::new("/proc");
     if isolation != Isolation::MountsAndProcesses {
-        let tree = detached(CWD, Path::new("/proc"))?;
-        let _ = set_attributes(&tree, libc::MOUNT_ATTR_RDONLY, Path::new("/proc"));
-        return Ok(tree);
+        return Taken::from(path, path, KERNELS);
     }
-    let mount = |subset: &[(&str, &str)]| {
-        let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
-            | MountAttrFlags::MOUNT_ATTR_NOSUID
-            | MountAttrFlags::MOUNT_ATTR_NODEV
-            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        new_mount("proc", subset, attributes)
-    };
-    // In a user namespace it takes a /proc that can be seen as a whole, which the server's root has.
-    mount(&[("subset", "pid")]).or_else(|_| mount(&[])).map_err(failed(|| "mount /proc".to_owned()))
+    let tree = new_proc().map_err(failed(|| "mount /proc".to_owned()))?;
+    Ok(Some(Taken { path: path.to_owned(), what: What::Directory(tree) }))
 }
 
-/// A new file system that is mounted nowhere.
-pub fn new_mount(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
-    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    for (key, value) in options {
-        fsconfig_set_string(&context, *key, *value)?;
-    }
-    fsconfig_create(&context)?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+fn new_proc() -> nix::Result<OwnedFd> {
+    let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC).map_err(errno)?;
+    // Kernels before 5.8 do not know it.
+    let _ = fsconfig_set_string(context.as_fd(), "subset", "pid");
+    fsconfig_create(context.as_fd()).map_err(errno)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_RDONLY;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(errno)
 }

@@ -2,17 +2,17 @@
 //! the workstation's paths. All else of the server is hidden. Here is what it
 //! consists of and what can be asked of it; `build` makes it.
 //!
-//! The root is a small tmpfs. On it: `/usr /opt /nix /gnu /snap` of the
-//! server, read-only; `/bin /sbin /lib*` as they are; a few files of `/etc`, a few devices, a `/proc` (see
-//! `system`); a private `/tmp` and `/var/tmp`, on a tmpfs of bounded size; then each mount of the
-//! workstation, its parents made as empty directories. Commands can't write
-//! to the root: a file made there would vanish unseen. Empty directories for
-//! working directories that exist only on the workstation are made on
-//! demand, through another mount of the same tmpfs (see `root`).
+//! The root is a small tmpfs (see `root`). On it: `/usr /opt /nix /gnu /snap` of the
+//! server, read-only; `/bin /sbin /lib*` as they are; a few files of `/etc`, a few devices, a
+//! `/proc` (see `system`); a private `/tmp` and `/var/tmp` on the server's disk; then each mount of
+//! the workstation, its parents made as empty directories where that hides nothing (see `places`).
+//! Commands can't write to the root: a file made there would vanish unseen. Empty directories for
+//! working directories that exist only on the workstation are made on demand.
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
     path::{Path, PathBuf},
 };
@@ -27,25 +27,29 @@ use posh_proto::executor::rejected::Kind;
 use super::{
     build,
     fence::Ground,
-    places::{self, PRIVATE, is_program_link},
-    root::{Root, acting},
+    places::{self, NoPlace, PRIVATE},
+    root::Root,
     wire::{Bounds, Isolation, ViewMount, ViewSpec, ViewUser},
 };
-use crate::error::Refusal;
+use crate::{error::Refusal, sys::ActingAs};
 
 /// Directories of the server that hold programs and what these read; of `/etc` only a part is shown.
 pub const SHOWN: [&str; 5] = ["/usr", "/opt", "/nix", "/gnu", "/snap"];
 
-/// Whether commands see `path` of the server, which has no symbolic links in it.
+/// Links at the top of the tree that distributions use for merged /usr; elsewhere, directories.
+pub const PROGRAM_LINKS: [&str; 7] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libo32", "/libx32"];
+
+/// Tells if commands see `path` of the server, which has no symbolic links in it.
 pub fn is_shown(path: &Path) -> bool {
-    SHOWN.iter().chain(&["/etc"]).any(|shown| path.starts_with(shown))
-        || path.components().nth(1).and_then(|top| top.as_os_str().to_str()).is_some_and(is_program_link)
+    SHOWN.iter().chain(&PROGRAM_LINKS).chain(&["/etc"]).any(|shown| path.starts_with(shown))
 }
 
 /// A view that stands: this process and its children are inside it.
 #[derive(Debug)]
 pub struct View {
     mounts: Vec<PathBuf>,
+    /// Those in which programs may be started.
+    executable: Vec<PathBuf>,
     /// None without a namespace.
     root: Option<Root>,
     /// The soft limit of open files that commands start with.
@@ -72,6 +76,7 @@ impl View {
     pub fn build(spec: &ViewSpec) -> Result<Self, Refusal> {
         let mut view = Self {
             mounts: Vec::new(),
+            executable: Vec::new(),
             root: None,
             open_files: spec.open_files,
             bounds: spec.bounds,
@@ -81,10 +86,12 @@ impl View {
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
         } else {
-            let (mounts, root) = build::enter(spec)?;
+            let (root, mounts) = build::enter(spec)?;
             view.mounts = mounts;
             view.root = Some(root);
         }
+        let executable = spec.mounts.iter().filter(|entry| entry.exec);
+        view.executable = executable.map(|entry| path_of(&entry.path).to_owned()).collect();
         view.ground = Ground::new(spec);
         Ok(view)
     }
@@ -93,6 +100,7 @@ impl View {
     pub fn of_machine() -> Self {
         Self {
             mounts: vec![PathBuf::from("/")],
+            executable: Vec::new(),
             root: None,
             open_files: 0,
             bounds: Bounds::default(),
@@ -111,27 +119,31 @@ impl View {
         &self.mounts
     }
 
-    /// Makes a working directory that only the workstation has, if it lies on the root: only the runner can write there.
-    /// What can't be made is complained of when it is entered.
+    /// Tells if programs in the mount at `path` may be started.
+    pub fn is_executable(&self, path: &Path) -> bool {
+        self.executable.iter().any(|mount| mount == path)
+    }
+
+    /// Makes a working directory that only the workstation has, as far as it lies on the root, which
+    /// commands can't write. [`paths::working_directory`](super::paths::working_directory) reports what can't be made.
     pub fn prepare_directory(&self, directory: &[u8]) {
         let directory = path_of(directory);
-        if directory.is_absolute() && self.mount_of(directory).is_none() && !is_private(directory) {
+        if self.mount_of(directory).is_none() && !is_private(directory) {
             let _ = self.make_directory(directory);
         }
     }
 
-    /// Makes `directory` and its parents on the view's own tmpfs.
-    pub fn make_directory(&self, directory: &Path) -> Result<(), String> {
-        let Some(root) = &self.root else { return Err("it does not exist on the server".to_owned()) };
-        places::check(directory).map_err(|why| why.to_string())?;
-        if self.mount_of(directory).is_some() {
-            return Err("it does not exist on the server".to_owned());
-        }
-        root.make_directory(directory).map(drop).map_err(|refusal| refusal.message)
+    /// Makes `directory` and its parents on the view's own file systems, with the rights of this process.
+    pub fn make_directory(&self, directory: &Path) -> Result<(), NoDirectory> {
+        let root = self.root.as_ref().ok_or(NoDirectory::NotMade)?;
+        places::check(directory)?;
+        root.directory(directory)?;
+        Ok(())
     }
 
     /// Without a namespace, all must already be where the workstation has it.
     fn check_same_tree(&mut self, spec: &ViewSpec) -> Result<(), Refusal> {
+        let _acting = ActingAs::begin(spec.user.as_ref()).map_err(failed(|| "act as the caller".to_owned()))?;
         for entry in &spec.mounts {
             let (path, shown) = (path_of(&entry.path), Path::new(OsStr::from_bytes(&entry.path)).display());
             let directory = path_of(&entry.directory).join(path_of(&entry.sub_path));
@@ -149,7 +161,7 @@ impl View {
             self.mounts.push(path.to_owned());
         }
         for file in &spec.client_files {
-            if fs::read(path_of(&file.path)).ok().as_deref() != Some(&file.content[..]) {
+            if !has_content(path_of(&file.path), &file.content) {
                 let path = path_of(&file.path).display();
                 return Err(refuse(format!("cannot show {path} to commands: no mount namespace can be made")));
             }
@@ -158,7 +170,31 @@ impl View {
     }
 }
 
-/// Commands make their own files there.
+/// Tells if there is a regular file of this content. No device is opened to read, and no more is read.
+fn has_content(path: &Path, content: &[u8]) -> bool {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let is_as_large = |about: fs::Metadata| about.is_file() && about.len() == content.len() as u64;
+    let mut found = vec![0; content.len()];
+    fs::metadata(path).is_ok_and(is_as_large)
+        && open(path, flags, Mode::empty()).is_ok_and(|file| fs::File::from(file).read_exact(&mut found).is_ok())
+        && found == content
+}
+
+/// The reason why a working directory can't be made.
+#[derive(Debug, thiserror::Error)]
+pub enum NoDirectory {
+    /// The view is the server's own tree.
+    #[error("it does not exist on the server")]
+    NotMade,
+    /// It would lie in what the server has.
+    #[error("it does not exist on the server, where it can't be made: {0}")]
+    Misplaced(#[from] NoPlace),
+    /// The system refuses.
+    #[error("{}", .0.desc())]
+    System(#[from] Errno),
+}
+
+/// Tells if commands can write at `path` of the view.
 fn is_private(path: &Path) -> bool {
     PRIVATE.iter().any(|private| path.starts_with(private))
 }
@@ -167,8 +203,8 @@ pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Opens a mount's directory on the server: the export's own, which the administrator chose, and below it the
-/// client's sub-path with the rights of the view's user, by nothing that leaves the export.
+/// Opens a mount's directory on the server. The export's own directory is the administrator's choice; the
+/// sub-path is the client's, and is walked with the rights of `user`, never out of the export.
 ///
 /// The errors are of the kind `UnknownExport`: the directory is not there.
 pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Refusal> {
@@ -183,8 +219,10 @@ pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd
     }
     let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let sub_path = path_of(&entry.sub_path);
-    let _acting = acting(user)?;
-    openat2(&export, sub_path, how).map_err(|errno| unknown(sub_path.display(), errno))
+    let acting = ActingAs::begin(user).map_err(|errno| unknown(sub_path.display(), errno))?;
+    let opened = openat2(&export, sub_path, how).map_err(|errno| unknown(sub_path.display(), errno));
+    drop(acting);
+    opened
 }
 
 #[cfg(test)]

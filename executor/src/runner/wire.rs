@@ -129,7 +129,7 @@ pub struct ViewMount {
     /// Commands may not write.
     #[prost(bool, tag = "4")]
     pub read_only: bool,
-    /// Programs may be started from it.
+    /// Programs in it may be started.
     #[prost(bool, tag = "5")]
     pub exec: bool,
 }

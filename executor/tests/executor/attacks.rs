@@ -516,6 +516,30 @@ async fn the_workstations_files_do_not_replace_the_systems() {
     }
 }
 
+// Guard: policy::check_client_file, which asks the annotations of the run's commands.
+#[tokio::test]
+async fn the_workstation_has_only_files_that_a_command_reads() {
+    let (lab, _directory) = annotated().await;
+    lab.write("f", "content\n");
+    for (command, path, is_allowed) in [
+        ("file f", "/home/u/.magic", true),
+        ("file f", "/etc/magic", true),
+        ("file f", "/home/v/.magic", false),
+        ("file f", "/home/u/.gitconfig", false),
+        ("file f", "/etc/gitconfig", false),
+        ("cat f", "/home/u/.magic", false),
+        ("cat f", "/etc/localtime", true),
+    ] {
+        let mut spec = with_variable(pipeline(&[command]), "HOME", "/home/u");
+        spec.client_files = vec![ClientFile { path: path.into(), content: "# x\n".into(), mode: 0o644 }];
+        let outcome = lab.run(spec).await;
+        match is_allowed {
+            true => assert!(outcome.is_finished, "{command} {path}: {outcome:?}"),
+            false => assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{command} {path}"),
+        }
+    }
+}
+
 // Guard: nothing in an export can be started (`fence`), also when the gateway leaves the guards of git out.
 #[tokio::test]
 async fn hooks_of_a_repository_do_not_start() {

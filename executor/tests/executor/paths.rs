@@ -178,7 +178,9 @@ async fn mounts_can_be_nearly_anywhere() {
     let lab = Lab::start().await;
     lab.write("f", "content\n");
     std::fs::create_dir(lab.store.path().join("inner")).unwrap();
-    for path in ["/tmp/a/b", "/var/x", "/home/u/data", "/data", "/run/user/1000/x", "/root/x"] {
+    for path in
+        ["/tmp/a/b", "/var/tmp/a", "/var/x", "/home/u/data", "/media/u/disk", "/run/user/1000/x", "/data", "/a/b"]
+    {
         let mut spec = in_directory(pipeline(&["cat f"]), path);
         spec.mounts = vec![mount(path, "logs", "")];
         assert_eq!(lab.run(spec).await.text(), "content\n", "{path}");
@@ -197,6 +199,9 @@ async fn mounts_that_would_hide_the_system_are_refused() {
     for (path, kind) in [
         ("/", Kind::NoNamespace),
         ("/usr", Kind::NoNamespace),
+        ("/usr/local/posh-test/data", Kind::NoNamespace),
+        ("/usr/share/zoneinfo", Kind::NoNamespace),
+        ("/etc/posh-test", Kind::NoNamespace),
         ("/proc/x", Kind::NoNamespace),
         ("/dev/x", Kind::NoNamespace),
         ("relative", Kind::Protocol),

@@ -1,291 +1,540 @@
-//! Views against clients that choose their names: mount points, sub-paths, client files and working directories.
-//! Nothing of the server's is made, changed or hidden by one.
+//! Names that a client chooses: mount points, client files, sub-paths and working directories. None
+//! of them changes or reaches anything of the server's outside of its exports. Each test names the
+//! guard that it fails without.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{BufRead as _, BufReader},
-    net::SocketAddr,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink},
-    path::Path,
-    process::{Child, Command, Stdio},
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, Command, Stdio},
 };
 
-use nix::sys::signal::{Signal, kill};
-use posh_executor::callers::UnixUser;
+use bytes::Bytes;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use posh_proto::executor::{ClientFile, RunSpec, rejected::Kind};
 use tempfile::TempDir;
 
 use crate::harness::*;
 
-/// An account with no rights of its own.
-const NOBODY: &str = "nobody";
+/// An account with no rights of its own, and one that has nothing to do with it.
+const NOBODY: u32 = 65534;
+const ANOTHER: u32 = 4711;
 
-/// Starts `$@` where `/dev` is its own: what an attack changes there is not the machine's.
-const WITH_OWN_DEVICES: &str = "
-    mount -t tmpfs none \"$1\" && cd \"$1\" &&
-    mknod -m 666 null c 1 3 && mknod -m 666 zero c 1 5 && mknod -m 666 full c 1 7 &&
-    mknod -m 666 random c 1 8 && mknod -m 666 urandom c 1 9 && mknod -m 666 tty c 5 0 &&
-    cd / && mount --move \"$1\" /dev && shift && exec \"$@\"";
+/// Stands for the executor's own content in a victim's tree.
+const OWN: &str = "of the server\n";
 
-/// `mounts` seen at their places, and `cat` of a device, which every view has.
-fn seeing(mounts: &[(&str, &str)], files: &[&str]) -> RunSpec {
-    let mut spec = in_directory(pipeline(&["cat /dev/null"]), "/");
-    spec.mounts = mounts.iter().map(|(path, sub_path)| mount(path, "logs", sub_path)).collect();
-    let file = |path: &&str| ClientFile { path: path.to_string().into(), content: "mine\n".into(), mode: 0o6777 };
-    spec.client_files = files.iter().map(file).collect();
-    spec
+/// The ways in which an executor has rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Root,
+    RootForNobody,
+    ReadOnly,
+    Ordinary,
 }
 
-fn in_directory(mut spec: RunSpec, directory: &str) -> RunSpec {
-    for stage in &mut spec.stages {
-        stage.cwd = directory.to_owned().into();
+const WAYS: [Way; 4] = [Way::Root, Way::RootForNobody, Way::ReadOnly, Way::Ordinary];
+
+/// An executor as a program, with a /dev of its own and a tree that nobody may change.
+struct Server {
+    child: Child,
+    client: Client,
+    top: TempDir,
+    _devices: TempDir,
+    _log: BufReader<ChildStderr>,
+}
+
+impl Server {
+    async fn start(way: Way) -> Self {
+        Self::with(way, "").await
     }
-    spec
-}
 
-async fn as_nobody() -> Lab {
-    let lab = Lab::with(|config| config.confinement.user = UnixUser::named(NOBODY).ok()).await;
-    fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    lab
-}
-
-/// What can be seen of a tree: names, modes, owners, times and contents.
-fn snapshot(top: &Path) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut queue = vec![top.to_owned()];
-    while let Some(at) = queue.pop() {
-        let status = fs::symlink_metadata(&at).unwrap();
-        let content = if status.is_file() { fs::read(&at).unwrap() } else { Vec::new() };
-        let (mode, owner, changed) = (status.mode(), status.uid(), (status.ctime(), status.ctime_nsec()));
-        found.push(format!("{} {mode:o} {owner} {changed:?} {content:?}", at.display()));
-        if status.is_dir() {
-            queue.extend(fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().path()));
+    /// `more` goes to the export's table.
+    async fn with(way: Way, more: &str) -> Self {
+        let (top, devices) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let at = |name: &str| top.path().join(name);
+        for directory in ["export/sub/deep", "victim/d"] {
+            fs::create_dir_all(at(directory)).unwrap();
         }
-    }
-    found.sort();
-    found
-}
-
-// Guards: `places::check`, and that the server's root has left before names are made (`build::enter`).
-#[tokio::test]
-async fn no_name_of_a_client_reaches_the_servers_tree() {
-    let victim = TempDir::new().unwrap();
-    fs::write(victim.path().join("authorized_keys"), "the administrator's\n").unwrap();
-    fs::create_dir(victim.path().join("cron.d")).unwrap();
-    let before = snapshot(victim.path());
-    let path = victim.path().display();
-    let ways = ["/.old", "/old", "/proc/self/root", "/proc/1/root", "/proc/1/cwd", "/dev/fd/3/../..", "/..", ""];
-    for lab in [Lab::start().await, as_nobody().await] {
-        for way in ways {
-            for name in ["authorized_keys", "cron.d/evil", "new/deep/file"] {
-                let name = format!("{way}{path}/{name}");
-                lab.run(seeing(&[(MOUNT, "")], &[&name])).await;
-                lab.run(seeing(&[(MOUNT, ""), (&name, "")], &[])).await;
-                lab.run(in_directory(seeing(&[(MOUNT, "")], &[]), &name)).await;
-            }
+        for file in ["victim/f", "victim/d/f", "export/f", "export/sub/f"] {
+            fs::write(at(file), OWN).unwrap();
         }
-        assert_eq!(snapshot(victim.path()), before);
-    }
-}
-
-// Guard: `places::check`.
-#[tokio::test]
-async fn nothing_is_mounted_over_what_a_view_shows() {
-    let lab = as_nobody().await;
-    lab.write("cat", "#!/bin/sh\necho another program\n");
-    fs::set_permissions(lab.store.path().join("cat"), fs::Permissions::from_mode(0o755)).unwrap();
-    for path in [
-        "/usr/local/sbin",
-        "/usr/bin",
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/locale",
-        "/bin",
-        "/lib64",
-        "/etc",
-        "/etc/alternatives",
-        "/etc/ld.so.conf.d",
-        "/dev/shm",
-        "/proc/x",
-        "/sys/x",
-        "/boot",
-        "/opt/x",
-        "/tmp",
-        "/var",
-        "/var/tmp",
-        "/",
-    ] {
-        let outcome = lab.run(seeing(&[(MOUNT, ""), (path, "")], &[])).await;
-        assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{path}");
-    }
-    let twice = lab.run(seeing(&[(MOUNT, ""), (MOUNT, "")], &[])).await;
-    assert_eq!(twice.refusal().kind(), Kind::Protocol);
-}
-
-// Guard: `places::check_file`, and O_EXCL of `Root::make_file`.
-#[tokio::test]
-async fn no_client_file_lies_where_the_view_shows_something_else() {
-    let lab = as_nobody().await;
-    for path in ["/dev/null", "/dev/new", "/proc/self/comm", "/sys/x", "/etc/passwd", "/etc/ld.so.preload", "/boot/x"] {
-        let outcome = lab.run(seeing(&[(MOUNT, "")], &[path])).await;
-        assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{path}");
-    }
-    // A file where a directory of another file is, and the other way round.
-    for files in [["/home/u/x", "/home/u/x/y"], ["/home/u/x/y", "/home/u/x"]] {
-        let outcome = lab.run(seeing(&[(MOUNT, "")], &files)).await;
-        assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{files:?}");
-    }
-}
-
-// Guard: the mask of `Root::write_file`.
-#[tokio::test]
-async fn a_client_file_gives_no_rights() {
-    let lab = as_nobody().await;
-    let mut spec = seeing(&[(MOUNT, "")], &["/home/u/.gitconfig"]);
-    spec.stages[0].argv = ["stat", "-c", "%a %U", "/home/u/.gitconfig"].map(Into::into).to_vec();
-    spec.stages[0].program = "stat".into();
-    assert_eq!(lab.run(spec).await.text(), format!("777 {NOBODY}\n"));
-}
-
-// Guard: the rights of the view's user in `open_export`.
-#[tokio::test]
-async fn a_sub_path_is_walked_with_the_users_rights() {
-    let lab = as_nobody().await;
-    let store = lab.store.path();
-    fs::create_dir_all(store.join("private/sub")).unwrap();
-    fs::write(store.join("private/sub/f"), "another user's\n").unwrap();
-    fs::set_permissions(store.join("private"), fs::Permissions::from_mode(0o700)).unwrap();
-    chown(store.join("private"), Some(5), Some(60)).unwrap();
-    symlink("private/sub", store.join("link")).unwrap();
-    symlink("/etc", store.join("out")).unwrap();
-    for sub_path in ["private/sub", "private", "link", "out", "..", "../..", "/etc", "private/sub/../../.."] {
-        let outcome = lab.run(in_directory(seeing(&[(MOUNT, sub_path)], &[]), MOUNT)).await;
-        // `private` itself can be opened, and nothing in it.
-        if sub_path == "private" {
-            let mut spec = in_directory(seeing(&[(MOUNT, sub_path)], &[]), "/");
-            spec.stages[0].argv = vec!["cat".into(), format!("{MOUNT}/sub/f").into()];
-            let outcome = lab.run(spec).await;
-            assert!(outcome.out.is_empty(), "{outcome:?}");
-            continue;
+        symlink(at("victim"), at("export/to-victim")).unwrap();
+        symlink("sub", at("export/to-sub")).unwrap();
+        symlink("/proc/1/root", at("export/to-root")).unwrap();
+        let owner = if way == Way::Ordinary || way == Way::RootForNobody { NOBODY } else { 0 };
+        for path in ["export", "export/sub", "export/sub/deep", "export/f", "export/sub/f"] {
+            chown(at(path), Some(owner), Some(owner)).unwrap();
         }
-        assert_eq!(outcome.refusal().kind(), Kind::UnknownExport, "{sub_path}");
-    }
-}
-
-// Guard: the rights of the view's user in `Root::mount_inside`.
-#[tokio::test]
-async fn a_mount_inside_a_mount_is_found_with_the_users_rights_and_never_made() {
-    let lab = as_nobody().await;
-    let store = lab.store.path();
-    fs::create_dir_all(store.join("private/sub")).unwrap();
-    fs::create_dir_all(store.join("open/sub")).unwrap();
-    fs::set_permissions(store.join("private"), fs::Permissions::from_mode(0o700)).unwrap();
-    symlink("open", store.join("link")).unwrap();
-    let before = snapshot(store);
-    for (below, is_there) in
-        [("open/sub", true), ("private/sub", false), ("link/sub", false), ("new", false), ("open/new/deep", false)]
-    {
-        let inner = format!("{MOUNT}/{below}");
-        let outcome = lab.run(seeing(&[(MOUNT, ""), (&inner, "open")], &[])).await;
-        match is_there {
-            true => assert!(outcome.is_finished, "{outcome:?}"),
-            false => assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{below}"),
-        }
-    }
-    assert_eq!(snapshot(store), before);
-}
-
-// Guard: MOUNT_ATTR_NOEXEC in `build::take_export`.
-#[tokio::test]
-async fn programs_of_an_export_start_only_where_the_administrator_says_so() {
-    for exec in [false, true] {
-        let lab = Lab::with(|config| config.exports[0].exec = exec).await;
-        let outcome = lab.run(in_directory(pipeline(&["cat /proc/self/mounts"]), "/")).await.text();
-        let line = outcome.lines().find(|line| line.contains(MOUNT)).unwrap();
-        assert_eq!(line.contains("noexec"), !exec, "{line}");
-        assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
-    }
-}
-
-/// An executor of its own process, in a mount namespace with devices of its own.
-struct OwnDevices {
-    process: Child,
-    address: SocketAddr,
-    _directory: TempDir,
-    store: TempDir,
-}
-
-impl OwnDevices {
-    fn start() -> Self {
-        let (directory, store) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let configuration = directory.path().join("executor.toml");
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = \"{}\"\n\
-             [confinement]\ncommands = [\"*\"]\nuser = \"root\"\n",
-            store.path().display()
+        let user = if way == Way::RootForNobody { "[confinement]\nuser = \"nobody\"\n" } else { "[confinement]\n" };
+        let read_only = way == Way::ReadOnly;
+        let configuration = format!(
+            "listen = \"127.0.0.1:0\"\n{user}commands = [\"*\"]\nrequire = \"namespaces\"\n[[export]]\nname = \"logs\"\npath = {:?}\nread_only = {read_only}\n{more}\n",
+            at("export")
         );
-        fs::write(&configuration, text).unwrap();
-        fs::create_dir(directory.path().join("dev")).unwrap();
-        let mut process = Command::new("unshare")
-            .args(["-m", "sh", "-c", WITH_OWN_DEVICES, "sh"])
-            .arg(directory.path().join("dev"))
-            .arg(env!("CARGO_BIN_EXE_posh-executor"))
-            .arg("--config")
-            .arg(&configuration)
-            .env("NO_COLOR", "1")
+        fs::write(at("executor.toml"), configuration).unwrap();
+        let program = at("posh-executor");
+        fs::copy(env!("CARGO_BIN_EXE_posh-executor"), &program).unwrap();
+        let mut child = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-ec", PRIVATE_DEVICES, "sh"])
+            .arg(devices.path())
+            .arg(if way == Way::Ordinary {
+                format!("setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups")
+            } else {
+                String::new()
+            })
+            .arg(&program)
+            .arg(at("executor.toml"))
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut said = BufReader::new(process.stderr.take().unwrap()).lines();
-        let address = said.find_map(|line| line.unwrap().rsplit_once("listening on ")?.1.trim().parse().ok());
-        std::thread::spawn(move || said.count());
-        Self { process, address: address.expect("the executor listens"), _directory: directory, store }
-    }
-
-    fn devices(&self) -> Vec<String> {
-        let device = |name: &str| {
-            let status = fs::metadata(format!("/proc/{}/root/dev/{name}", self.process.id())).unwrap();
-            let (changed, modified) = ((status.ctime(), status.ctime_nsec()), status.mtime());
-            format!("{name} {:o} {}:{} {changed:?} {modified}", status.mode(), status.uid(), status.gid())
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        let address = loop {
+            let start = said.len();
+            assert!(log.read_line(&mut said).unwrap() > 0, "{way:?}: {said}");
+            if let Some((_, rest)) = said[start..].split_once("listening on ") {
+                break rest.split_whitespace().next().unwrap().parse().unwrap();
+            }
         };
-        ["null", "zero", "full", "random", "urandom", "tty"].map(device).to_vec()
+        let client = connect(address).await;
+        Self { child, client, top, _devices: devices, _log: log }
+    }
+
+    async fn run(&self, spec: RunSpec) -> Outcome {
+        run(&self.client, spec, Bytes::new()).await
+    }
+
+    fn victim(&self) -> PathBuf {
+        self.top.path().join("victim")
+    }
+
+    /// All that is outside of the export, the nodes of devices, and what the executor's own mount namespace has.
+    fn snapshot(&self) -> BTreeMap<PathBuf, String> {
+        let mut found = BTreeMap::new();
+        let devices = PathBuf::from(format!("/proc/{}/root/dev", self.child.id()));
+        for top in [self.victim(), devices] {
+            look_at(&top, &mut found);
+        }
+        for path in ["/.old", "/.posh-cover", "/posh-test-views", "/etc/ld.so.preload", "/etc/posh-test-views"] {
+            if let Ok(about) = fs::symlink_metadata(path) {
+                found.insert(path.into(), state_of(Path::new(path), &about));
+            }
+        }
+        for path in ["/", "/etc", "/etc/passwd", "/usr", "/usr/local", "/usr/local/sbin", "/usr/bin", "/var", "/home"] {
+            // Not their times: other tests of this machine may make things there.
+            let about = fs::symlink_metadata(path).unwrap();
+            found.insert(path.into(), format!("{} {} {} {}", about.ino(), about.uid(), about.gid(), about.mode()));
+        }
+        found
     }
 }
 
-impl Drop for OwnDevices {
+/// Puts nodes and links of its own over /dev, and becomes the executor ($2 is how, word by word).
+const PRIVATE_DEVICES: &str = r#"
+mount -t tmpfs dev "$1"
+mknod -m 666 "$1/null" c 1 3
+mknod -m 666 "$1/zero" c 1 5
+mknod -m 666 "$1/full" c 1 7
+mknod -m 666 "$1/random" c 1 8
+mknod -m 666 "$1/urandom" c 1 9
+mknod -m 666 "$1/tty" c 5 0
+ln -s /proc/self/fd "$1/fd"
+mkdir -m 1777 "$1/shm"
+mount --bind "$1" /dev
+exec $2 "$3" --config "$4"
+"#;
+
+impl Drop for Server {
     fn drop(&mut self) {
-        let _ = kill(nix::unistd::Pid::from_raw(self.process.id().cast_signed()), Signal::SIGTERM);
-        let _ = self.process.wait();
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+        let _ = self.child.wait();
     }
 }
 
-// Guard: `system::DEVICE` is read-only; `places::check_file`.
-#[tokio::test]
-async fn the_machines_devices_stay_as_they_are() {
-    let lab = OwnDevices::start();
-    let client = connect(lab.address).await;
-    let before = lab.devices();
-    let script = "for d in null zero full random urandom tty; do \
-        chmod 0 /dev/$d; chown 5 /dev/$d; [ $d = tty ] || touch -d @1 /dev/$d; done; echo x > /dev/null && echo written";
-    let outcome = run(&client, command(&["sh", "-c", script]), bytes::Bytes::new()).await;
-    assert_eq!(outcome.text(), "written\n", "{}", outcome.errors());
-    assert_eq!(outcome.errors().matches("Read-only file system").count(), 17, "{}", outcome.errors());
-    for path in ["/dev/null", "/dev/urandom"] {
-        run(&client, seeing(&[(MOUNT, "")], &[path]), bytes::Bytes::new()).await.refusal();
-    }
-    assert_eq!(lab.devices(), before);
-    assert!(lab.store.path().exists());
+fn state_of(path: &Path, about: &fs::Metadata) -> String {
+    let content = if about.is_file() && about.len() < 4096 { fs::read(path).unwrap_or_default() } else { Vec::new() };
+    let times = (about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec());
+    let owner = (about.uid(), about.gid(), about.mode(), about.nlink(), about.rdev());
+    format!("{} {owner:?} {times:?} {content:?}", about.ino())
 }
 
-// Guard: what a view shows of the server is read-only, for root too.
+fn look_at(path: &Path, found: &mut BTreeMap<PathBuf, String>) {
+    let about = fs::symlink_metadata(path).unwrap();
+    found.insert(path.to_owned(), state_of(path, &about));
+    if about.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            look_at(&entry.unwrap().path(), found);
+        }
+    }
+}
+
+fn client_file(path: &str, mode: u32) -> ClientFile {
+    ClientFile { path: path.to_owned().into(), content: "of the client\n".into(), mode }
+}
+
+fn with_mount(mut spec: RunSpec, path: &str, sub_path: &str) -> RunSpec {
+    spec.mounts.push(mount(path, "logs", sub_path));
+    spec
+}
+
+/// Places that are the server's, or no places at all; VICTIM is a directory of the server's.
+const HOSTILE: [&str; 40] = [
+    "/",
+    "//x",
+    "/a/../etc/x",
+    "/a/./x",
+    "/mnt/x/",
+    "/mnt/x\n",
+    "relative",
+    "",
+    "/dev",
+    "/dev/null",
+    "/dev/x",
+    "/dev/shm/x",
+    "/dev/fd/3",
+    "/proc",
+    "/proc/x",
+    "/proc/self/fd/3",
+    "/proc/1/root/x",
+    "/sys",
+    "/sys/x",
+    "/sys/devices/system/cpu",
+    "/boot/x",
+    "/bin",
+    "/bin/cat",
+    "/sbin/x",
+    "/lib/x",
+    "/lib64/x",
+    "/usr",
+    "/usr/local",
+    "/usr/local/sbin",
+    "/usr/bin/cat",
+    "/opt/x",
+    "/nix/x",
+    "/gnu/x",
+    "/snap/x",
+    "/etc",
+    "/etc/x",
+    "/etc/passwd",
+    "/etc/ld.so.preload",
+    "/tmp",
+    "/var",
+];
+
+// Guards: places::check_all, in the executor's own process and in the runner's.
 #[tokio::test]
-async fn roots_commands_change_nothing_of_the_servers() {
+async fn hostile_places_change_nothing_on_the_server() {
+    for way in WAYS {
+        let server = Server::start(way).await;
+        let before = server.snapshot();
+        // The decision is the same for all; so are the costs of asking.
+        let step = if way == Way::RootForNobody { 1 } else { 4 };
+        for path in HOSTILE.into_iter().step_by(step) {
+            let outcome = server.run(with_mount(pipeline(&["true"]), path, "")).await;
+            assert!(matches!(outcome.refusal().kind(), Kind::NoNamespace | Kind::Protocol), "{way:?} mount {path:?}");
+            let mut spec = pipeline(&["true"]);
+            spec.client_files = vec![client_file(path, 0o644)];
+            assert_eq!(server.run(spec).await.refusal().kind(), Kind::NotAllowed, "{way:?} file {path:?}");
+        }
+        assert_eq!(server.snapshot(), before, "{way:?}");
+    }
+}
+
+// Guards: root::Root::enter (the server's root has left), root::Root::bare.
+#[tokio::test]
+async fn places_by_the_names_of_the_servers_tree_lie_on_the_views_own() {
+    for way in WAYS {
+        let server = Server::start(way).await;
+        let before = server.snapshot();
+        let victim = server.victim();
+        let victim = victim.to_str().unwrap();
+        for path in [
+            format!("/.old{victim}"),
+            format!("/.old{victim}/f"),
+            format!("/.old{victim}/new/x"),
+            "/.old/etc/posh-test-views".to_owned(),
+            "/.posh-cover".to_owned(),
+            "/posh-test-views/x".to_owned(),
+            format!("{victim}/new"),
+            format!("{victim}/f/x"),
+        ] {
+            let mut spec = command(&["sh", "-c", &format!("cat '{path}'; ls -d '{path}'")]);
+            spec.client_files = vec![client_file(&path, 0o4755)];
+            let outcome = server.run(spec).await;
+            assert_eq!(outcome.text(), format!("of the client\n{path}\n"), "{way:?} {path}: {outcome:?}");
+            let spec = with_mount(command(&["cat", &format!("{path}/f")]), &path, "");
+            assert_eq!(server.run(spec).await.text(), OWN, "{way:?} {path}");
+            let mut spec = pipeline(&["pwd"]);
+            spec.stages[0].cwd = format!("{path}/made").into();
+            let _ = server.run(spec).await;
+        }
+        assert_eq!(server.snapshot(), before, "{way:?}");
+        let here = fs::read_dir(server.victim()).unwrap().count();
+        assert_eq!(here, 2, "{way:?}: the victim's own entries");
+    }
+}
+
+// Guard: root::FILE_MODE.
+#[tokio::test]
+async fn a_client_file_gives_nobodys_rights() {
+    let server = Server::start(Way::Root).await;
+    let mut spec = command(&["stat", "-c", "%a %U", "/home/u/f"]);
+    spec.client_files = vec![client_file("/home/u/f", 0o7755)];
+    assert_eq!(server.run(spec).await.text(), "755 root\n");
+}
+
+// Guards: root::Root::find_as, RESOLVE_NO_SYMLINKS; a mount point in an export is looked up, never made.
+#[tokio::test]
+async fn mount_points_in_exports_are_only_looked_up() {
+    for way in WAYS {
+        let server = Server::start(way).await;
+        let hidden = server.top.path().join("export/hidden");
+        fs::create_dir_all(hidden.join("inner")).unwrap();
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o700)).unwrap();
+        chown(&hidden, Some(ANOTHER), Some(ANOTHER)).unwrap();
+        let before = server.snapshot();
+        for (below, is_allowed) in [
+            ("sub", true),
+            ("sub/deep", true),
+            ("missing", false),
+            ("missing/x", false),
+            ("f", false),
+            ("to-sub", false),
+            ("to-sub/deep", false),
+            ("to-victim", false),
+            ("to-victim/d", false),
+            ("to-root/etc", false),
+            // As far as the caller sees.
+            ("hidden/inner", matches!(way, Way::Root | Way::ReadOnly)),
+        ] {
+            let point = format!("{MOUNT}/{below}");
+            let spec = with_mount(command(&["cat", &format!("{point}/f")]), &point, "");
+            let outcome = server.run(spec).await;
+            match is_allowed {
+                true => assert_eq!(outcome.text(), OWN, "{way:?} {below}: {outcome:?}"),
+                false => assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{way:?} {below}"),
+            }
+        }
+        assert_eq!(server.snapshot(), before, "{way:?}");
+        assert!(!server.top.path().join("export/missing").exists());
+    }
+}
+
+// Guards: places::check_all for what covers something else of the client's.
+#[tokio::test]
+async fn places_of_one_view_do_not_cover_each_other() {
     let lab = Lab::start().await;
-    let before = fs::metadata("/etc/passwd").unwrap();
-    let script = "for f in /etc/passwd /usr/bin/cat /bin/sh /proc/version /etc /usr /dev; do \
-        chmod 777 $f; chown 5 $f; touch $f; mv $f $f.old; done 2>/dev/null; echo x 2>/dev/null > /etc/passwd; id -u";
-    assert_eq!(lab.run(command(&["sh", "-c", script])).await.text(), "0\n");
-    let after = fs::metadata("/etc/passwd").unwrap();
-    assert_eq!((before.mode(), before.ctime(), before.len()), (after.mode(), after.ctime(), after.len()));
+    lab.write("f", OWN);
+    let refused = |spec: RunSpec| async { lab.run(spec).await.refusal().kind() };
+    assert_eq!(refused(with_mount(pipeline(&["true"]), MOUNT, "")).await, Kind::Protocol);
+    let above = MOUNT.rsplit_once('/').unwrap().0;
+    for files in [&[MOUNT][..], &[above], &["/mnt"], &["/home/f", "/home/f"], &["/home/f", "/home/f/g"]] {
+        let mut spec = pipeline(&["true"]);
+        spec.client_files = files.iter().map(|path| client_file(path, 0o644)).collect();
+        assert_eq!(refused(spec).await, Kind::NoNamespace, "{files:?}");
+    }
+    let mut spec = with_mount(pipeline(&["true"]), "/home/u/x", "");
+    spec.client_files = vec![client_file("/home/u", 0o644)];
+    assert_eq!(refused(spec).await, Kind::NoNamespace);
+    let mut many = pipeline(&["true"]);
+    many.client_files = (0..100).map(|number| client_file(&format!("/home/u/{number}"), 0o644)).collect();
+    assert_eq!(refused(many).await, Kind::NoNamespace);
+}
+
+// Guard: sys::ActingAs, in view::open_export; RESOLVE_BENEATH.
+#[tokio::test]
+async fn a_sub_path_needs_the_callers_rights_on_the_way() {
+    for way in WAYS {
+        let server = Server::start(way).await;
+        let export = server.top.path().join("export");
+        fs::create_dir_all(export.join("private/shared")).unwrap();
+        fs::write(export.join("private/shared/f"), OWN).unwrap();
+        fs::set_permissions(export.join("private/shared"), fs::Permissions::from_mode(0o777)).unwrap();
+        chown(export.join("private"), Some(ANOTHER), Some(ANOTHER)).unwrap();
+        fs::set_permissions(export.join("private"), fs::Permissions::from_mode(0o700)).unwrap();
+        let before = server.snapshot();
+        let read = |sub_path: &str| {
+            let mut spec = pipeline(&["cat f"]);
+            spec.mounts = vec![mount(MOUNT, "logs", sub_path)];
+            server.run(spec)
+        };
+        let others_are_seen = matches!(way, Way::Root | Way::ReadOnly);
+        for (sub_path, is_allowed) in [
+            ("sub", true),
+            ("to-sub", true),
+            ("private/shared", others_are_seen),
+            ("private/../private/shared", false),
+            ("..", false),
+            ("sub/../..", false),
+            ("sub/../sub", false),
+            ("/etc", false),
+            ("to-victim", false),
+            ("to-root", false),
+            ("f", false),
+            ("missing", false),
+        ] {
+            let outcome = read(sub_path).await;
+            match is_allowed {
+                true => assert_eq!(outcome.text(), OWN, "{way:?} {sub_path}"),
+                false => assert_eq!(outcome.refusal().kind(), Kind::UnknownExport, "{way:?} {sub_path}"),
+            }
+        }
+        if way == Way::RootForNobody {
+            // A view that stands does not keep the right.
+            fs::set_permissions(export.join("private"), fs::Permissions::from_mode(0o711)).unwrap();
+            assert_eq!(read("private/shared").await.text(), OWN);
+            fs::set_permissions(export.join("private"), fs::Permissions::from_mode(0o700)).unwrap();
+            assert_eq!(read("private/shared").await.refusal().kind(), Kind::UnknownExport);
+        }
+        assert_eq!(server.snapshot(), before, "{way:?}");
+    }
+}
+
+// Guards: places::RESERVED; MOUNT_ATTR_NOEXEC, tools::find.
+#[tokio::test]
+async fn an_export_brings_no_programs() {
+    let server = Server::start(Way::RootForNobody).await;
+    let export = server.top.path().join("export");
+    fs::create_dir(export.join("bin")).unwrap();
+    for name in ["cat", "posh-test-own-program"] {
+        fs::write(export.join("bin").join(name), "#!/bin/sh\necho started\n").unwrap();
+        fs::set_permissions(export.join("bin").join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    for path in tools_path().chain(["/usr/lib".into(), "/lib".into(), "/opt/x".into(), "/etc/alternatives".into()]) {
+        let outcome = server.run(with_mount(pipeline(&["cat f"]), &path, "bin")).await;
+        assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{path}");
+    }
+    let own = format!("{MOUNT}/bin/cat");
+    let script = format!("{own}; test -x {own} || echo no program; /lib64/ld-linux-x86-64.so.2 {own}");
+    let outcome = server.run(command(&["sh", "-c", &script])).await;
+    assert!(!outcome.text().contains("started"), "{outcome:?}");
+    assert!(outcome.text().contains("no program") && outcome.errors().contains("Permission denied"), "{outcome:?}");
+}
+
+fn tools_path() -> impl Iterator<Item = String> {
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].into_iter().map(str::to_owned)
+}
+
+// Guard: the administrator's word; `exec` of an export.
+#[tokio::test]
+async fn an_administrator_may_let_programs_of_an_export_start() {
+    let server = Server::with(Way::RootForNobody, "exec = true").await;
+    let own = server.top.path().join("export/program");
+    fs::write(&own, "#!/bin/sh\necho started\n").unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
+    let outcome = server.run(command(&["sh", "-c", "test -x ./program && ./program"])).await;
+    assert_eq!(outcome.text(), "started\n", "{outcome:?}");
+}
+
+// Guards: system::NODES, system::PROGRAMS, system::KERNELS.
+#[tokio::test]
+async fn root_changes_no_attributes_of_what_is_the_servers() {
+    for way in [Way::Root, Way::ReadOnly] {
+        let server = Server::start(way).await;
+        let before = server.snapshot();
+        let files = [
+            "/dev/null",
+            "/dev/zero",
+            "/dev/full",
+            "/dev/random",
+            "/dev/urandom",
+            "/dev/tty",
+            "/etc/passwd",
+            "/usr/bin/env",
+            "/usr",
+            "/etc/ld.so.cache",
+            "/proc/self/status",
+            "/proc/1/status",
+            "/proc",
+            "/sys/devices/system/cpu/online",
+            "/sys/devices/system/cpu",
+        ];
+        for path in files.into_iter().filter(|path| Path::new(path).exists()) {
+            for change in ["chmod 600", "chmod +t", "chown 1:1", "touch -d 2001-01-01", "rm -rf", "ln -sf /x"] {
+                let mut words: Vec<&str> = change.split(' ').collect();
+                words.push(path);
+                let outcome = server.run(command(&words)).await;
+                assert!(!outcome.errors().is_empty(), "{way:?} {change} {path}: {outcome:?}");
+            }
+        }
+        // Also by what a command has open: fchmod(2) and futimens(2), on its own standard input and output.
+        let script = "chmod 600 /proc/self/fd/0; chmod 600 /dev/stdin; touch -d 2001-01-01 /dev/stdin; \
+                      exec 3<> /dev/null; chmod 600 /proc/self/fd/3; perl -e 'open F, q(+<), q(/dev/null); \
+                      print STDERR chmod(0600, *F) ? q(changed) : qq($!\\n), chown(1, 1, *F) ? q(changed) : qq($!\\n)'";
+        let outcome = server.run(command(&["sh", "-c", script])).await;
+        assert!(outcome.errors().matches("Read-only file system").count() >= 5, "{outcome:?}");
+        assert!(!outcome.errors().contains("changed"), "{outcome:?}");
+        // They are as good as before.
+        let script =
+            "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 5 /dev/urandom | wc -c && echo x > /dev/full";
+        let outcome = server.run(command(&["sh", "-c", script])).await;
+        assert_eq!(outcome.text(), "3\n5\n");
+        assert!(outcome.errors().contains("error"), "{outcome:?}");
+        assert_eq!(server.snapshot(), before, "{way:?}");
+    }
+}
+
+// Guards: view::prepare_directory, places::check.
+#[tokio::test]
+async fn a_working_directory_is_made_on_the_views_own_only() {
+    for way in WAYS {
+        let server = Server::start(way).await;
+        let before = server.snapshot();
+        let in_directory = |path: &str| {
+            let mut spec = pipeline(&["pwd -P"]);
+            spec.stages[0].cwd = path.to_owned().into();
+            server.run(spec)
+        };
+        for path in ["/home/u/new", "/tmp/new/x", "/var/tmp/x", "/srv/x", "/.old/x"] {
+            assert_eq!(in_directory(path).await.text(), format!("{path}\n"), "{way:?}");
+        }
+        for path in [
+            "/etc/new",
+            "/usr/new",
+            "/dev/new",
+            "/dev/shm/new",
+            "/proc/new",
+            "/sys/new",
+            "/bin/new",
+            "/home/../etc/new",
+            "/home/u/new/../../../etc/new",
+            "/mnt/x\n",
+            &format!("{MOUNT}/new"),
+            &format!("{MOUNT}/to-victim/new"),
+            &format!("{MOUNT}/to-victim/d"),
+        ] {
+            assert_eq!(in_directory(path).await.refusal().kind(), Kind::Cwd, "{way:?} {path}");
+        }
+        assert_eq!(server.snapshot(), before, "{way:?}");
+        assert!(!server.top.path().join("export/new").exists());
+    }
+}
+
+// Guard: root::Root::cover; the file of the server stays, and its place is a constant.
+#[tokio::test]
+async fn files_of_etc_are_replaced_by_whole_names_only() {
+    let lab = Lab::start().await;
+    for path in
+        ["/etc/localtime", "/etc/gitconfig", "/etc/gitattributes", "/etc/magic", "/etc/ImageMagick-6/policy.xml"]
+    {
+        let own = fs::read(path).ok();
+        let mut spec = command(&["cat", path]);
+        spec.client_files = vec![client_file(path, 0o644)];
+        let outcome = lab.run(spec).await;
+        // A server that has the directory without the file refuses.
+        let is_incomplete = Path::new(path).parent().unwrap() != Path::new("/etc") && own.is_none();
+        if is_incomplete && Path::new(path).parent().unwrap().exists() {
+            assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{path}");
+        } else {
+            assert_eq!(outcome.text(), "of the client\n", "{path}");
+        }
+        assert_eq!(fs::read(path).ok(), own, "{path}");
+    }
 }
