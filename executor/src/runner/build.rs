@@ -15,7 +15,6 @@ use nix::{
     sys::stat::{Mode, umask},
 };
 use posh_proto::executor::ClientFile;
-use rustix::mount::{MountAttrFlags, MoveMountFlags, move_mount};
 
 use super::{
     places,
@@ -118,7 +117,6 @@ impl Builder<'_> {
     fn shown_parent(&self, path: &Path) -> Option<OwnedFd> {
         path.parent().filter(|parent| *parent != Path::new("/etc")).and_then(|parent| self.root.find(parent).ok())
     }
-    Ok(mounted)
 }
 
 fn cannot_make(path: &Path) -> impl FnOnce(Errno) -> Refusal {

@@ -1,8 +1,5 @@
 //! What of the server's own tree a view shows: its programs, the few files of `/etc`
 //! that programs need, harmless devices, and `/proc`. All of it is read-only.
-//!
-//! It is taken as detached mounts (open_tree(2), fsmount(2)) while the server's root is still there, and
-//! attached when that has left the view. Every name here is the server's or this file's.
 
 use std::{
     fs,
@@ -26,7 +23,7 @@ use super::{
     view::{PROGRAM_LINKS, SHOWN, failed},
     wire::Isolation,
 };
-use crate::{error::Refusal, sys};
+use crate::error::Refusal;
 
 /// Of `/etc`, what decides how programs run and what they print. What is not here
 /// (passwords, keys of the host, configurations of services) no command has to know.
@@ -161,11 +158,6 @@ pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refu
         if !replaced.contains(&path.as_path()) {
             all.extend(Taken::from(&path, &path, attributes)?);
         }
-        let links = DEVICE_LINKS.iter().map(|(link, target)| (PathBuf::from(link), Part::Link(target.into())));
-        parts.0.extend(links);
-        parts.take_processors()?;
-        parts.0.push((PathBuf::from("/proc"), Part::Tree(processes(isolation)?)));
-        Ok(parts)
     }
     all.extend(processes(isolation)?);
     Ok(all)
