@@ -15,7 +15,7 @@ use std::{
 
 use fs_mapper::mountinfo::MountInfo;
 
-use crate::config::Confinement;
+use crate::config::{Confinement, machine_memory_bytes};
 
 /// The executor's own processes are there: a cgroup that hands controllers on has none itself.
 const OWN: &str = "executor";
@@ -97,7 +97,7 @@ impl Cgroups {
         fs::create_dir(&path)?;
         let run = RunCgroup(path);
         let bounds = [
-            ("memory", "memory.max", self.max_memory_bytes.saturating_mul(commands as u64)),
+            ("memory", "memory.max", self.memory_of(commands)),
             // One more watches over them.
             ("pids", "pids.max", self.max_processes.saturating_add(1)),
         ];
@@ -108,6 +108,12 @@ impl Cgroups {
         }
         let entrance = OpenOptions::new().write(true).open(run.0.join("cgroup.procs"))?;
         Ok((run, entrance.into()))
+    }
+
+    /// As many times the bound of one command, but never more than half of the machine unless that is one's bound.
+    fn memory_of(&self, commands: usize) -> u64 {
+        let most = self.max_memory_bytes.max(machine_memory_bytes() / 2);
+        self.max_memory_bytes.saturating_mul(commands as u64).min(most)
     }
 
     /// What it bounds, as `posh status` says it.

@@ -5,6 +5,7 @@ mod confinement;
 mod identity;
 mod limits;
 
+pub(crate) use confinement::machine_memory_bytes;
 pub use confinement::{Commands, Confinement, Level};
 
 use std::{

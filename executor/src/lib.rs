@@ -16,6 +16,7 @@
 //! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
 //! * `own_mounts`: exports that this machine mounts from elsewhere, and so remembers things of
+//! * `classifier`: has the words of commands read, away from the runtime's threads
 //! * `policy`: what may run, and what of the mounts it reaches
 //! * `pool`: the runners, one per mount table
 //! * [`runner`]: the other program of this binary. It builds the namespace,
@@ -28,6 +29,7 @@ mod admission;
 pub mod audit;
 pub mod callers;
 mod cgroup;
+mod classifier;
 pub mod config;
 mod describe;
 mod enrolment;

@@ -11,9 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_annotations::{Because, CurrentDir, FileKind, Invocation, Library, TerminalUse};
+use bytes::Bytes;
+use posh_annotations::{Because, CurrentDir, FileKind, GuardTest, Invocation, Library, TerminalUse};
 use posh_proto::{
-    executor::{ClientFile, Stage, descriptor::Source, rejected::Kind},
+    executor::{ClientFile, Guard, Stage, descriptor::Source, guard::Test, rejected::Kind},
     rule::{self, Rule},
 };
 
@@ -83,11 +84,12 @@ impl Policy {
         }
     }
 
-    /// What the stages of a run reach, in their order, or why one does not run here.
-    pub fn fences(&self, stages: &[Stage], client_files: &[ClientFile]) -> Result<Vec<Fence>, Refusal> {
+    /// What the stages of a run reach, in their order, or why one does not run here. Each gets the guards of its
+    /// annotation, whatever the gateway has sent.
+    pub fn fences(&self, stages: &mut [Stage], client_files: &[ClientFile]) -> Result<Vec<Fence>, Refusal> {
         let mut listed = vec![PathBuf::from(LOCALTIME)];
         let fences: Vec<Fence> = stages
-            .iter()
+            .iter_mut()
             .map(|stage| self.fence(stage, &mut listed).map_err(|refusal| refusal.at(stage.id)))
             .collect::<Result<_, _>>()?;
         // Nobody has described what other commands read.
@@ -98,7 +100,7 @@ impl Policy {
     }
 
     /// Adds the configuration files that the command reads to `listed`.
-    fn fence(&self, stage: &Stage, listed: &mut Vec<PathBuf>) -> Result<Fence, Refusal> {
+    fn fence(&self, stage: &mut Stage, listed: &mut Vec<PathBuf>) -> Result<Fence, Refusal> {
         check_name(stage)?;
         let name = &stage.program;
         if !self.allows(name) {
@@ -111,6 +113,7 @@ impl Policy {
         match self.read(stage) {
             Ok(invocation) => {
                 listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
+                add_guards(stage, &invocation);
                 Ok(Fence { everything: false, grants: grants(&invocation) })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
@@ -161,6 +164,41 @@ impl Policy {
             None => Ok(invocation),
         }
     }
+}
+
+/// Adds the guards that keep what lies in an export from starting programs or leading elsewhere. A gateway that
+/// keeps to its annotations has sent the same, and each test is made once.
+fn add_guards(stage: &mut Stage, invocation: &Invocation) {
+    for guard in &invocation.guards {
+        let (test, settings) = match &guard.test {
+            GuardTest::Exists => (Test::Exists, &[][..]),
+            GuardTest::Executable => (Test::Executable, &[][..]),
+            GuardTest::AllExist => (Test::AllExist, &[][..]),
+            GuardTest::SettingsAllowed(settings) => (Test::SettingsAllowed, &settings[..]),
+            // Whether the result is the workstation's: it is the gateway that knows how its mount shows files.
+            GuardTest::SettingRequired(_) => continue,
+        };
+        let files = guard.files.iter().filter_map(|file| file_of_guard(stage, file));
+        let own = Guard {
+            directory: invocation.working_dir.as_ref().map_or(&[][..], |path| path.as_bytes()).to_vec().into(),
+            below: guard.below.clone().unwrap_or_default(),
+            files: files.collect(),
+            test: test.into(),
+            settings: settings.to_vec(),
+            reason: guard.reason.clone(),
+        };
+        if !own.files.is_empty() && !stage.guards.contains(&own) {
+            stage.guards.push(own);
+        }
+    }
+}
+
+/// The home is the one that the command is told; without one it looks for no such file.
+fn file_of_guard(stage: &Stage, file: &str) -> Option<Bytes> {
+    let Some(below) = file.strip_prefix("~/") else { return Some(file.to_owned().into()) };
+    let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
+    let path = Path::new(OsStr::from_bytes(&home.value)).join(below);
+    path.is_absolute().then(|| path.into_os_string().into_vec().into())
 }
 
 /// The program is a name. What it is called by may be anything (`exec -a`) but the name of another program: there are

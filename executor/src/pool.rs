@@ -57,6 +57,10 @@ const RETIRE_INTERVAL: Duration = Duration::from_secs(10);
 /// Mount tables served at a time; each is two processes and some twenty mounts.
 const MAX_RUNNERS: usize = 64;
 
+/// Of these, one identity has so many in use: each has temporary files in memory (`tmp_bytes`). A workstation has
+/// one mount table, and a view for each set of configuration files that its commands read.
+const MAX_VIEWS_OF_ONE: usize = 6;
+
 /// Building a view takes milliseconds, unless a file system it touches hangs.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -123,7 +127,7 @@ impl Pool {
             processes: confinement.max_processes,
             memory_bytes: confinement.max_memory_bytes,
             file_bytes: confinement.max_file_bytes,
-            tmp_bytes: confinement.max_tmp_bytes,
+            tmp_bytes: confinement.tmp_bytes,
         };
         let mut pool = Self {
             program,
@@ -136,7 +140,7 @@ impl Pool {
         };
         for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts, Isolation::Nothing] {
             pool.isolation = isolation;
-            match pool.start(&ViewSpec { isolation: isolation.into(), ..ViewSpec::default() }).await {
+            match pool.start(&ViewSpec { isolation: isolation.into(), bounds, ..ViewSpec::default() }).await {
                 Ok(runner) => {
                     pool.reached = runner.reached;
                     if isolation != Isolation::Nothing {
@@ -273,7 +277,10 @@ fn make_room(slots: &mut HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -
     let is_shared = holder.is_some();
     let in_use = || slots.values().filter(|slot| !slot.is_idle_for(Duration::ZERO));
     let own = in_use().filter(|slot| slot.holder.as_ref() == holder).count();
-    if let Some(why) = limit_of_views(in_use().count(), own).refusal(holder.map_or("-", String::as_str), is_shared) {
+    let own_limit = is_shared.then_some(MAX_VIEWS_OF_ONE);
+    if let Some(why) =
+        limit_of_views(in_use().count(), own, own_limit).refusal(holder.map_or("-", String::as_str), is_shared)
+    {
         return Err(Refusal::new(Kind::Overloaded, why));
     }
     while slots.len() >= MAX_RUNNERS {
@@ -290,8 +297,8 @@ fn make_room(slots: &mut HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -
     Ok(())
 }
 
-fn limit_of_views(whole: usize, own: usize) -> Limit {
-    Limit { name: "views (mount tables)", want: 1, own, own_limit: None, whole, whole_limit: MAX_RUNNERS }
+fn limit_of_views(whole: usize, own: usize, own_limit: Option<usize>) -> Limit {
+    Limit { name: "views (mount tables)", want: 1, own, own_limit, whole, whole_limit: MAX_RUNNERS }
 }
 
 /// A run's view while its exports are looked at.
@@ -460,11 +467,12 @@ mod tests {
     #[test]
     fn one_identity_does_not_take_all_views() {
         let mut views = Views::default();
-        assert_eq!(views.fill("ada", 1), MAX_RUNNERS * 3 / 4);
-        assert!(views.fill("bob", 1) > 8 && views.fill("eve", 1) > 0);
+        for identity in ["ada", "bob", "eve"] {
+            assert_eq!(views.fill(identity, 1), MAX_VIEWS_OF_ONE);
+        }
         let refused = views.add("ada", 1).unwrap_err();
         assert_eq!(refused.kind, Kind::Overloaded);
-        assert!(refused.message.contains("ada has its share of the executor's views"), "{refused}");
+        assert!(refused.message.contains("ada is at its limit of views"), "{refused}");
     }
 
     #[test]
@@ -472,8 +480,8 @@ mod tests {
         let mut views = Views::default();
         assert_eq!(views.fill("ada", 0), 2 * MAX_RUNNERS);
         assert!(views.add("eve", 0).is_ok());
-        assert_eq!(views.fill("bob", 1), MAX_RUNNERS * 3 / 4);
-        assert_eq!((views.of("bob"), views.of("eve"), views.0.len()), (MAX_RUNNERS * 3 / 4, 1, MAX_RUNNERS));
+        assert_eq!(views.fill("bob", 1), MAX_VIEWS_OF_ONE);
+        assert_eq!((views.of("bob"), views.of("eve"), views.0.len()), (MAX_VIEWS_OF_ONE, 1, MAX_RUNNERS));
         // Who has its share ends nobody's.
         assert!(views.add("bob", 1).is_err());
         assert_eq!(views.of("eve"), 1);

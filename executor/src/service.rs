@@ -21,6 +21,7 @@ use crate::{
     audit::AuditLog,
     callers::{Caller, caller_of},
     cgroup::Cgroups,
+    classifier::Classifier,
     describe::Machine,
     load::{Load, Wanted},
     policy::Policy,
@@ -43,6 +44,8 @@ pub struct Shared {
     pub pool: Pool,
     /// Another one after the configuration was read anew.
     pub policy: RwLock<Arc<Policy>>,
+    /// Has commands read by it.
+    pub classifier: Classifier,
     /// Who may be here.
     pub admission: Admission,
     /// Where every run gets one of its own.

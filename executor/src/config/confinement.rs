@@ -11,15 +11,21 @@ use crate::callers::UnixUser;
 /// builds use, and a fork bomb ends there while the machine still answers.
 const DEFAULT_PROCESSES: u64 = 8192;
 
-/// Of the machine's memory one part in so many is for the /tmp of one view: sort(1) puts there what it has no
-/// memory for, and a few views that are full leave the machine most of its memory.
-const TMP_SHARE: u64 = 8;
+/// One process gets this part of the machine's memory: sort(1), the command that takes the most, takes an eighth of it at
+/// least, and at most half of its bound, which is the same.
+const SHARE_OF_MEMORY: u64 = 4;
+/// The temporary files of one view get this part. One identity has six views in use at most (`pool`), so
+/// that all of them full leave a quarter of the memory.
+const SHARE_OF_TMP: u64 = 8;
+/// Less would keep ordinary commands from working on small machines, where the kernel's own choice of whom to kill counts.
+const LEAST_MEMORY_BYTES: u64 = 2 << 30;
+const LEAST_TMP_BYTES: u64 = 64 << 20;
 
-/// The machine's memory; a gibibyte where nobody tells.
-fn memory_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
-    total.map_or(1 << 30, |kib: u64| kib << 10)
+/// The memory of this machine.
+pub(crate) fn machine_memory_bytes() -> u64 {
+    let about = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = about.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 /// What runs, and how it is confined.
@@ -40,10 +46,10 @@ pub struct Confinement {
     pub max_processes: u64,
     /// Memory that one process may write to; 0 is no bound.
     pub max_memory_bytes: u64,
+    /// The size of `/tmp` and `/var/tmp` of one view, together. They are in memory.
+    pub tmp_bytes: u64,
     /// The size to which a file may be written; 0 is no bound.
     pub max_file_bytes: u64,
-    /// What the private /tmp and /var/tmp of one user and mount table hold together.
-    pub max_tmp_bytes: u64,
     /// A cgroup that is the executor's to use; without, its own if the system has delegated it.
     pub cgroup: Option<PathBuf>,
 }
@@ -60,9 +66,9 @@ impl Default for Confinement {
             user: None,
             trust_caller_ids: false,
             max_processes: DEFAULT_PROCESSES,
-            max_memory_bytes: 0,
+            max_memory_bytes: (machine_memory_bytes() / SHARE_OF_MEMORY).max(LEAST_MEMORY_BYTES),
+            tmp_bytes: (machine_memory_bytes() / SHARE_OF_TMP).max(LEAST_TMP_BYTES),
             max_file_bytes: 0,
-            max_tmp_bytes: memory_bytes() / TMP_SHARE,
             cgroup: None,
         }
     }
@@ -146,14 +152,14 @@ impl Reader<'_> {
                     read.max_processes = self.positive("max_processes", value).map_or(default, |count| count as u64);
                 }
                 "max_memory_bytes" => read.max_memory_bytes = self.bytes("max_memory_bytes", value),
+                "tmp_bytes" => read.tmp_bytes = self.bytes("tmp_bytes", value),
                 "cgroup" => read.cgroup = self.string("cgroup", value).map(PathBuf::from),
-                "max_tmp_bytes" => read.max_tmp_bytes = self.bytes("max_tmp_bytes", value),
                 "max_file_bytes" => read.max_file_bytes = self.bytes("max_file_bytes", value),
                 other => self.mistake(
                     key.span(),
                     format!(
-                        "unknown key `{other}` (known: require, commands, annotations, user, trust_caller_ids, \
-                         max_processes, max_memory_bytes, max_file_bytes, max_tmp_bytes, cgroup)"
+                        "unknown key `{other}` (known: require, commands, annotations, user, trust_caller_ids, max_processes, \
+                         max_memory_bytes, tmp_bytes, max_file_bytes, cgroup)"
                     ),
                 ),
             }
@@ -200,8 +206,7 @@ mod tests {
     #[test]
     fn a_whole_section_is_read() {
         let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
-                    trust_caller_ids = true\nmax_processes = 400\nmax_memory_bytes = 8589934592\nmax_file_bytes = 1\n\
-                    max_tmp_bytes = 2\n\
+                    trust_caller_ids = true\nmax_processes = 400\nmax_memory_bytes = 8589934592\ntmp_bytes = 9\nmax_file_bytes = 1\n\
                     cgroup = \"/sys/fs/cgroup/posh\"\n";
         let expected = Confinement {
             require: Level::Strict,
@@ -211,8 +216,8 @@ mod tests {
             trust_caller_ids: true,
             max_processes: 400,
             max_memory_bytes: 8 << 30,
+            tmp_bytes: 9,
             max_file_bytes: 1,
-            max_tmp_bytes: 2,
             cgroup: Some("/sys/fs/cgroup/posh".into()),
         };
         assert_eq!(read(text), Ok(expected));

@@ -44,8 +44,10 @@ pub async fn start(
     for stage in &spec.stages {
         caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
     }
-    let (mounts, client_files) = (std::mem::take(&mut spec.mounts), std::mem::take(&mut spec.client_files));
-    let fences = shared.policy().fences(&spec.stages, &client_files)?;
+    let (mounts, mut client_files) = (std::mem::take(&mut spec.mounts), std::mem::take(&mut spec.client_files));
+    let fences;
+    (spec.stages, client_files, fences) =
+        shared.classifier.classify(caller, shared.policy(), (std::mem::take(&mut spec.stages), client_files)).await?;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
     let own_mounts = OwnMounts::of(&caller.exports, &mounts, &spec.stages).await?;

@@ -43,7 +43,7 @@ pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
     let exports = spec.mounts.iter().map(|entry| take_export(entry, user)).collect::<Result<Vec<_>, _>>()?;
     let of_server = system::take(spec.isolation(), &files)?;
     let scratch = path_of(&spec.scratch);
-    let private = system::take_private(scratch)?;
+    let private = system::take_private(scratch, spec.bounds.tmp_bytes)?;
     let root = Root::enter(scratch)?;
     // The server's tree has left: what follows reaches nothing of it but what was taken.
     of_server.into_iter().chain(private).try_for_each(|taken| taken.place(&root))?;

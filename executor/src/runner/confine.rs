@@ -5,7 +5,7 @@
 //!
 //! Nothing here is undone by execve(2): no program gives its caller further rights.
 
-use std::{fmt, fs, os::fd::OwnedFd};
+use std::{fmt, fs, io, os::fd::OwnedFd};
 
 use nix::{
     errno::Errno,
@@ -48,7 +48,7 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
             })
             .map_err(|errno| failed("give up capabilities", errno))?;
     }
-    match filter::apply() {
+    match filter::apply().and_then(|()| filter::prepare()) {
         Ok(()) => reached.has.push("seccomp".to_owned()),
         Err(why) => reached.lacks.push(format!("seccomp ({why})")),
     }
@@ -103,6 +103,17 @@ pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
         }
     }
     Ok(())
+}
+
+/// When memory runs out, the kernel looks for whom to kill: runners and their commands, rather than the executor or
+/// what else the machine is for. It is inherited, and no command has the right (CAP_SYS_RESOURCE) or the /proc to lower it.
+const OOM_SCORE: i32 = 500;
+
+/// Has the kernel prefer this process, and all that it starts, when memory runs out.
+pub fn be_killed_first() -> io::Result<()> {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let own = fs::read_to_string(FILE)?.trim().parse().unwrap_or(0);
+    fs::write(FILE, OOM_SCORE.max(own).to_string())
 }
 
 /// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere the user's limit

@@ -1,7 +1,8 @@
-//! The filter of system calls: what no command that runs beside data needs, and what
-//! attacks on the kernel or on other processes are made of. A list of what is
-//! refused rather than of what is allowed, since commands must behave as
-//! they do on the workstation, whichever C library they bring.
+//! The filters of system calls. Every command has one that refuses what no command that runs beside data needs, and
+//! what attacks on the kernel or on other processes are made of. A command whose words were read has a second one,
+//! which allows the listed calls alone; one that nobody has described may need any other.
+
+use std::sync::LazyLock;
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -10,7 +11,8 @@ use seccompiler::{
 
 use nix::libc;
 
-/// Refused with EPERM, whatever the arguments.
+/// Refused with EPERM, whatever the arguments: a program that makes one of these is told that it may not. Any other call
+/// that is not [`ALLOWED`] is ENOSYS, upon which C libraries take an older one.
 const REFUSED: &[libc::c_long] = &[
     // The file tree, and namespaces.
     libc::SYS_mount,
@@ -77,6 +79,308 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
+/// What commands whose words were read may do. All of it works on what they have open, on names, which the mounts, their
+/// user and Landlock judge, or on themselves.
+pub const ALLOWED: &[libc::c_long] = &[
+    // Files: open, read, write, and what is known of them.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_statfs,
+    libc::SYS_fstatfs,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_lseek,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
+    libc::SYS_sync_file_range,
+    libc::SYS_truncate,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fadvise64,
+    libc::SYS_readahead,
+    libc::SYS_getdents64,
+    libc::SYS_copy_file_range,
+    libc::SYS_sendfile,
+    libc::SYS_splice,
+    libc::SYS_tee,
+    libc::SYS_vmsplice,
+    libc::SYS_ioctl,
+    libc::SYS_umask,
+    // Names, and attributes.
+    libc::SYS_getcwd,
+    libc::SYS_chdir,
+    libc::SYS_fchdir,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_mkdirat,
+    libc::SYS_linkat,
+    libc::SYS_symlinkat,
+    libc::SYS_unlinkat,
+    libc::SYS_readlinkat,
+    libc::SYS_mknodat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_getxattr,
+    libc::SYS_lgetxattr,
+    libc::SYS_fgetxattr,
+    libc::SYS_listxattr,
+    libc::SYS_llistxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_rm_watch,
+    // Waiting.
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_signalfd4,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_pipe2,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_msync,
+    libc::SYS_mincore,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_munlock,
+    libc::SYS_membarrier,
+    libc::SYS_get_mempolicy,
+    // Processes and threads. The flags of clone are looked at by the other filter.
+    libc::SYS_clone,
+    libc::SYS_execve,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_gettid,
+    libc::SYS_getpgid,
+    libc::SYS_setpgid,
+    libc::SYS_getsid,
+    libc::SYS_setsid,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_tgkill,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_prctl,
+    libc::SYS_set_tid_address,
+    libc::SYS_set_robust_list,
+    libc::SYS_get_robust_list,
+    libc::SYS_futex,
+    libc::SYS_futex_waitv,
+    libc::SYS_rseq,
+    libc::SYS_restart_syscall,
+    libc::SYS_seccomp,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_restrict_self,
+    // Whose the process is; none has a capability by which it could become another.
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getgroups,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setfsuid,
+    libc::SYS_setfsgid,
+    libc::SYS_setgroups,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    // Bounds and priorities.
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_getattr,
+    libc::SYS_sched_setattr,
+    libc::SYS_sched_get_priority_max,
+    libc::SYS_sched_get_priority_min,
+    libc::SYS_sched_rr_get_interval,
+    libc::SYS_getpriority,
+    libc::SYS_setpriority,
+    libc::SYS_ioprio_get,
+    libc::SYS_ioprio_set,
+    libc::SYS_getrlimit,
+    libc::SYS_setrlimit,
+    libc::SYS_prlimit64,
+    libc::SYS_getrusage,
+    libc::SYS_times,
+    libc::SYS_getcpu,
+    // Signals and time.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigpending,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_sigaltstack,
+    libc::SYS_setitimer,
+    libc::SYS_getitimer,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_gettimeofday,
+    libc::SYS_timer_create,
+    libc::SYS_timer_settime,
+    libc::SYS_timer_gettime,
+    libc::SYS_timer_getoverrun,
+    libc::SYS_timer_delete,
+    // Pairs of sockets between the processes of one command (rsync), and questions whether something is a socket (bash). socket(2) itself is refused.
+    libc::SYS_socketpair,
+    libc::SYS_shutdown,
+    libc::SYS_sendto,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    // The machine.
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_getrandom,
+    // By the numbers that only this architecture has.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_dup2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_getdents,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_link,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_symlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mknod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_inotify_init,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_select,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_eventfd,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_signalfd,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_pipe,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_fork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_getpgrp,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_arch_prctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_alarm,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_pause,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_time,
+    // Newer than the C library that this is built with: futex_wake, futex_wait, futex_requeue; mseal; setxattrat and its like.
+    454,
+    455,
+    456,
+    462,
+    463,
+    464,
+    465,
+    466,
+];
+
 /// clone(2) is how processes are made; with one of these it makes a namespace.
 const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
@@ -108,6 +412,58 @@ pub fn apply() -> Result<(), String> {
     Ok(())
 }
 
+/// Makes the program of [`narrow`], once for all commands of a view.
+pub fn prepare() -> Result<(), String> {
+    NARROW.as_ref().map(drop).map_err(Clone::clone)
+}
+
+/// Allows this process, and all that it will start, the calls of [`ALLOWED`] alone.
+pub fn narrow() -> nix::Result<()> {
+    let program = NARROW.as_ref().map_err(|_| nix::errno::Errno::EINVAL)?;
+    seccompiler::apply_filter(program).map_err(|_| nix::errno::Errno::EPERM)
+}
+
+static NARROW: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
+    let refuse = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();
+    let answer = |call: u32| match libc::c_long::from(call) {
+        call if ALLOWED.contains(&call) => libc::SECCOMP_RET_ALLOW,
+        call if REFUSED.contains(&call) => refuse(libc::EPERM),
+        _ => refuse(libc::ENOSYS),
+    };
+    let mut ranges: Vec<(u32, u32)> = (0..LAST_CALL).map(|call| (call, answer(call))).collect();
+    ranges.push((LAST_CALL, refuse(libc::ENOSYS)));
+    ranges.push((X32_BIT, refuse(libc::EPERM)));
+    ranges.dedup_by_key(|(_, answer)| *answer);
+    let mut program = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    program.extend(search(&ranges)?);
+    Ok(program)
+});
+
+/// No call of any kernel has a number above.
+const LAST_CALL: u32 = 1024;
+
+/// Finds the answer for a number in ranges that begin at these: a search tree, since the kernel asks for each of some
+/// hundred calls when the filter is put on, which has to take microseconds.
+fn search(ranges: &[(u32, u32)]) -> Result<BpfProgram, String> {
+    if let [(_, answer)] = ranges {
+        return Ok(vec![step(libc::BPF_RET | libc::BPF_K, 0, 0, *answer)]);
+    }
+    let (low, high) = ranges.split_at(ranges.len() / 2);
+    let below = search(low)?;
+    let past = u8::try_from(below.len()).map_err(|_| "too many ranges of system calls".to_owned())?;
+    let mut program = vec![step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, past, 0, high[0].0)];
+    program.extend(below);
+    program.extend(search(high)?);
+    Ok(program)
+}
+
+fn step(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
+    sock_filter { code: u16::try_from(code).unwrap_or_default(), jt, jf, k }
+}
+
+/// Numbers with this bit are of the x32 interface.
+const X32_BIT: u32 = 0x4000_0000;
+
 fn filter(
     rules: impl IntoIterator<Item = (libc::c_long, Vec<SeccompRule>)>,
     errno: libc::c_int,
@@ -129,8 +485,6 @@ fn only_native(program: BpfProgram) -> BpfProgram {
     if !cfg!(target_arch = "x86_64") {
         return program;
     }
-    const X32_BIT: u32 = 0x4000_0000;
-    let step = |code: u32, jt, jf, k| sock_filter { code: u16::try_from(code).unwrap_or_default(), jt, jf, k };
     let mut whole = vec![
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, X32_BIT),

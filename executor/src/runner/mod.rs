@@ -24,6 +24,7 @@ mod places;
 mod processes;
 mod reads;
 mod root;
+mod scratch;
 mod settings;
 mod spawn;
 mod supervisor;
@@ -62,7 +63,7 @@ use posh_proto::executor::{RunOutput, rejected};
 use self::wire::{Isolation, ViewReply, ViewSpec, read_frame, write_frame};
 use crate::{error::Refusal, sys};
 
-pub use self::fence::LEAST_LANDLOCK;
+pub use self::{fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 pub(crate) use self::{
     fence::{CHANGE, READ, ground, rules},
     held::WAITS_BYTES,
@@ -96,6 +97,7 @@ fn guard() -> io::Result<()> {
     // A session of its own: what a terminal sends to the daemon is not for us.
     let _ = setsid();
     prctl::set_child_subreaper(true)?;
+    confine::be_killed_first()?;
     let children = child_signals()?;
     if let Err(errno) = leave_namespaces(spec.isolation()) {
         let error = format!("cannot make a namespace: {}", errno.desc());
@@ -204,18 +206,22 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             return write_frame(control, &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() });
         }
     };
+    let used = scratch::Use::new(spec)?;
     write_frame(control, &ViewReply { reached, ..ViewReply::default() })?;
     let mut supervisors = Vec::new();
     let (mut spare, mut has_spares) = (None, true);
     loop {
         if spare.is_none() && has_spares {
-            spare = fork_spare(control, &view, children, &mut supervisors).ok();
+            spare = fork_spare(control, (&view, &used), children, &mut supervisors).ok();
         }
         let asks = spare.as_ref().map_or(control.as_fd(), |taken: &OwnedFd| taken.as_fd());
         let [asked, ended] = wait_for(asks, children.as_fd())?;
         if ended {
             let _ = children.read_signal();
             reap_supervisors(&mut supervisors);
+            if let Err(errno) = used.clean() {
+                complain(&errno.into());
+            }
         }
         if !asked {
             continue;
@@ -234,7 +240,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
         };
         let socket = UnixStream::from(socket);
         match sys::fork() {
-            Ok(ForkResult::Child) => sys::exit_now(supervisor::main(socket, &view, children)),
+            Ok(ForkResult::Child) => sys::exit_now(serve(socket, (&view, &used), children)),
             Ok(ForkResult::Parent { child }) => supervisors.push(child),
             Err(errno) => {
                 let message = format!("cannot start a process on the server: {}", errno.desc());
@@ -248,7 +254,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
 /// socket by itself, and writes a byte to the pipe that is given here; it ends without one when the daemon is gone.
 fn fork_spare(
     control: &UnixStream,
-    view: &View,
+    view: (&View, &scratch::Use),
     children: &SignalFd,
     supervisors: &mut Vec<Pid>,
 ) -> nix::Result<OwnedFd> {
@@ -264,11 +270,27 @@ fn fork_spare(
 }
 
 /// The life of a spare supervisor; `None` without a run.
-fn serve_as_spare(control: &UnixStream, view: &View, children: &SignalFd, tell: OwnedFd) -> Option<i32> {
+fn serve_as_spare(
+    control: &UnixStream,
+    view: (&View, &scratch::Use),
+    children: &SignalFd,
+    tell: OwnedFd,
+) -> Option<i32> {
     prctl::set_pdeathsig(Signal::SIGKILL).ok()?;
     let socket = sys::receive_descriptors(control.as_fd()).ok()?.into_iter().next()?;
     File::from(tell).write_all(b"t").ok()?;
-    Some(supervisor::main(socket.into(), view, children))
+    Some(serve(socket.into(), view, children))
+}
+
+/// The life of a supervisor that has a run.
+fn serve(socket: UnixStream, (view, used): (&View, &scratch::Use), children: &SignalFd) -> i32 {
+    match used.begin() {
+        Ok(()) => supervisor::main(socket, view, children),
+        Err(errno) => {
+            complain(&errno.into());
+            1
+        }
+    }
 }
 
 /// The daemon has closed its end.

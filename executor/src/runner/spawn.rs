@@ -27,7 +27,7 @@ use super::{
     changes::Watch,
     confine,
     fence::Domain,
-    guards,
+    filter, guards,
     held::Held,
     paths,
     reads::Read,
@@ -69,6 +69,8 @@ pub struct Prepared {
     open_files: u64,
     bounds: Bounds,
     domain: Option<Domain>,
+    /// Its words were read, so that it is known what it does: it makes the listed system calls only.
+    is_read: bool,
 }
 
 /// What has to be known of a stage until it has ended.
@@ -123,6 +125,7 @@ impl Prepared {
             open_files: view.open_files,
             bounds: view.bounds,
             domain: None,
+            is_read: !fence.everything,
             stage,
         };
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
@@ -256,6 +259,10 @@ impl Prepared {
         confine::set_bounds(&self.bounds)?;
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
+        if self.is_read {
+            // Last, since setting up takes more than a command needs.
+            filter::narrow()?;
+        }
         Ok(())
     }
 }

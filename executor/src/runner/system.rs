@@ -3,10 +3,7 @@
 
 use std::{
     fs,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    },
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -20,6 +17,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 use super::{
     root::{Root, detach, errno},
+    scratch,
     view::{PROGRAM_LINKS, SHOWN, failed},
     wire::Isolation,
 };
@@ -94,9 +92,6 @@ const KERNELS: u64 = PROGRAMS | libc::MOUNT_ATTR_NOEXEC;
 /// For the private directories, which commands write to.
 const OWN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// The private directories, and what they are called among the runner's own.
-const PRIVATE_DIRECTORIES: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
-
 /// Something of the server's that waits to be placed in the view.
 pub struct Taken {
     path: PathBuf,
@@ -163,17 +158,11 @@ pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refu
     Ok(all)
 }
 
-/// Makes and takes /tmp and /var/tmp, on disk since sort(1) may need room there.
-pub fn take_private(scratch: &Path) -> Result<Vec<Taken>, Refusal> {
-    let mut all = Vec::new();
-    for (name, path) in PRIVATE_DIRECTORIES {
-        let directory = scratch.join(name);
-        let made = fs::DirBuilder::new().mode(0o755).create(&directory);
-        made.and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777)))
-            .map_err(failed(|| format!("make {path}")))?;
-        all.extend(Taken::from(&directory, Path::new(path), OWN)?);
-    }
-    Ok(all)
+/// Makes and takes /tmp and /var/tmp.
+pub fn take_private(scratch: &Path, bytes: u64) -> Result<Vec<Taken>, Refusal> {
+    let made = scratch::make(&scratch.join("private"), bytes)?;
+    let taken = made.iter().map(|(directory, path)| Taken::from(directory, path, OWN).transpose());
+    taken.flatten().collect()
 }
 
 /// Only processes, where the kernel can leave the rest out: settings of the machine are there too. It

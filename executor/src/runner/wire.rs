@@ -81,16 +81,16 @@ pub struct Bounds {
     /// The size to which a file may be written.
     #[prost(uint64, tag = "3")]
     pub file_bytes: u64,
-    /// The size of the view's own /tmp and /var/tmp together.
+    /// The size of the temporary directories of a view, all together.
     #[prost(uint64, tag = "4")]
     pub tmp_bytes: u64,
 }
 
 impl Bounds {
-    /// The same with at most this memory.
+    /// The same with at most this memory, of which the temporary directories are.
     pub fn with_memory(self, bytes: Option<u64>) -> Self {
-        let lowest = [Some(self.memory_bytes), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min();
-        Self { memory_bytes: lowest.unwrap_or(0), ..self }
+        let least = |own: u64| [Some(own), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min().unwrap_or(0);
+        Self { memory_bytes: least(self.memory_bytes), tmp_bytes: least(self.tmp_bytes), ..self }
     }
 }
 

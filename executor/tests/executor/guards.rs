@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use posh_executor::config::Commands;
 use posh_proto::executor::{ClientFile, Guard, RunSpec, guard::Test, rejected::Kind};
 
 use crate::harness::*;
@@ -191,4 +192,32 @@ async fn a_test_that_is_not_known_does_not_pass() {
     let lab = Lab::start().await;
     let outcome = lab.run(guarded(&guard(Test::Unspecified, "", &["f"]), MOUNT)).await;
     assert_eq!(outcome.refusal().kind(), Kind::Guard);
+}
+
+// Guard: policy::add_guards. The gateway has sent none.
+#[tokio::test]
+async fn git_has_its_guards_whatever_the_gateway_sends() {
+    let lab = Lab::with(|config| config.confinement.commands = Commands::Annotated).await;
+    let init = std::process::Command::new("git").args(["init", "-q"]).arg(lab.store.path()).status();
+    assert!(init.unwrap().success());
+    let config = fs::read_to_string(lab.store.path().join(".git/config")).unwrap();
+    let status = || lab.run(command(&["git", "status", "--porcelain"]));
+    assert_eq!(status().await.rejected, None);
+    for added in [
+        "[filter \"x\"]\n\tclean = touch pwned\n",
+        "[core]\n\tfsmonitor = touch pwned\n",
+        "[include]\n\tpath = other\n",
+        "[core]\n\tworktree = /\n",
+        "[core]\n\thooksPath = hooks\n",
+    ] {
+        lab.write(".git/config", format!("{config}{added}"));
+        assert_eq!(status().await.refusal().kind(), Kind::Guard, "{added}");
+    }
+    lab.write(".git/config", &config);
+    lab.write(".git/objects/info/alternates", "/\n");
+    assert_eq!(status().await.refusal().kind(), Kind::Guard);
+    fs::remove_file(lab.store.path().join(".git/objects/info/alternates")).unwrap();
+    lab.program(".git/hooks/pre-commit");
+    let commit = lab.run(command(&["git", "commit", "-q", "-m", "x"])).await;
+    assert_eq!(commit.refusal().kind(), Kind::Guard);
 }

@@ -1,0 +1,143 @@
+//! The temporary directories of a view, `/tmp` and `/var/tmp`: one tmpfs of bounded size, which is empty again when
+//! no run of the view is at work.
+//!
+//! A supervisor holds a shared lock from before its run until it ends; the keeper empties the directories under the
+//! exclusive one, so that nothing is taken from a run, and a run that comes meanwhile waits.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    mount::{MsFlags, mount},
+    unistd::geteuid,
+};
+use rustix::{
+    fs::{
+        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, chmodat, fcntl_lock, memfd_create,
+        openat, renameat_with, unlinkat,
+    },
+    io::{Errno, Result},
+};
+
+use super::{
+    view::failed,
+    wire::{Isolation, ViewSpec},
+};
+use crate::error::Refusal;
+
+/// The directories, and what they are called on the tmpfs.
+const DIRECTORIES: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
+
+/// Files and directories: kernel memory that the size does not count, and names that the keeper has to remove. The
+/// commands that make the most, sort(1) and git(1), make some hundred.
+const MAX_FILES: u32 = 1 << 16;
+
+/// Makes the tmpfs at `place`, a directory of the runner's own, with both directories in it. Gives each with its path in the view.
+pub fn make(place: &Path, bytes: u64) -> std::result::Result<Vec<(PathBuf, &'static Path)>, Refusal> {
+    fs::create_dir(place).map_err(attempt("make a place for"))?;
+    let options = format!("size={bytes},nr_inodes={MAX_FILES},mode=755");
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("posh"), place, Some("tmpfs"), flags, Some(options.as_str())).map_err(attempt("mount"))?;
+    let make = |(name, path): &(&str, &'static str)| {
+        let directory = place.join(name);
+        fs::create_dir(&directory).map_err(attempt("make"))?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777)).map_err(attempt("open"))?;
+        Ok((directory, Path::new(*path)))
+    };
+    DIRECTORIES.iter().map(make).collect()
+}
+
+fn attempt<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Refusal {
+    failed(move || format!("{what} the temporary directories of a view"))
+}
+
+/// Says when the directories of a view are in use.
+#[derive(Debug)]
+pub struct Use(Option<OwnedFd>);
+
+impl Use {
+    /// Nobody uses them yet. Where a view is the machine's own tree they are not ours, and nothing is removed.
+    pub fn new(spec: &ViewSpec) -> Result<Self> {
+        match spec.isolation() {
+            Isolation::Nothing => Ok(Self(None)),
+            _ => memfd_create("posh-view", MemfdFlags::CLOEXEC).map(|lock| Self(Some(lock))),
+        }
+    }
+
+    /// This process uses them until it ends: a lock of fcntl(2) belongs to a process, not to those that it forks.
+    pub fn begin(&self) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |lock| fcntl_lock(lock, FlockOperation::LockShared))
+    }
+
+    /// Empties them if no process uses them.
+    pub fn clean(&self) -> Result<()> {
+        let Some(lock) = &self.0 else { return Ok(()) };
+        match fcntl_lock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN | Errno::ACCESS) => return Ok(()),
+            locked => locked?,
+        }
+        let emptied = DIRECTORIES.iter().try_for_each(|(_, path)| {
+            empty(&openat(CWD, *path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+        });
+        fcntl_lock(lock, FlockOperation::Unlock)?;
+        emptied
+    }
+}
+
+/// Removes all that is in `top`. What is in a directory is moved up before that is removed, so that a deep tree
+/// takes neither stack nor descriptors. Every name is one component below a descriptor: no link leads anywhere else.
+fn empty(top: &OwnedFd) -> Result<()> {
+    let mut number = 0_u32;
+    loop {
+        let names = names(top)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        for name in names {
+            match unlinkat(top, &name, AtFlags::empty()) {
+                Err(Errno::ISDIR | Errno::PERM) => {
+                    make_usable(top, &name);
+                    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    move_up(&openat(top, &name, flags, Mode::empty())?, top, &mut number)?;
+                    unlinkat(top, &name, AtFlags::REMOVEDIR)?;
+                }
+                other => other?,
+            }
+        }
+    }
+}
+
+fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<()> {
+    for name in names(from)? {
+        make_usable(from, &name);
+        loop {
+            *number += 1;
+            match renameat_with(from, &name, top, format!(".{number}"), RenameFlags::NOREPLACE) {
+                Err(Errno::EXIST) => {}
+                other => break other?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An ordinary user's directory may be locked against its owner, who can open it. root needs nothing of the kind, and
+/// does nothing that follows a link.
+fn make_usable(directory: &OwnedFd, name: &CString) {
+    if !geteuid().is_root() {
+        let _ = chmodat(directory, name, Mode::RWXU, AtFlags::empty());
+    }
+}
+
+fn names(directory: impl AsFd) -> Result<Vec<CString>> {
+    let entries = Dir::read_from(directory)?;
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name().to_owned()));
+    names.filter(|name| !matches!(name.as_deref().map(std::ffi::CStr::to_bytes), Ok(b"." | b".."))).collect()
+}
