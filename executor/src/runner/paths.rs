@@ -93,6 +93,10 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
             require_plain_symlinks(&at).map_err(&outside)?;
         }
     }
+    if is_unreadable_program(view, cwd, used, (&at, &status)) {
+        let why = "it can be started but not read, and only the workstation can tell if this user may start it";
+        return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
+    }
     if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
         return Err(outside("passes a symbolic link, which the workstation's mount may not follow".to_owned()));
     }
@@ -105,6 +109,13 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
         return Err(Refusal::new(Kind::Seam, why));
     }
     Ok(())
+}
+
+/// Tells if access(2) would say of a file that it is no program, because its export is mounted noexec. file(1) asks
+/// that of files that it can't read; no other command that is annotated does.
+fn is_unreadable_program(view: &View, cwd: &OwnedFd, used: &PathUse, (at, status): (&Path, &FileStat)) -> bool {
+    let may_start = status.st_mode & libc::S_IFMT == libc::S_IFREG && status.st_mode & 0o111 != 0;
+    may_start && !view.is_executable(at) && open_to_read(cwd, path_of(&used.path)).is_none()
 }
 
 /// Whether who runs here may set its attributes.

@@ -129,9 +129,10 @@ impl Root {
     /// Writes a client's file and mounts it over one of the server's.
     pub fn cover(&self, covered: &OwnedFd, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
         self.write_at(Path::new(COVER), file, user)?;
-        let tree = detach(self.find(Path::new(COVER))?.as_fd(), FILE_ATTRIBUTES);
-        unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)?;
-        Ok(self.attach(&tree?, covered)?)
+        let tree = detach(self.find(Path::new(COVER))?.as_fd(), FILE_ATTRIBUTES)?;
+        self.attach(&tree, covered)?;
+        // The kernel mounts no file that has lost its name, but one that is mounted may lose it.
+        Ok(unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)?)
     }
 
     fn write_at(&self, path: &Path, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {

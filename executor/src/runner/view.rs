@@ -119,9 +119,10 @@ impl View {
         &self.mounts
     }
 
-    /// Tells if programs in the mount at `path` may be started.
+    /// Tells if programs at `path` may be started: by the innermost mount, which the kernel asks too.
     pub fn is_executable(&self, path: &Path) -> bool {
-        self.executable.iter().any(|mount| mount == path)
+        let around = self.mounts.iter().filter(|mount| path.starts_with(mount));
+        around.max_by_key(|mount| mount.as_os_str().len()).is_some_and(|mount| self.executable.contains(mount))
     }
 
     /// Makes a working directory that only the workstation has, as far as it lies on the root, which

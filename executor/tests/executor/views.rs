@@ -136,7 +136,10 @@ impl Server {
     }
 }
 
-/// Puts nodes and links of its own over /dev, and becomes the executor ($2 is how, word by word).
+/// The directory to which a link in the server's /usr/local/bin leads.
+const LINKED: &str = "/home/posh-test-views";
+
+/// Puts nodes and links of its own over /dev, a link over /usr/local/bin, and becomes the executor ($2 is how, word by word).
 const PRIVATE_DEVICES: &str = r#"
 mount -t tmpfs dev "$1"
 mknod -m 666 "$1/null" c 1 3
@@ -147,6 +150,8 @@ mknod -m 666 "$1/urandom" c 1 9
 mknod -m 666 "$1/tty" c 5 0
 ln -s /proc/self/fd "$1/fd"
 mkdir -m 1777 "$1/shm"
+mount -t tmpfs bin /usr/local/bin
+ln -s /home/posh-test-views/posh-test-linked /usr/local/bin/
 mount --bind "$1" /dev
 exec $2 "$3" --config "$4"
 "#;
@@ -416,6 +421,43 @@ async fn an_export_brings_no_programs() {
     let outcome = server.run(command(&["sh", "-c", &script])).await;
     assert!(!outcome.text().contains("started"), "{outcome:?}");
     assert!(outcome.text().contains("no program") && outcome.errors().contains("Permission denied"), "{outcome:?}");
+}
+
+// Guard: paths::is_unreadable_program. access(2) says of programs on a noexec mount that they are none.
+#[tokio::test]
+async fn a_program_that_can_not_be_read_is_looked_at_on_the_workstation() {
+    for more in ["", "exec = true"] {
+        let server = Server::with(Way::RootForNobody, more).await;
+        let program = server.top.path().join("export/program");
+        fs::write(&program, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o711)).unwrap();
+        let local = "exec setpriv --reuid 65534 --regid 65534 --clear-groups file -b \"$1\"";
+        let local = Command::new("bash").args(["-c", local, "bash"]).arg(&program).output().unwrap().stdout;
+        assert!(String::from_utf8_lossy(&local).contains("executable, regular file"), "{local:?}");
+        let mut spec = command(&["file", "-b", "program"]);
+        spec.stages[0].paths = vec![path_use("program")];
+        let outcome = server.run(spec).await;
+        match more {
+            "" => assert_eq!(outcome.refusal().kind(), Kind::Guard),
+            _ => assert_eq!(outcome.out, local, "{outcome:?}"),
+        }
+        // What can be read has no such answer.
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut spec = command(&["file", "-b", "program"]);
+        spec.stages[0].paths = vec![path_use("program")];
+        assert!(server.run(spec).await.text().contains("shell script"));
+    }
+}
+
+// Guard: tools::is_program. On this server, a link in /usr/local/bin leads to a user's home.
+#[tokio::test]
+async fn a_link_out_of_the_servers_programs_is_no_program() {
+    let server = Server::with(Way::RootForNobody, "exec = true").await;
+    let export = server.top.path().join("export");
+    fs::write(export.join("posh-test-linked"), "#!/bin/sh\necho started\n").unwrap();
+    fs::set_permissions(export.join("posh-test-linked"), fs::Permissions::from_mode(0o755)).unwrap();
+    let spec = with_mount(pipeline(&["posh-test-linked"]), LINKED, "");
+    assert_eq!(server.run(spec).await.refusal().kind(), Kind::MissingTool);
 }
 
 fn tools_path() -> impl Iterator<Item = String> {
