@@ -36,6 +36,9 @@ pub const MOUNT: &str = "/mnt/posh-test-workstation/logs";
 /// For anything that is to happen at all.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// As large as a gateway's.
+pub const CHUNK_BYTES: usize = 256 << 10;
+
 pub const OUT: u32 = 1000;
 pub const ERR: u32 = 1001;
 pub const IN: u32 = 1002;
@@ -202,7 +205,8 @@ pub struct Call {
 impl Call {
     pub async fn open(client: &Client, spec: RunSpec) -> Self {
         let (input, stream) = mpsc::channel(16);
-        input.send(RunInput { kind: Some(Kind::Spec(spec)) }).await.unwrap();
+        let first = posh_proto::packed::pack(spec.clone()).unwrap_or(Kind::Spec(spec));
+        input.send(RunInput { kind: Some(first) }).await.unwrap();
         let output = client.clone().run(ReceiverStream::new(stream)).await.unwrap().into_inner();
         Self { input, output }
     }
@@ -255,8 +259,11 @@ impl Call {
                     if stream == OUT { &mut outcome.out } else { &mut outcome.err }.extend_from_slice(&data);
                 }
                 run_output::Kind::Credit(Credit { stream, bytes }) if !is_input_ended => {
-                    let data = input.split_to(input.len().min(usize::try_from(bytes).unwrap()));
-                    self.send(Kind::Chunk(Chunk { stream, data })).await;
+                    let mut data = input.split_to(input.len().min(usize::try_from(bytes).unwrap()));
+                    while !data.is_empty() {
+                        let data = data.split_to(data.len().min(CHUNK_BYTES));
+                        self.send(Kind::Chunk(Chunk { stream, data })).await;
+                    }
                     if input.is_empty() {
                         is_input_ended = true;
                         self.send(Kind::End(stream)).await;

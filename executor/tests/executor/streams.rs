@@ -144,8 +144,8 @@ async fn more_input_than_the_credit_is_an_error() {
     let lab = Lab::start().await;
     let mut call = Call::open(&lab.client, pipeline_with_input(&["sleep 1000"])).await;
     call.until(started).await;
-    for _ in 0..3 {
-        call.send(Kind::Chunk(Chunk { stream: IN, data: vec![0; 1 << 20].into() })).await;
+    for _ in 0..12 {
+        call.send(Kind::Chunk(Chunk { stream: IN, data: vec![0; CHUNK_BYTES].into() })).await;
     }
     let error = loop {
         match call.output.message().await {
