@@ -105,7 +105,7 @@ impl<'a> Walk<'a> {
             |reason: &str, at: usize| Refusal::Misfit(Misfit { at: (at, 0), why: Why::Shape(reason.to_owned()) });
         let reading = words::read(annotation, self.argv, manner).map_err(Refusal::Misfit)?;
         let facts = if until_operand {
-            Facts { annotation, argv: self.argv, reading, environment: self.environment, dealt: Vec::new() }
+            Facts::undealt(annotation, self.argv, reading, self.environment)
         } else {
             Facts::new(annotation, self.argv, reading, self.environment)
                 .map_err(|reason| misfit(&reason, self.argv.len()))?
@@ -259,10 +259,12 @@ fn splittable_operands(facts: &Facts<'_>, gathered: &Gathered) -> Vec<usize> {
     let mut params = facts.annotation.params.iter().enumerate();
     let Some((number, _)) = params.find(|(_, param)| facts.holds(&param.splittable)) else { return Vec::new() };
     let operands: Vec<usize> = facts.arguments(number).collect();
-    let listed = |argument: &usize| {
-        let mut uses = gathered.uses.iter().filter(|file| file.argument == *argument);
-        uses.next().is_some() && uses.next().is_none() && !gathered.stdin_operands.contains(argument)
-    };
+    // Counted once: there are as many uses as operands.
+    let stdin: std::collections::HashSet<&usize> = gathered.stdin_operands.iter().collect();
+    let mut uses = std::collections::HashMap::<usize, usize>::new();
+    gathered.uses.iter().for_each(|file| *uses.entry(file.argument).or_default() += 1);
+    uses.retain(|argument, _| !stdin.contains(argument));
+    let listed = |argument: &usize| uses.get(argument) == Some(&1);
     if operands.len() > 1 && operands.iter().all(listed) { operands } else { Vec::new() }
 }
 

@@ -1,6 +1,8 @@
 //! One invocation as conditions see it: its options and operands by number,
 //! their values as bytes, and its environment.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
@@ -18,6 +20,9 @@ pub struct Facts<'a> {
     pub environment: Environment<'a>,
     /// For each of the reading's operands, the number of its PARAMS entry.
     pub dealt: Vec<usize>,
+    /// Which conditions hold, by their addresses: all live in annotations for `'a`. Each looks through all words, and is
+    /// asked for every word, so that a long command line would take the square of its length.
+    known: RefCell<HashMap<*const Condition, bool>>,
 }
 
 impl<'a> Facts<'a> {
@@ -31,7 +36,7 @@ impl<'a> Facts<'a> {
         reading: Reading,
         environment: Environment<'a>,
     ) -> Result<Self, String> {
-        let mut facts = Self { annotation, argv, reading, environment, dealt: Vec::new() };
+        let mut facts = Self::undealt(annotation, argv, reading, environment);
         let parted = annotation.params.iter().any(|param| param.after_dashes);
         let after = |wanted: bool| move |operand: &&crate::words::Operand| (parted && operand.after_dashes) == wanted;
         // Operands after `--` are the last ones, so the two groups follow each other.
@@ -39,8 +44,20 @@ impl<'a> Facts<'a> {
             let count = facts.reading.operands.iter().filter(after(side)).count();
             let dealt = facts.deal(side, count)?;
             facts.dealt.extend(dealt);
+            // They may be about operands.
+            facts.known.get_mut().clear();
         }
         Ok(facts)
+    }
+
+    /// What is known before the operands are dealt out.
+    pub fn undealt(
+        annotation: &'a Annotation,
+        argv: &'a [OsString],
+        reading: Reading,
+        environment: Environment<'a>,
+    ) -> Self {
+        Self { annotation, argv, reading, environment, dealt: Vec::new(), known: RefCell::default() }
     }
 
     /// The entry of each of `count` operands of one side of `--`.
@@ -74,7 +91,22 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether a condition holds.
-    pub fn holds(&self, condition: &Condition) -> bool {
+    pub fn holds(&self, condition: &'a Condition) -> bool {
+        match condition {
+            Condition::Always => true,
+            Condition::Never => false,
+            _ => {
+                let known = self.known.borrow().get(&std::ptr::from_ref(condition)).copied();
+                known.unwrap_or_else(|| {
+                    let holds = self.find_out(condition);
+                    self.known.borrow_mut().insert(condition, holds);
+                    holds
+                })
+            }
+        }
+    }
+
+    fn find_out(&self, condition: &'a Condition) -> bool {
         match condition {
             Condition::Always => true,
             Condition::Never => false,
@@ -102,12 +134,12 @@ impl<'a> Facts<'a> {
     }
 
     /// The first case that holds.
-    pub fn case<'c, T>(&self, cases: &'c Cases<T>) -> Option<&'c T> {
+    pub fn case<T>(&self, cases: &'a Cases<T>) -> Option<&'a T> {
         cases.0.iter().find(|case| self.holds(&case.when)).map(|case| &case.is)
     }
 
     /// All entries that hold.
-    pub fn holding<'c, T>(&self, entries: &'c [Conditional<T>]) -> impl Iterator<Item = &'c T> {
+    pub fn holding<T>(&self, entries: &'a [Conditional<T>]) -> impl Iterator<Item = &'a T> {
         entries.iter().filter(|entry| self.holds(&entry.when)).map(|entry| &entry.is)
     }
 

@@ -52,3 +52,35 @@ impl Classifier {
         share
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::config::Confinement;
+
+    /// The shortest of some times that it takes to read a command of so many words.
+    fn time_of(policy: &Policy, program: &str, word: &str, count: usize) -> Duration {
+        let words = std::iter::once(program).chain(std::iter::repeat_n(word, count));
+        let argv = words.map(|word| word.to_owned().into()).collect();
+        let stage = Stage { id: 1, program: program.to_owned(), argv, ..Stage::default() };
+        let once = || {
+            let mut stages = [stage.clone()];
+            let began = Instant::now();
+            assert!(policy.fences(&mut stages, &[]).is_ok());
+            began.elapsed()
+        };
+        (0..3).map(|_| once()).min().unwrap()
+    }
+
+    #[test]
+    fn a_long_command_line_takes_no_more_than_its_length() {
+        let (policy, _) = Policy::new(&Confinement::default());
+        for (program, word) in [("sort", "-k1,1"), ("cat", "f"), ("grep", "-ex"), ("sort", "f")] {
+            let (short, long) = (time_of(&policy, program, word, 4_000), time_of(&policy, program, word, 32_000));
+            // Eight times the words; were it the square, 64 times the time.
+            assert!(long < short * 24 + Duration::from_millis(20), "{program} {word}: {short:?}, {long:?}");
+        }
+    }
+}
