@@ -217,14 +217,17 @@ where
     shared.draining.store(true, Ordering::Relaxed);
     health.set_not_serving::<ExecutorServer<Service>>().await;
     let _ = drain.send(());
-    tokio::select! {
-        ended = &mut serving => return ended.map_err(Error::Serve),
-        () = end_runs(&shared) => {}
-    }
-    // The last messages are still on their way out.
-    let ended = tokio::time::timeout(FLUSH_TIMEOUT, serving).await;
+    let ended = tokio::select! {
+        ended = &mut serving => Some(ended),
+        () = end_runs(&shared) => None,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        // The last messages are still on their way out.
+        None => tokio::time::timeout(FLUSH_TIMEOUT, serving).await.unwrap_or(Ok(())),
+    };
     shared.audit.stop().await;
-    ended.unwrap_or(Ok(())).map_err(Error::Serve)
+    ended.map_err(Error::Serve)
 }
 
 /// The longest that an executor takes to end after it was told to, by its own account: whoever waits

@@ -5,6 +5,7 @@
 //! exclusive one, so that nothing is taken from a run, and a run that comes meanwhile waits.
 
 use std::{
+    collections::HashSet,
     ffi::CString,
     fs, io,
     os::{
@@ -20,8 +21,8 @@ use nix::{
 };
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, chmodat, fcntl_lock, memfd_create,
-        openat, renameat_with, unlinkat,
+        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, ResolveFlags, chmodat, fcntl_lock,
+        memfd_create, openat, openat2, renameat_with, unlinkat,
     },
     io::{Errno, Result},
 };
@@ -91,12 +92,14 @@ impl Use {
     }
 }
 
-/// Removes all that is in `top`. What is in a directory is moved up before that is removed, so that a deep tree
-/// takes neither stack nor descriptors. Every name is one component below a descriptor: no link leads anywhere else.
+/// Removes all that is in `top`, but what something is mounted on. What is in a directory is moved up before that is removed, so
+/// that a deep tree takes neither stack nor descriptors. Every name is one component below a descriptor, on the same
+/// mount: no link leads anywhere else, and nothing of an export that is mounted here is touched.
 fn empty(top: &OwnedFd) -> Result<()> {
     let mut number = 0_u32;
+    let mut kept = HashSet::new();
     loop {
-        let names = names(top)?;
+        let names: Vec<CString> = names(top)?.into_iter().filter(|name| !kept.contains(name)).collect();
         if names.is_empty() {
             return Ok(());
         }
@@ -104,28 +107,52 @@ fn empty(top: &OwnedFd) -> Result<()> {
             match unlinkat(top, &name, AtFlags::empty()) {
                 Err(Errno::ISDIR | Errno::PERM) => {
                     make_usable(top, &name);
-                    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                    move_up(&openat(top, &name, flags, Mode::empty())?, top, &mut number)?;
-                    unlinkat(top, &name, AtFlags::REMOVEDIR)?;
+                    if !remove_directory(top, &name, &mut number)? {
+                        kept.insert(name);
+                    }
                 }
+                Err(Errno::BUSY) => drop(kept.insert(name)),
                 other => other?,
             }
         }
     }
 }
 
-fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<()> {
+/// Removes a directory whose entries are moved up; false where something is mounted on it or on one of them.
+fn remove_directory(top: &OwnedFd, name: &CString, number: &mut u32) -> Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let same_mount = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let directory = match openat2(top, name, flags, Mode::empty(), same_mount) {
+        Err(Errno::XDEV) => return Ok(false),
+        other => other?,
+    };
+    if !move_up(&directory, top, number)? {
+        return Ok(false);
+    }
+    match unlinkat(top, name, AtFlags::REMOVEDIR) {
+        Err(Errno::BUSY | Errno::NOTEMPTY) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+/// Moves all entries up; false where one can't be, since something is mounted on it.
+fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<bool> {
+    let mut is_all = true;
     for name in names(from)? {
         make_usable(from, &name);
         loop {
             *number += 1;
             match renameat_with(from, &name, top, format!(".{number}"), RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => {}
+                Err(Errno::BUSY | Errno::XDEV) => {
+                    is_all = false;
+                    break;
+                }
                 other => break other?,
             }
         }
     }
-    Ok(())
+    Ok(is_all)
 }
 
 /// An ordinary user's directory may be locked against its owner, who can open it. root needs nothing of the kind, and

@@ -36,7 +36,7 @@ async fn a_working_directory_that_the_server_lacks_is_refused() {
     for (directory, expected) in [
         (format!("{MOUNT}/missing"), "No such file or directory"),
         (format!("{MOUNT}/link"), "it is /tmp on the server"),
-        ("/usr/share/only-on-the-workstation".to_owned(), "can be placed in the server's /usr"),
+        ("/usr/share/only-on-the-workstation".to_owned(), "/usr is the server's own"),
         ("relative".to_owned(), "not an absolute path"),
     ] {
         let outcome = lab.run(in_directory(pipeline(&["pwd"]), &directory)).await;
