@@ -505,7 +505,7 @@ mod tests {
     #[test]
     fn a_whole_file_is_read() {
         let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n\
-                    [[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\nexec = true\ncoherence = \"rclone\"\n";
+                    [confinement]\nuser = \"root\"\n[[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\nexec = true\ncoherence = \"rclone\"\n";
         let config = Config::parse("executor.toml", text).unwrap();
         assert_eq!(config.listen.port(), 9);
         assert_eq!((config.bounds.runs, config.drain), (3, Duration::from_secs(4)));

@@ -83,7 +83,8 @@ fn start() -> Peer {
     let address = listener.local_addr().unwrap();
     let exports = ["logs", OTHER].into_iter().zip(&stores);
     let exports = exports.map(|(name, store)| (name.to_owned(), store.clone())).collect();
-    let config = Config::from_arguments(address, exports, false, false, crate::executor::rights()).unwrap();
+    let mut config = Config::from_arguments(address, exports, false, false, crate::executor::rights()).unwrap();
+    config.runner_program = Some(crate::executor::runner_program());
     runtime.spawn(posh_executor::run(config, listener, std::future::pending()));
     let open = |export| runtime.block_on(Remote::open(Arc::new(Direct(address)), export, Patience::default())).unwrap();
     let files = runtime.block_on(ids(&open("logs")));
