@@ -226,4 +226,47 @@ mod tests {
             assert!(tests.iter().any(|source| source.contains(&function)), "{} is not there", guard.test);
         }
     }
+
+    /// Headings of docs/security.md, one for each kind of attacker.
+    const ATTACKERS: [&str; 5] =
+        ["### Strangers", "### Identities", "### Other local users", "### Servers", "### Directories"];
+    /// Attacks in the table, at least.
+    const MIN_ATTACKS: usize = 90;
+
+    /// `| attack | guard | test |`, below the headings of the attackers.
+    fn attacks(text: &str) -> Vec<(&str, Vec<&str>)> {
+        let mut attacker = None;
+        let mut found = Vec::new();
+        for line in text.lines() {
+            if line.starts_with('#') {
+                attacker = ATTACKERS.into_iter().find(|known| *known == line);
+            }
+            let cells: Vec<&str> = line.split(" | ").collect();
+            if let (Some(attacker), [_, _, tests]) = (attacker, &cells[..])
+                && tests.contains('`')
+            {
+                found.push((attacker, tests.split('`').skip(1).step_by(2).collect()));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_attack_of_the_table_has_a_test() {
+        let root = root().unwrap();
+        let text = fs::read_to_string(root.join("docs/security.md")).unwrap();
+        let attacks = attacks(&text);
+        assert!(attacks.len() >= MIN_ATTACKS, "{} attacks", attacks.len());
+        for attacker in ATTACKERS {
+            assert!(attacks.iter().any(|(of, _)| *of == attacker), "no attack below {attacker}");
+        }
+        let directories = ["annotations", "executor", "fs-mapper", "gateway", "hook", "integration", "posh", "proto"];
+        let directories = directories.iter().chain(&["reach", "trusted-path", "volume", "xtask", "bench"]);
+        let sources: Vec<String> = directories.flat_map(|directory| sources(&root.join(directory))).collect();
+        let missing = attacks.iter().flat_map(|(_, tests)| tests).filter(|test| {
+            let function = format!("fn {test}(");
+            !sources.iter().any(|source| source.contains(&function))
+        });
+        assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new(), "tests that are not there");
+    }
 }
