@@ -2,7 +2,7 @@
 //! on the wire and up to some hundred in memory, so that the size of a message says little about
 //! what decoding it costs. [`check`] walks the raw bytes by the contract's own table of fields,
 //! counts the elements of each repeated field over the whole message, and refuses a message that
-//! has more than [`MOST`] allows. It allocates one number for each field that has a bound.
+//! has more than `MOST` allows. It allocates one number for each field that has a bound.
 //!
 //! Every message that a server receives has its largest size and its bounds in the two tables
 //! here, or the bound of all others.
@@ -356,7 +356,7 @@ mod tests {
         let one = input(RunSpec { mounts: vec![Default::default(); 200], ..RunSpec::default() });
         assert_eq!(check(RUN, &one), Ok(()));
         assert!(matches!(check(RUN, &one.repeat(2)), Err(Unfit::Many { field: "mounts", .. })));
-        let pipes = input(RunSpec { pipes: (0..10_000).collect(), ..RunSpec::default() });
+        let pipes = input(RunSpec { pipes: (0..20_000).collect(), ..RunSpec::default() });
         assert!(matches!(check(RUN, &pipes), Err(Unfit::Many { field: "pipes", .. })));
     }
 

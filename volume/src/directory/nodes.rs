@@ -5,7 +5,8 @@
 //! made with the caller's rights, and that has ended at the file of that id. So every directory on
 //! the way is one that this caller may search, at this moment. Descriptors, handles and names that are
 //! kept tell only where to walk; what they say is never trusted, and a descriptor that was opened for
-//! one caller serves no other. All of [`Nodes::node`] and [`Nodes::child`] is to be called with the caller's rights
+//! one caller serves no other. One exception: a file that has lost its last name can't be walked to, and is served to the account that
+//! walked to it last, which could have kept it open. All of [`Nodes::node`] and [`Nodes::child`] is to be called with the caller's rights
 //! ([`super::session::Session::as_caller`]).
 
 use std::{
@@ -94,6 +95,8 @@ struct Known {
     /// The names under which it was found, the last one first: a file may have several.
     at: Vec<At>,
     fd: Option<Arc<OwnedFd>>,
+    /// The account that walked to it last.
+    walker: u32,
     is_used: bool,
 }
 
@@ -142,14 +145,14 @@ impl Nodes {
         if id == self.root.id {
             return Ok(self.root.clone());
         }
-        let (fd, handle) = {
+        let (kept, handle) = {
             let mut state = self.state.lock().expect("not poisoned");
             let known = state.known.get_mut(&id).ok_or(Errno::ESTALE)?;
             known.is_used = true;
             (known.fd.clone(), known.handle.clone())
         };
         let mut outcome = Errno::ESTALE.into();
-        if let Some(path) = fd.and_then(|fd| self.path_below(&fd)) {
+        if let Some(path) = kept.as_ref().and_then(|fd| self.path_below(fd)) {
             match self.walk_to(id, &path) {
                 Err(fault) => outcome = graver(outcome, fault),
                 found => return found,
@@ -161,19 +164,38 @@ impl Nodes {
                 found => return self.keep_found(found),
             }
         }
-        let opened = handle.and_then(|handle| sys::open_handle(self.root.fd.as_fd(), &handle).ok());
-        if let Some(path) = opened.and_then(|fd| self.path_below(&fd)) {
+        let opened = handle.and_then(|handle| sys::open_handle(self.root.fd.as_fd(), &handle).ok()).map(Arc::new);
+        if let Some(path) = opened.as_ref().and_then(|fd| self.path_below(fd)) {
             match self.walk_to(id, &path) {
                 Err(fault) => outcome = graver(outcome, fault),
                 found => return self.keep_found(found),
             }
         }
+        if outcome == Errno::ESTALE.into()
+            && let Some(node) = kept.or(opened).and_then(|fd| self.unlinked(id, fd))
+        {
+            return Ok(node);
+        }
         Err(outcome)
+    }
+
+    /// The file of that id, if it has no name any more and this caller was the last to walk to it.
+    fn unlinked(&self, id: FileId, fd: Arc<OwnedFd>) -> Option<Node> {
+        let walker = self.state.lock().expect("not poisoned").known.get(&id)?.walker;
+        let found = look(fd.as_fd()).ok()?;
+        let is_it = found.inode == id.inode && number_of(fd.as_fd(), &found, self.telling).0 == id.generation;
+        let is_gone = found.links == 0 && found.kind != Kind::Directory;
+        (is_it && is_gone && walker == sys::file_ids().0).then_some(Node { id, kind: found.kind, fd })
     }
 
     fn keep_found(&self, found: Result<Node, Fault>) -> Result<Node, Fault> {
         let node = found?;
-        self.state.lock().expect("not poisoned").keep_open(node.id, node.fd.clone());
+        let mut state = self.state.lock().expect("not poisoned");
+        state.keep_open(node.id, node.fd.clone());
+        if let Some(known) = state.known.get_mut(&node.id) {
+            known.walker = sys::file_ids().0;
+        }
+        drop(state);
         Ok(node)
     }
 
@@ -248,7 +270,8 @@ impl Nodes {
         // Without another way back the descriptor is all there is.
         let keep = if at.is_empty() && handle.is_none() { Keep::Open } else { keep };
         let mut state = self.state.lock().expect("not poisoned");
-        state.insert(id, Known { handle, at, fd: None, is_used: false }, &self.remembered);
+        let walker = sys::file_ids().0;
+        state.insert(id, Known { handle, at, fd: None, walker, is_used: false }, &self.remembered);
         if keep == Keep::Open {
             state.keep_open(id, fd.clone());
         }
@@ -321,6 +344,7 @@ impl State {
         if let Some(known) = self.known.get_mut(&id) {
             known.is_used = true;
             known.handle = new.handle;
+            known.walker = new.walker;
             new.at.into_iter().for_each(|at| known.found_at(at));
             return;
         }
@@ -380,16 +404,18 @@ struct Look {
     inode: u64,
     kind: Kind,
     mount: u64,
+    links: u32,
     born: (i64, u32),
 }
 
 fn look(fd: BorrowedFd<'_>) -> Result<Look, Fault> {
-    let wanted = StatxFlags::INO | StatxFlags::TYPE | StatxFlags::MNT_ID | StatxFlags::BTIME;
+    let wanted = StatxFlags::INO | StatxFlags::TYPE | StatxFlags::NLINK | StatxFlags::MNT_ID | StatxFlags::BTIME;
     let found = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
     Ok(Look {
         inode: found.stx_ino,
         kind: kind_of(found.stx_mode.into()),
         mount: found.stx_mnt_id,
+        links: found.stx_nlink,
         born: (found.stx_btime.tv_sec, found.stx_btime.tv_nsec),
     })
 }

@@ -202,7 +202,7 @@ fn with_read_search<T>(action: impl FnOnce() -> nix::Result<T>) -> nix::Result<T
 }
 
 /// The numbers with which this thread uses files.
-fn file_ids() -> (libc::uid_t, libc::gid_t) {
+pub fn file_ids() -> (libc::uid_t, libc::gid_t) {
     // -1 changes nothing (setfsuid(2)).
     (setfsuid(Uid::from_raw(libc::uid_t::MAX)).as_raw(), setfsgid(Gid::from_raw(libc::gid_t::MAX)).as_raw())
 }
