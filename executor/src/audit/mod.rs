@@ -1,5 +1,5 @@
 //! The audit record: what was done here, by whom, and who was refused. One line of JSON for each
-//! beginning and end, in a file that shows when a line was removed or changed ([`chain`],
+//! beginning and end, in a file that shows when a line was removed or changed (`chain`,
 //! [`verify`]). Never arguments, environment, contents or secrets.
 //!
 //! One thread writes; others hand it their records through a bounded queue. Whoever begins something

@@ -269,7 +269,7 @@ impl Register {
 
     /// Signs another request for the identity of that certificate, which it replaces. The one that
     /// was replaced before is gone: whoever renews has received the present one. So an enrolment has
-    /// one certificate before the present one at most, and [`SUCCESSORS`] after it.
+    /// one certificate before the present one at most, and `SUCCESSORS` after it.
     ///
     /// # Errors
     /// [`TlsError`].

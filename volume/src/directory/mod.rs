@@ -10,7 +10,7 @@
 //! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the file with `unsafe`
 //!
 //! Invariant: every system call about a name or a file of the export is made on a worker thread between the
-//! beginning and the end of [`session::Session::as_caller`], as the caller and without any
+//! beginning and the end of `session::Session::as_caller`, as the caller and without any
 //! capability that the caller does not have. The one exception is `sys::open_handle`, of which `nodes` uses no more than the path.
 
 mod account;
