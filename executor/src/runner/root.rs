@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// The root holds directories and small files only.
-const ROOT_OPTIONS: &str = "size=64m,nr_inodes=256k,mode=755";
+const ROOT_OPTIONS: &str = "size=64m,nr_inodes=16k,mode=755";
 
 /// A file on the view's own file systems gives nobody rights.
 const NO_RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);

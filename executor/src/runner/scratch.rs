@@ -9,7 +9,7 @@ use std::{
     ffi::CString,
     fs, io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd as _, OwnedFd},
         unix::fs::PermissionsExt as _,
     },
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ use nix::{
 };
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, ResolveFlags, chmodat, fcntl_lock,
+        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, ResolveFlags, chmod, fcntl_lock,
         memfd_create, openat, openat2, renameat_with, unlinkat,
     },
     io::{Errno, Result},
@@ -58,6 +58,9 @@ pub fn make(place: &Path, bytes: u64) -> std::result::Result<Vec<(PathBuf, &'sta
 fn attempt<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Refusal {
     failed(move || format!("{what} the temporary directories of a view"))
 }
+
+/// A name in a directory leads to what is there, on the same mount.
+const SAME_MOUNT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// Says when the directories of a view are in use.
 #[derive(Debug)]
@@ -121,8 +124,7 @@ fn empty(top: &OwnedFd) -> Result<()> {
 /// Removes a directory whose entries are moved up; false where something is mounted on it or on one of them.
 fn remove_directory(top: &OwnedFd, name: &CString, number: &mut u32) -> Result<bool> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let same_mount = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let directory = match openat2(top, name, flags, Mode::empty(), same_mount) {
+    let directory = match openat2(top, name, flags, Mode::empty(), SAME_MOUNT) {
         Err(Errno::XDEV) => return Ok(false),
         other => other?,
     };
@@ -155,11 +157,15 @@ fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<bool> {
     Ok(is_all)
 }
 
-/// An ordinary user's directory may be locked against its owner, who can open it. root needs nothing of the kind, and
-/// does nothing that follows a link.
+/// An ordinary user's directory may be locked against its owner, who can open it. It is changed by a handle on the
+/// directory itself: neither what a link leads to, nor what is mounted there. root needs nothing of the kind.
 fn make_usable(directory: &OwnedFd, name: &CString) {
-    if !geteuid().is_root() {
-        let _ = chmodat(directory, name, Mode::RWXU, AtFlags::empty());
+    if geteuid().is_root() {
+        return;
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if let Ok(handle) = openat2(directory, name, flags, Mode::empty(), SAME_MOUNT) {
+        let _ = chmod(format!("/proc/self/fd/{}", handle.as_raw_fd()), Mode::RWXU);
     }
 }
 

@@ -69,6 +69,9 @@ pub enum TlsError {
     /// One identity has all that it may.
     #[error("`{0}` has {1} certificates, as many as one may have; run: posh-executor revoke {0} --certificate SHA256")]
     FullOf(String, usize),
+    /// The certificate that asks for another one has ended meanwhile.
+    #[error("the certificate of `{0}` does not count any more, and gets no other one")]
+    NotRenewable(String),
     /// Nothing to revoke.
     #[error(
         "`{identity}` has no certificate, or several, whose SHA-256 begins with {prefix}; posh-executor list shows them"

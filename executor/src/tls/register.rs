@@ -68,6 +68,13 @@ struct Entry {
     superseded_s: Option<u64>,
 }
 
+impl Entry {
+    /// Whether it lets anybody in at that time.
+    fn counts_at(&self, now_s: u64) -> bool {
+        !self.revoked && self.expires_s > now_s && self.superseded_s.is_none_or(|at| at > now_s)
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Pending {
     /// Of the secret: who reads the file can't enrol.
@@ -276,8 +283,13 @@ impl Register {
     pub fn renew(&self, identity: &str, present: &Fingerprint, request: &[u8]) -> Result<Issued, TlsError> {
         let _lock = self.lock()?;
         let mut content = self.load()?;
-        let issued = self.authority.issue(request, identity)?;
         let present = present.to_string();
+        // Under the lock: a revocation may have come since the call was let in.
+        let counts = |entry: &Entry| entry.sha256 == present && entry.identity == identity && entry.counts_at(now_s());
+        if !content.certificates.iter().any(counts) {
+            return Err(TlsError::NotRenewable(identity.to_owned()));
+        }
+        let issued = self.authority.issue(request, identity)?;
         let entries = &mut content.certificates;
         if let Some(before) = entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone()) {
             // With what others got over that one and never used; revoked ones are remembered.

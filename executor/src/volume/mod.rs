@@ -5,7 +5,7 @@ mod beside;
 mod session;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io,
     path::PathBuf,
     pin::Pin,
@@ -274,8 +274,14 @@ impl Volumes {
         if own >= MAX_SESSIONS_OF_ONE || !is_share((own, 1), (sessions.len(), MAX_SESSIONS)) {
             return Err(Status::resource_exhausted("too many sessions of volumes on this executor"));
         }
-        sessions.entry(name).or_insert(served);
-        Ok(())
+        match sessions.entry(name) {
+            // Only what is in the table is counted, recorded and ended.
+            Entry::Occupied(_) => Err(Status::aborted("that session is being opened by another call")),
+            Entry::Vacant(place) => {
+                place.insert(served);
+                Ok(())
+            }
+        }
     }
 
     /// Whose share of the machine the sessions of that caller use.

@@ -101,6 +101,8 @@ struct Numbered {
     outcome: watch::Receiver<Option<Outcome>>,
     is_remembered: bool,
     task: AbortHandle,
+    /// The connection that waits for the answer, and the task that will send it there.
+    answering: Option<(mpsc::WeakSender<Outgoing>, AbortHandle)>,
 }
 
 #[derive(Debug, Clone)]
@@ -242,8 +244,42 @@ impl Served {
             }
             sender.send_replace(Some(outcome));
         });
-        calls.by_number.insert(number, Numbered { outcome: outcome.clone(), is_remembered, task: task.abort_handle() });
+        calls.by_number.insert(
+            number,
+            Numbered { outcome: outcome.clone(), is_remembered, task: task.abort_handle(), answering: None },
+        );
         Ok(outcome)
+    }
+
+    /// Has the answer sent on that connection, once: whoever repeats a call that is still at work waits for the same
+    /// answer, and an earlier connection no longer does.
+    fn answer_when_done(
+        &self,
+        number: u64,
+        outcome: watch::Receiver<Option<Outcome>>,
+        sender: &mpsc::Sender<Outgoing>,
+    ) {
+        let send = |sender: mpsc::Sender<Outgoing>| async move {
+            if let Some(Outcome::Answered(reply, charges)) = outcome_of(outcome).await {
+                answer(&sender, reply, Some(charges)).await;
+            }
+        };
+        let mut calls = self.calls.lock().expect("not poisoned");
+        // It may have ended already, and be forgotten.
+        let Some(known) = calls.by_number.get_mut(&number) else {
+            tokio::spawn(send(sender.clone()));
+            return;
+        };
+        let waits_here = |(its, task): &(mpsc::WeakSender<Outgoing>, AbortHandle)| {
+            !task.is_finished() && its.upgrade().is_some_and(|its| its.same_channel(sender))
+        };
+        if known.answering.as_ref().is_some_and(waits_here) {
+            return;
+        }
+        let task = tokio::spawn(send(sender.clone())).abort_handle();
+        if let Some((_, earlier)) = known.answering.replace((sender.downgrade(), task)) {
+            earlier.abort();
+        }
     }
 
     /// Changes up to that number will not be asked for again.
@@ -398,14 +434,7 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         Outcome::Answered(reply, Arc::new((charge, for_answer)))
     };
     match served.once(number, is_remembered, work) {
-        Ok(outcome) => {
-            let sender = sender.clone();
-            tokio::spawn(async move {
-                if let Some(Outcome::Answered(reply, charges)) = outcome_of(outcome).await {
-                    answer(&sender, reply, Some(charges)).await;
-                }
-            });
-        }
+        Ok(outcome) => served.answer_when_done(number, outcome, sender),
         Err(status) if status.code() == tonic::Code::AlreadyExists => {}
         Err(_) => refuse(Errno::EBUSY).await,
     }

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path};
 
 /// A command line longer than this is not sshfs's.
@@ -15,16 +14,36 @@ pub struct Process {
     arguments: Vec<OsString>,
 }
 
-/// Those that run now as this user.
+/// Those that run now, with this user's rights alone. A command line says nothing by itself: any user can start a
+/// set-user-id program under sshfs's name, with words of their own. So all four user ids must be ours, and the program's file must be
+/// sshfs's (proc_pid_status(5), proc_pid_exe(5)).
 pub(super) fn running() -> Vec<Process> {
-    let Ok(own) = fs::metadata("/proc/self").map(|process| process.uid()) else { return Vec::new() };
+    let Some(own) = user_ids(Path::new("/proc/self")) else { return Vec::new() };
     let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let of_us = entries.filter(|entry| {
         let is_process = entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
-        is_process && entry.metadata().is_ok_and(|process| process.uid() == own)
+        is_process && user_ids(&entry.path()).is_some_and(|ids| ids == own) && is_sshfs(&entry.path())
     });
     of_us.filter_map(|entry| Process::parse(&fs::read(entry.path().join("cmdline")).ok()?)).collect()
 }
+
+/// Real, effective, saved and file system user id.
+fn user_ids(process: &Path) -> Option<[u32; 4]> {
+    let status = fs::read_to_string(process.join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let ids: Vec<u32> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    ids.try_into().ok()
+}
+
+/// Whether the program that it executes is called sshfs, also when a newer one has taken the file's place.
+fn is_sshfs(process: &Path) -> bool {
+    let Ok(program) = fs::read_link(process.join("exe")) else { return false };
+    let name = program.file_name().unwrap_or_default().as_encoded_bytes();
+    name.strip_suffix(b" (deleted)").unwrap_or(name) == b"sshfs"
+}
+
+/// What argv[0] of an sshfs may be: mount(8) calls it by the names of its helpers.
+const NAMES: [&str; 4] = ["sshfs", "mount.sshfs", "mount.fuse.sshfs", "mount.fuse"];
 
 impl Process {
     /// From /proc/PID/cmdline; `None` when it is another program.
@@ -32,7 +51,7 @@ impl Process {
         let words = command_line.strip_suffix(b"\0").unwrap_or(command_line);
         let mut words = words.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec()));
         let program = words.next()?;
-        let is_sshfs = Path::new(&program).file_name().is_some_and(|name| name == "sshfs" || name == "mount.sshfs");
+        let is_sshfs = Path::new(&program).file_name().is_some_and(|name| NAMES.iter().any(|known| name == *known));
         let arguments: Vec<_> = words.take(MAX_ARGUMENTS).collect();
         (is_sshfs && arguments.len() < MAX_ARGUMENTS).then_some(Process { arguments })
     }
@@ -48,5 +67,23 @@ impl Process {
         };
         let named = self.arguments.iter().any(|word| word == source);
         (named && self.arguments.iter().any(is_point)).then_some(&self.arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_under_another_name_is_no_sshfs() {
+        use std::os::unix::process::CommandExt as _;
+        // As an attacker starts a set-user-id program: sshfs by its argv[0] only.
+        let mut command = std::process::Command::new("sleep");
+        let mut child = command.arg0("sshfs").args(["600"]).spawn().expect("sleep(1) starts");
+        let process = std::path::PathBuf::from(format!("/proc/{}", child.id()));
+        let seen = (user_ids(&process).is_some(), is_sshfs(&process));
+        child.kill().and_then(|()| child.wait()).expect("it ends");
+        assert_eq!(seen, (true, false));
+        assert!(Process::parse(b"mount.fuse.sshfs\0host:/dir\0/mnt\0").is_some());
     }
 }

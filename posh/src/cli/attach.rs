@@ -12,7 +12,7 @@ use std::{
 
 use fs_mapper::config::{Address, Config, Login};
 use nix::sys::utsname::uname;
-use posh_proto::token::Fingerprint;
+use posh_proto::{token::Fingerprint, untrusted::escaped};
 use posh_reach::ssh;
 
 use crate::{
@@ -171,7 +171,8 @@ fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
     if !io::stdin().is_terminal() {
         return Err(Error::Attach("nobody to ask: standard input is not a terminal; give --yes".to_owned()));
     }
-    let instead = if there.version.is_empty() { String::new() } else { format!(" in place of {}", there.version) };
+    let instead =
+        if there.version.is_empty() { String::new() } else { format!(" in place of {}", escaped(&there.version)) };
     let mut terminal = io::stderr();
     let size_mb = own.bytes.div_ceil(1_000_000);
     let asked = write!(terminal, "copy {} ({size_mb} MB) to ~/.local/bin on {login}{instead}? [y/N] ", own.version);

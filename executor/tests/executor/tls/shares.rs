@@ -191,3 +191,18 @@ async fn a_revocation_closes_connections() {
     assert!(revoked.elapsed() < Duration::from_secs(7), "{:?}", revoked.elapsed());
     streams[0].write_all(b"\0\0\0\x04\x01\0\0\0\0").await.unwrap();
 }
+
+// Guard: `Register::renew` looks at the certificate under its lock.
+#[tokio::test]
+async fn a_certificate_that_was_taken_back_meanwhile_gets_no_other_one() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let path = lab.enrol("ada").await.unwrap();
+    let present = posh_proto::token::Fingerprint::of(&Credentials::load(&path, &lab.host).unwrap().certificate);
+    // As a call that was let in before the revocation, and comes to the register after it.
+    let key = rcgen::KeyPair::generate().unwrap();
+    let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
+    assert!(lab.register().renew("ada", &present, request.der()).is_ok());
+    assert!(lab.register().renew("eve", &present, request.der()).is_err());
+    lab.register().revoke("ada").unwrap();
+    assert!(lab.register().renew("ada", &present, request.der()).is_err());
+}
