@@ -8,7 +8,7 @@
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use bytes::Bytes;
@@ -109,6 +109,7 @@ impl Policy {
         if let Some(variable) = stage.env.iter().find(|variable| is_loading(&variable.name)) {
             return Err(refuse_variable(name, &variable.name));
         }
+        check_home(stage)?;
         let everything = Fence { everything: true, grants: Vec::new() };
         match self.read(stage) {
             Ok(invocation) => {
@@ -199,6 +200,21 @@ fn file_of_guard(stage: &Stage, file: &str) -> Option<Bytes> {
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
     let path = Path::new(OsStr::from_bytes(&home.value)).join(below);
     path.is_absolute().then(|| path.into_os_string().into_vec().into())
+}
+
+/// The home that a command is told is where its guards look: a relative one would be another place for the command, and
+/// of two it takes one.
+fn check_home(stage: &Stage) -> Result<(), Refusal> {
+    let mut homes = stage.env.iter().filter(|variable| variable.name == b"HOME"[..]);
+    let (first, second) = (homes.next(), homes.next());
+    let is_plain = first.is_none_or(|home| {
+        let mut parts = Path::new(OsStr::from_bytes(&home.value)).components();
+        parts.next() == Some(Component::RootDir) && parts.all(|part| matches!(part, Component::Normal(_)))
+    });
+    if is_plain && second.is_none() {
+        return Ok(());
+    }
+    Err(refuse(format!("HOME of {} is no plain absolute path", stage.program)))
 }
 
 /// The program is a name. What it is called by may be anything (`exec -a`) but the name of another program: there are

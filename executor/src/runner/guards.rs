@@ -22,6 +22,7 @@ use posh_proto::executor::{Guard, Stage, guard::Test, rejected::Kind};
 
 use super::{
     paths::{find, landing, name_of, path_of, require_inside},
+    places::PRIVATE,
     settings::{self, Setting},
     view::View,
 };
@@ -66,10 +67,15 @@ impl Check<'_> {
             b"" => Path::new("."),
             given => path_of(given),
         };
-        // What is not there is for the command to complain of. Outside of the mounts nothing can be found.
+        // What is not there is for the command to complain of.
         let start = find(self.cwd, directory, true).and_then(|directory| name_of(&directory)).ok();
-        let Some((start, mount)) = start.as_ref().and_then(|start| Some((start, self.view.mount_of(start)?))) else {
-            return Ok(Vec::new());
+        let Some(start) = start else { return Ok(Vec::new()) };
+        let Some(mount) = self.view.mount_of(&start) else {
+            // Commands write there; elsewhere outside of the mounts nothing can be found.
+            return match PRIVATE.iter().any(|private| start.starts_with(private)) {
+                true => Err(format!("{} is not in a mount", start.display())),
+                false => Ok(Vec::new()),
+            };
         };
         let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
         if self.guard.below.is_empty() {

@@ -31,6 +31,7 @@ use posh_volume::{
     store::{Caller as FileCaller, Pieces, ReadPart},
     wire,
 };
+use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
@@ -54,6 +55,8 @@ const MIN_NAME_BYTES: usize = 16;
 const MAX_NAME_BYTES: usize = 64;
 /// A session says at once who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// A request of many small parts takes so many times its encoded bytes once it is decoded.
+const DECODED_FACTOR: usize = 4;
 /// Messages on their way out; a listing may be a megabyte.
 const OUTGOING: usize = 256;
 /// Pieces of small files are sent together up to this size.
@@ -161,8 +164,13 @@ impl Volume for VolumeService {
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
         let caller = caller_of(&request)?;
-        let ReadRequest { session, caller: file_caller, parts } = request.into_inner();
+        let request = request.into_inner();
+        let request_bytes = request.encoded_len() * DECODED_FACTOR;
+        let ReadRequest { session, caller: file_caller, parts } = request;
         let served = self.admitted(&caller, &session).await?;
+        let Some(_waits) = served.call_bytes.try_take(&served.account, request_bytes) else {
+            return Err(Status::resource_exhausted("too many reads of this identity wait for their turn"));
+        };
         let parts: Vec<ReadPart> =
             parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let charge = self.0.volumes.answers.take(&served.account, bytes_of(&parts)).await;

@@ -76,7 +76,7 @@ pub struct Served {
     proof: Mutex<Proof>,
     began: Instant,
     /// See [`super::Volumes`].
-    call_bytes: Arc<Pool>,
+    pub call_bytes: Arc<Pool>,
     calls: Mutex<Calls>,
     /// Where notices go.
     outgoing: watch::Sender<Option<mpsc::Sender<Outgoing>>>,
@@ -293,8 +293,13 @@ impl Served {
 
     /// Nobody waits for it any more: a lock that is not wanted.
     fn cancel(&self, number: u64) {
-        let calls = self.calls.lock().expect("not poisoned");
-        if let Some(call) = calls.by_number.get(&number) {
+        let mut calls = self.calls.lock().expect("not poisoned");
+        // An aborted call removes nothing itself. What changes something is remembered until it is acknowledged.
+        if calls.by_number.get(&number).is_some_and(|call| !call.is_remembered)
+            && let Some(call) = calls.by_number.remove(&number)
+        {
+            call.task.abort();
+        } else if let Some(call) = calls.by_number.get(&number) {
             call.task.abort();
         }
     }

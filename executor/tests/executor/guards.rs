@@ -7,7 +7,7 @@ use std::{
 };
 
 use posh_executor::config::Commands;
-use posh_proto::executor::{ClientFile, Guard, RunSpec, guard::Test, rejected::Kind};
+use posh_proto::executor::{ClientFile, EnvVar, Guard, RunSpec, guard::Test, rejected::Kind};
 
 use crate::harness::*;
 
@@ -220,4 +220,16 @@ async fn git_has_its_guards_whatever_the_gateway_sends() {
     lab.program(".git/hooks/pre-commit");
     let commit = lab.run(command(&["git", "commit", "-q", "-m", "x"])).await;
     assert_eq!(commit.refusal().kind(), Kind::Guard);
+}
+
+// Guard: `policy::check_home`.
+#[tokio::test]
+async fn a_home_that_is_not_plain_is_refused() {
+    let lab = Lab::with(|config| config.confinement.commands = Commands::Annotated).await;
+    for homes in [&["home"][..], &["./home"], &["/mnt/../home"], &[""], &["/home/u", "/home/v"]] {
+        let mut spec = pipeline(&["cat /dev/null"]);
+        let home = |value: &&str| EnvVar { name: "HOME".into(), value: value.to_string().into() };
+        spec.stages[0].env = homes.iter().map(home).collect();
+        assert_eq!(lab.run(spec).await.refusal().kind(), Kind::NotAllowed, "{homes:?}");
+    }
 }

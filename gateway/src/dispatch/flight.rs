@@ -337,6 +337,7 @@ impl<'a> Relay<'a> {
             }
             Some(run_output::Kind::Exited(mut exited)) => {
                 self.keep_own(run, &mut exited);
+                self.runs[run].keep_shared_offsets(&mut exited);
                 self.noted.exited(run, &exited);
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }

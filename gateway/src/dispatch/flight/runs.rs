@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posh_proto::executor::{Credit, Resume, RunInput, RunOutput, RunSpec, Signal, WrittenFile, run_input, run_output};
+use posh_proto::executor::{
+    Credit, Descriptor, Exited, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile, descriptor::Source,
+    run_input, run_output,
+};
 use tokio::{sync::mpsc, task::AbortHandle};
 
 use crate::{executors::Connection, plan::ExecutorId};
@@ -31,6 +34,8 @@ pub(super) struct RunState {
     pub finished: bool,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
+    /// Stages and descriptors whose files it was asked to open, and to tell the final offsets of.
+    shared_files: BTreeSet<(u32, u32)>,
 }
 
 /// Of a run with a grace.
@@ -48,6 +53,12 @@ struct Kept {
 }
 
 impl RunState {
+    /// What an executor tells of offsets counts for the files that it was asked to tell of: the shell's other
+    /// descriptors, its script among them, are not its own to move.
+    pub fn keep_shared_offsets(&self, exited: &mut Exited) {
+        keep_offsets(&self.shared_files, exited);
+    }
+
     pub fn new(
         (executor, connection): (ExecutorId, Arc<Connection>),
         input: mpsc::Sender<RunInput>,
@@ -67,6 +78,7 @@ impl RunState {
             heard: Instant::now(),
             finished: false,
             written_files,
+            shared_files: shared_files(spec),
         }
     }
 
@@ -143,6 +155,46 @@ impl Kept {
             run_input::Kind::Signal(signal) => self.signals.push(*signal),
             run_input::Kind::Release(_) => self.released = true,
             _ => {}
+        }
+    }
+}
+
+fn keep_offsets(shared_files: &BTreeSet<(u32, u32)>, exited: &mut Exited) {
+    exited.offsets.retain(|offset| shared_files.contains(&(exited.stage, offset.fd)));
+}
+
+/// Stages and descriptors of files whose final offsets are to be told.
+fn shared_files(spec: &RunSpec) -> BTreeSet<(u32, u32)> {
+    let of_stage = |stage: &Stage| {
+        let id = stage.id;
+        let is_shared = |descriptor: &&Descriptor| match &descriptor.source {
+            Some(Source::File(file)) => file.report_offset,
+            _ => false,
+        };
+        stage.descriptors.iter().filter(is_shared).map(|descriptor| (id, descriptor.fd)).collect::<Vec<_>>()
+    };
+    spec.stages.iter().flat_map(of_stage).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use posh_proto::executor::{File, Offset};
+
+    use super::*;
+
+    #[test]
+    fn only_files_that_were_asked_for_are_moved() {
+        let file = |report_offset| Some(Source::File(File { report_offset, ..File::default() }));
+        let descriptor = |fd, source| Descriptor { fd, source };
+        let descriptors = vec![descriptor(0, file(true)), descriptor(1, file(false)), descriptor(2, None)];
+        let stage = Stage { id: 7, descriptors, ..Stage::default() };
+        let shared = shared_files(&RunSpec { stages: vec![stage], ..RunSpec::default() });
+        assert_eq!(shared, BTreeSet::from([(7, 0)]));
+        let offsets = [0, 1, 2, 3].map(|fd| Offset { fd, offset: 21 }).to_vec();
+        for (stage, expected) in [(7, vec![0]), (8, Vec::new())] {
+            let mut exited = Exited { stage, offsets: offsets.clone(), ..Exited::default() };
+            keep_offsets(&shared, &mut exited);
+            assert_eq!(exited.offsets.iter().map(|offset| offset.fd).collect::<Vec<_>>(), expected);
         }
     }
 }
