@@ -229,6 +229,17 @@ async fn a_change_waits_until_the_other_session_has_forgotten() {
     assert_eq!(content(&reader, read).await.unwrap(), b"two");
 }
 
+/// One worker would be enough to hang for ever, were its end asked for again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_notices_of_an_ended_session_end_though_somebody_still_has_it() {
+    let site = Site::new();
+    let session = site.session();
+    let mut notices = session.notices();
+    session.end();
+    assert_eq!(tokio::time::timeout(SOON, notices.next()).await.expect("an end"), None);
+    drop(session);
+}
+
 #[tokio::test]
 async fn what_is_held_back_is_written_before_another_session_looks() {
     let site = Site::new();

@@ -2,9 +2,14 @@
 //! ones in every run. A panic in any task of the servers fails the test, and so does their growth.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::{
-    Mutex, Once, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Mutex, Once, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
+    thread,
+    time::Duration,
 };
 
 use posh_fuzz::{Target, target};
@@ -17,6 +22,9 @@ use proptest::{
 
 /// Memory that a target may still take after its first half, in KiB: allocators keep some.
 const MAX_GROWTH_KIB: usize = 96 << 10;
+
+/// The longest that one input may take. Sound calls have waits of twenty seconds.
+const MAX_INPUT_TIME: Duration = Duration::from_secs(120);
 
 /// One at a time: memory is the process's.
 static TURN: Mutex<()> = Mutex::new(());
@@ -72,7 +80,29 @@ fn resident_kib() -> usize {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-fn try_target(name: &str) {
+/// Ends this process, so that the tests end, when an input takes too long: a thread that hangs can't be stopped. It is to be told
+/// each input when it begins, and `None` when it ends.
+fn watch(name: &'static str) -> Sender<Option<Vec<u8>>> {
+    let (tell, told) = channel();
+    thread::spawn(move || {
+        let mut current: Option<Vec<u8>> = None;
+        loop {
+            match told.recv_timeout(MAX_INPUT_TIME) {
+                Ok(next) => current = next,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(input) = &current {
+                        eprintln!("{name} hangs for {MAX_INPUT_TIME:?} at this input: {input:?}");
+                        std::process::abort();
+                    }
+                }
+            }
+        }
+    });
+    tell
+}
+
+fn try_target(name: &'static str) {
     static HOOK: Once = Once::new();
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     HOOK.call_once(|| {
@@ -86,6 +116,12 @@ fn try_target(name: &str) {
         }));
     });
     let Target { run, seeds, short, .. } = target(name).unwrap();
+    let watch = watch(name);
+    let run = |input: &[u8]| {
+        let _ = watch.send(Some(input.to_vec()));
+        run(input);
+        let _ = watch.send(None);
+    };
     let seeds = seeds();
     assert!(!seeds.is_empty());
     seeds.iter().for_each(|seed| run(seed));

@@ -223,7 +223,9 @@ async fn tell(session: std::sync::Weak<Session>, sender: mpsc::Sender<Notice>) {
             // A session of our own is renewed in time.
             () = tokio::time::sleep(LEASE_TIME / 4) => continue,
         };
-        for notice in notices.unwrap_or_default() {
+        // It has ended, though somebody still has it: asking again would be answered at once, for ever.
+        let Some(notices) = notices else { return };
+        for notice in notices {
             if sender.send(notice).await.is_err() {
                 return;
             }
