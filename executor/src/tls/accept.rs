@@ -1,11 +1,13 @@
-//! From the listener to connections whose peer is known. Whoever has not proved anything
-//! yet (a handshake that is not over, a connection without a certificate that counts) sits
-//! in a waiting room of fixed size, for a short time, and may say little. Seats are counted by
-//! source address: when the room is full, the address that has most of them loses its oldest. So
+//! From the listener to connections whose peer is known. Whoever has not proved anything yet
+//! sits in a waiting room of fixed size, for a short time, and may say little. There are three, as what a peer
+//! has done so far is worth: who has said nothing costs a socket, who shakes hands costs buffers of TLS,
+//! and a stranger (no certificate that counts) those of HTTP/2, too. Seats are counted by
+//! source address: when a room is full, the address that has most of its seats loses its oldest. So
 //! ten thousand silent connections cost a fixed amount of memory, and whoever floods from one
-//! address shortens the time of that address alone.
+//! address shortens the time of that address alone; and even there silence takes nothing from who speaks.
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, VecDeque},
     io,
     net::{IpAddr, Shutdown, SocketAddr},
@@ -16,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::resource::{Resource, getrlimit};
 use socket2::Socket;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -34,14 +37,28 @@ use crate::{
     load::ConnectionShare,
 };
 
-/// Peers that have proved nothing yet. Each costs up to 100 KB (buffers of TLS and HTTP/2).
-const WAITING_ROOM: usize = 256;
+/// How many have a seat in a room, and how many of them may be of one source address: enough for a network
+/// behind one address that connects anew all at once, and never the whole room.
+#[derive(Debug, Clone, Copy)]
+struct Seats {
+    whole: usize,
+    of_one: usize,
+}
 
-/// Seats of one source address: enough for a network behind one address that connects anew all at
-/// once, and never the whole room.
-const SEATS_OF_ONE: usize = 128;
+/// Peers that have said nothing. Each costs a descriptor and 2 KB. Three thousand new ones in a second leave one
+/// address more than a second to begin.
+const SILENT: Seats = Seats { whole: 8192, of_one: 4096 };
 
-/// From the connection to the end of the handshake: four round trips, on a bad link.
+/// Of the descriptors that this process may have, silent peers have a quarter at most.
+const DESCRIPTORS_PART: usize = 4;
+
+/// Peers whose handshake has begun. Each costs up to 40 KB.
+const SHAKING: Seats = Seats { whole: 1024, of_one: 512 };
+
+/// Peers that have shaken hands without a certificate that counts. Each costs up to 100 KB.
+const STRANGERS: Seats = Seats { whole: 256, of_one: 128 };
+
+/// From the connection to the first byte, and from there to the end of the handshake: four round trips, on a bad link.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What an enrolment takes. A gateway whose certificate does not count hears why, and goes.
@@ -115,7 +132,7 @@ async fn accept(
     admission: Admission,
     sender: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let room = Arc::new(WaitingRoom::default());
+    let rooms = Arc::new(Rooms::new());
     let mut handshakes = JoinSet::new();
     loop {
         // Those that are over, lest they pile up.
@@ -147,9 +164,13 @@ async fn accept(
             }
             Some(tls) => {
                 let (tls, admission, sender) = (tls.clone(), admission.clone(), sender.clone());
-                let seat = room.enter(Source::of(address.ip()));
+                let rooms = rooms.clone();
+                let silent = rooms.silent.enter(Source::of(address.ip()));
                 handshakes.spawn(async move {
-                    if let Some(connection) = shake_hands(&tls, (stream, address), seat, &admission).await {
+                    if first_word(&stream, silent).await.is_none() {
+                        return;
+                    }
+                    if let Some(connection) = shake_hands(&tls, (stream, address), &rooms, &admission).await {
                         let _ = sender.send(Ok(connection)).await;
                     }
                 });
@@ -158,16 +179,29 @@ async fn accept(
     }
 }
 
+/// Waits until there is something to read; `None` when nothing will come of it.
+async fn first_word(stream: &TcpStream, mut seat: Seat) -> Option<()> {
+    let mut byte = [0];
+    let said = tokio::select! {
+        _ = &mut seat.lost => return None,
+        said = timeout(HANDSHAKE_TIMEOUT, stream.peek(&mut byte)) => said,
+    };
+    // Who has hung up is not to take a seat of the next room.
+    matches!(said, Ok(Ok(1..))).then_some(())
+}
+
 /// The handshake, and what follows from it; `None` when there is no use in going on.
 async fn shake_hands(
     tls: &Serving,
     (stream, address): (TcpStream, SocketAddr),
-    mut seat: Seat,
+    rooms: &Rooms,
     admission: &Admission,
 ) -> Option<Connection> {
+    let source = Source::of(address.ip());
     let acceptor = TlsAcceptor::from(tls.config.clone());
+    let mut seat = rooms.shaking.enter(source);
     let shaken = tokio::select! {
-        _ = &mut seat.0 => return None,
+        _ = &mut seat.lost => return None,
         shaken = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)) => shaken,
     };
     let stream = match shaken {
@@ -187,7 +221,7 @@ async fn shake_hands(
         }
     }
     let stranger = share.is_none().then(|| Stranger {
-        seat,
+        seat: rooms.strangers.enter(source),
         timeout: Box::pin(sleep(STRANGER_TIMEOUT)),
         left_bytes: STRANGER_BYTES,
     });
@@ -238,43 +272,103 @@ impl Source {
     }
 }
 
-/// Those who are there longest are in front.
-#[derive(Default)]
-struct WaitingRoom(Mutex<VecDeque<(Source, oneshot::Sender<()>)>>);
+/// Where peers wait that have proved nothing yet.
+struct Rooms {
+    silent: Arc<WaitingRoom>,
+    shaking: Arc<WaitingRoom>,
+    strangers: Arc<WaitingRoom>,
+}
 
-/// A place in the room; it resolves when somebody else needs it.
-struct Seat(oneshot::Receiver<()>);
-
-impl WaitingRoom {
-    fn enter(&self, source: Source) -> Seat {
-        let (sender, receiver) = oneshot::channel();
-        let mut seats = self.0.lock().expect("not poisoned");
-        let of_one = |seats: &VecDeque<(Source, _)>| seats.iter().filter(|(other, _)| *other == source).count();
-        if seats.len() >= WAITING_ROOM || of_one(&seats) >= SEATS_OF_ONE {
-            seats.retain(|(_, seat)| !seat.is_closed());
+impl Rooms {
+    fn new() -> Self {
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+        let share = usize::try_from(descriptors).unwrap_or(usize::MAX) / DESCRIPTORS_PART;
+        let whole = SILENT.whole.min(share);
+        let silent = Seats { whole, of_one: SILENT.of_one.min(whole / 2) };
+        Self {
+            silent: Arc::new(WaitingRoom::with(silent)),
+            shaking: Arc::new(WaitingRoom::with(SHAKING)),
+            strangers: Arc::new(WaitingRoom::with(STRANGERS)),
         }
-        let loser = match (of_one(&seats) >= SEATS_OF_ONE, seats.len() >= WAITING_ROOM) {
-            (true, _) => Some(source),
-            (_, true) => most_seated(&seats),
-            _ => None,
-        };
-        // Dropped, which its holder notices.
-        if let Some(oldest) = seats.iter().position(|(other, _)| Some(*other) == loser) {
-            seats.remove(oldest);
-        }
-        seats.push_back((source, sender));
-        Seat(receiver)
     }
 }
 
-/// The source with most seats; among equals, the one whose oldest seat is the oldest.
-fn most_seated<T>(seats: &VecDeque<(Source, T)>) -> Option<Source> {
-    let mut counts = HashMap::new();
-    for (source, _) in seats {
-        *counts.entry(*source).or_insert(0_usize) += 1;
+/// Seats of one kind.
+struct WaitingRoom {
+    seats: Seats,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    /// Those who are there longest are in front.
+    of: HashMap<Source, VecDeque<(u64, oneshot::Sender<()>)>>,
+    count: usize,
+    next: u64,
+}
+
+/// A place in a room, until it is dropped or somebody else needs it.
+struct Seat {
+    room: Arc<WaitingRoom>,
+    source: Source,
+    number: u64,
+    /// Resolves when somebody else needs it.
+    lost: oneshot::Receiver<()>,
+}
+
+impl WaitingRoom {
+    fn with(seats: Seats) -> Self {
+        Self { seats, taken: Mutex::default() }
     }
-    let most = counts.values().max()?;
-    seats.iter().map(|(source, _)| *source).find(|source| counts.get(source) == Some(most))
+
+    fn enter(self: &Arc<Self>, source: Source) -> Seat {
+        let (sender, lost) = oneshot::channel();
+        let mut taken = self.taken.lock().expect("not poisoned");
+        if taken.of.get(&source).is_some_and(|seats| seats.len() >= self.seats.of_one) {
+            taken.remove_oldest(source);
+        } else if taken.count >= self.seats.whole
+            && let Some(most) = taken.most_seated()
+        {
+            taken.remove_oldest(most);
+        }
+        let number = taken.next;
+        taken.next += 1;
+        taken.count += 1;
+        taken.of.entry(source).or_default().push_back((number, sender));
+        Seat { room: self.clone(), source, number, lost }
+    }
+}
+
+impl Taken {
+    /// Drops its end of the seat, which the holder notices.
+    fn remove_oldest(&mut self, source: Source) {
+        let oldest = self.of.get(&source).and_then(|seats| seats.front()).map(|(number, _)| *number);
+        if let Some(oldest) = oldest {
+            self.remove(source, oldest);
+        }
+    }
+
+    fn remove(&mut self, source: Source, number: u64) {
+        let Some(seats) = self.of.get_mut(&source) else { return };
+        let Ok(index) = seats.binary_search_by_key(&number, |(its, _)| *its) else { return };
+        seats.remove(index);
+        self.count -= 1;
+        if seats.is_empty() {
+            self.of.remove(&source);
+        }
+    }
+
+    /// The source with most seats; among equals, the one whose oldest seat is the oldest.
+    fn most_seated(&self) -> Option<Source> {
+        let oldest = |seats: &VecDeque<(u64, oneshot::Sender<()>)>| seats.front().map(|(number, _)| Reverse(*number));
+        self.of.iter().max_by_key(|(_, seats)| (seats.len(), oldest(seats))).map(|(source, _)| *source)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.room.taken.lock().expect("not poisoned").remove(self.source, self.number);
+    }
 }
 
 /// The bounds of a connection whose peer is nobody.
@@ -288,7 +382,7 @@ impl Stranger {
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
         self.left_bytes == 0
             || self.timeout.as_mut().poll(cx).is_ready()
-            || Pin::new(&mut self.seat.0).poll(cx).is_ready()
+            || Pin::new(&mut self.seat.lost).poll(cx).is_ready()
     }
 }
 
@@ -363,29 +457,52 @@ mod tests {
         Source::of(text.parse().unwrap())
     }
 
+    const SEATS: Seats = Seats { whole: 256, of_one: 128 };
+
+    fn room() -> Arc<WaitingRoom> {
+        Arc::new(WaitingRoom::with(SEATS))
+    }
+
     fn is_lost(seat: &mut Seat) -> bool {
-        matches!(seat.0.try_recv(), Err(oneshot::error::TryRecvError::Closed))
+        matches!(seat.lost.try_recv(), Err(oneshot::error::TryRecvError::Closed))
+    }
+
+    fn left(seats: &mut [Seat]) -> usize {
+        seats.iter_mut().filter_map(|seat| (!is_lost(seat)).then_some(())).count()
     }
 
     #[test]
     fn a_flood_takes_the_seats_of_its_own_address_alone() {
-        let room = WaitingRoom::default();
+        let room = room();
         let mut victim = room.enter(source("127.0.0.2"));
         let mut flood: Vec<_> = (0..10_000).map(|_| room.enter(source("127.0.0.1"))).collect();
         assert!(!is_lost(&mut victim));
-        assert_eq!(flood.iter_mut().filter_map(|seat| (!is_lost(seat)).then_some(())).count(), SEATS_OF_ONE);
+        assert_eq!(left(&mut flood), SEATS.of_one);
     }
 
     #[test]
     fn when_many_addresses_fill_the_room_the_greediest_loses() {
-        let room = WaitingRoom::default();
+        let room = room();
         let mut victim = room.enter(source("192.0.2.200"));
         let mut flood = Vec::new();
         for round in 0..20_u8 {
             flood.extend((1..100).map(|host| room.enter(source(&format!("198.51.100.{}", host + round % 2)))));
         }
         assert!(!is_lost(&mut victim));
-        assert!(flood.iter_mut().filter_map(|seat| (!is_lost(seat)).then_some(())).count() < WAITING_ROOM);
+        assert!(left(&mut flood) < SEATS.whole);
+    }
+
+    #[test]
+    fn a_seat_that_was_left_is_free() {
+        let room = room();
+        let mut first = room.enter(source("127.0.0.1"));
+        for _ in 0..10_000 {
+            drop(room.enter(source("127.0.0.1")));
+        }
+        assert!(!is_lost(&mut first));
+        drop(first);
+        let taken = room.taken.lock().unwrap();
+        assert_eq!((taken.count, taken.of.len()), (0, 0));
     }
 
     #[test]

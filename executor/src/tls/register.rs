@@ -506,13 +506,66 @@ fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
 fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsError> {
     let now = now_s();
     certificates.retain(|entry| entry.revoked || entry.superseded_s.is_none_or(|at| now < at));
+    trim_shares(certificates, now);
     while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
         let spent = certificates.iter().position(|entry| entry.identity == identity && !entry.counts(now));
         let Some(spent) = spent else { return Err(TlsError::FullOf(identity.to_owned(), MAX_OF_ONE)) };
         certificates.remove(spent);
     }
-    if certificates.len() >= MAX_CERTIFICATES {
-        return Err(TlsError::Full(MAX_CERTIFICATES));
+    while certificates.len() >= MAX_CERTIFICATES {
+        // Also unknown ones let nobody in.
+        let spent = certificates.iter().position(|entry| !entry.counts(now));
+        certificates.remove(spent.ok_or(TlsError::Full(MAX_CERTIFICATES))?);
     }
     Ok(())
+}
+
+/// Leaves each identity its newest `MAX_OF_ONE`, those that count before others: an older version of this program, or
+/// somebody's hand, may have entered more, and they are nobody else's to pay for.
+fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
+    let mut newest_first: Vec<usize> = (0..certificates.len()).rev().collect();
+    newest_first.sort_by_key(|index| !certificates[*index].counts(now));
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let mut kept = vec![false; certificates.len()];
+    for index in newest_first {
+        let count = counts.entry(certificates[index].identity.clone()).or_default();
+        *count += 1;
+        kept[index] = *count <= MAX_OF_ONE;
+    }
+    let mut kept = kept.into_iter();
+    certificates.retain(|_| kept.next().unwrap_or(true));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(identity: &str, number: usize, revoked: bool) -> Entry {
+        let (sha256, identity) = (format!("{number:064x}"), identity.to_owned());
+        let (issued_s, expires_s) = (now_s(), now_s() + 1000);
+        Entry { sha256, identity, issued_s, expires_s, revoked, replaces: None, superseded_s: None }
+    }
+
+    #[test]
+    fn who_has_filled_the_register_before_leaves_room_for_others() {
+        let mut all: Vec<_> = (0..MAX_CERTIFICATES).map(|number| entry("bob", number, number % 2 == 0)).collect();
+        make_room(&mut all, "ada").unwrap();
+        assert_eq!(all.len(), MAX_OF_ONE);
+        assert!(all.iter().all(|entry| !entry.revoked));
+        assert_eq!(all.last().unwrap().sha256, format!("{:064x}", MAX_CERTIFICATES - 1));
+        assert!(matches!(make_room(&mut all, "bob"), Err(TlsError::FullOf(..))));
+    }
+
+    #[test]
+    fn what_was_revoked_makes_way_when_the_register_is_full() {
+        let revoked = |number: usize| number.is_multiple_of(100);
+        let mut all: Vec<_> = (0..MAX_CERTIFICATES)
+            .map(|number| entry(&format!("identity-{}", number / MAX_OF_ONE), number, revoked(number)))
+            .collect();
+        make_room(&mut all, "ada").unwrap();
+        assert_eq!((all.len(), all.iter().filter(|entry| entry.revoked).count()), (MAX_CERTIFICATES - 1, 99));
+        all.iter_mut().for_each(|entry| entry.revoked = false);
+        all.push(entry("eve", 1, false));
+        assert!(matches!(make_room(&mut all, "ada"), Err(TlsError::Full(_))));
+    }
 }
