@@ -65,7 +65,7 @@ impl Admission {
         self.callers.read().expect("not poisoned").clone()
     }
 
-    /// Waits until who has proved this may no longer be here: revoked, or without a place in the configuration. A certificate
+    /// Waits until who has proved this may no longer be here: revoked, replaced twice, or without a place in the configuration. A certificate
     /// that has expired, or a register that can't be read just now, ends nothing that is at work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
         if !matches!(proof, Proof::Certificate(_)) {
@@ -86,7 +86,9 @@ impl Admission {
             (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
             (Proof::Certificate(certificate), Some(tls)) => match tls.register.identity_of(certificate) {
                 Ok(name) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
-                Err(revoked @ Invalid::Revoked(_)) => Err(revoked.into()),
+                // What is at work began with a certificate that was known: unknown since is one that later renewals have
+                // removed, which no revocation could name any more.
+                Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
                 Err(_) => Ok(None),
             },
             _ => Ok(None),

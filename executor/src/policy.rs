@@ -6,6 +6,7 @@
 //! Not decided here: where paths lead, which only the runner can see (`fence`, `paths`).
 
 use std::{
+    collections::HashSet,
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Component, Path, PathBuf},
@@ -14,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use posh_annotations::{Because, CurrentDir, FileKind, GuardTest, Invocation, Library, TerminalUse};
 use posh_proto::{
-    executor::{ClientFile, Guard, Stage, descriptor::Source, guard::Test, rejected::Kind},
+    executor::{ClientFile, EnvVar, Guard, Stage, descriptor::Source, guard::Test, rejected::Kind},
     rule::{self, Rule},
 };
 
@@ -52,6 +53,9 @@ const LOADING: [&str; 14] = [
 
 /// The one file of the system that the workstation may replace for every command: its time zone.
 const LOCALTIME: &str = "/etc/localtime";
+
+/// The word by which programs are asked which version they are.
+const VERSION: &[u8] = b"--version";
 
 /// Begins the names of client files that lie in the user's home.
 const IN_HOME: &str = "~/";
@@ -106,10 +110,14 @@ impl Policy {
         if !self.allows(name) {
             return Err(refuse(format!("this executor does not run {name}")));
         }
+        check_variables(stage)?;
         if let Some(variable) = stage.env.iter().find(|variable| is_loading(&variable.name)) {
             return Err(refuse_variable(name, &variable.name));
         }
         check_home(stage)?;
+        if asks_for_version(stage) {
+            return Ok(Fence::default());
+        }
         let everything = Fence { everything: true, grants: Vec::new() };
         match self.read(stage) {
             Ok(invocation) => {
@@ -167,6 +175,14 @@ impl Policy {
     }
 }
 
+/// `NAME --version` with no variables but the common ones: gateways compare what it says with their own program's. No annotation
+/// names what it reaches, and it is given nothing.
+fn asks_for_version(stage: &Stage) -> bool {
+    let is_common = |name: &[u8]| is_one_of(name, &COMMON_ENVIRONMENT);
+    matches!(&stage.argv[..], [name, word] if *name == stage.program.as_bytes() && word[..] == *VERSION)
+        && stage.env.iter().all(|variable| is_common(&variable.name))
+}
+
 /// Adds the guards that keep what lies in an export from starting programs or leading elsewhere. A gateway that
 /// keeps to its annotations has sent the same, and each test is made once.
 fn add_guards(stage: &mut Stage, invocation: &Invocation) {
@@ -202,16 +218,29 @@ fn file_of_guard(stage: &Stage, file: &str) -> Option<Bytes> {
     path.is_absolute().then(|| path.into_os_string().into_vec().into())
 }
 
-/// The home that a command is told is where its guards look: a relative one would be another place for the command, and
-/// of two it takes one.
+/// A name that holds `=` would be another variable for the command than for whoever looks at names here, and of two of
+/// one name each may look at another one.
+fn check_variables(stage: &Stage) -> Result<(), Refusal> {
+    let mut names = HashSet::new();
+    for EnvVar { name, .. } in &stage.env {
+        if name.is_empty() || name.iter().any(|byte| matches!(byte, b'=' | 0)) {
+            return Err(refuse(format!("{:?} is no name of a variable", String::from_utf8_lossy(name))));
+        }
+        if !names.insert(name) {
+            return Err(refuse(format!("the variable {} comes twice", String::from_utf8_lossy(name))));
+        }
+    }
+    Ok(())
+}
+
+/// The home that a command is told is where its guards look: a relative one would be another place for the command.
 fn check_home(stage: &Stage) -> Result<(), Refusal> {
-    let mut homes = stage.env.iter().filter(|variable| variable.name == b"HOME"[..]);
-    let (first, second) = (homes.next(), homes.next());
-    let is_plain = first.is_none_or(|home| {
+    let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..]);
+    let is_plain = home.is_none_or(|home| {
         let mut parts = Path::new(OsStr::from_bytes(&home.value)).components();
         parts.next() == Some(Component::RootDir) && parts.all(|part| matches!(part, Component::Normal(_)))
     });
-    if is_plain && second.is_none() {
+    if is_plain {
         return Ok(());
     }
     Err(refuse(format!("HOME of {} is no plain absolute path", stage.program)))

@@ -87,17 +87,14 @@ impl Executor for Service {
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
         let caller = caller_of(&request)?;
         self.count(&caller)?;
-        let ToolsRequest { names, versions } = request.into_inner();
+        let ToolsRequest { names } = request.into_inner();
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
-        let policy = self.0.policy();
         let mut tools = Vec::with_capacity(names.len());
         for name in names {
-            // To tell a version the command is started, which only those are that may run.
-            let versions = versions && policy.allows(&name);
             tools.push(match caller.may_run(&name) {
-                true => self.0.tools.describe(name, versions).await,
+                true => self.0.tools.describe(name).await,
                 false => Tool { name, ..Tool::default() },
             });
         }

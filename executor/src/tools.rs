@@ -1,5 +1,6 @@
 //! Which commands this executor has, and what identifies them: the place on a
-//! fixed PATH, the SHA-256 of the file, on request the first line of --version.
+//! fixed PATH and the SHA-256 of the file. What `NAME --version` says is told by a run like any other
+//! (`policy`): nothing is started here.
 
 use std::{
     collections::HashMap,
@@ -7,27 +8,18 @@ use std::{
     io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    process::Stdio,
     sync::Mutex,
-    time::Duration,
 };
 
 use nix::unistd::{AccessFlags, access};
 use posh_proto::executor::Tool;
 use sha2::{Digest as _, Sha256};
-use tokio::process::Command;
 
 use crate::runner;
 
 /// Where commands are looked for; theirs is the workstation's own, which says
 /// nothing here.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Some programs do not know --version, and wait for input instead.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// As much of a version's line as anybody needs.
-const MAX_VERSION_BYTES: usize = 256;
 
 /// Identities kept; a gateway asks for some hundred names.
 const MAX_CACHED: usize = 4096;
@@ -62,12 +54,11 @@ struct Stamp {
 #[derive(Default)]
 pub struct Tools {
     hashes: Mutex<HashMap<Stamp, Vec<u8>>>,
-    versions: Mutex<HashMap<Stamp, String>>,
 }
 
 impl Tools {
     /// Describes the command `name`.
-    pub async fn describe(&self, name: String, with_version: bool) -> Tool {
+    pub async fn describe(&self, name: String) -> Tool {
         let missing = Tool { name: name.clone(), ..Tool::default() };
         let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else { return missing };
         let Ok(metadata) = fs::metadata(&path) else { return missing };
@@ -78,8 +69,7 @@ impl Tools {
             inode: metadata.ino(),
         };
         let Some(sha256) = self.hash(&stamp).await else { return missing };
-        let version = if with_version { self.version(&name, &stamp).await } else { String::new() };
-        Tool { name, found: true, sha256: sha256.into(), version }
+        Tool { name, found: true, sha256: sha256.into() }
     }
 
     async fn hash(&self, stamp: &Stamp) -> Option<Vec<u8>> {
@@ -88,26 +78,17 @@ impl Tools {
         }
         let path = stamp.path.clone();
         let hash = tokio::task::spawn_blocking(move || hash_file(&path)).await.ok()?.ok()?;
-        remember(&self.hashes, stamp, hash.clone());
+        self.remember(stamp, hash.clone());
         Some(hash)
     }
 
-    async fn version(&self, name: &str, stamp: &Stamp) -> String {
-        if let Some(known) = self.versions.lock().expect("not poisoned").get(stamp) {
-            return known.clone();
+    fn remember(&self, stamp: &Stamp, hash: Vec<u8>) {
+        let mut known = self.hashes.lock().expect("not poisoned");
+        if known.len() >= MAX_CACHED {
+            known.clear();
         }
-        let line = run_version(name).await.unwrap_or_default();
-        remember(&self.versions, stamp, line.clone());
-        line
+        known.insert(stamp.clone(), hash);
     }
-}
-
-fn remember<T>(cache: &Mutex<HashMap<Stamp, T>>, stamp: &Stamp, value: T) {
-    let mut cache = cache.lock().expect("not poisoned");
-    if cache.len() >= MAX_CACHED {
-        cache.clear();
-    }
-    cache.insert(stamp.clone(), value);
 }
 
 /// The SHA-256 of a file's content.
@@ -123,17 +104,6 @@ pub fn hash_file(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The first line that `NAME --version` prints.
-async fn run_version(name: &str) -> Option<String> {
-    let mut command = Command::new(find(name)?);
-    command.arg("--version").env_clear().env("PATH", PATH).env("LC_ALL", "C");
-    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(VERSION_TIMEOUT, command.output()).await.ok()?.ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = text.lines().find(|line| !line.trim().is_empty())?;
-    Some(line.chars().take(MAX_VERSION_BYTES).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,11 +117,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tool_has_a_hash_and_a_version() {
+    async fn a_tool_has_a_hash() {
         let tools = Tools::default();
-        let cat = tools.describe("cat".into(), true).await;
-        assert!(cat.found && cat.version.contains("cat"), "{cat:?}");
+        let cat = tools.describe("cat".into()).await;
+        assert!(cat.found, "{cat:?}");
         assert_eq!(cat.sha256, hash_file(&find("cat").unwrap()).unwrap());
-        assert!(!tools.describe("no-such-command-here".into(), true).await.found);
+        assert!(!tools.describe("no-such-command-here".into()).await.found);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -43,8 +43,10 @@ pub struct Connection {
     pub client: Server,
     /// What the executor is and serves.
     pub about: DescribeReply,
-    /// Its commands, by name, without version lines.
+    /// Its commands, by name.
     pub tools: HashMap<String, Tool>,
+    /// What `NAME --version` has said there, by name.
+    pub versions: Mutex<HashMap<String, String>>,
     /// The shortest of a few round trips.
     pub rtt: Duration,
 }
@@ -330,7 +332,7 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String
     let mut client = Server::new(channel);
     // Both at once: a first command waits for the answers.
     let mut second = client.clone();
-    let tools = second.tools(ToolsRequest { names: commands.to_vec(), versions: false });
+    let tools = second.tools(ToolsRequest { names: commands.to_vec() });
     let asked = Instant::now();
     let about = async { (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed()) };
     let ((about, rtt), tools) = tokio::join!(about, tools);
@@ -341,5 +343,5 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String
     }
     let tools = tools.map_err(|e| e.message().to_owned())?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
-    Ok(Connection { client, about, tools, rtt })
+    Ok(Connection { client, about, tools, versions: Mutex::default(), rtt })
 }

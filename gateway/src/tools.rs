@@ -13,18 +13,26 @@ use std::{
     time::Duration,
 };
 
+use nix::libc;
 use posh_annotations::ToolVersion;
 use posh_proto::{
-    executor::ToolsRequest,
+    PROTOCOL_VERSION,
+    executor::{Descriptor, EnvVar, Outlet, RunInput, RunSpec, Stage, descriptor::Source, run_input, run_output},
     rule::{self, Rule},
 };
 use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
 use crate::aside::aside;
 use crate::executors::Connection;
 
 /// A tool that does not print its version in this time has none.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// As much as is read of what it prints, and as much of its first line as anybody needs.
+const VERSION_BYTES: usize = 4096;
+const VERSION_CHARS: usize = 256;
 
 /// What is known of this machine's own tools, by file.
 #[derive(Debug, Default)]
@@ -102,14 +110,76 @@ async fn first_line_of_version(program: &Path) -> String {
     command.arg("--version").env("LC_ALL", "C").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(VERSION_TIMEOUT, command.output()).await;
     let Ok(Ok(output)) = output else { return String::new() };
-    String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned()
+    first_line(&output.stdout)
 }
 
+/// What a program there says of itself, asked once for each connection: a run with the rights and the confinement of any command.
 async fn remote_version(connection: &Connection, name: &str) -> Result<String, String> {
-    let request = ToolsRequest { names: vec![name.to_owned()], versions: true };
-    let reply = connection.client.clone().tools(request).await;
-    let tools = reply.map_err(|e| format!("cannot learn the version of {name}: {}", e.message()))?;
-    Ok(tools.into_iter().next().map(|t| t.version).unwrap_or_default())
+    if let Some(known) = connection.versions.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+        return Ok(known.clone());
+    }
+    let said = tokio::time::timeout(VERSION_TIMEOUT, run_version(connection, name)).await;
+    let said = said.unwrap_or_else(|_| Ok(Vec::new()));
+    let line = first_line(&said.map_err(|why| format!("cannot learn the version of {name}: {why}"))?);
+    let mut versions = connection.versions.lock().unwrap_or_else(PoisonError::into_inner);
+    versions.insert(name.to_owned(), line.clone());
+    Ok(line)
+}
+
+async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, String> {
+    let spec = RunInput { kind: Some(run_input::Kind::Spec(version_spec(name))) };
+    let words = |status: tonic::Status| status.message().to_owned();
+    // Open until the run has ended: a client that has no more to say may be one that is gone.
+    let (input, messages) = mpsc::channel(1);
+    input.try_send(spec).map_err(|error| error.to_string())?;
+    let mut outputs = connection.client.clone().run(ReceiverStream::new(messages)).await.map_err(words)?;
+    let mut said = Vec::new();
+    while let Some(output) = outputs.message().await.map_err(words)? {
+        match output.kind {
+            Some(run_output::Kind::Chunk(chunk)) => said.extend_from_slice(&chunk.data),
+            Some(run_output::Kind::Rejected(refusal)) => return Err(refusal.message),
+            Some(run_output::Kind::Finished(_)) => break,
+            _ => {}
+        }
+        if said.len() >= VERSION_BYTES {
+            break;
+        }
+    }
+    Ok(said)
+}
+
+/// `NAME --version` in no mount, whose output is read and nothing else.
+fn version_spec(name: &str) -> RunSpec {
+    let descriptor = |fd, source| Descriptor { fd, source: Some(source) };
+    let null = libc::O_RDWR.cast_unsigned();
+    let stage = Stage {
+        program: name.to_owned(),
+        argv: vec![name.to_owned().into(), "--version".into()],
+        env: vec![EnvVar { name: "LC_ALL".into(), value: "C".into() }],
+        cwd: "/".into(),
+        umask: 0o022,
+        descriptors: vec![
+            descriptor(0, Source::NullFlags(null)),
+            descriptor(1, Source::PipeWrite(1)),
+            descriptor(2, Source::NullFlags(null)),
+        ],
+        ..Stage::default()
+    };
+    RunSpec {
+        run_id: format!("version-of-{name}"),
+        protocol: PROTOCOL_VERSION,
+        stages: vec![stage],
+        pipes: vec![1],
+        outlets: vec![Outlet { stream: 2, sources: vec![1], initial_credit_bytes: VERSION_BYTES as u64 }],
+        ..RunSpec::default()
+    }
+}
+
+/// The first line that says anything.
+fn first_line(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said);
+    let line = text.lines().find(|line| !line.trim().is_empty());
+    line.unwrap_or_default().chars().take(VERSION_CHARS).collect()
 }
 
 /// The first number of a version line: `sort (GNU coreutils) 9.1` → `9`, with the words before it.

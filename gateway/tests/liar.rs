@@ -96,7 +96,7 @@ impl Executor for Liar {
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
         let tool = |name: String| {
             let sha256 = fs::read(Path::new("/usr/bin").join(&name)).map(|program| Sha256::digest(program).to_vec());
-            Tool { found: sha256.is_ok(), sha256: sha256.unwrap_or_default().into(), name, version: ESCAPES.to_owned() }
+            Tool { found: sha256.is_ok(), sha256: sha256.unwrap_or_default().into(), name }
         };
         Ok(Response::new(ToolsReply { tools: request.into_inner().names.into_iter().map(tool).collect() }))
     }

@@ -79,6 +79,12 @@ const EXECS: &[Case] = &[
     ("exec-c", r#"(exec -c /bin/cat "$D/a"); (exec -c sh -c 'wc -l "$1"' sh "$D/f")"#, &["cat", "wc"]),
     ("exec", r#"exec /bin/grep -c needle "$D/f""#, &["grep"]),
     (
+        // Other bytes, and the same words about itself.
+        "another-build",
+        r#"d=$(mktemp -d); cp /usr/bin/sort "$d"; printf x >> "$d/sort"; "$d/sort" "$D/a"; "$d/sort" -r "$D/a"; rm -r "$d""#,
+        &["sort"],
+    ),
+    (
         "pipeline-of-paths",
         r#"/bin/cat "$D/f" | /bin/grep needle | /usr/bin/sort | /usr/bin/wc -l"#,
         &["cat", "grep", "sort", "wc"],

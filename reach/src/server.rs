@@ -54,7 +54,7 @@ impl Server {
     /// Of the call.
     pub async fn tools(&mut self, request: ToolsRequest) -> Result<Vec<Tool>, Status> {
         let mut tools = self.0.tools(request).await.map_err(shown)?.into_inner().tools;
-        tools.iter_mut().flat_map(|tool| [&mut tool.name, &mut tool.version]).for_each(show);
+        tools.iter_mut().map(|tool| &mut tool.name).for_each(show);
         Ok(tools)
     }
 

@@ -233,3 +233,25 @@ async fn a_home_that_is_not_plain_is_refused() {
         assert_eq!(lab.run(spec).await.refusal().kind(), Kind::NotAllowed, "{homes:?}");
     }
 }
+
+// Guard: `policy::check_variables`.
+#[tokio::test]
+async fn a_variable_has_one_name_and_one_value() {
+    let lab = Lab::with(|config| config.confinement.commands = Commands::Annotated).await;
+    let init = std::process::Command::new("git").args(["init", "-q"]).arg(lab.store.path()).status();
+    assert!(init.unwrap().success());
+    for names in [
+        &["GIT_CONFIG_GLOBAL=/mnt/logs/evil"][..],
+        &["GIT_EXTERNAL_DIFF=touch pwned"],
+        &["LC_ALL=C\nX"],
+        &["", "LANG"],
+        &["LC_ALL\0"],
+        &["LANG", "LANG"],
+    ] {
+        let mut spec = command(&["git", "status", "--porcelain"]);
+        let variable = |name: &&str| EnvVar { name: name.to_string().into(), value: "".into() };
+        spec.stages[0].env = names.iter().map(variable).collect();
+        let outcome = lab.run(spec).await;
+        assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{names:?}");
+    }
+}

@@ -17,7 +17,7 @@ use nix::{
 };
 use posh_proto::{
     PROTOCOL_VERSION, STDIO_GREETING,
-    executor::{DescribeRequest, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_output},
+    executor::{DescribeRequest, EnvVar, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_output},
 };
 use tokio::io::AsyncReadExt as _;
 use tonic::transport::Endpoint;
@@ -609,10 +609,28 @@ async fn describe_and_tools_say_what_is_here() {
     assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (PROTOCOL_VERSION, "logs"));
     assert!(reply.locales.iter().any(|locale| locale == "C"), "{:?}", reply.locales);
     assert!(!reply.machine.is_empty() && !reply.hostname.is_empty());
-    let request = ToolsRequest { names: vec!["sort".into(), "no-such-command-here".into()], versions: true };
+    let request = ToolsRequest { names: vec!["sort".into(), "no-such-command-here".into()] };
     let tools = client.tools(request).await.unwrap().into_inner().tools;
-    assert!(tools[0].found && tools[0].sha256.len() == 32 && tools[0].version.starts_with("sort ("), "{tools:?}");
+    assert!(tools[0].found && tools[0].sha256.len() == 32, "{tools:?}");
     assert!(!tools[1].found);
+}
+
+/// As gateways ask for it: in no mount, and with the confinement of any run.
+#[tokio::test]
+async fn a_program_says_its_version_in_a_run() {
+    let lab = Lab::with(|config| config.confinement.commands = posh_executor::config::Commands::Annotated).await;
+    let version = |command: &str| {
+        let mut spec = pipeline(&[command]);
+        spec.mounts.clear();
+        spec.stages[0].cwd = "/".into();
+        spec
+    };
+    let outcome = lab.run(version("git --version")).await;
+    assert!(outcome.text().starts_with("git version "), "{outcome:?}");
+    let mut loaded = version("git --version");
+    loaded.stages[0].env.push(EnvVar { name: "GREP_COLORS".into(), value: "x".into() });
+    assert_eq!(lab.run(loaded).await.refusal().kind(), rejected::Kind::NotAllowed);
+    assert_eq!(lab.run(version("git --version x")).await.refusal().kind(), rejected::Kind::NotAllowed);
 }
 
 #[tokio::test]

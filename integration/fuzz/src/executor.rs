@@ -238,7 +238,7 @@ fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
     use run_input::Kind;
     let mut all = vec![
         ("DescribeRequest", DescribeRequest { protocol: PROTOCOL_VERSION }.encode_to_vec()),
-        ("ToolsRequest", ToolsRequest { names: vec!["cat".into(), "true".into()], versions: false }.encode_to_vec()),
+        ("ToolsRequest", ToolsRequest { names: vec!["cat".into(), "true".into()] }.encode_to_vec()),
     ];
     let inputs = [
         Kind::Spec(pipeline()),

@@ -8,7 +8,10 @@ use posh_proto::executor::{
     Chunk, DescribeRequest, EnrolRequest, RenewRequest, RunInput, StatusRequest, ToolsRequest,
     enrolment_client::EnrolmentClient, run_input::Kind, run_output,
 };
-use posh_reach::{Route, tls::Fault};
+use posh_reach::{
+    Route,
+    tls::{self, Fault},
+};
 use tempfile::TempDir;
 use tonic::{Code, Status};
 
@@ -147,6 +150,21 @@ async fn a_revocation_ends_runs_at_work() {
     // Nobody else's.
     other.send(Kind::Chunk(Chunk { stream: IN, data: "still here".into() })).await;
     other.until_output("still here").await;
+}
+
+// Guard: `Admission::standing`. No revocation could name the certificate any more.
+#[tokio::test]
+async fn what_began_over_a_certificate_that_two_renewals_have_removed_ends() {
+    let lab = TlsLab::start(&[identity("eve")]).await;
+    let path = lab.enrol("eve").await.unwrap();
+    let begun = at_work(&lab.client_of(&path).await).await;
+    for _ in 0..2 {
+        let channel = tls::channel(&lab.host, &path).await.unwrap();
+        tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
+    }
+    assert_refused(&last_words(begun).await, "the executor ended this run");
+    lock_is_free(lab.stores[0].path()).await;
+    assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
 }
 
 #[tokio::test]

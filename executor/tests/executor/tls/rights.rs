@@ -54,7 +54,7 @@ async fn only_listed_commands_run() {
     assert_eq!((outcome.refusal().kind(), outcome.refusal().stage), (Kind::MissingTool, 2));
     assert!(outcome.refusal().message.contains("ada may not run sort"), "{outcome:?}");
     let names = ["cat", "sort"].map(str::to_owned).to_vec();
-    let tools = ada.tools(ToolsRequest { names, versions: false }).await.unwrap().into_inner().tools;
+    let tools = ada.tools(ToolsRequest { names }).await.unwrap().into_inner().tools;
     assert_eq!(tools.iter().map(|tool| tool.found).collect::<Vec<_>>(), [true, false]);
 }
 
