@@ -13,13 +13,16 @@ use crate::{
     audit::AuditLog,
     callers::{Caller, Callers},
     load::{ConnectionShare, Load},
-    metered::{Metered, Unfinished},
+    metered::{Arrived, Metered, Unfinished},
     tls::{
         accept::Peer,
         register::Invalid,
         serving::{Proof, Serving},
     },
 };
+
+/// The one call whose message stays in memory while others are waited for.
+const WRITE: &str = "/posh.volume.v1.Volume/Write";
 
 /// For who shows no certificate.
 const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no certificate for it; \
@@ -114,12 +117,17 @@ impl Admission {
 
     /// Has what a request brings counted. A stranger's is bounded by its connection; who is refused
     /// here, hears of it from the call itself.
-    pub fn meter(&self, request: http::Request<Body>) -> http::Request<Body> {
+    pub fn meter(&self, mut request: http::Request<Body>) -> http::Request<Body> {
         let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
         let Ok(caller) = self.caller(&proof) else { return request };
         let share = self.load.admit_open_call(&caller).map(Some).map_err(Status::resource_exhausted);
         let account = self.unfinished.account(caller.identity.as_ref());
-        request.map(|body| Body::new(Metered::new(body, account, share)))
+        if request.uri().path() != WRITE {
+            return request.map(|body| Body::new(Metered::new(body, account, share)));
+        }
+        let arrived = Arrived::default();
+        request.extensions_mut().insert(arrived.clone());
+        request.map(|body| Body::new(Metered::new(body, account, share).held_by(arrived)))
     }
 }
 

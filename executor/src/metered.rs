@@ -27,6 +27,11 @@ use crate::load::CallShare;
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
 
+/// Of a call whose message is held on beyond its arrival: what is in memory stays on the account until whoever serves
+/// the call has charged it elsewhere, and drops this.
+#[derive(Debug, Clone, Default)]
+pub struct Arrived(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
 /// One account's part is at most this, as much as a volume has under way, and at least two of the
 /// largest messages.
 const MOST_OF_ONE: usize = 32 << 20;
@@ -76,6 +81,8 @@ pub struct Metered {
     acquire: Option<Acquire>,
     permit: Option<OwnedSemaphorePermit>,
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Where the permit goes when the message has come.
+    arrived: Option<Arrived>,
 }
 
 impl Metered {
@@ -84,7 +91,13 @@ impl Metered {
         let (share, refused) = share.map_or_else(|status| (None, Some(status)), |share| (share, None));
         let deadline = Some(Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         let (pending, head) = (Bytes::new(), Vec::with_capacity(HEAD_BYTES));
-        Self { body, account, refused, _share: share, pending, head, left: 0, acquire: None, permit: None, deadline }
+        let (acquire, permit, arrived) = (None, None, None);
+        Self { body, account, refused, _share: share, pending, head, left: 0, acquire, permit, deadline, arrived }
+    }
+
+    /// The same for a call whose message stays on the account after it has come.
+    pub fn held_by(self, arrived: Arrived) -> Self {
+        Self { arrived: Some(arrived), ..self }
     }
 
     /// How much of what has come may be passed on; reserves what the last message needs.
@@ -120,14 +133,18 @@ impl Metered {
             self.finish();
         }
         // What is larger is refused by its head, without its bytes.
-        if self.left > present && self.left <= VOLUME_BYTES {
+        if (self.left > present || self.arrived.is_some()) && self.left <= VOLUME_BYTES {
             self.deadline.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
             self.acquire = Some(Box::pin(self.account.clone().acquire_many_owned(length)));
         }
     }
 
     fn finish(&mut self) {
-        (self.permit, self.deadline) = (None, None);
+        let permit = self.permit.take();
+        if let Some(Arrived(arrived)) = &self.arrived {
+            *arrived.lock().expect("not poisoned") = permit;
+        }
+        self.deadline = None;
     }
 }
 
@@ -204,6 +221,20 @@ mod tests {
             assert_eq!(body.collect().await.unwrap().to_bytes(), whole, "{size}");
             assert_eq!(account.available_permits(), LEAST_OF_ONE);
         }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_has_come_stays_on_the_account_while_it_is_held() {
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        let (sender, body) = metered(&account);
+        let arrived = Arrived::default();
+        let body = body.held_by(arrived.clone());
+        sender.send(message(70_000)).unwrap();
+        drop(sender);
+        assert_eq!(body.collect().await.unwrap().to_bytes().len(), HEAD_BYTES + 70_000);
+        assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_000);
+        drop(arrived);
+        assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
 
     #[tokio::test]

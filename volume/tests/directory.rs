@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
-    directory::{Account, Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+    directory::{Account, Directory, DirectorySession, Liveness, Machine, Mutability, Pool, Rights, WriteRoom},
     store::*,
 };
 use tokio_stream::StreamExt as _;
@@ -260,6 +260,44 @@ async fn what_is_held_back_is_written_before_another_session_looks() {
     put(&holder, place, 0, b"late").await;
     call(&holder, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
     assert_eq!(look.await.attributes.size, 4);
+}
+
+/// Others of the same account can write what the one that waits waits for.
+#[tokio::test]
+async fn writes_that_wait_have_a_room_of_their_own() {
+    let site = Site::new();
+    fs::write(site.path("g"), "old").unwrap();
+    let (holder, other) = (site.session(), site.session());
+    let unrelated = find(&other, "g").await.attributes.id;
+    let _unanswered = holder.notices();
+    let place = create(&holder, "f", RW).await;
+    call(&holder, Op::Close(place.handle.unwrap())).await.unwrap();
+    let (place, entry) = open(&holder, "f", RW).await;
+    assert!(entry.leases.contains(Leases::WRITE));
+    let theirs = place.file;
+    // Of nobody in particular, as the sessions.
+    let account = Account::named("");
+    let (writes, waiting) = (Pool::new(64, 64), Pool::new(16, 8));
+    let room = || WriteRoom { charge: writes.try_take(&account, 8).unwrap(), waiting: waiting.clone(), bytes: 8 };
+    let write = |store: &DirectorySession, place: Place| {
+        let (store, room) = (store.clone(), room());
+        let data = Bytes::from_static(b"12345678");
+        tokio::spawn(async move { store.write_in(&me(), vec![Write::At { place, offset: 0, data }], room).await })
+    };
+    let waits = write(&other, Place { file: theirs, handle: None });
+    let one_waits = async {
+        while waiting.try_take(&account, 1).is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, one_waits).await.unwrap();
+    let refused = write(&other, Place { file: theirs, handle: None }).await.unwrap();
+    assert_eq!(refused.unwrap_err(), Errno::EAGAIN);
+    assert_eq!(fs::read(site.path("f")).unwrap(), b"");
+    assert!(write(&other, Place { file: unrelated, handle: None }).await.unwrap().unwrap()[0].is_ok());
+    assert!(write(&holder, place).await.unwrap().unwrap()[0].is_ok());
+    holder.end();
+    assert!(tokio::time::timeout(SOON, waits).await.unwrap().unwrap().unwrap()[0].is_ok());
 }
 
 #[tokio::test]

@@ -26,7 +26,8 @@ use posh_proto::{
 use posh_volume::{
     Store as _,
     directory::{
-        Account, Directory, DirectorySession, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, is_share,
+        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, WriteRoom,
+        is_share,
     },
     store::{Caller as FileCaller, Pieces, ReadPart},
     wire,
@@ -43,6 +44,7 @@ use crate::{
     admission::peer_name,
     callers::{Caller, caller_of},
     load::Wanted,
+    metered::Arrived,
     service::Shared,
     tls::{accept::Peer, serving::Proof},
 };
@@ -70,6 +72,9 @@ const ANSWER_BYTES_OF_ONE: usize = 48 << 20;
 /// Bytes of calls that are under way or remembered, of all and of one identity.
 const CALL_BYTES: usize = 32 << 20;
 const CALL_BYTES_OF_ONE: usize = 12 << 20;
+/// Contents of writes that are being written, and of those that wait for others' leases, of all and of one identity.
+const WRITE_BYTES: usize = 48 << 20;
+const WRITE_BYTES_OF_ONE: usize = 24 << 20;
 /// What a part of a read takes besides its bytes.
 const PART_BYTES: usize = 512;
 /// What one read may have in memory here: in the store, one reply being made and those that wait, of up to twice
@@ -89,6 +94,10 @@ pub struct Volumes {
     /// Bytes of calls under way, and of answers that are remembered. Apart from those, since a call may be
     /// what a read waits for.
     calls: Arc<Pool>,
+    /// Contents of writes under way. Whoever has more to write waits.
+    writes: Arc<Pool>,
+    /// Contents of writes that wait for leases of others; see [`posh_volume::directory::WriteRoom`].
+    waiting_writes: Arc<Pool>,
 }
 
 impl Default for Volumes {
@@ -99,6 +108,8 @@ impl Default for Volumes {
             sessions: Mutex::default(),
             answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
             calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
+            writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
+            waiting_writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
         }
     }
 }
@@ -168,13 +179,14 @@ impl Volume for VolumeService {
         let request_bytes = request.encoded_len() * DECODED_FACTOR;
         let ReadRequest { session, caller: file_caller, parts } = request;
         let served = self.admitted(&caller, &session).await?;
-        let Some(_waits) = served.call_bytes.try_take(&served.account, request_bytes) else {
+        let Some(waits) = served.call_bytes.try_take(&served.account, request_bytes) else {
             return Err(Status::resource_exhausted("too many reads of this identity wait for their turn"));
         };
         let parts: Vec<ReadPart> =
             parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let charge = self.0.volumes.answers.take(&served.account, bytes_of(&parts)).await;
-        let pieces = served.store.read(&file_caller.unwrap_or_default().into(), parts).await;
+        let file_caller = file_caller.unwrap_or_default().into();
+        let pieces = HELD.scope(Arc::new(waits), served.store.read(&file_caller, parts)).await;
         let (sender, receiver) = mpsc::channel(REPLIES);
         tokio::spawn(async move {
             tokio::select! {
@@ -192,12 +204,19 @@ impl Volume for VolumeService {
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
         let caller = caller_of(&request)?;
+        let arrived = request.extensions().get::<Arrived>().cloned();
         let request = request.into_inner();
         let served = self.admitted(&caller, &request.session).await?;
         served.acknowledge(request.acknowledged);
-        let writes = request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let writes: Vec<_> =
+            request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let file_caller = request.caller.unwrap_or_default().into();
-        served.write(request.number, file_caller, writes).await.map(Response::new)
+        let volumes = &self.0.volumes;
+        let bytes = writes.iter().map(session::size_of).sum();
+        let charge = volumes.writes.take(&served.account, bytes).await;
+        drop(arrived);
+        let room = WriteRoom { charge, waiting: volumes.waiting_writes.clone(), bytes };
+        served.write(request.number, file_caller, writes, room).await.map(Response::new)
     }
 }
 

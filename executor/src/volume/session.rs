@@ -14,7 +14,7 @@ use std::{
 use posh_proto::volume::{Alive, Call, FromVolume, Reply, ToVolume, WriteReply, Written, from_volume, to_volume};
 use posh_volume::{
     Errno, Store as _,
-    directory::{Account, Charge, DirectorySession, MAX_NAMES, Pool},
+    directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
     store::{Caller as FileCaller, Op, Write},
 };
 use prost::Message as _;
@@ -194,24 +194,30 @@ impl Served {
         });
     }
 
-    /// Writes once for each number.
+    /// Writes once for each number. What has to wait where there is no room to wait in has not begun: whoever asked
+    /// sends it again.
     pub async fn write(
         self: &Arc<Self>,
         number: u64,
         caller: FileCaller,
         writes: Vec<Write>,
+        room: WriteRoom,
     ) -> Result<WriteReply, Status> {
         self.store.renew();
         let bytes = CALL_BYTES + writes.len() * ENTRY_BYTES;
         let charge = self.call_bytes.try_take(&self.account, bytes).ok_or_else(too_many)?;
         let session = self.clone();
         let work = async move {
-            session.counts.bytes_written.fetch_add(writes.iter().map(size_of).sum(), Ordering::Relaxed);
-            let results = session.store.write(&caller, writes).await;
+            session.counts.bytes_written.fetch_add(room.bytes as u64, Ordering::Relaxed);
+            let results = session.store.write_in(&caller, writes, room).await;
             let reply = results.map(|results| WriteReply { results: results.into_iter().map(written).collect() });
             Outcome::Written(reply, Arc::new(charge))
         };
         match outcome_of(self.once(number, true, work)?).await {
+            Some(Outcome::Written(Err(Errno::EAGAIN), _)) => {
+                self.calls.lock().expect("not poisoned").by_number.remove(&number);
+                Err(Status::unavailable("too many writes of this identity wait for leases of others"))
+            }
             Some(Outcome::Written(written, _)) => written.map_err(|errno| Status::internal(errno.desc())),
             _ => Err(Status::invalid_argument("that number is another call's")),
         }
@@ -435,8 +441,9 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
             0 => None,
             bytes => Some(shared.volumes.answers.take(&session.account, bytes).await),
         };
-        let reply = reply(number, session.store.call(&caller, op).await);
-        Outcome::Answered(reply, Arc::new((charge, for_answer)))
+        let charges = Arc::new((charge, for_answer));
+        let reply = reply(number, HELD.scope(charges.clone(), session.store.call(&caller, op)).await);
+        Outcome::Answered(reply, charges)
     };
     match served.once(number, is_remembered, work) {
         Ok(outcome) => served.answer_when_done(number, outcome, sender),
@@ -490,12 +497,13 @@ fn written(result: Result<posh_volume::store::Entry, Errno>) -> Written {
     }
 }
 
-fn size_of(write: &Write) -> u64 {
+/// Bytes of contents.
+pub fn size_of(write: &Write) -> usize {
     use posh_volume::store::NewFile;
     match write {
-        Write::At { data, .. } | Write::Append { data, .. } => data.len() as u64,
+        Write::At { data, .. } | Write::Append { data, .. } => data.len(),
         Write::Put(put) => match &put.what {
-            NewFile::Regular { data } => data.len() as u64,
+            NewFile::Regular { data } => data.len(),
             _ => 0,
         },
         Write::Set { .. } => 0,

@@ -16,8 +16,6 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub struct Account {
     name: String,
-    /// Held by the one that waits for bytes: those behind it are not woken by each return.
-    turn: tokio::sync::Mutex<()>,
 }
 
 /// Something that is there once for all.
@@ -28,7 +26,11 @@ pub struct Pool {
     own_limit: usize,
     state: Mutex<State>,
     returned: Notify,
+    turns: Mutex<HashMap<String, Turn>>,
 }
+
+/// Held by the one of an account that waits for bytes: those behind it are not woken by each return.
+type Turn = Arc<tokio::sync::Mutex<()>>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -49,7 +51,7 @@ impl Account {
     /// With nothing. Two accounts of one name are one account.
     #[must_use]
     pub fn named(name: &str) -> Arc<Self> {
-        Arc::new(Self { name: name.to_owned(), turn: tokio::sync::Mutex::default() })
+        Arc::new(Self { name: name.to_owned() })
     }
 
     /// The identity.
@@ -69,7 +71,7 @@ impl Pool {
     /// Nothing of it is in use.
     #[must_use]
     pub fn new(limit: usize, own_limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, own_limit, state: Mutex::default(), returned: Notify::new() })
+        Arc::new(Self { limit, own_limit, state: Mutex::default(), returned: Notify::new(), turns: Mutex::default() })
     }
 
     /// A part of it, if that is still the account's share.
@@ -87,7 +89,8 @@ impl Pool {
     /// A part of it, as soon as there is room. No more than the account may ever have is waited for.
     pub async fn take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Charge {
         let amount = amount.min(self.own_limit).min(self.limit / 2);
-        let _turn = account.turn.lock().await;
+        let turn = self.turn(account);
+        let _turn = turn.lock().await;
         loop {
             let returned = self.returned.notified();
             tokio::pin!(returned);
@@ -100,9 +103,23 @@ impl Pool {
         }
     }
 
+    fn turn(&self, account: &Account) -> Turn {
+        let mut turns = self.turns.lock().expect("not poisoned");
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(account.name.clone()).or_default().clone()
+    }
+
     #[cfg(test)]
     fn used(&self) -> usize {
         self.state.lock().expect("not poisoned").used
+    }
+}
+
+impl Charge {
+    /// What it is a part of.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 }
 
@@ -151,6 +168,9 @@ mod tests {
         let (its, whose) = (pool.clone(), ada.clone());
         let waiting = tokio::spawn(async move { its.take(&whose, 30).await.amount });
         assert_eq!(pool.take(&bob, 20).await.amount, 20);
+        // One that waits for something else of the same account is no concern of this pool's.
+        let other = Pool::new(10, 10);
+        assert_eq!(other.take(&ada, 5).await.amount, 5);
         drop(held);
         assert_eq!(waiting.await.unwrap(), 30);
     }

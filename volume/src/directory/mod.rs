@@ -43,7 +43,8 @@ pub use self::{
     listing::MAX_NAMES,
     session::{DirectorySession, Liveness},
     sys::Acting,
-    transfer::READ_BYTES,
+    transfer::{READ_BYTES, WriteRoom},
+    workers::{HELD, Held},
 };
 use self::{nodes::Nodes, watch::Watch, workers::Workers};
 use crate::{

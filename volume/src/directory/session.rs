@@ -24,6 +24,7 @@ use super::{
     limits,
     locks::Locks,
     nodes::{Keep, Node},
+    transfer::WriteRoom,
 };
 use crate::{
     keeper::{Begun, Keeper},
@@ -144,6 +145,19 @@ impl DirectorySession {
         }
     }
 
+    /// As [`Store::write`], with a charge for what is in memory.
+    ///
+    /// # Errors
+    /// The errors of that; `EAGAIN` when nothing is written, since there is no room to wait in.
+    pub async fn write_in(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+        room: WriteRoom,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+        super::transfer::write(&self.0, caller, writes, Some(room)).await
+    }
+
     /// Open files, for the state.
     #[must_use]
     pub fn open_files(&self) -> usize {
@@ -179,7 +193,7 @@ impl Store for DirectorySession {
     }
 
     async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
-        super::transfer::write(&self.0, caller, writes).await
+        super::transfer::write(&self.0, caller, writes, None).await
     }
 
     fn notices(&self) -> Notices {

@@ -3,7 +3,7 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::AsFd as _,
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -16,11 +16,14 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
-    Fault, attributes,
+    Fault,
+    account::{Charge, Pool},
+    attributes,
     files::Usable,
     limits,
     nodes::{BENEATH, Keep, Node, check_name},
     session::{BYTES, NAMES, Session, leases_of},
+    workers,
 };
 use crate::{
     keeper::Begun,
@@ -55,8 +58,10 @@ pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pi
     }
     let (sender, receiver) = mpsc::channel(PIECES);
     let (session, caller) = (session.clone(), caller.clone());
+    let held = workers::held();
     // It ends by itself when nobody listens any more.
     tokio::spawn(async move {
+        let _held = held;
         let room = Arc::new(Semaphore::new(PARALLEL_PARTS));
         for (number, part) in parts.into_iter().enumerate() {
             let Ok(permit) = room.clone().acquire_owned().await else { return };
@@ -97,7 +102,11 @@ async fn read_pieces(
     sender: &mpsc::Sender<Result<Piece, Errno>>,
 ) -> Result<(), Errno> {
     // Who holds something back has written it when this is clear.
-    session.begin_of(&[(part.place.file, Intent::Look)]).clear().await;
+    let begun = session.begin_of(&[(part.place.file, Intent::Look)]);
+    tokio::select! {
+        () = begun.clear() => {}
+        () = sender.closed() => return Ok(()),
+    }
     let mut next = session.as_caller(&caller, move |session| session.first_piece(number, &part)).await?;
     loop {
         let (piece, reading) = next;
@@ -113,22 +122,59 @@ async fn read_pieces(
     }
 }
 
+/// What writes are charged with while they are in memory. Invariant: what is written at once waits for nobody
+/// but the disk, since what waits for others has a pool of its own. So the holder of a right to write can always give
+/// back what others, of its own account, too, wait for.
+#[derive(Debug)]
+pub struct WriteRoom {
+    /// Taken before.
+    pub charge: Charge,
+    /// Where writes are charged that have to wait until others have given leases back.
+    pub waiting: Arc<Pool>,
+    /// Of the contents.
+    pub bytes: usize,
+}
+
+impl WriteRoom {
+    /// From here on it waits for others. Whether there is room for that.
+    fn wait(&mut self, session: &Session) -> bool {
+        if Arc::ptr_eq(self.charge.pool(), &self.waiting) {
+            return true;
+        }
+        let charge = self.waiting.try_take(&session.account, self.bytes);
+        charge.is_some_and(|charge| {
+            self.charge = charge;
+            true
+        })
+    }
+}
+
 /// See [`crate::Store::write`].
+///
+/// # Errors
+/// `EAGAIN`: nothing is written, and there is no room to wait in.
 pub async fn write(
     session: &Arc<Session>,
     caller: &Caller,
     writes: Vec<Write>,
+    room: Option<WriteRoom>,
 ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
     limits::check_writes(&writes)?;
-    let writes = Arc::new(writes);
-    let mut results = Vec::with_capacity(writes.len());
+    // A job that is left behind by its session has both until it is gone.
+    let held = Arc::new((writes, Mutex::new(room)));
+    let mut results = Vec::with_capacity(held.0.len());
     let mut begun = None;
-    while results.len() < writes.len() {
-        let (writes, first) = (writes.clone(), results.len());
-        let job = move |session: &Arc<Session>| Ok(session.write_some(&writes[first..], begun));
+    while results.len() < held.0.len() {
+        let (job_held, first) = (held.clone(), results.len());
+        let job = move |session: &Arc<Session>| Ok(session.write_some(&job_held.0[first..], begun));
         let (more, waits) = session.as_caller(caller, job).await?;
         results.extend(more);
         if let Some(waits) = &waits {
+            let may_wait = held.1.lock().expect("not poisoned").as_mut().is_none_or(|room| room.wait(session));
+            // What is done can't be undone: the rest waits where it is.
+            if !may_wait && results.is_empty() {
+                return Err(Errno::EAGAIN);
+            }
             waits.clear().await;
         }
         begun = waits;

@@ -6,6 +6,7 @@
 //! leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
 
 use std::{
+    any::Any,
     collections::{HashMap, VecDeque},
     sync::{Arc, Condvar, Mutex},
     thread,
@@ -27,6 +28,20 @@ use super::{
 const THREADS: usize = 32;
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// What a call is charged with.
+pub type Held = Arc<dyn Any + Send + Sync>;
+
+tokio::task_local! {
+    /// Of the present call: kept by all that is done for it, until it is done. Whoever gives a call up gets
+    /// its charge back only when the call's jobs, with what they have in memory, are gone.
+    pub static HELD: Held;
+}
+
+/// For what is done for the present call elsewhere than in its own task.
+pub fn held() -> Option<Held> {
+    HELD.try_with(Clone::clone).ok()
+}
 
 /// The threads; they end when the last of these is dropped.
 #[derive(Debug)]
@@ -84,8 +99,10 @@ impl Workers {
         F: FnOnce() -> Result<T, Errno> + Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
+        let held = held();
         let job = Box::new(move || {
             let _ = sender.send(job());
+            drop(held);
         });
         self.0.state.lock().expect("not poisoned").push(account.name(), job);
         self.0.changed.notify_one();
@@ -182,6 +199,25 @@ mod tests {
     };
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_call_that_is_given_up_is_charged_until_its_job_is_done() {
+        let workers = Workers::start().unwrap();
+        let (release, gate) = mpsc::channel::<()>();
+        let charge: Held = Arc::new(());
+        let ada = Account::named("ada");
+        let job = move || gate.recv().map_err(|_| Errno::EIO);
+        let call = HELD.scope(charge.clone(), workers.run(&ada, job));
+        assert!(tokio::time::timeout(Duration::from_millis(10), call).await.is_err());
+        assert_eq!(Arc::strong_count(&charge), 2);
+        release.send(()).unwrap();
+        let given_back = async {
+            while Arc::strong_count(&charge) > 1 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), given_back).await.unwrap();
+    }
 
     #[tokio::test]
     async fn one_account_leaves_threads_for_others() {
