@@ -83,7 +83,7 @@ impl Admission {
     }
 
     /// What who has proved this may do at this moment with what is at work already. `None`: nothing else is
-    /// known than when it began, since the certificate has expired or the register can't be read just now.
+    /// known than when it began, since the register can't be read just now.
     pub fn standing(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
         match (proof, &self.tls) {
             (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
@@ -92,6 +92,10 @@ impl Admission {
                 // What is at work began with a certificate that was known: unknown since is one that later renewals have
                 // removed, which no revocation could name any more.
                 Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
+                // What has begun may go on, as far as the configuration lets its identity.
+                Err(Invalid::Expired(name) | Invalid::Superseded(name)) => {
+                    self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
+                }
                 Err(_) => Ok(None),
             },
             _ => Ok(None),

@@ -167,6 +167,21 @@ async fn what_began_over_a_certificate_that_two_renewals_have_removed_ends() {
     assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
 }
 
+// Guard: `Admission::standing`.
+#[tokio::test]
+async fn what_goes_on_over_an_expired_certificate_ends_with_its_identity() {
+    let lab = TlsLab::start(&[identity("ada"), identity("eve")]).await;
+    let path = lab.issue("eve", now_s() - HOUR_S..now_s() + 2);
+    let mut begun = Call::open(&lab.client_of(&path).await, pipeline_with_input(&["cat"])).await;
+    tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+    begun.send(Kind::Chunk(Chunk { stream: IN, data: "still here".into() })).await;
+    begun.until_output("still here").await;
+    let mut changed = lab.config.clone();
+    changed.identities = vec![identity("ada")];
+    lab.changes.send(changed).await.unwrap();
+    assert_refused(&last_words(begun).await, "`eve` has no place in the configuration of this executor");
+}
+
 #[tokio::test]
 async fn a_changed_configuration_counts_at_once_and_ends_what_has_no_place_in_it() {
     let lab = TlsLab::start(&[identity("ada"), identity("eve")]).await;

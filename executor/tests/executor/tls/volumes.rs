@@ -173,7 +173,7 @@ async fn reads_that_nobody_takes_hold_up_no_other_identity() {
         let part = WirePart { place: Some(Place::from(file).into()), start: 0, end: 64 << 20 };
         let session = remote.session();
         let request = ReadRequest { session, parts: vec![part; 8], ..ReadRequest::default() };
-        match timeout(Duration::from_millis(50), client.read(request)).await {
+        match timeout(Duration::from_millis(500), client.read(request)).await {
             Ok(stream) => held.push(stream.unwrap()),
             // Its share is used up: the others wait.
             Err(_) => break,
