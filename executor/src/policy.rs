@@ -110,12 +110,12 @@ impl Policy {
             return Err(refuse_variable(name, &variable.name));
         }
         check_home(stage)?;
-        let everything = Fence { everything: true, grants: Vec::new() };
+        let everything = Fence { everything: true, ..Fence::default() };
         match self.read(stage) {
             Ok(invocation) => {
                 listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
                 add_guards(stage, &invocation);
-                Ok(Fence { everything: false, grants: grants(&invocation) })
+                Ok(Fence { everything: false, grants: grants(&invocation), starts: starts(&invocation) })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
             // Listed by the administrator, although nobody has described it.
@@ -279,6 +279,11 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
         }
     }
     grants
+}
+
+/// What a command starts, as this server's annotations say.
+pub fn starts(invocation: &Invocation) -> Vec<String> {
+    invocation.runs.iter().chain(&invocation.helpers).cloned().collect()
 }
 
 fn grant(path: &[u8], access: Access) -> Grant {

@@ -14,6 +14,7 @@
 mod build;
 mod changes;
 mod confine;
+mod elf;
 mod fence;
 mod filter;
 mod guards;
@@ -22,6 +23,7 @@ mod listing;
 mod paths;
 mod places;
 mod processes;
+mod programs;
 mod reads;
 mod root;
 mod scratch;
@@ -69,6 +71,7 @@ pub(crate) use self::{
     held::WAITS_BYTES,
     paths::{find, name_of},
     places::check_file,
+    programs::{Programs, library_directories},
     view::{View, is_shown, open_export},
 };
 

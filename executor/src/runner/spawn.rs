@@ -26,10 +26,12 @@ use posh_proto::executor::{Descriptor, PathUse, Stage, WrittenFile, descriptor::
 use super::{
     changes::Watch,
     confine,
-    fence::Domain,
-    filter, guards,
+    fence::{Domain, Reach},
+    filter::{self, Narrowed},
+    guards,
     held::Held,
     paths,
+    programs::Programs,
     reads::Read,
     view::{View, path_of},
     wire::{Bounds, End, EndKind, Fence},
@@ -70,7 +72,7 @@ pub struct Prepared {
     bounds: Bounds,
     domain: Option<Domain>,
     /// Its words were read, so that it is known what it does: it makes the listed system calls only.
-    is_read: bool,
+    narrowed: Option<Narrowed>,
 }
 
 /// What has to be known of a stage until it has ended.
@@ -111,6 +113,12 @@ impl Prepared {
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
         })?;
+        let directories = &view.ground.library_directories;
+        let programs = (!fence.everything).then(|| Programs::new(&program, &fence.starts, directories));
+        let narrowed = programs.as_ref().map(|programs| match programs.is_alone() {
+            true => Narrowed::Alone,
+            false => Narrowed::WithOthers,
+        });
         let mut prepared = Self {
             program: c_string(program.as_os_str().as_bytes())?,
             argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
@@ -125,14 +133,15 @@ impl Prepared {
             open_files: view.open_files,
             bounds: view.bounds,
             domain: None,
-            is_read: !fence.everything,
+            narrowed,
             stage,
         };
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
             prepared.open_descriptor(view, ends, descriptor)?;
         }
         let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
-        prepared.domain = Some(Domain::new(view, &prepared.cwd, fence, &opened)?);
+        let reach = Reach { cwd: &prepared.cwd, fence, programs: programs.as_ref() };
+        prepared.domain = Some(Domain::new(view, &reach, &opened)?);
         Ok(prepared)
     }
 
@@ -231,7 +240,7 @@ impl Prepared {
         if said.is_err() || !matches!(std::fs::File::from(go).read(&mut byte), Ok(1)) {
             sys::exit_now(126);
         }
-        let errno = sys::exec(&self.program, &self.argv, &self.env);
+        let errno = sys::exec(&self.program, &self.argv, &self.env, filter::pass());
         // Too late to refuse: others run already. As a shell says it.
         let message = format!("posh-executor: {}: {}\n", self.stage.program, errno.desc());
         let _ = std::io::stderr().write_all(message.as_bytes());
@@ -259,9 +268,9 @@ impl Prepared {
         confine::set_bounds(&self.bounds)?;
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
-        if self.is_read {
+        if let Some(narrowed) = self.narrowed {
             // Last, since setting up takes more than a command needs.
-            filter::narrow()?;
+            filter::narrow(narrowed)?;
         }
         Ok(())
     }
