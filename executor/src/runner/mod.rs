@@ -11,6 +11,7 @@
 //! Nothing of it outlives the daemon: the sockets close with it, by whatever
 //! it died.
 
+mod budget;
 mod build;
 mod changes;
 mod confine;

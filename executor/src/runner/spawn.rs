@@ -24,6 +24,7 @@ use nix::{
 use posh_proto::executor::{Descriptor, PathUse, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
+    budget::{Budget, Over, SPENT},
     changes::Watch,
     confine,
     fence::{Domain, Reach},
@@ -75,6 +76,14 @@ pub struct Prepared {
     narrowed: Option<Narrowed>,
 }
 
+/// What looking before the start may cost a run.
+pub struct Budgets {
+    /// Guards and paths, without which nothing starts.
+    pub checks: Budget,
+    /// Trees to be watched.
+    pub trees: Budget,
+}
+
 /// What has to be known of a stage until it has ended.
 pub struct Live {
     pub stage: Stage,
@@ -101,15 +110,15 @@ impl Live {
 
 impl Prepared {
     /// Checks a stage and opens what it names; nothing runs.
-    pub fn new(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
+    pub fn new(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
         let id = stage.id;
-        Self::prepare(view, ends, stage, fence).map_err(|refusal| refusal.at(id))
+        Self::prepare(view, ends, (stage, fence), budgets).map_err(|refusal| refusal.at(id))
     }
 
-    fn prepare(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
+    fn prepare(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
         let cwd = paths::working_directory(view, &stage.cwd)?;
-        paths::check(view, &cwd, &stage)?;
-        guards::check(view, &cwd, &stage)?;
+        paths::check(view, &cwd, &stage, &budgets.checks)?;
+        guards::check(view, &cwd, &stage, &budgets.checks)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
         })?;
@@ -129,7 +138,7 @@ impl Prepared {
             opened: Vec::new(),
             reported: Vec::new(),
             written: Vec::new(),
-            watch: Watch::new(view, &stage),
+            watch: watch(view, &stage, &budgets.trees)?,
             open_files: view.open_files,
             bounds: view.bounds,
             domain: None,
@@ -273,6 +282,17 @@ impl Prepared {
             filter::narrow(narrowed)?;
         }
         Ok(())
+    }
+}
+
+/// Of a tree that is too large it is told later that not all is known; one that takes too long is the workstation's.
+fn watch(view: &View, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
+    let watch = Watch::new(view, stage, budget);
+    match budget.over() {
+        Some(Over::Time | Over::GivenUp) => {
+            Err(Refusal::new(Kind::Guard, format!("the trees that {} may change: {SPENT}", stage.program)))
+        }
+        Some(Over::Names) | None => Ok(watch),
     }
 }
 

@@ -15,7 +15,9 @@ use std::{
 use bytes::Bytes;
 use nix::libc;
 use posh_executor::{callers::UnixUser, config::Confinement, runner::ALLOWED_CALLS};
-use posh_proto::executor::{ClientFile, EnvVar, RunSpec, exited::How, rejected::Kind, run_input, run_output};
+use posh_proto::executor::{
+    ClientFile, EnvVar, Guard, PathUse, RunSpec, WatchedTree, exited::How, guard, rejected::Kind, run_input, run_output,
+};
 use tempfile::TempDir;
 
 use crate::harness::*;
@@ -489,6 +491,44 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     is_over.store(true, Ordering::Relaxed);
     racer.join().unwrap();
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
+}
+
+// Guard: runner::budget. Without it the server looks at each of these names again and again, before the command and after it.
+#[tokio::test]
+async fn trees_that_are_named_over_and_over_cost_no_more_than_a_large_one() {
+    let lab = Lab::start().await;
+    (0..400).for_each(|number| lab.write(&format!("f{number}"), ""));
+    let tree =
+        |times: usize| WatchedTree { path: MOUNT.into(), only: vec![".".to_owned(); times], ..WatchedTree::default() };
+    for (times, is_too_much) in [(1, false), (3000, true)] {
+        let mut spec = pipeline(&["true"]);
+        spec.stages[0].watched_trees = vec![tree(times)];
+        let outcome = lab.run(spec).await;
+        assert_eq!(outcome.exits[&1].changes_incomplete, is_too_much, "{times}");
+    }
+}
+
+// Guard: the same, for what decides whether a command starts.
+#[tokio::test]
+async fn guards_and_paths_without_end_are_refused() {
+    let lab = Lab::start().await;
+    let deep = vec!["d"; 60].join("/");
+    fs::create_dir_all(lab.store.path().join(&deep)).unwrap();
+    let mut spec = pipeline(&["true"]);
+    spec.stages[0].cwd = format!("{MOUNT}/{deep}").into();
+    let files = (0..15_000).map(|number| format!("{number}").into()).collect();
+    spec.stages[0].guards = vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
+    let outcome = lab.run(spec).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+    let mut spec = pipeline(&["true"]);
+    fs::create_dir_all(lab.store.path().join("links")).unwrap();
+    (0..400).for_each(|number| lab.write(&format!("links/{number}"), ""));
+    let used = PathUse { plain_symlinks_below: true, ..path_use("links") };
+    spec.stages[0].paths = vec![used; 3000];
+    let outcome = lab.run(spec).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::PathOutside && refusal.message.contains("too many"), "{refusal:?}");
 }
 
 fn with_variable(mut spec: RunSpec, name: &str, value: &str) -> RunSpec {
