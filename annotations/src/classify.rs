@@ -198,6 +198,7 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         terminal: facts.case(&annotation.terminal).copied().unwrap_or(TerminalUse::Plain),
         tool_version: facts.case(&annotation.tool_version).copied().unwrap_or(ToolVersion::Same),
         runs: facts.holding(&annotation.runs).cloned().collect(),
+        helpers: facts.holding(&annotation.helpers).cloned().collect(),
         shows: facts.holding(&annotation.shows).copied().collect(),
         searches_up: annotation.searches_up.clone(),
         changes_only: facts.holding(&annotation.changes_only).cloned().collect(),
@@ -342,6 +343,7 @@ fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, w
     invocation.own_directories.extend(annotation.own_directories.iter().cloned());
     invocation.guards.splice(0..0, outer.holding(&annotation.guards).cloned());
     invocation.runs.extend(outer.holding(&annotation.runs).cloned());
+    invocation.helpers.extend(outer.holding(&annotation.helpers).cloned());
     invocation.shows.extend(outer.holding(&annotation.shows).copied());
 }
 
@@ -353,9 +355,13 @@ fn settle(invocation: &mut Invocation) {
     invocation.environment.extend(ENVIRONMENT_OF_ALL.map(str::to_owned));
     let guarded = invocation.guards.iter().flat_map(|guard| &guard.files);
     invocation.client_files.extend(guarded.filter(|file| file.starts_with(['/', '~'])).cloned());
-    for list in
-        [&mut invocation.environment, &mut invocation.client_files, &mut invocation.searches_up, &mut invocation.runs]
-    {
+    for list in [
+        &mut invocation.environment,
+        &mut invocation.client_files,
+        &mut invocation.searches_up,
+        &mut invocation.runs,
+        &mut invocation.helpers,
+    ] {
         list.sort();
         list.dedup();
     }

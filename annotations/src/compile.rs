@@ -195,6 +195,9 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("runs") {
             annotation.runs = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a command"));
         }
+        if let Some(node) = fields.take("helpers") {
+            annotation.helpers = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a program"));
+        }
         if let Some(node) = fields.take("shows") {
             annotation.shows = self.mixed_list(node, &mut Self::attribute);
         }

@@ -107,7 +107,8 @@ fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str
     add("status of parts", status(invocation.status_rule).to_owned());
     add("terminal", terminal(invocation.terminal).to_owned());
     add("tool version", version(invocation.tool_version).to_owned());
-    add("starts", invocation.runs.join(", "));
+    let starts: Vec<&str> = invocation.runs.iter().chain(&invocation.helpers).map(String::as_str).collect();
+    add("starts", starts.join(", "));
     add("environment", invocation.environment.join(", "));
     add("reads", invocation.client_files.join(", "));
     add(

@@ -42,6 +42,9 @@ pub struct Invocation {
     pub tool_version: ToolVersion,
     /// Other commands that it starts, whose versions matter too (`tar -z` starts gzip).
     pub runs: Vec<String>,
+    /// Programs that it starts beside those, names or absolute paths, whose versions do not matter (`tar -z` starts sh).
+    /// On an executor it can start no others.
+    pub helpers: Vec<String>,
     /// File attributes that its result depends on, and that a mount may not show as the
     /// server has them. Sorted, once each.
     pub shows: Vec<FileAttribute>,

@@ -56,6 +56,7 @@ pub struct Annotation {
     pub environment: Vec<String>,
     pub client_files: Vec<String>,
     pub runs: Vec<Conditional<String>>,
+    pub helpers: Vec<Conditional<String>>,
     pub tool_version: Cases<ToolVersion>,
     pub deterministic: Option<Condition>,
     pub side_effects: Option<Condition>,

@@ -118,12 +118,12 @@ impl Policy {
         if asks_for_version(stage) {
             return Ok(Fence::default());
         }
-        let everything = Fence { everything: true, grants: Vec::new() };
+        let everything = Fence { everything: true, ..Fence::default() };
         match self.read(stage) {
             Ok(invocation) => {
                 listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
                 add_guards(stage, &invocation);
-                Ok(Fence { everything: false, grants: grants(&invocation) })
+                Ok(Fence { everything: false, grants: grants(&invocation), starts: starts(&invocation) })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
             // Listed by the administrator, although nobody has described it.
@@ -308,6 +308,11 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
         }
     }
     grants
+}
+
+/// What a command starts, as this server's annotations say.
+pub fn starts(invocation: &Invocation) -> Vec<String> {
+    invocation.runs.iter().chain(&invocation.helpers).cloned().collect()
 }
 
 fn grant(path: &[u8], access: Access) -> Grant {

@@ -330,12 +330,16 @@ pub fn has_byte(pipe: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Replaces this process; returns only the error.
-pub fn exec(program: &CString, argv: &[CString], env: &[CString]) -> Errno {
-    match nix::unistd::execve(program, argv, env) {
-        Ok(never) => match never {},
-        Err(error) => error,
-    }
+/// Replaces this process; returns only the error. The kernel takes three arguments; of the six that a filter of system calls
+/// sees, the last is `pass`.
+pub fn exec(program: &CString, argv: &[CString], env: &[CString], pass: u64) -> Errno {
+    let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
+        words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
+    };
+    let (argv, env) = (pointers(argv), pointers(env));
+    // SAFETY: all are texts that end in a zero byte, and lists of such that end in a null pointer; they live until it returns.
+    unsafe { libc::syscall(libc::SYS_execve, program.as_ptr(), argv.as_ptr(), env.as_ptr(), 0_u64, 0_u64, pass) };
+    Errno::last()
 }
 
 /// Begins to observe a process that waits to be started: it goes on meanwhile, its children are observed too, and

@@ -6,13 +6,14 @@ use crate::diagnostic::Faults;
 use crate::document::{Content, Node, Place};
 
 /// Keywords whose lists are joined, the shared ones first. All others are replaced.
-const JOINED: [&str; 14] = [
+const JOINED: [&str; 15] = [
     "FLAGS",
     "OPTPARAMS",
     "EXPRESSION",
     "environment",
     "client_files",
     "runs",
+    "helpers",
     "shows",
     "searches_up",
     "changes_only",

@@ -34,12 +34,11 @@ use self::{
     trees::{Trees, root_of},
 };
 use super::{
+    budget::Budget,
     listing::{self, Entries, Known, Listing, Time},
-    view::View,
+    view::{View, path_of},
 };
 
-/// Entries that are looked at: a tree beyond this is not worth the time of every command in it.
-const MAX_ENTRIES: usize = 500_000;
 /// Directories that are reported; the workstation forgets each by a call of its own.
 const MAX_REPORTED: usize = 4096;
 
@@ -81,51 +80,72 @@ struct Look {
 
 impl Watch {
     /// To be made before the stage starts; costs nothing when it changes no trees.
-    pub fn new(view: &View, stage: &Stage) -> Self {
+    pub fn new(view: &View, stage: &Stage, budget: &Budget) -> Self {
         let mut trees = Trees::default();
-        stage.watched_trees.iter().for_each(|tree| trees.add(root_of(view, tree), tree));
-        Self::since(moment(), trees)
+        for tree in &stage.watched_trees {
+            let names = 1 + tree.own.len() + tree.only.len() + tree.grows.len();
+            let root = match tree.made {
+                true => Some(path_of(&tree.path).to_owned()),
+                false => root_of(view, tree, budget).filter(|_| budget.spend(names)),
+            };
+            root.into_iter().for_each(|root| trees.add(root, tree));
+        }
+        Self::since(moment(), trees, budget)
     }
 
-    fn since(since: Duration, trees: Trees) -> Self {
-        let before = Before::of(&trees, since);
+    fn since(since: Duration, trees: Trees, budget: &Budget) -> Self {
+        let before = Before::of(&trees, since, budget);
         Self { since, trees, before }
     }
 
-    /// Walks the trees once more.
-    pub fn changes(&self) -> Changes {
-        let mut changes = Changes { incomplete: self.before.incomplete, ..Changes::default() };
-        let mut left = MAX_ENTRIES;
-        for root in &self.trees.roots {
-            self.look_at_root(root, &mut changes);
-            self.walk(root.clone(), &mut changes, &mut left);
-        }
+    /// Walks the trees once more. Where they are more than the run may have looked at, nothing is known of any; only of
+    /// directories that are made.
+    pub fn changes(&self, budget: &Budget) -> Changes {
+        budget.resume();
+        let is_told = |changes: &Changes| changes.directories.len() <= MAX_REPORTED;
+        let seen = (!self.before.incomplete).then(|| self.look(budget)).flatten().filter(is_told);
+        let mut changes = seen.unwrap_or_else(|| Changes { incomplete: true, ..Changes::default() });
         let made = self.before.missing.iter().filter(|path| lstat(*path).is_ok());
         made.filter_map(|path| path.parent()).for_each(|parent| changes.of(parent).names = true);
+        if !changes.incomplete {
+            self.keep_unread(budget);
+        }
+        changes
+    }
+
+    /// `None`: there is too much.
+    fn look(&self, budget: &Budget) -> Option<Changes> {
+        let mut changes = Changes::default();
+        let is_left = |names: usize| budget.spend(names).then_some(());
+        for root in &self.trees.roots {
+            is_left(1)?;
+            self.look_at_root(root, &mut changes);
+            self.walk(root.clone(), &mut changes, budget)?;
+        }
+        is_left(self.before.growing.len())?;
         self.before.growing.iter().for_each(|directory| self.look_at_growing(directory, &mut changes));
         for (directory, names) in &self.before.directories {
+            // Those whose entries have been looked at cost nothing more.
+            is_left(0)?;
             if lstat(directory).is_ok_and(|found| listing::is_directory(&found)) {
                 continue;
             }
             // Its parent, if that is still there, has told of the directory itself.
             changes.of(directory).removed = names.names().collect();
         }
-        if changes.directories.len() > MAX_REPORTED {
-            changes = Changes { incomplete: true, ..Changes::default() };
-        }
-        self.keep_unread();
-        changes
+        Some(changes)
     }
 
     /// Who has read one of the command's own directories while it ran was the command. What it made is read by nobody yet,
     /// and would count as read, its times being equal.
-    fn keep_unread(&self) {
-        self.before.unread.iter().for_each(|directory| listing::keep_unread(directory));
+    fn keep_unread(&self, budget: &Budget) {
+        let unread = self.before.unread.iter().take_while(|_| budget.spend(0));
+        unread.for_each(|directory| listing::keep_unread(directory));
         let noted: HashSet<&PathBuf> = self.before.growing.iter().collect();
         let changed = |top: &&&PathBuf| lstat(**top).is_ok_and(|found| self.is_newer(&found));
         let tops = noted.iter().filter(|top| self.trees.growing.contains(**top) && self.trees.is_own(top));
         for top in tops.filter(changed) {
-            let listing = Listing::read(top);
+            let listing = Listing::read(top, budget);
             let entries = listing.iter().flat_map(|listing| listing.entries().iter());
             let directories = entries.filter(|entry| entry.is_directory).map(|entry| top.join(entry.name()));
             directories.filter(|below| !noted.contains(below)).for_each(|made| listing::keep_unread(&made));
@@ -160,7 +180,8 @@ impl Watch {
         }
     }
 
-    fn walk(&self, root: PathBuf, changes: &mut Changes, left: &mut usize) {
+    /// `None`: there is too much.
+    fn walk(&self, root: PathBuf, changes: &mut Changes, budget: &Budget) -> Option<()> {
         let mut queue = vec![Below { parent: None, path: root }];
         while let Some(at) = queue.pop() {
             // What was not there before was never seen, and neither was what is in it.
@@ -169,13 +190,9 @@ impl Watch {
             }
             let Some(own) = at.status() else { continue };
             let directory = &at.path;
-            let look = match self.is_newer(&own) {
-                true => self.look_anew(directory, &own, left),
-                false => self.look_again(directory, &own, left),
-            };
-            let Some(Look { changed, below }) = look else {
-                changes.incomplete = true;
-                return;
+            let Look { changed, below } = match self.is_newer(&own) {
+                true => self.look_anew(directory, &own, budget)?,
+                false => self.look_again(directory, &own, budget)?,
             };
             if !below.is_empty()
                 && let Some(parent) = at.open()
@@ -188,12 +205,14 @@ impl Watch {
                 changes.directories.insert(at.path, changed);
             }
         }
+        Some(())
     }
 
     /// At a directory that has changed. `None`: there is too much in it.
-    fn look_anew(&self, directory: &Path, own: &FileStat, left: &mut usize) -> Option<Look> {
-        let Some(listing) = Listing::read(directory) else { return Some(Look::default()) };
-        *left = left.checked_sub(listing.entries().len())?;
+    fn look_anew(&self, directory: &Path, own: &FileStat, budget: &Budget) -> Option<Look> {
+        let Some(listing) = Listing::read(directory, budget) else {
+            return (budget.over().is_none()).then(Look::default);
+        };
         let before: HashSet<OsString> = self.before.directories[directory].names().collect();
         let mut look = Look::default();
         look.changed.names = self.is_to_be_told(directory, own);
@@ -229,9 +248,10 @@ impl Watch {
     }
 
     /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
-    fn look_again(&self, directory: &Path, own: &FileStat, left: &mut usize) -> Option<Look> {
+    fn look_again(&self, directory: &Path, own: &FileStat, budget: &Budget) -> Option<Look> {
         let before = &self.before.directories[directory];
-        *left = left.checked_sub(before.len())?;
+        // One that is empty costs something, too.
+        budget.spend(before.len().max(1)).then_some(())?;
         let mut look = Look::default();
         if self.trees.replaces(directory) {
             look.below = before.iter().filter(|entry| entry.is_directory).map(|entry| entry.name()).collect();
@@ -283,51 +303,55 @@ fn moment() -> Duration {
 
 impl Before {
     /// Names only: the kind of each entry comes with its directory.
-    fn of(trees: &Trees, since: Duration) -> Self {
-        let mut before =
-            Self { missing: trees.made.iter().filter_map(|path| missing(path)).collect(), ..Self::default() };
-        let mut left = MAX_ENTRIES;
+    fn of(trees: &Trees, since: Duration, budget: &Budget) -> Self {
+        // There are as many as the specification names.
+        let missing: HashSet<PathBuf> = trees.made.iter().filter_map(|path| missing(path)).collect();
+        let mut before = Self { missing: missing.clone(), ..Self::default() };
+        match before.fill(trees, since, budget).filter(|()| budget.over().is_none()) {
+            Some(()) => before,
+            None => Self { missing, incomplete: true, ..Self::default() },
+        }
+    }
+
+    /// `None`: there is too much.
+    fn fill(&mut self, trees: &Trees, since: Duration, budget: &Budget) -> Option<()> {
         let mut queue = Vec::new();
         for root in &trees.roots {
+            budget.spend(1).then_some(())?;
             match lstat(root) {
                 Ok(found) if listing::is_directory(&found) => {
-                    before.note_birth(trees, root, since);
+                    self.note_birth(trees, root, since);
                     queue.push(Below { parent: None, path: root.clone() });
                 }
-                Ok(_) => drop(before.files.insert(root.clone())),
+                Ok(_) => drop(self.files.insert(root.clone())),
                 Err(_) => {}
             }
         }
         while let Some(below) = queue.pop() {
             let Some(directory) = below.open() else { continue };
             let path = below.path;
-            before.note_reader(trees, &path, || fstat(&directory).ok());
-            before.note_time(trees, &path, &directory);
-            let (directory, entries) = Listing::of(directory).into_parts();
-            let Some(fewer) = left.checked_sub(entries.len()) else {
-                before.incomplete = true;
-                return before;
-            };
-            left = fewer;
+            self.note_reader(trees, &path, || fstat(&directory).ok());
+            self.note_time(trees, &path, &directory);
+            let (directory, entries) = Listing::of(directory, budget)?.into_parts();
             let parent = Rc::new(directory);
             for entry in entries.iter().filter(|entry| entry.is_directory) {
                 let path = path.join(entry.name());
                 match trees.growing.contains(&path) {
-                    true => before.note_growing(trees, path),
+                    true => self.note_growing(trees, path, budget)?,
                     false => queue.push(Below { parent: Some(Rc::clone(&parent)), path }),
                 }
             }
-            before.directories.insert(path, entries);
+            self.directories.insert(path, entries);
         }
-        before
+        Some(())
     }
 
     /// The directory, and those in it.
-    fn note_growing(&mut self, trees: &Trees, directory: PathBuf) {
+    fn note_growing(&mut self, trees: &Trees, directory: PathBuf, budget: &Budget) -> Option<()> {
         let top = Below { parent: None, path: directory };
         if let Some(opened) = top.open() {
             self.note_reader(trees, &top.path, || fstat(&opened).ok());
-            let listing = Listing::of(opened);
+            let listing = Listing::of(opened, budget)?;
             for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
                 let below = top.path.join(entry.name());
                 self.note_reader(trees, &below, || listing.status(entry));
@@ -335,6 +359,7 @@ impl Before {
             }
         }
         self.growing.push(top.path);
+        Some(())
     }
 
     /// To be called before it is read here. Who reads it within the tick in which it was made leaves no other time.
@@ -450,7 +475,7 @@ mod tests {
         for file in ["quiet/f", "written/f", "written/g", "lost/f", "gone/below/f"] {
             fs::write(root.join(file), "old").expect("a file");
         }
-        let watch = Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]));
+        let watch = Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
         fs::write(root.join("written/f"), "new").expect("a file");
         fs::create_dir(root.join("grown/deep/new")).expect("a directory");
         fs::write(root.join("grown/deep/new/f"), "new").expect("a file");
@@ -465,7 +490,7 @@ mod tests {
             ("written", changed(false, &["f"], &[])),
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path).components().collect(), changed));
-        assert_eq!(watch.changes().directories, expect.collect());
+        assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
     }
 
     #[test]
@@ -483,7 +508,7 @@ mod tests {
             WatchedTree { only: vec![".git".into()], grows: vec![".git/objects".into()], ..Default::default() };
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
-        let watch = Watch::since(moment_after(clock.path()), trees);
+        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
         fs::write(root.join("src/f"), "new").expect("a file");
         fs::write(root.join(".git/refs/main"), "new").expect("a file");
         fs::write(root.join(".git/objects/aa/2"), "new").expect("a file");
@@ -495,7 +520,7 @@ mod tests {
             (".git/refs", changed(false, &["main"], &[])),
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
-        assert_eq!(watch.changes().directories, expect.collect());
+        assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
     }
 
     #[test]
@@ -512,7 +537,7 @@ mod tests {
         let contract = WatchedTree { own: vec![".git".into()], replaces: true, ..Default::default() };
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
-        let watch = Watch::since(moment_after(clock.path()), trees);
+        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
         // Its own files it may change in their place, and where it does so elsewhere it has promised too much.
         for file in [".git/log", "quiet/f"] {
             fs::write(root.join(file), "new").expect("a file");
@@ -527,7 +552,7 @@ mod tests {
             ("quiet/deep", changed(true, &["f"], &[])),
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
-        let mut found = watch.changes().directories;
+        let mut found = watch.changes(&Budget::new(None)).directories;
         for (path, changed) in &mut found {
             let is_replaced = !path.ends_with(".git") && listing::tells_readers(root);
             assert_eq!(changed.now.take().is_some(), is_replaced, "{}", path.display());
@@ -550,7 +575,7 @@ mod tests {
         }
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &WatchedTree { replaces: true, ..Default::default() });
-        let watch = Watch::since(moment_after(clock.path()), trees);
+        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
         for directory in ["unseen", "seen", "grown", "shrunk"] {
             let file = root.join(directory).join("f");
             fs::remove_file(&file).expect("removed");
@@ -561,7 +586,7 @@ mod tests {
         }
         fs::write(root.join("grown/g"), "").expect("a file");
         fs::remove_file(root.join("shrunk/other")).expect("removed");
-        let changes = watch.changes();
+        let changes = watch.changes(&Budget::new(None));
         for directory in ["seen", "grown", "shrunk"] {
             assert_eq!(changes.directories[&root.join(directory)].now, None, "{directory}");
         }
@@ -569,6 +594,31 @@ mod tests {
         let now = Now { own: found("unseen"), written: vec![found("unseen/f")] };
         assert_eq!(changes.directories[&root.join("unseen")].now, Some(now));
         assert_eq!(found("unseen/f").size, 7);
+    }
+
+    #[test]
+    fn of_trees_beyond_the_budget_nothing_but_what_is_made_is_told() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(tree.path().join("a/b")).expect("a directory");
+        fs::write(tree.path().join("a/f"), "old").expect("a file");
+        let spent = Budget::new(None);
+        assert!(!spent.spend(usize::MAX));
+        let since = moment_after(clock.path());
+        let watch = |budget: &Budget| {
+            let mut trees = whole(&[tree.path().to_owned()]);
+            trees.add(clock.path().join("made"), &WatchedTree { made: true, ..Default::default() });
+            Watch::since(since, trees, budget)
+        };
+        let (before, after) = (watch(&spent), watch(&Budget::new(None)));
+        fs::write(tree.path().join("a/f"), "new").expect("a file");
+        fs::create_dir(clock.path().join("made")).expect("a directory");
+        for (watch, budget) in [(&before, Budget::new(None)), (&after, spent)] {
+            let changes = watch.changes(&budget);
+            assert!(changes.incomplete);
+            assert_eq!(changes.directories.keys().collect::<Vec<_>>(), [clock.path()]);
+        }
+        assert!(!after.changes(&Budget::new(None)).incomplete);
     }
 
     #[test]
@@ -586,12 +636,12 @@ mod tests {
         let watch = || {
             let mut trees = Trees::default();
             trees.add(tree.path().to_owned(), &contract);
-            Watch::since(moment_after(clock.path()), trees)
+            Watch::since(moment_after(clock.path()), trees, &Budget::new(None))
         };
         if !listing::tells_readers(&objects) {
             return;
         }
-        let told = |watch: &Watch| watch.changes().directories.contains_key(&objects.join("aa"));
+        let told = |watch: &Watch| watch.changes(&Budget::new(None)).directories.contains_key(&objects.join("aa"));
         let first = watch();
         fs::create_dir(objects.join("aa")).expect("a directory");
         fs::write(objects.join("aa/1"), "").expect("a file");
@@ -619,13 +669,13 @@ mod tests {
         for name in ["a/b/c", "there", "there/new", "other"] {
             trees.add(root(name), &WatchedTree { made: true, ..Default::default() });
         }
-        let watch = Watch::since(moment_after(clock.path()), trees);
+        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
         fs::create_dir_all(root("a/b/c")).expect("directories");
         fs::create_dir(root("there/new")).expect("a directory");
         fs::write(root("there/f"), "not looked at").expect("a file");
         let expect = [("", changed(true, &[], &[])), ("there", changed(true, &[], &[]))];
         let expect = expect.into_iter().map(|(path, changed)| (root(path).components().collect(), changed));
-        assert_eq!(watch.changes().directories, expect.collect());
+        assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
     }
 
     #[test]
@@ -640,10 +690,10 @@ mod tests {
             before();
             let mut trees = Trees::default();
             trees.add(directory.clone(), &WatchedTree { far: is_far, ..Default::default() });
-            let watch = Watch::since(moment_after(clock.path()), trees);
+            let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
             fs::write(directory.join("f"), "new").expect("a file");
             work();
-            watch.changes().directories.remove(&directory).expect("it has changed").now
+            watch.changes(&Budget::new(None)).directories.remove(&directory).expect("it has changed").now
         };
         let list = || fs::read_dir(&directory).expect("listed").for_each(drop);
         let nothing = || {};
@@ -670,11 +720,11 @@ mod tests {
         fs::create_dir(root("goes")).expect("a directory");
         fs::write(root("file"), "old").expect("a file");
         let since = moment_after(clock.path());
-        let watch = Watch::since(since, whole(&["comes", "goes", "file"].map(root)));
+        let watch = Watch::since(since, whole(&["comes", "goes", "file"].map(root)), &Budget::new(None));
         fs::create_dir(root("comes")).expect("a directory");
         fs::remove_dir(root("goes")).expect("removed");
         fs::write(root("file"), "new").expect("a file");
-        let changes = watch.changes();
+        let changes = watch.changes(&Budget::new(None));
         assert_eq!(changes.directories[tree.path()], changed(true, &["file"], &["goes"]));
         assert!(!changes.incomplete);
     }

@@ -1,6 +1,8 @@
 //! What files one command reaches: a Landlock domain, made from what its annotation names. Not made here: the
 //! annotation's reading of the command (see `policy`), and what the whole view shows.
 //!
+//! What it may start is one file each (see `programs`): a directory of programs would be all that is installed.
+//!
 //! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads elsewhere
 //! a moment later leads to something that is not in the domain. What the domain lacks fails with
 //! EACCES, so too little of it would change what a command says: a command that writes gets the directory
@@ -25,7 +27,8 @@ use posh_proto::executor::{ClientFile, rejected::Kind};
 
 use super::{
     paths::{find, landing, name_of},
-    view::{SHOWN, View, path_of},
+    programs::{Programs, library_directories},
+    view::{PROGRAM_LINKS, SHOWN, View, path_of},
     wire::{Access, Fence, Grant, Isolation, ViewSpec},
 };
 use crate::{error::Refusal, sys::ActingAs};
@@ -38,8 +41,10 @@ const KNOWN: ABI = ABI::V7;
 /// before 6 (Linux 6.12) signals and abstract sockets reached out of the domain. Version 7 only adds records.
 pub const LEAST_LANDLOCK: i32 = 6;
 
-/// What the server's programs are for.
+/// What the server's programs are for, where it is not known which of them a command starts.
 const PROGRAMS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile | ReadDir});
+/// The kernel reads what it executes, loaders and interpreters too.
+pub const PROGRAM: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile});
 pub const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 const DEVICE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
 const OUTPUT: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
@@ -52,13 +57,8 @@ pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
 });
 
-/// What commands use of the server's own tree, and how.
-const GROUND: [(&str, BitFlags<AccessFs>); 15] = [
-    ("/bin", PROGRAMS),
-    ("/sbin", PROGRAMS),
-    ("/lib", PROGRAMS),
-    ("/lib32", PROGRAMS),
-    ("/lib64", PROGRAMS),
+/// What all commands use of the server's own tree, and how; what they may start is not among it.
+const GROUND: [(&str, BitFlags<AccessFs>); 10] = [
     ("/etc", READ),
     ("/proc", READ),
     ("/sys/devices/system/cpu", READ),
@@ -76,7 +76,11 @@ const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// What every command of a view may reach, resolved when the view stands.
 #[derive(Debug, Default)]
-pub struct Ground(Vec<(OwnedFd, BitFlags<AccessFs>)>);
+pub struct Ground {
+    own: Vec<(OwnedFd, BitFlags<AccessFs>)>,
+    /// Where loaders look for libraries.
+    pub library_directories: Vec<PathBuf>,
+}
 
 impl Ground {
     /// Opens what there is; what is missing, nobody can reach.
@@ -87,7 +91,8 @@ impl Ground {
         // Links at the top (/bin) lead to directories that are in the list themselves.
         let open = |path: &Path| open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()).ok();
         let own = own.filter_map(|(path, access)| Some((open(path)?, access)));
-        Self(own.chain(client_files(spec)).filter(is_no_link).collect())
+        let own = own.chain(client_files(spec)).filter(is_no_link).collect();
+        Self { own, library_directories: library_directories() }
     }
 }
 
@@ -121,27 +126,47 @@ fn judge(version: Option<i32>) -> Result<String, String> {
     }
 }
 
+/// What one command may use.
+pub struct Reach<'a> {
+    /// Its directory.
+    pub cwd: &'a OwnedFd,
+    /// What its words name.
+    pub fence: &'a Fence,
+    /// What it may start; `None`: nobody knows, so anything.
+    pub programs: Option<&'a Programs>,
+}
+
 /// A domain that waits to be entered.
 pub struct Domain(RulesetCreated);
 
 impl Domain {
     /// Makes the domain of one command: the ground, what `fence` grants, and what the command has open.
-    pub fn new(view: &View, cwd: &OwnedFd, fence: &Fence, opened: &[impl AsFd]) -> Result<Self, Refusal> {
+    pub fn new(view: &View, reach: &Reach<'_>, opened: &[impl AsFd]) -> Result<Self, Refusal> {
+        let Reach { cwd, fence, programs } = reach;
         let failed =
             |error: RulesetError| Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"));
         let mut domain = Self(empty().map_err(failed)?);
-        for (fd, access) in &view.ground.0 {
+        for (fd, access) in &view.ground.own {
             domain.allow(fd, *access).map_err(failed)?;
         }
         for fd in opened {
             domain.allow_opened(fd).map_err(failed)?;
         }
-        if fence.everything {
+        let Some(programs) = programs else {
+            for tree in SHOWN.iter().chain(&PROGRAM_LINKS) {
+                domain.allow_path(Path::new(tree), PROGRAMS).map_err(failed)?;
+            }
             for mount in view.mounts() {
                 let programs = if view.is_executable(mount) { AccessFs::Execute.into() } else { BitFlags::EMPTY };
                 domain.allow_path(mount, CHANGE | programs).map_err(failed)?;
             }
             return Ok(domain);
+        };
+        for tree in programs.trees() {
+            domain.allow_path(Path::new(tree), READ).map_err(failed)?;
+        }
+        for (file, access) in programs.files() {
+            domain.allow(file, access).map_err(failed)?;
         }
         rules(view, cwd, &fence.grants, &mut |at, access| domain.allow(at, access)).map_err(failed)?;
         Ok(domain)
@@ -198,9 +223,9 @@ pub fn rules(view: &View, cwd: &OwnedFd, grants: &[Grant], add: AddRule<'_>) -> 
     grants.iter().try_for_each(|grant| resolver.grant(grant))
 }
 
-/// What the machine's own tree is for, whatever a command names, other than its temporary directories.
+/// What the machine's own tree is for, whatever a command names or starts, other than its temporary directories.
 pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
-    SHOWN.iter().map(|path| (*path, PROGRAMS)).chain(GROUND)
+    GROUND.into_iter()
 }
 
 /// Turns grants into rules.

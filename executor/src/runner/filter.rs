@@ -2,7 +2,7 @@
 //! what attacks on the kernel or on other processes are made of. A command whose words were read has a second one,
 //! which allows the listed calls alone; one that nobody has described may need any other.
 
-use std::sync::LazyLock;
+use std::{fs::File, io::Read as _, sync::LazyLock};
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -412,16 +412,67 @@ pub fn apply() -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the program of [`narrow`], once for all commands of a view.
+/// Which programs a narrowed command may become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Narrowed {
+    /// The one that it is for: its first execve(2) has the pass, and no program knows that.
+    Alone,
+    /// Those that `fence` lets it execute.
+    WithOthers,
+}
+
+/// Makes the programs of [`narrow`], once for all commands of a view.
 pub fn prepare() -> Result<(), String> {
-    NARROW.as_ref().map(drop).map_err(Clone::clone)
+    ALONE.as_ref().and(NARROW.as_ref()).map(drop).map_err(Clone::clone)
 }
 
 /// Allows this process, and all that it will start, the calls of [`ALLOWED`] alone.
-pub fn narrow() -> nix::Result<()> {
-    let program = NARROW.as_ref().map_err(|_| nix::errno::Errno::EINVAL)?;
+pub fn narrow(narrowed: Narrowed) -> nix::Result<()> {
+    let program = match narrowed {
+        Narrowed::Alone => &ALONE,
+        Narrowed::WithOthers => &NARROW,
+    };
+    let program = program.as_ref().map_err(|_| nix::errno::Errno::EINVAL)?;
     seccompiler::apply_filter(program).map_err(|_| nix::errno::Errno::EPERM)
 }
+
+/// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`].
+pub fn pass() -> u64 {
+    PASS.as_ref().copied().unwrap_or_default()
+}
+
+/// Nobody can guess it, and it is gone with the memory of the process that becomes the command.
+static PASS: LazyLock<Result<u64, String>> = LazyLock::new(|| {
+    let mut bytes = [0; 8];
+    let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
+    random.map(|()| u64::from_ne_bytes(bytes)).map_err(|error| format!("/dev/urandom: {error}"))
+});
+
+/// Starts with what becomes of execve(2), and goes on as for all commands.
+static ALONE: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
+    let call = u32::try_from(libc::SYS_execve).map_err(|error| error.to_string())?;
+    let bytes = PASS.clone()?.to_ne_bytes();
+    let halves = [0, 4].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes")));
+    let load = |at| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at);
+    let unless = |value, past| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, past, value);
+    let answer = |answer| step(libc::BPF_RET | libc::BPF_K, 0, 0, answer);
+    let refused = libc::SECCOMP_RET_ERRNO | libc::EACCES.unsigned_abs();
+    let mut program = vec![
+        load(0),
+        unless(call, 6),
+        load(SIXTH),
+        unless(halves[0], 3),
+        load(SIXTH + 4),
+        unless(halves[1], 1),
+        answer(libc::SECCOMP_RET_ALLOW),
+        answer(refused),
+    ];
+    program.extend(NARROW.clone()?);
+    Ok(program)
+});
+
+/// Where a filter sees the sixth argument (seccomp(2), struct seccomp_data).
+const SIXTH: u32 = 16 + 5 * 8;
 
 static NARROW: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
     let refuse = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();

@@ -21,6 +21,7 @@ use nix::{
 use posh_proto::executor::{Guard, Stage, guard::Test, rejected::Kind};
 
 use super::{
+    budget::{Budget, SPENT},
     paths::{find, landing, name_of, path_of, require_inside},
     places::PRIVATE,
     settings::{self, Setting},
@@ -32,9 +33,9 @@ use crate::error::Refusal;
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 
 /// Makes the tests of all guards of a stage.
-pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage) -> Result<(), Refusal> {
+pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
     stage.guards.iter().try_for_each(|guard| {
-        Check { view, cwd, guard }.run().map_err(|found| {
+        Check { view, cwd, guard, budget }.run().map_err(|found| {
             let message = if found.is_empty() { guard.reason.clone() } else { format!("{} ({found})", guard.reason) };
             Refusal::new(Kind::Guard, message)
         })
@@ -46,6 +47,7 @@ struct Check<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
     guard: &'a Guard,
+    budget: &'a Budget,
 }
 
 impl Check<'_> {
@@ -105,6 +107,10 @@ impl Check<'_> {
     /// mounts leads to something, only the workstation can tell.
     fn look(&self, path: &Path) -> Result<Option<(PathBuf, FileStat)>, String> {
         let failed = |errno: Errno| format!("{}: {}", path.display(), errno.desc());
+        // The kernel walks it up to four times.
+        if !self.budget.spend(4 * path.components().count()) {
+            return Err(SPENT.to_owned());
+        }
         let found = match find(self.cwd, path, true) {
             Ok(handle) => Some((name_of(&handle).map_err(failed)?, fstat(&handle).map_err(failed)?)),
             Err(Errno::ENOENT | Errno::ENOTDIR) => None,
@@ -145,8 +151,11 @@ impl Check<'_> {
 
     fn settings_allowed(&self, file: &Path) -> Result<(), String> {
         let is_allowed = |setting: &&Setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern));
-        match self.settings(file)?.iter().find(|setting| !is_allowed(setting)) {
+        // Each is compared with each pattern.
+        let is_fine = |setting: &&Setting| self.budget.spend(0) && is_allowed(setting);
+        match self.settings(file)?.iter().find(|setting| !is_fine(setting)) {
             None => Ok(()),
+            Some(_) if self.budget.over().is_some() => Err(SPENT.to_owned()),
             Some(other) => Err(format!("{} in {}", String::from_utf8_lossy(&other.name), file.display())),
         }
     }
@@ -154,7 +163,8 @@ impl Check<'_> {
     fn setting_required(&self, place: &PathBuf) -> Result<(), String> {
         for file in self.files(std::slice::from_ref(place)) {
             let settings = self.settings(&file)?;
-            if settings.iter().any(|setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern))) {
+            let mut settings = settings.iter().take_while(|_| self.budget.spend(0));
+            if settings.any(|setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern))) {
                 return Ok(());
             }
         }

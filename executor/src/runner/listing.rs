@@ -13,6 +13,7 @@ use std::{
     path::Path,
 };
 
+use super::budget::Budget;
 use nix::{
     fcntl::{AT_FDCWD, AtFlags, OFlag, open},
     libc,
@@ -101,22 +102,24 @@ pub fn open_directory(parent: impl AsFd, name: &Path) -> Option<File> {
 }
 
 impl Listing {
-    /// Reads a directory.
-    pub fn read(path: &Path) -> Option<Self> {
-        open_directory(rustix::fs::CWD, path).map(Self::of)
+    /// Reads a directory; `None` also if it has more entries than are left.
+    pub fn read(path: &Path, budget: &Budget) -> Option<Self> {
+        Self::of(open_directory(rustix::fs::CWD, path)?, budget)
     }
 
-    /// Reads one that is open.
-    pub fn of(directory: File) -> Self {
+    /// Reads one that is open; `None` if it has more entries than are left. One that is empty costs something, too.
+    pub fn of(directory: File, budget: &Budget) -> Option<Self> {
+        budget.spend(1).then_some(())?;
         let mut entries = Entries::default();
         let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
         let mut reader = RawDir::new(&directory, &mut buffer);
         while let Some(Ok(entry)) = reader.next() {
             if ![c".", c".."].contains(&entry.file_name()) {
+                budget.spend(1).then_some(())?;
                 entries.push(entry.file_name(), entry.file_type() == FileType::Directory);
             }
         }
-        Self { directory, entries }
+        Some(Self { directory, entries })
     }
 
     pub fn entries(&self) -> &Entries {
@@ -215,7 +218,8 @@ mod tests {
             return;
         }
         assert!(is_unread(&look()));
-        let names: Vec<OsString> = Listing::read(&directory).expect("listed").entries().names().collect();
+        let names: Vec<OsString> =
+            Listing::read(&directory, &Budget::new(None)).expect("listed").entries().names().collect();
         assert_eq!(names, [OsString::from("f")]);
         assert!(is_unread(&look()), "by us");
         assert_eq!(fs::read_dir(&directory).expect("listed").count(), 1);

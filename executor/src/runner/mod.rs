@@ -11,9 +11,11 @@
 //! Nothing of it outlives the daemon: the sockets close with it, by whatever
 //! it died.
 
+mod budget;
 mod build;
 mod changes;
 mod confine;
+mod elf;
 mod fence;
 mod filter;
 mod guards;
@@ -22,6 +24,7 @@ mod listing;
 mod paths;
 mod places;
 mod processes;
+mod programs;
 mod reads;
 mod root;
 mod scratch;
@@ -69,6 +72,7 @@ pub(crate) use self::{
     held::WAITS_BYTES,
     paths::{find, name_of},
     places::check_file,
+    programs::{Programs, library_directories},
     view::{View, is_shown, open_export},
 };
 

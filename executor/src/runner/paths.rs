@@ -27,7 +27,10 @@ use posh_proto::{
     rule::{self, Rule},
 };
 
-use super::view::View;
+use super::{
+    budget::{Budget, SPENT},
+    view::View,
+};
 use crate::error::Refusal;
 
 /// As many symbolic links as the kernel follows.
@@ -69,11 +72,17 @@ pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> 
 }
 
 /// Checks every path that the stage is known to use.
-pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage) -> Result<(), Refusal> {
-    stage.paths.iter().try_for_each(|used| check_one(view, cwd, stage, used))
+pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
+    stage.paths.iter().try_for_each(|used| {
+        let path = path_of(&used.path);
+        if budget.spend(1 + path.components().count() / 8) {
+            return check_one((view, budget), cwd, stage, used);
+        }
+        Err(Refusal::new(Kind::PathOutside, format!("{}: {SPENT}", path.display())))
+    })
 }
 
-fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Result<(), Refusal> {
+fn check_one((view, budget): (&View, &Budget), cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Result<(), Refusal> {
     // An empty path names nothing anywhere.
     if used.path.is_empty() || SAME_DEVICES.contains(&&used.path[..]) || is_own_descriptor(stage, &used.path) {
         return Ok(());
@@ -90,7 +99,7 @@ fn check_one(view: &View, cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Resul
         require_plain(&status, used.no_follow).map_err(&outside)?;
         require_uncovered(&at, used.recursive, &stage.covered).map_err(&outside)?;
         if used.plain_symlinks_below {
-            require_plain_symlinks(&at).map_err(&outside)?;
+            require_plain_symlinks(&at, budget).map_err(&outside)?;
         }
     }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
@@ -257,13 +266,14 @@ fn require_uncovered(at: &Path, recursive: bool, covered: &[Bytes]) -> Result<()
 }
 
 /// A mount with contain_symlinks (sshfs) refuses to read links that are absolute or have `..`.
-fn require_plain_symlinks(tree: &Path) -> Result<(), String> {
+fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
     let mut queue = vec![tree.to_owned()];
     let mut left = MAX_ENTRIES;
     while let Some(directory) = queue.pop() {
         let Ok(entries) = fs::read_dir(&directory) else { continue };
         for entry in entries.flatten() {
-            left = left.checked_sub(1).ok_or_else(|| "has too many entries to look for links".to_owned())?;
+            let fewer = left.checked_sub(1).filter(|_| budget.spend(1));
+            left = fewer.ok_or_else(|| "has too many entries to look for links".to_owned())?;
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => queue.push(entry.path()),
                 Ok(kind) if kind.is_symlink() => require_plain_symlink(&entry.path())?,

@@ -24,12 +24,15 @@ use nix::{
 use posh_proto::executor::{Descriptor, PathUse, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
+    budget::{Budget, Over, SPENT},
     changes::Watch,
     confine,
-    fence::Domain,
-    filter, guards,
+    fence::{Domain, Reach},
+    filter::{self, Narrowed},
+    guards,
     held::Held,
     paths,
+    programs::Programs,
     reads::Read,
     view::{View, path_of},
     wire::{Bounds, End, EndKind, Fence},
@@ -70,7 +73,15 @@ pub struct Prepared {
     bounds: Bounds,
     domain: Option<Domain>,
     /// Its words were read, so that it is known what it does: it makes the listed system calls only.
-    is_read: bool,
+    narrowed: Option<Narrowed>,
+}
+
+/// What looking before the start may cost a run.
+pub struct Budgets {
+    /// Guards and paths, without which nothing starts.
+    pub checks: Budget,
+    /// Trees to be watched.
+    pub trees: Budget,
 }
 
 /// What has to be known of a stage until it has ended.
@@ -99,18 +110,24 @@ impl Live {
 
 impl Prepared {
     /// Checks a stage and opens what it names; nothing runs.
-    pub fn new(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
+    pub fn new(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
         let id = stage.id;
-        Self::prepare(view, ends, stage, fence).map_err(|refusal| refusal.at(id))
+        Self::prepare(view, ends, (stage, fence), budgets).map_err(|refusal| refusal.at(id))
     }
 
-    fn prepare(view: &View, ends: &Ends, stage: Stage, fence: &Fence) -> Result<Self, Refusal> {
+    fn prepare(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
         let cwd = paths::working_directory(view, &stage.cwd)?;
-        paths::check(view, &cwd, &stage)?;
-        guards::check(view, &cwd, &stage)?;
+        paths::check(view, &cwd, &stage, &budgets.checks)?;
+        guards::check(view, &cwd, &stage, &budgets.checks)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
         })?;
+        let directories = &view.ground.library_directories;
+        let programs = (!fence.everything).then(|| Programs::new(&program, &fence.starts, directories));
+        let narrowed = programs.as_ref().map(|programs| match programs.is_alone() {
+            true => Narrowed::Alone,
+            false => Narrowed::WithOthers,
+        });
         let mut prepared = Self {
             program: c_string(program.as_os_str().as_bytes())?,
             argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
@@ -121,18 +138,19 @@ impl Prepared {
             opened: Vec::new(),
             reported: Vec::new(),
             written: Vec::new(),
-            watch: Watch::new(view, &stage),
+            watch: watch(view, &stage, &budgets.trees)?,
             open_files: view.open_files,
             bounds: view.bounds,
             domain: None,
-            is_read: !fence.everything,
+            narrowed,
             stage,
         };
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
             prepared.open_descriptor(view, ends, descriptor)?;
         }
         let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
-        prepared.domain = Some(Domain::new(view, &prepared.cwd, fence, &opened)?);
+        let reach = Reach { cwd: &prepared.cwd, fence, programs: programs.as_ref() };
+        prepared.domain = Some(Domain::new(view, &reach, &opened)?);
         Ok(prepared)
     }
 
@@ -231,7 +249,7 @@ impl Prepared {
         if said.is_err() || !matches!(std::fs::File::from(go).read(&mut byte), Ok(1)) {
             sys::exit_now(126);
         }
-        let errno = sys::exec(&self.program, &self.argv, &self.env);
+        let errno = sys::exec(&self.program, &self.argv, &self.env, filter::pass());
         // Too late to refuse: others run already. As a shell says it.
         let message = format!("posh-executor: {}: {}\n", self.stage.program, errno.desc());
         let _ = std::io::stderr().write_all(message.as_bytes());
@@ -259,11 +277,22 @@ impl Prepared {
         confine::set_bounds(&self.bounds)?;
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
-        if self.is_read {
+        if let Some(narrowed) = self.narrowed {
             // Last, since setting up takes more than a command needs.
-            filter::narrow()?;
+            filter::narrow(narrowed)?;
         }
         Ok(())
+    }
+}
+
+/// Of a tree that is too large it is told later that not all is known; one that takes too long is the workstation's.
+fn watch(view: &View, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
+    let watch = Watch::new(view, stage, budget);
+    match budget.over() {
+        Some(Over::Time | Over::GivenUp) => {
+            Err(Refusal::new(Kind::Guard, format!("the trees that {} may change: {SPENT}", stage.program)))
+        }
+        Some(Over::Names) | None => Ok(watch),
     }
 }
 

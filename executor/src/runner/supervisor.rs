@@ -37,11 +37,12 @@ use posh_proto::{
 };
 
 use super::{
+    budget::Budget,
     complain, confine,
     held::{PIECE_BYTES, Released},
     processes,
     reads::{self, Read},
-    spawn::{Barrier, Ends, Live, Prepared, REPORT_BYTES},
+    spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for, wait_for_any,
     wire::{Fence, Job, read_descriptors, read_frame, write_frame},
@@ -124,7 +125,9 @@ fn start(
     let ends: Ends = job.ends.into_iter().zip(descriptors.into_iter().map(Rc::new)).collect();
     // Without a fence of its own a stage would reach nothing, which is the safe way to be wrong.
     let fences = job.fences.into_iter().chain(std::iter::repeat_with(Fence::default));
-    let prepare = |(stage, fence)| Prepared::new(view, &ends, stage, &fence);
+    let budget = || Budget::new(socket.as_fd().try_clone_to_owned().ok());
+    let before = Budgets { checks: budget(), trees: budget() };
+    let prepare = |(stage, fence): (_, Fence)| Prepared::new(view, &ends, (stage, &fence), &before);
     let stages = job.stages.into_iter().zip(fences).map(prepare).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
     let is_held = stages.iter().any(|stage| !stage.held().is_empty());
@@ -157,6 +160,7 @@ fn start(
         trace: job.trace,
         reads,
         is_awaited: !job.to_be_confirmed,
+        budget: budget(),
     };
     // From here on only the children hold the stages' descriptors.
     for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
@@ -201,6 +205,8 @@ struct Running {
     reads: Vec<Read>,
     /// Somebody waits for the ends of the stages.
     is_awaited: bool,
+    /// For what is looked at when commands have ended.
+    budget: Budget,
 }
 
 impl Running {
@@ -253,7 +259,7 @@ impl Running {
         while let Some(pid) = self.stages.iter().find(|(_, live)| is_over(live)).map(|(pid, _)| *pid) {
             let over = self.stages.remove(&pid);
             if let Some((live, (ended, at_ns))) = over.as_ref().and_then(|live| Some((live, live.ended.as_ref()?))) {
-                write_frame(socket, &exited(live, ended, *at_ns))?;
+                write_frame(socket, &exited(live, ended, *at_ns, &self.budget))?;
             }
         }
         Ok(())
@@ -325,7 +331,7 @@ impl Running {
     }
 }
 
-fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64) -> RunOutput {
+fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> RunOutput {
     let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
         Ok(WaitStatus::Signaled(_, signal, core)) => (How::Signal((signal as i32).unsigned_abs()), core),
         Ok(WaitStatus::Exited(_, code)) => (How::Code(code.unsigned_abs()), false),
@@ -337,7 +343,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64) -> RunOutput {
         Some(Offset { fd: *fd, offset: offset.unsigned_abs() })
     };
     let (user_us, system_us) = ended.cpu_us;
-    let changes = live.watch.changes();
+    let changes = live.watch.changes(budget);
     let exited = Exited {
         stage: live.stage.id,
         how: Some(how),

@@ -194,6 +194,9 @@ pub struct Fence {
     /// What it names.
     #[prost(message, repeated, tag = "2")]
     pub grants: Vec<Grant>,
+    /// Programs that it starts: names, or absolute paths.
+    #[prost(string, repeated, tag = "3")]
+    pub starts: Vec<String>,
 }
 
 /// One path that a stage uses.

@@ -91,7 +91,7 @@ impl Verifier {
         };
         let read = self.policy.understand(&name, &argv, &variable).and_then(|invocation| {
             let cwd = fs::read_link(format!("/proc/{process}/cwd")).map_err(|error| format!("{name}: {error}"))?;
-            Scope::new(&invocation, &cwd, &self.temporary).map_err(|error| format!("{name}: {error}"))
+            Scope::new(&name, &invocation, &cwd, &self.temporary).map_err(|error| format!("{name}: {error}"))
         });
         match read {
             Ok(scope) => Some(Known { argv, scope }),

@@ -18,8 +18,9 @@ use posh_annotations::Invocation;
 
 use super::calls::Deed;
 use crate::{
-    policy::grants,
-    runner::{CHANGE, READ, View, find, ground, name_of, rules},
+    policy::{grants, starts},
+    runner::{CHANGE, Programs, READ, View, find, ground, library_directories, name_of, rules},
+    tools,
 };
 
 /// Whoever may do one of these in a tree may also change modes and times in it: no rule is about that.
@@ -60,10 +61,14 @@ impl Scope {
     ///
     /// # Errors
     /// When a directory can't be opened.
-    pub fn new(invocation: &Invocation, cwd: &Path, temporary: &Path) -> io::Result<Self> {
+    pub fn new(name: &str, invocation: &Invocation, cwd: &Path, temporary: &Path) -> io::Result<Self> {
         let base = open_directory(cwd)?;
+        let program = tools::find(name).unwrap_or_default();
+        let programs = Programs::new(&program, &starts(invocation), &library_directories());
         let mut own: Vec<_> = ground()
+            .chain(programs.trees().map(|tree| (tree, READ)))
             .map(|(path, access)| (PathBuf::from(path), access))
+            .chain(programs.files().filter_map(|(file, access)| Some((name_of(file).ok()?, access))))
             .chain([(temporary.to_owned(), CHANGE)])
             .chain(invocation.client_files.iter().filter_map(|file| Some((in_home(file)?, READ))))
             .filter_map(|(path, access)| Some((fs::canonicalize(path).ok()?, access)))

@@ -15,7 +15,9 @@ use std::{
 use bytes::Bytes;
 use nix::libc;
 use posh_executor::{callers::UnixUser, config::Confinement, runner::ALLOWED_CALLS};
-use posh_proto::executor::{ClientFile, EnvVar, RunSpec, exited::How, rejected::Kind, run_input, run_output};
+use posh_proto::executor::{
+    ClientFile, EnvVar, Guard, PathUse, RunSpec, WatchedTree, exited::How, guard, rejected::Kind, run_input, run_output,
+};
 use tempfile::TempDir;
 
 use crate::harness::*;
@@ -23,9 +25,11 @@ use crate::harness::*;
 /// An account with no rights of its own.
 const NOBODY: &str = "nobody";
 
-/// A shell as a command that names what it reads and writes: a stand-in for one that an attacker controls.
+/// A shell as a command that names what it reads and writes, and what it starts: a stand-in for one that an attacker
+/// controls.
 const SHELL: &str = "
 sh:
+  helpers: [cat, cp, ln, ls, mv, perl, rm]
   annotations:
   - OPTPARAMS:
     - {short: c, type: string, size: 1}
@@ -37,8 +41,13 @@ sh:
 
 /// An executor with annotations as they ship, and [`SHELL`].
 async fn annotated() -> (Lab, TempDir) {
+    annotated_with(SHELL).await
+}
+
+/// An executor with annotations as they ship, and these.
+async fn annotated_with(annotations: &str) -> (Lab, TempDir) {
     let directory = TempDir::new().unwrap();
-    fs::write(directory.path().join("sh.yaml"), SHELL).unwrap();
+    fs::write(directory.path().join("own.yaml"), annotations).unwrap();
     let path = directory.path().to_owned();
     let lab = Lab::with(|config| {
         config.confinement = Confinement { annotations: vec![path], user: Some(own_user()), ..Confinement::default() };
@@ -484,6 +493,44 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
 }
 
+// Guard: runner::budget. Without it the server looks at each of these names again and again, before the command and after it.
+#[tokio::test]
+async fn trees_that_are_named_over_and_over_cost_no_more_than_a_large_one() {
+    let lab = Lab::start().await;
+    (0..400).for_each(|number| lab.write(&format!("f{number}"), ""));
+    let tree =
+        |times: usize| WatchedTree { path: MOUNT.into(), only: vec![".".to_owned(); times], ..WatchedTree::default() };
+    for (times, is_too_much) in [(1, false), (3000, true)] {
+        let mut spec = pipeline(&["true"]);
+        spec.stages[0].watched_trees = vec![tree(times)];
+        let outcome = lab.run(spec).await;
+        assert_eq!(outcome.exits[&1].changes_incomplete, is_too_much, "{times}");
+    }
+}
+
+// Guard: the same, for what decides whether a command starts.
+#[tokio::test]
+async fn guards_and_paths_without_end_are_refused() {
+    let lab = Lab::start().await;
+    let deep = vec!["d"; 60].join("/");
+    fs::create_dir_all(lab.store.path().join(&deep)).unwrap();
+    let mut spec = pipeline(&["true"]);
+    spec.stages[0].cwd = format!("{MOUNT}/{deep}").into();
+    let files = (0..15_000).map(|number| format!("{number}").into()).collect();
+    spec.stages[0].guards = vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
+    let outcome = lab.run(spec).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+    let mut spec = pipeline(&["true"]);
+    fs::create_dir_all(lab.store.path().join("links")).unwrap();
+    (0..400).for_each(|number| lab.write(&format!("links/{number}"), ""));
+    let used = PathUse { plain_symlinks_below: true, ..path_use("links") };
+    spec.stages[0].paths = vec![used; 3000];
+    let outcome = lab.run(spec).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::PathOutside && refusal.message.contains("too many"), "{refusal:?}");
+}
+
 fn with_variable(mut spec: RunSpec, name: &str, value: &str) -> RunSpec {
     spec.stages[0].env.push(EnvVar { name: name.to_owned().into(), value: value.to_owned().into() });
     spec
@@ -613,6 +660,137 @@ async fn the_workstation_has_only_files_that_a_command_reads() {
             false => assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{command} {path}"),
         }
     }
+}
+
+/// The loader of this machine's programs, which starts whatever it can read.
+fn loader() -> String {
+    let found = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    found.into_iter().find(|path| Path::new(path).exists()).expect("a loader").to_owned()
+}
+
+// Guard: filter::Narrowed::Alone. Its own program and the loader it could execute by its domain.
+#[tokio::test]
+async fn a_command_that_starts_nothing_becomes_no_other_program() {
+    let (lab, _directory) = annotated_with(&SHELL.replace("  helpers: [cat, cp, ln, ls, mv, perl, rm]\n", "")).await;
+    assert_eq!(lab.says(shell("echo started")).await, "started\n");
+    for script in [
+        "sh -c 'echo started'".to_owned(),
+        "exec /bin/sh -c 'echo started'".to_owned(),
+        "exec /proc/self/exe -c 'echo started'".to_owned(),
+        "perl -e 'print \"started\"'".to_owned(),
+        format!("{} /bin/sh -c 'echo started'", loader()),
+    ] {
+        let said = lab.says(shell(&script)).await;
+        assert!(!said.starts_with("started") && said.contains("Permission denied"), "{script}: {said}");
+    }
+}
+
+// Guards: `programs`, the rules of `fence` that are made of it.
+#[tokio::test]
+async fn a_command_starts_what_its_annotation_names_alone() {
+    let (lab, _directory) = annotated_with(&SHELL.replace("[cat, cp, ln, ls, mv, perl, rm]", "[sh, cat]")).await;
+    lab.write("f", "content\n");
+    assert_eq!(lab.says(shell_with_input("cat f; sh -c 'echo sub'", "f")).await, "content\nsub\n");
+    for script in [
+        "id".to_owned(),
+        "/usr/bin/perl -e 'print qq(uid=)'".to_owned(),
+        // A loader reads no program that may not be started, nor one by a link.
+        format!("{} /usr/bin/id", loader()),
+        format!("cat /usr/bin/id > /dev/null && {} /usr/bin/id", loader()),
+        format!("{} /usr/bin/perl -e 'print qq(uid=)'", loader()),
+    ] {
+        let said = lab.says(shell(&script)).await;
+        assert!(!said.contains("uid="), "{script}: {said}");
+        assert!(said.contains("Permission denied") || said.contains("cannot open"), "{script}: {said}");
+    }
+}
+
+/// git without its guards: what a repository's settings are after its guards have looked.
+const UNGUARDED: &str = "
+git:
+  subcommands: true
+  OPTPARAMS:
+  - {short: c, type: string, size: 1}
+  searches_up: [.git]
+  own_directories: [.git]
+  helpers: [git, /usr/lib/git-core/git, /usr/libexec/git-core/git]
+git status:
+  annotations:
+  - needs_current_dir: writes
+git diff:
+  annotations:
+  - needs_current_dir: writes
+";
+
+/// Tells that it was started.
+const MARKER: &str = "open F, '>started'; print F 1; close F";
+
+/// A repository at `directory` of the export, with a program in two files that git calls its hook's protocol.
+fn make_repository(lab: &Lab, directory: &str) {
+    let at = lab.store.path().join(directory);
+    fs::create_dir_all(&at).unwrap();
+    for name in ["1", "2", "f"] {
+        fs::write(at.join(name), MARKER).unwrap();
+    }
+    for words in [
+        &["init", "-q", "."][..],
+        &["config", "user.name", "A"],
+        &["config", "user.email", "a@b"],
+        &["add", "."],
+        &["commit", "-qm", "x"],
+    ] {
+        let status = std::process::Command::new("git").arg("-C").arg(&at).args(words).status().unwrap();
+        assert!(status.success(), "{words:?}");
+    }
+}
+
+// Guard: `programs`. Each of these starts a program when git may execute what is installed.
+#[tokio::test]
+async fn settings_that_change_behind_the_guards_start_nothing() {
+    let (lab, _directory) = annotated_with(UNGUARDED).await;
+    make_repository(&lab, ".");
+    lab.write("f", "changed\n");
+    lab.write(".gitattributes", "f filter=x diff=x\n");
+    let shell = format!("perl -e \"{MARKER}\"");
+    for (setting, subcommand) in [
+        // With the protocol's number for a script.
+        ("core.fsmonitor=/usr/bin/perl".to_owned(), "status"),
+        (format!("core.fsmonitor={shell}"), "status"),
+        (format!("filter.x.clean={shell}"), "status"),
+        (format!("filter.x.process={shell}"), "status"),
+        (format!("diff.external={shell}"), "diff"),
+        ("diff.external=/usr/bin/perl".to_owned(), "diff"),
+        (format!("diff.x.textconv={shell}"), "diff"),
+        (format!("diff.x.command={shell}"), "diff"),
+    ] {
+        lab.says(command(&["git", "-c", &setting, subcommand])).await;
+        assert!(!lab.has("started"), "{setting}");
+    }
+    // The first word that a program gets is a path of the repository's: a loader starts what it can read.
+    fs::remove_file(lab.store.path().join("f")).unwrap();
+    symlink("/usr/bin/id", lab.store.path().join("f")).unwrap();
+    let setting = format!("diff.external={}", loader());
+    let said = lab.says(command(&["git", "-c", &setting, "diff"])).await;
+    assert!(!said.contains("uid=") && said.contains("cannot open shared object"), "{said}");
+}
+
+// Guard: `programs`. The settings of a repository in the repository, no guard looks at; git starts itself there.
+#[tokio::test]
+async fn a_repository_in_a_repository_starts_nothing() {
+    let (lab, _directory) = annotated().await;
+    make_repository(&lab, "inner");
+    let fsmonitor = "[core]\n\tfsmonitor = /usr/bin/perl\n";
+    make_repository(&lab, ".");
+    let inner = lab.read("inner/.git/config");
+    lab.write("inner/.git/config", format!("{inner}{fsmonitor}"));
+    lab.write("inner/new", "new\n");
+    let said = lab.says(command(&["git", "status", "--porcelain"])).await;
+    // It was asked, and its answer is right.
+    assert!(
+        said.starts_with(" M inner\n") && said.contains("cannot exec '/usr/bin/perl': Permission denied"),
+        "{said}"
+    );
+    assert!(!lab.has("inner/started"));
 }
 
 // Guard: nothing in an export can be started (`fence`), also when the gateway leaves the guards of git out.

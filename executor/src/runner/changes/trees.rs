@@ -9,7 +9,7 @@ use std::{
 
 use posh_proto::executor::WatchedTree;
 
-use crate::runner::{listing, view::View};
+use crate::runner::{budget::Budget, listing, view::View};
 
 /// What is looked at.
 #[derive(Default)]
@@ -75,10 +75,13 @@ impl Trees {
 }
 
 /// The tree itself, or the nearest directory above it, within its mount, that has one of the names.
-pub fn root_of(view: &View, tree: &WatchedTree) -> PathBuf {
+/// `None`: it took too long to find.
+pub fn root_of(view: &View, tree: &WatchedTree, budget: &Budget) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(&tree.path));
     let top = view.mount_of(path);
     let inside = path.ancestors().take_while(|above| top.is_some_and(|top| above.starts_with(top)));
-    let named = |above: &&Path| tree.up_to.iter().any(|name| above.join(name).symlink_metadata().is_ok());
-    inside.into_iter().find(named).unwrap_or(path).to_owned()
+    let is_there = |path: PathBuf| budget.spend(1) && path.symlink_metadata().is_ok();
+    let named = |above: &&Path| tree.up_to.iter().any(|name| is_there(above.join(name)));
+    let root = inside.into_iter().find(named).unwrap_or(path).to_owned();
+    (budget.over().is_none()).then_some(root)
 }
