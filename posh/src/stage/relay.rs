@@ -223,7 +223,7 @@ impl Relay<'_> {
             }
             to_stage::Kind::Credit(Credit { fd, bytes }) => {
                 if let Some(source) = self.sources.iter_mut().find(|s| s.fd == fd.cast_signed()) {
-                    source.credit += bytes;
+                    source.credit = source.credit.saturating_add(bytes);
                 }
             }
             to_stage::Kind::StopReading(fd) => {
