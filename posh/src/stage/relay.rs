@@ -21,6 +21,7 @@ use posh_proto::rule::{self, Rule};
 use posh_proto::stage::{
     self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage,
 };
+use posh_proto::untrusted::escaped;
 
 use super::{
     EXIT_POSH_FAILED,
@@ -420,7 +421,7 @@ impl Relay<'_> {
             let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
         }
         if !exit.message.is_empty() {
-            process::say(&exit.message);
+            process::say(&escaped(&exit.message));
         }
         let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
         if let Some(signal) = self.asked_to_end.filter(|_| ended_beside_the_signal(exit)) {
