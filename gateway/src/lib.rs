@@ -15,6 +15,7 @@ pub mod executors;
 pub mod explain;
 pub mod facts;
 pub mod join;
+pub mod log;
 pub mod look_ahead;
 pub mod lower;
 pub mod plan;

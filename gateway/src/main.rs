@@ -11,7 +11,7 @@ use std::{
 
 use clap::Parser;
 use fs_mapper::config::{Config, Found, Search};
-use posh_gateway::Listeners;
+use posh_gateway::{Listeners, log::Log};
 use posh_proto::{
     runtime::{RuntimeDir, stage_socket},
     untrusted::escaped,
@@ -46,7 +46,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("POSH_LOG").unwrap_or_else(|_| "info".into()))
-        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_writer(|| Log(std::io::stderr()))
         .init();
     let ready = arguments.ready_fd;
     match serve(&arguments) {

@@ -20,6 +20,7 @@ use posh_proto::{
     executor::{Descriptor, EnvVar, Outlet, RunInput, RunSpec, Stage, descriptor::Source, run_input, run_output},
     rule::{self, Rule},
 };
+use posh_reach::Allowance;
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -127,12 +128,14 @@ async fn remote_version(connection: &Connection, name: &str) -> Result<String, S
 }
 
 async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, String> {
-    let spec = RunInput { kind: Some(run_input::Kind::Spec(version_spec(name))) };
+    let spec = version_spec(name);
+    let allowance = Allowance::of(&spec);
+    let spec = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
     let words = |status: tonic::Status| status.message().to_owned();
     // Open until the run has ended: a client that has no more to say may be one that is gone.
     let (input, messages) = mpsc::channel(1);
     input.try_send(spec).map_err(|error| error.to_string())?;
-    let mut outputs = connection.client.clone().run(ReceiverStream::new(messages)).await.map_err(words)?;
+    let mut outputs = connection.client.clone().run(ReceiverStream::new(messages), allowance).await.map_err(words)?;
     let mut said = Vec::new();
     while let Some(output) = outputs.message().await.map_err(words)? {
         match output.kind {

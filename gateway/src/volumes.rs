@@ -9,11 +9,13 @@ mod prefetch;
 mod serving;
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
+use bytes::Bytes;
 use fs_mapper::{
     ExecutorName, Mount,
     config::{Config, VolumeConfig},
@@ -241,21 +243,22 @@ impl Volumes {
 
     /// After a command has ended: returns when the volumes show what it has changed, as their executor has told them.
     pub async fn caught_up(&self, marks: &[VolumeMark], changes: Changes) {
+        let mut latest: BTreeMap<&Bytes, u64> = BTreeMap::new();
         for mark in marks {
-            let serving =
-                self.known().iter().filter_map(|known| known.serving()).find(|s| *s.session() == mark.session);
-            if let Some(serving) = serving {
-                serving.volume.caught_up(Stamp(mark.stamp), changes).await;
-            }
+            let stamp = latest.entry(&mark.session).or_default();
+            *stamp = mark.stamp.max(*stamp);
         }
+        let all: Vec<_> = self.known().iter().filter_map(|known| known.serving()).collect();
+        let marked = all.into_iter().filter_map(|serving| Some((*latest.get(serving.session())?, serving)));
+        at_once(marked.map(|(stamp, serving)| async move { serving.volume.caught_up(Stamp(stamp), changes).await }))
+            .await;
     }
 
     /// After a command has changed something there of which not all were told: these ask.
     pub async fn catch_up(&self, mount: &Mount, told: &[VolumeMark]) {
         let was_told = |serving: &Serving| told.iter().any(|mark| mark.session == *serving.session());
-        for serving in self.of(mount).into_iter().filter(|serving| !was_told(serving)) {
-            serving.volume.catch_up().await;
-        }
+        let others = self.of(mount).into_iter().filter(|serving| !was_told(serving));
+        at_once(others.map(|serving| async move { serving.volume.catch_up().await })).await;
     }
 
     /// Those that show what a mount shows: the mount itself, or others of the same export.
@@ -326,6 +329,12 @@ async fn end_one(path: PathBuf, serving: Serving) {
     tracing::info!(path = %path.display(), ?unmounted, "volume unmounted");
 }
 
+/// Waits for all together: a server that tells one of what never comes makes nobody wait for longer than that.
+async fn at_once(waits: impl Iterator<Item = impl Future<Output = ()> + Send + 'static>) {
+    let mut all: JoinSet<()> = waits.collect();
+    while all.join_next().await.is_some() {}
+}
+
 /// `None`: the gateway has gone.
 async fn mounted(gateway: &Weak<Gateway>, volume: VolumeConfig) -> Option<Result<(), String>> {
     Some(Volumes::mount(&gateway.upgrade()?, volume).await)
@@ -365,5 +374,25 @@ impl Known {
             Phase::Mounted(serving) => Ok(serving.volume.state()),
             Phase::Not(why) => Err(why.clone()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Barrier;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn volumes_are_waited_for_together() {
+        // Each waits until the others do.
+        let barrier = Arc::new(Barrier::new(3));
+        let waits = (0..3).map(|_| {
+            let barrier = Arc::clone(&barrier);
+            async move {
+                barrier.wait().await;
+            }
+        });
+        tokio::time::timeout(Duration::from_secs(10), at_once(waits)).await.expect("none is waited for alone");
     }
 }

@@ -20,14 +20,16 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ChangedDirectory, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, RunInput, RunOutput,
-        Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, RunInput,
+        RunOutput, Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
         executor_server::{Executor, ExecutorServer},
         exited::How,
+        run_input,
         run_output::Kind,
     },
     frame,
     gateway::{ReportRequest, StatusReply as GatewayStatus, gateway_client::GatewayClient},
+    packed,
     stage::{self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage},
 };
 use sha2::{Digest as _, Sha256};
@@ -101,9 +103,21 @@ impl Executor for Liar {
         Ok(Response::new(ToolsReply { tools: request.into_inner().names.into_iter().map(tool).collect() }))
     }
 
-    async fn run(&self, _: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
-        let said: Vec<_> =
-            self.run.lock().unwrap().iter().cloned().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
+    /// Chunks are of the run's one outlet, whichever number that has.
+    async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
+        let first = request.into_inner().message().await?.and_then(|first| first.kind);
+        let spec = match first {
+            Some(run_input::Kind::Spec(spec)) => spec,
+            Some(run_input::Kind::Packed(packed)) => packed::unpack(&packed).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        let mut answers = self.run.lock().unwrap().clone();
+        for answer in &mut answers {
+            if let Kind::Chunk(chunk) = answer {
+                chunk.stream = spec.outlets[0].stream;
+            }
+        }
+        let said: Vec<_> = answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
         Ok(Response::new(Box::pin(tokio_stream::iter(said))))
     }
 
@@ -224,6 +238,14 @@ impl Site {
             flags: 2,
             ..Descriptor::default()
         };
+        // Not opened by the executor, as it is on no mount.
+        let output = Descriptor {
+            fd: 1,
+            kind: descriptor::Kind::File.into(),
+            path: self.at("own/out").into_os_string().into_encoded_bytes().into(),
+            flags: 1,
+            ..Descriptor::default()
+        };
         let operand = self.at("its/f").into_os_string().into_encoded_bytes();
         Enlist {
             protocol: PROTOCOL_VERSION,
@@ -235,7 +257,7 @@ impl Site {
             env: vec!["PATH=/usr/bin:/bin".into(), "TZ=UTC".into()],
             cwd: "/".into(),
             umask: 0o022,
-            descriptors: vec![null(0), null(1), null(2)],
+            descriptors: vec![null(0), output, null(2)],
             mount_namespace: fs::metadata("/proc/self/ns/mnt").unwrap().ino(),
             ..Enlist::default()
         }
@@ -306,6 +328,29 @@ async fn make_links() {
     symlink("../others", site.at("its/up")).unwrap();
     symlink("d", site.at("its/in")).unwrap();
     assert_eq!(site.touched(&["its/out", "its/out/below", "its/up/d", "its/in"]).await, [false, false, false, true]);
+}
+
+#[test]
+fn more_output_than_was_asked_for_ends_the_run() {
+    in_own_namespace("more_output_than_was_asked_for_ends_the_run", send_too_much());
+}
+
+/// Nobody gives credit for what it has not written: none is given here at all.
+async fn send_too_much() {
+    let site = Site::new().await;
+    let chunk = || Kind::Chunk(Chunk { data: vec![b'x'; 64 << 10].into(), ..Chunk::default() });
+    let credited = (4 << 20) / (64 << 10);
+    for (count, is_kept) in [(credited, true), (credited + 1, false)] {
+        let mut answers = vec![Kind::Started(Started::default())];
+        answers.extend((0..count).map(|_| chunk()));
+        let exited = Exited { how: Some(How::Code(0)), ..Exited::default() };
+        answers.extend((0..STREAMS).map(Kind::End));
+        answers.extend((0..STREAMS).map(|stage| Kind::Exited(Exited { stage, ..exited.clone() })));
+        answers.push(Kind::Finished(Finished::default()));
+        let to_stage::Kind::Exit(exit) = site.cat(answers).await else { panic!("it was begun") };
+        assert_eq!(exit.message.is_empty(), is_kept, "{}", exit.message);
+        assert!(is_kept || exit.message.contains("executor liar at") && exit.message.contains("than it was asked for"));
+    }
 }
 
 #[test]

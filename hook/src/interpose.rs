@@ -10,7 +10,7 @@ use core::{
 use crate::{
     arena::{self, Arena},
     door::{Exec, Plan, Request, words},
-    lend,
+    lend, readable,
     search::{self, Search},
     session::Next,
     sys::{self, AT_EMPTY_PATH, AT_FDCWD, E2BIG, ENOEXEC, ENOSYS, Strings},
@@ -36,6 +36,11 @@ macro_rules! next {
 fn failed(error: c_int) -> c_int {
     sys::set_errno(error);
     -1
+}
+
+/// Whether all that an exec is given can be read: of anything else the kernel says what it says without us.
+fn is_request(path: *const c_char, argv: Strings, environment: Strings) -> bool {
+    readable::is_string(path) && readable::are_strings(argv) && readable::are_strings(environment)
 }
 
 /// Executes; the error.
@@ -75,9 +80,9 @@ unsafe fn planned(request: &Request<'_>, arena: &mut Arena<'_>, exec: &mut Exec<
 #[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
 pub unsafe extern "C" fn execve(path: *const c_char, argv: Strings, environment: Strings) -> c_int {
     let Some(next) = next!(Next::Execve, Execve) else { return failed(ENOSYS) };
-    // SAFETY: the caller's promise; a null path is the kernel's to refuse.
+    // SAFETY: the caller's promise; a path that can't be read is the kernel's to refuse.
     unsafe {
-        if path.is_null() {
+        if !is_request(path, argv, environment) {
             return next(path, argv, environment);
         }
         arena::with(|arena| match arena {
@@ -117,6 +122,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, environment
     // SAFETY: the caller's promise.
     unsafe {
         arena::with(|arena| {
+            let arena = arena.filter(|_| is_request(file, argv, environment));
             let Some(arena) = arena else { return next(file, argv, environment) };
             let mut search = match Search::new(CStr::from_ptr(file)) {
                 Ok(search) => search,
@@ -173,7 +179,8 @@ pub unsafe extern "C" fn execveat(
     let Some(next) = next!(Next::Execveat, Execveat) else { return failed(ENOSYS) };
     // SAFETY: the caller's promise.
     unsafe {
-        let given = (!path.is_null()).then(|| CStr::from_ptr(path)).filter(|_| flags & !AT_EMPTY_PATH == 0);
+        let is_request = is_request(path, argv, environment);
+        let given = is_request.then(|| CStr::from_ptr(path)).filter(|_| flags & !AT_EMPTY_PATH == 0);
         let Some(given) = given else { return next(directory, path, argv, environment, flags) };
         if !given.is_empty() && (directory == AT_FDCWD || given.to_bytes().starts_with(b"/")) {
             return execve(path, argv, environment);
@@ -195,6 +202,9 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
     let Some(next) = next!(Next::Fexecve, Fexecve) else { return failed(ENOSYS) };
     // SAFETY: the caller's promise.
     unsafe {
+        if !is_request(c"".as_ptr(), argv, environment) {
+            return next(fd, argv, environment);
+        }
         let path = sys::descriptor_path(fd);
         let path = path.as_ref().and_then(|path| path.as_c_str()).unwrap_or(c"");
         let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
@@ -238,7 +248,7 @@ pub unsafe extern "C" fn posix_spawn(
             let program = program.map_or(path, CStr::as_ptr);
             next(pid, program, actions, attributes, argv, environment)
         };
-        if path.is_null() {
+        if !is_request(path, argv, environment) {
             return spawn(None, environment);
         }
         let moved = !actions.is_null();
@@ -273,6 +283,7 @@ pub unsafe extern "C" fn posix_spawnp(
             None => by_name(pid, file, actions, attributes, argv, environment),
         };
         arena::with(|arena| {
+            let arena = arena.filter(|_| is_request(file, argv, environment));
             let Some(arena) = arena else { return spawn(None, environment) };
             let Some(path) = search::first(CStr::from_ptr(file), arena) else { return spawn(None, environment) };
             let moved = !actions.is_null();

@@ -12,6 +12,7 @@ use core::{
 use crate::{
     arena::{self, Arena},
     door::{Plan, Request, words},
+    readable,
     session::{self, AS_SHELL},
     sys::{self, AT_FDCWD, Mapped},
     text::{Full, Text},
@@ -29,7 +30,7 @@ const MAX_TEXT_BYTES: usize = 32 << 10;
 /// # Safety
 /// `text` is null or a C string.
 pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
-    if text.is_null() {
+    if !readable::is_string(text) {
         return call(text);
     }
     // A slot is not kept for as long as the shell runs.

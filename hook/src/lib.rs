@@ -29,6 +29,7 @@ mod message;
 pub mod pipes;
 mod places;
 mod question;
+mod readable;
 mod search;
 pub mod session;
 mod sys;

@@ -10,6 +10,7 @@ pub(crate) mod number {
     pub(crate) const MMAP: usize = 9;
     pub(crate) const MUNMAP: usize = 11;
     pub(crate) const BRK: usize = 12;
+    pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const PREAD: usize = 17;
     pub(crate) const PWRITE: usize = 18;
     pub(crate) const MINCORE: usize = 27;
@@ -51,6 +52,7 @@ pub(crate) mod number {
     pub(crate) const GET_ROBUST_LIST: usize = 100;
     pub(crate) const NANOSLEEP: usize = 101;
     pub(crate) const CLOCK_GETTIME: usize = 113;
+    pub(crate) const RT_SIGPROCMASK: usize = 135;
     pub(crate) const GETRESUID: usize = 148;
     pub(crate) const GETRESGID: usize = 150;
     pub(crate) const PRCTL: usize = 167;

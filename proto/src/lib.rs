@@ -18,6 +18,7 @@ pub mod codec;
 pub mod digest;
 pub mod frame;
 pub mod packed;
+pub mod pieces;
 pub mod ready;
 pub mod rule;
 pub mod runtime;
@@ -77,3 +78,9 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// The largest message that a client accepts from a server: a listing, or the names that a
 /// command has changed. Servers accept far less, see [`codec`].
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// The size of a message on the wire.
+#[must_use]
+pub fn message_bytes(message: &impl prost::Message) -> usize {
+    message.encoded_len()
+}

@@ -12,10 +12,11 @@ use std::{
 use sha2::{Digest, Sha256};
 use trusted_path::Untrusted;
 
-/// Hexadecimal digits of the configuration path's SHA-256 that go into a name.
-/// 48 bits keep two of one user's files apart, and a socket's whole path must fit
-/// into the 108 bytes of `sockaddr_un` (unix(7)).
-const DIGEST_DIGITS: usize = 12;
+/// Digits of 5 bits of the configuration path's SHA-256 that go into a name: 128 bits, so that nobody finds a path for a
+/// file of theirs that gets the gateway of another one. A socket's whole path must fit into the 108 bytes of
+/// `sockaddr_un` (unix(7)), where 32 hexadecimal digits would leave little for the directory.
+const DIGEST_DIGITS: u32 = 26;
+const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
 /// Any permission of the group or of others.
 const OF_OTHERS: u32 = 0o077;
@@ -143,8 +144,10 @@ impl RuntimeDir {
 
     fn named(&self, config: &Path, extension: &str) -> PathBuf {
         let digest = Sha256::digest(config.as_os_str().as_bytes());
-        let hex: String = digest.iter().take(DIGEST_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
-        self.path.join(format!("gateway-{hex}.{extension}"))
+        let bits = digest.iter().take(size_of::<u128>()).fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
+        let digit = |place: u32| char::from(DIGITS[usize::try_from(bits >> (5 * place) & 31).expect("below 32")]);
+        let name: String = (0..DIGEST_DIGITS).rev().map(digit).collect();
+        self.path.join(format!("gateway-{name}.{extension}"))
     }
 }
 
@@ -213,7 +216,7 @@ mod tests {
         let dir = RuntimeDir::open_at(parent.path().join("posh"), own_uid()).unwrap();
         let socket = dir.socket_path(Path::new("/etc/posh/mounts.toml"));
         assert_ne!(socket, dir.socket_path(Path::new("/home/u/mounts.toml")));
-        assert_eq!(socket, dir.path().join("gateway-ece8822838bc.sock"));
+        assert_eq!(socket, dir.path().join("gateway-7cx212ge5wc3y5rgggaw6na8hq.sock"));
         assert_eq!(dir.log_path(Path::new("/etc/posh/mounts.toml")), socket.with_extension("log"));
         assert_eq!(dir.lock_path(Path::new("/etc/posh/mounts.toml")), socket.with_extension("lock"));
     }

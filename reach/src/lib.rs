@@ -2,6 +2,7 @@
 //! TCP, with TLS or without, or through an ssh that starts it. What is said on the channel, when it is
 //! made anew and what an executor is good for is the caller's matter.
 
+mod allowance;
 mod identity;
 mod plain;
 mod server;
@@ -14,6 +15,7 @@ use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
+pub use allowance::{Allowance, has_exceeded};
 pub use identity::ServerIdentity;
 pub use plain::why_mute;
 use posh_proto::untrusted::escaped;

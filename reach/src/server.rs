@@ -14,6 +14,8 @@ use posh_proto::{
 };
 use tonic::{IntoStreamingRequest, Status, Streaming, transport::Channel};
 
+use crate::allowance::Allowance;
+
 /// Longest name of a file (NAME_MAX of Linux's file systems).
 const NAME_BYTES: usize = 255;
 /// Longest path that a system call takes (PATH_MAX).
@@ -23,9 +25,12 @@ const PATH_BYTES: usize = 4096;
 #[derive(Debug, Clone)]
 pub struct Server(ExecutorClient<Channel>);
 
-/// What a run says.
+/// What a run says, within its allowance.
 #[derive(Debug)]
-pub struct Outputs(Streaming<RunOutput>);
+pub struct Outputs {
+    messages: Streaming<RunOutput>,
+    allowance: Allowance,
+}
 
 impl Server {
     /// Over a connection that is there.
@@ -69,22 +74,34 @@ impl Server {
         Ok(status)
     }
 
-    /// Begins or resumes a run.
+    /// Begins or resumes a run, which may say so much.
     ///
     /// # Errors
     /// Of the call.
-    pub async fn run(&mut self, request: impl IntoStreamingRequest<Message = RunInput>) -> Result<Outputs, Status> {
-        self.0.run(request).await.map(|response| Outputs(response.into_inner())).map_err(shown)
+    pub async fn run(
+        &mut self,
+        request: impl IntoStreamingRequest<Message = RunInput>,
+        allowance: Allowance,
+    ) -> Result<Outputs, Status> {
+        let messages = self.0.run(request).await.map_err(shown)?.into_inner();
+        Ok(Outputs { messages, allowance })
     }
 }
 
 impl Outputs {
+    /// What the run may still say; whoever gives it credit notes that there.
+    #[must_use]
+    pub fn allowance(&self) -> &Allowance {
+        &self.allowance
+    }
+
     /// The next message; `None` at the end.
     ///
     /// # Errors
-    /// Of the call.
+    /// Of the call, and when the executor exceeds the allowance ([`has_exceeded`](crate::has_exceeded)).
     pub async fn message(&mut self) -> Result<Option<RunOutput>, Status> {
-        let mut message = self.0.message().await.map_err(shown)?;
+        let mut message = self.messages.message().await.map_err(shown)?;
+        message.iter().try_for_each(|message| self.allowance.take(message))?;
         match message.as_mut().and_then(|message| message.kind.as_mut()) {
             Some(run_output::Kind::Rejected(Rejected { message, .. })) => show(message),
             Some(run_output::Kind::Exited(exited)) => check(exited),

@@ -9,7 +9,7 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::{ffi::OsStrExt, net::UnixStream},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -18,7 +18,11 @@ use nix::{
     mount::{MntFlags, MsFlags, mount as mount_2, umount2},
     unistd::{getegid, geteuid},
 };
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags, openat2},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+};
+use trusted_path::Untrusted;
 
 /// As mountinfo has it.
 pub const FS_TYPE: &str = "fuse.posh";
@@ -41,16 +45,46 @@ pub struct Wanted<'a> {
 /// Mounts a new FUSE device on a directory. Nothing may look at the directory until the device is served.
 ///
 /// # Errors
-/// What the kernel or fusermount3 says.
+/// What the kernel or fusermount3 says, or that others can lead the path elsewhere.
 pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+    let point = Point::find(directory)?;
     if geteuid().is_root() {
-        match by_the_kernel(wanted, directory) {
+        match by_the_kernel(wanted, &point) {
             // Root of a user namespace, say.
             Err(error) if error.raw_os_error() == Some(Errno::EPERM as i32) => {}
             outcome => return outcome,
         }
     }
-    by_fusermount(wanted, directory)
+    by_fusermount(wanted, &point)
+}
+
+/// The directory to mount on.
+#[derive(Debug)]
+struct Point {
+    descriptor: OwnedFd,
+    /// Where it is, which nobody but root and the user can change; else it is mounted on by the descriptor alone.
+    trusted: Result<PathBuf, Untrusted>,
+}
+
+impl Point {
+    /// Links that only root or the user can have made are followed. In directories that others can change a link could
+    /// lead to any place of this machine, and none is followed.
+    fn find(directory: &Path) -> io::Result<Self> {
+        match trusted_path::directory(directory, geteuid().as_raw()) {
+            Ok(found) => Ok(Self { descriptor: found.descriptor, trusted: Ok(found.path) }),
+            Err(why) if why.is_missing() => Err(why.into()),
+            Err(why) => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                match openat2(CWD, directory, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+                    Ok(descriptor) => Ok(Self { descriptor, trusted: Err(why) }),
+                    Err(rustix::io::Errno::LOOP) => {
+                        Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{why}, and a link is on the way")))
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
 }
 
 /// Whether anything is mounted below a directory, as far as this process sees; also when that can't be told.
@@ -92,7 +126,7 @@ pub fn read_ahead(device: (u32, u32), kib: u32) {
     let _ = fs::write(file, kib.to_string());
 }
 
-fn by_the_kernel(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+fn by_the_kernel(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
     let mut options = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
@@ -107,12 +141,16 @@ fn by_the_kernel(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
     if wanted.read_only {
         flags |= MsFlags::MS_RDONLY;
     }
-    mount_2(Some(wanted.source), directory, Some(FS_TYPE), flags, Some(options.as_str()))?;
+    let target = format!("/proc/self/fd/{}", point.descriptor.as_raw_fd());
+    mount_2(Some(wanted.source), target.as_str(), Some(FS_TYPE), flags, Some(options.as_str()))?;
     Ok(device.into())
 }
 
 /// fusermount3 mounts for users, and sends the device through the socket that `_FUSE_COMMFD` names: here its standard input.
-fn by_fusermount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+/// It takes a path, so that has to be one that leads where it led before.
+fn by_fusermount(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
+    let refused = |why: &Untrusted| io::Error::new(io::ErrorKind::PermissionDenied, why.to_string());
+    let directory = point.trusted.as_ref().map_err(refused)?;
     let (ours, theirs) = UnixStream::pair()?;
     let source = wanted.source.replace('\\', "\\\\").replace(',', "\\,");
     let access = if wanted.read_only { "ro" } else { "rw" };
@@ -157,4 +195,38 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 #[must_use]
 pub fn is_dead(directory: &Path) -> bool {
     matches!(nix::sys::statfs::statfs(directory), Err(Errno::ENOTCONN))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use super::*;
+
+    /// Needs root, to have a directory of somebody else.
+    #[test]
+    fn a_link_in_a_directory_of_others_leads_no_mount_elsewhere() {
+        let top = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| top.path().join(name);
+        ["own/target", "others/real"].iter().for_each(|name| fs::create_dir_all(at(name)).expect("made"));
+        symlink(at("own/target"), at("own/link")).expect("made");
+        symlink(at("own/target"), at("others/link")).expect("made");
+        symlink(at("own"), at("others/way")).expect("made");
+        let is_target = |point: &Point| {
+            let (found, target) = (rustix::fs::fstat(&point.descriptor), rustix::fs::stat(at("own/target")));
+            found.is_ok_and(|found| target.is_ok_and(|target| found.st_ino == target.st_ino))
+        };
+        // While they are one's own.
+        assert!(Point::find(&at("others/link")).is_ok_and(|point| is_target(&point) && point.trusted.is_ok()));
+        chown(at("others"), Some(12_345), None).expect("root may");
+        assert!(Point::find(&at("own/link")).is_ok_and(|point| is_target(&point)));
+        assert!(Point::find(&at("others/real")).is_ok_and(|point| point.trusted.is_err()));
+        for path in ["others/link", "others/way/target"] {
+            let why = Point::find(&at(path)).expect_err(path).to_string();
+            assert!(why.contains("belongs to user 12345") && why.ends_with("and a link is on the way"), "{why}");
+        }
+        chown(at("others"), Some(0), None).expect("root may");
+        fs::set_permissions(at("others"), fs::Permissions::from_mode(0o777)).expect("root may");
+        assert!(Point::find(&at("others/link")).is_err());
+    }
 }

@@ -4,16 +4,15 @@
 
 use super::look;
 use crate::mountinfo::MountInfo;
-use rustix::mount::MountFlags;
+use rustix::fs::CWD;
+use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fspick};
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 
 /// Names of a directory whose attributes are looked at again; beyond it they may
 /// be a second old in the kernel.
 const MOST_ENTRIES: usize = 5000;
-
-/// MS_REMOUNT of mount(2), which rustix has only in a call that passes data.
-const REMOUNT: MountFlags = MountFlags::from_bits_retain(32);
 
 /// Has one name looked up and its attributes asked for again.
 pub(super) fn forget(path: &Path) -> io::Result<()> {
@@ -56,26 +55,60 @@ pub(super) fn drop_caches(path: &Path) -> io::Result<()> {
     let info = MountInfo::read().map_err(io::Error::other)?;
     let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
     let Some(mount) = around.max_by_key(|mount| mount.mount_point.components().count()) else { return Ok(()) };
-    // Options of the mount stand before those of the file system, which has its own `rw`.
-    let flags = mount.options.split(',').fold(REMOUNT, |flags, option| flags | flag(option));
-    // Without any data: NFS would take an empty text for other options than it has.
-    rustix::mount::mount("none", &mount.mount_point, "", flags, None).map_err(|errno| {
+    configure_anew(&mount.mount_point).map_err(|errno| {
         let what = format!("cannot drop what the kernel remembers of {}", mount.mount_point.display());
         io::Error::new(io::Error::from(errno).kind(), format!("{what}: {errno}"))
     })
 }
 
-fn flag(option: &str) -> MountFlags {
-    match option {
-        "ro" => MountFlags::RDONLY,
-        "nosuid" => MountFlags::NOSUID,
-        "nodev" => MountFlags::NODEV,
-        "noexec" => MountFlags::NOEXEC,
-        "noatime" => MountFlags::NOATIME,
-        "nodiratime" => MountFlags::NODIRATIME,
-        "relatime" => MountFlags::RELATIME,
-        "sync" => MountFlags::SYNCHRONOUS,
-        "dirsync" => MountFlags::DIRSYNC,
-        _ => MountFlags::empty(),
+/// Configures the file system with nothing changed: fsconfig(2) (Linux 5.2) leaves the mount's own flags alone, where
+/// MS_REMOUNT of mount(2) takes away all that it is not told again, also those that are newer than this program.
+fn configure_anew(mount_point: &Path) -> rustix::io::Result<()> {
+    let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_NO_AUTOMOUNT;
+    let context = fspick(CWD, mount_point, flags)?;
+    fsconfig_reconfigure(context.as_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Set in the second run of the test, which is the one in a namespace of its own.
+    const INSIDE: &str = "POSH_FS_MAPPER_TEST_INSIDE";
+
+    /// Needs root.
+    #[test]
+    fn no_flag_of_a_mount_is_lost_when_caches_are_dropped() {
+        if std::env::var_os(INSIDE).is_none() {
+            let test = "coherence::kernel::tests::no_flag_of_a_mount_is_lost_when_caches_are_dropped";
+            let mut again = Command::new("unshare");
+            again.args(["--mount", "--propagation", "private", "--"]).arg(std::env::current_exe().expect("known"));
+            let output = again.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").output().expect("it runs");
+            let said = String::from_utf8_lossy(&output.stdout);
+            return assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path();
+        for options in [
+            "nosuid,nodev,noexec,nosymfollow,noatime,nodiratime",
+            "strictatime,nosymfollow",
+            "relatime",
+            "ro,nosymfollow,strictatime,nodiratime",
+        ] {
+            let mount =
+                |words: &[&str]| Command::new("mount").args(words).arg(path).status().expect("it runs").success();
+            assert!(mount(&["-t", "tmpfs", "-o", options, "tmpfs"]), "{options}");
+            let seen = || {
+                let info = MountInfo::read().expect("readable");
+                let found = info.visible().into_iter().find(|mount| mount.mount_point == path).cloned();
+                found.map(|mount| mount.options).expect("it is mounted")
+            };
+            let before = seen();
+            assert!(!options.contains("nosymfollow") || before.contains("nosymfollow"), "{before}");
+            drop_caches(path).expect("root may");
+            assert_eq!(seen(), before);
+        }
     }
 }

@@ -18,13 +18,18 @@ pub struct Process {
 /// set-user-id program under sshfs's name, with words of their own. So all four user ids must be ours, and the program's file must be
 /// sshfs's (proc_pid_status(5), proc_pid_exe(5)).
 pub(super) fn running() -> Vec<Process> {
-    let Some(own) = user_ids(Path::new("/proc/self")) else { return Vec::new() };
     let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let of_us = entries.filter(|entry| {
         let is_process = entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
-        is_process && user_ids(&entry.path()).is_some_and(|ids| ids == own) && is_sshfs(&entry.path())
+        is_process && is_ours(&entry.path(), &[]) && runs(&entry.path(), &["sshfs"])
     });
     of_us.filter_map(|entry| Process::parse(&fs::read(entry.path().join("cmdline")).ok()?)).collect()
+}
+
+/// Whether it runs with this user's rights alone, or with those of one of `others` alone.
+pub(crate) fn is_ours(process: &Path, others: &[u32]) -> bool {
+    let Some(own) = user_ids(Path::new("/proc/self")) else { return false };
+    user_ids(process).is_some_and(|ids| ids == own || others.iter().any(|other| ids == [*other; 4]))
 }
 
 /// Real, effective, saved and file system user id.
@@ -35,11 +40,12 @@ fn user_ids(process: &Path) -> Option<[u32; 4]> {
     ids.try_into().ok()
 }
 
-/// Whether the program that it executes is called sshfs, also when a newer one has taken the file's place.
-fn is_sshfs(process: &Path) -> bool {
+/// Whether the program that it executes has one of these names, also when a newer one has taken the file's place.
+pub(crate) fn runs(process: &Path, names: &[&str]) -> bool {
     let Ok(program) = fs::read_link(process.join("exe")) else { return false };
     let name = program.file_name().unwrap_or_default().as_encoded_bytes();
-    name.strip_suffix(b" (deleted)").unwrap_or(name) == b"sshfs"
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    names.iter().any(|known| known.as_bytes() == name)
 }
 
 /// What argv[0] of an sshfs may be: mount(8) calls it by the names of its helpers.
@@ -81,7 +87,7 @@ mod tests {
         let mut command = std::process::Command::new("sleep");
         let mut child = command.arg0("sshfs").args(["600"]).spawn().expect("sleep(1) starts");
         let process = std::path::PathBuf::from(format!("/proc/{}", child.id()));
-        let seen = (user_ids(&process).is_some(), is_sshfs(&process));
+        let seen = (is_ours(&process, &[]), runs(&process, &["sshfs"]));
         child.kill().and_then(|()| child.wait()).expect("it ends");
         assert_eq!(seen, (true, false));
         assert!(Process::parse(b"mount.fuse.sshfs\0host:/dir\0/mnt\0").is_some());

@@ -21,8 +21,9 @@ use posh_proto::{
     digest::Digest,
     executor::{Chunk, Credit, Exited, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output},
 };
-use posh_reach::Outputs;
+use posh_reach::{Outputs, has_exceeded};
 use tokio::{sync::mpsc, task::JoinSet};
+use tonic::Status;
 
 use self::{noted::Noted, runs::RunState};
 use super::{
@@ -43,7 +44,7 @@ use crate::{
     lower::{JOINED, Lowered, Stream},
     plan::{Placement, Plan},
     session::Session,
-    stage_link::{ForStage, FromStage, Status},
+    stage_link::{ForStage, FromStage, Status as ExitStatus},
     state::Gateway,
 };
 
@@ -56,9 +57,24 @@ const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
 
 enum Event {
     Stage(usize, Option<FromStage>),
-    Run(usize, Result<Option<RunOutput>, String>),
+    Run(usize, Result<Option<RunOutput>, Fault>),
     Join(usize, join::Event),
     Resumed(usize, Result<Resumed, Gone>),
+}
+
+/// Why a run's messages end before it does.
+enum Fault {
+    /// The connection is lost.
+    Lost(String),
+    /// The executor says more than it may.
+    Exceeded(String),
+}
+
+impl From<Status> for Fault {
+    fn from(status: Status) -> Self {
+        let why = status.message().to_owned();
+        if has_exceeded(&status) { Self::Exceeded(why) } else { Self::Lost(why) }
+    }
 }
 
 struct Relay<'a> {
@@ -120,10 +136,11 @@ pub async fn fly(
     let noted = Noted::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
+        let allowance = flight.output.allowance().clone();
         let listener = pumps.spawn(pump_run(index, flight.heard, flight.output, events.clone()));
         let reached = (flight.executor, flight.connection);
         let spec = &lowered.runs[index].spec;
-        let mut run = RunState::new(reached, flight.input, listener, flight.written_files, spec);
+        let mut run = RunState::new(reached, (flight.input, allowance), listener, flight.written_files, spec);
         for kind in flight.told_first {
             run.send(kind).await;
         }
@@ -155,7 +172,7 @@ async fn pump_run(index: usize, heard: Vec<RunOutput>, mut run: Outputs, events:
         }
     }
     loop {
-        let message = run.message().await.map_err(|status| status.message().to_owned());
+        let message = run.message().await.map_err(Fault::from);
         let over = !matches!(message, Ok(Some(_)));
         if events.send(Event::Run(index, message)).await.is_err() || over {
             return;
@@ -342,10 +359,7 @@ impl<'a> Relay<'a> {
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }
             Some(run_output::Kind::Released(released)) => {
-                let told = released.written_files;
-                let written = &mut self.runs[run].written_files;
-                written.retain(|old| !told.iter().any(|new| (new.stage, new.fd) == (old.stage, old.fd)));
-                written.extend(told);
+                self.runs[run].released(released.written_files);
             }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
             Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
@@ -563,7 +577,7 @@ impl<'a> Relay<'a> {
         written: &Written,
         farewell: &ForStage,
     ) -> Option<Turn> {
-        let is_well = matches!(farewell, ForStage::Exit { status: Status::Code(0), .. });
+        let is_well = matches!(farewell, ForStage::Exit { status: ExitStatus::Code(0), .. });
         let is_alone = self.pipeline.stages.len() == 1 && !written.is_empty();
         let changed = written.changed_by_telling().filter(|_| is_well && is_alone)?;
         untold::begin(self.gateway, session, stage, changed)

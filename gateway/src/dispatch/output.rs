@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use posh_proto::pieces;
 
 use crate::{join::errors::SharedStart, lower::Stream};
 
@@ -75,7 +76,7 @@ impl Output {
             return self.decide();
         }
         if index != self.current || self.start.is_some() || self.may_repeat(index) {
-            self.parts[index].waiting.push_back(data);
+            pieces::keep(&mut self.parts[index].waiting, data);
             return Vec::new();
         }
         self.note(index, &data);
@@ -93,7 +94,7 @@ impl Output {
         self.start = None;
         for (index, (part, rest)) in self.parts.iter_mut().zip(rests).enumerate() {
             if index <= self.muted_after {
-                part.waiting.push_back(rest);
+                pieces::keep(&mut part.waiting, rest);
             }
         }
         self.parts[0].waiting.push_front(said.clone());

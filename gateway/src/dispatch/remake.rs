@@ -21,6 +21,7 @@ use posh_proto::{
         Descriptor, MountPoint, RunInput, RunSpec, Stage, descriptor::Source, exited::How, run_input, run_output,
     },
 };
+use posh_reach::Allowance;
 
 use crate::{executors::Connection, state::Gateway};
 
@@ -107,8 +108,9 @@ impl Server {
             stages,
             ..RunSpec::default()
         };
+        let allowance = Allowance::of(&spec);
         let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
-        let Ok(mut output) = self.connection.client.clone().run(tokio_stream::once(first)).await else {
+        let Ok(mut output) = self.connection.client.clone().run(tokio_stream::once(first), allowance).await else {
             return succeeded;
         };
         while let Ok(Some(message)) = output.message().await {

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::start::QUEUE;
-use posh_reach::Outputs;
+use posh_reach::{Allowance, Outputs};
 
 use crate::executors::{Connection, Executor};
 
@@ -68,7 +68,7 @@ impl Gone {
     }
 }
 
-/// Reaches the executor anew and goes on with the run; it was heard last so long ago.
+/// Reaches the executor anew and goes on with the run, which may say so much; it was heard last so long ago.
 ///
 /// # Errors
 /// [`Gone`]
@@ -76,7 +76,7 @@ pub async fn resume(
     executor: Arc<Executor>,
     lost: Arc<Connection>,
     silence: Duration,
-    order: Resume,
+    order: (Resume, Allowance),
 ) -> Result<Resumed, Gone> {
     if executor.ends_with_connection() {
         return Err(Gone::WithConnection);
@@ -85,13 +85,17 @@ pub async fn resume(
     tokio::time::timeout(within, ask(&executor, lost, order)).await.unwrap_or(Err(Gone::OutOfReach))
 }
 
-async fn ask(executor: &Executor, mut lost: Arc<Connection>, order: Resume) -> Result<Resumed, Gone> {
+async fn ask(
+    executor: &Executor,
+    mut lost: Arc<Connection>,
+    (order, allowance): (Resume, Allowance),
+) -> Result<Resumed, Gone> {
     let instance = lost.about.instance.clone();
     loop {
         let connection = executor.next_connection(&lost).await;
         let (input, requests) = mpsc::channel(QUEUE);
         let _ = input.send(RunInput { kind: Some(run_input::Kind::Resume(order.clone())) }).await;
-        let first = match connection.client.clone().run(ReceiverStream::new(requests)).await {
+        let first = match connection.client.clone().run(ReceiverStream::new(requests), allowance.clone()).await {
             Ok(mut output) => output.message().await.map(|first| (first, output)),
             Err(status) => Err(status),
         };

@@ -15,7 +15,7 @@ use posh_proto::{
     },
     packed,
 };
-use posh_reach::Outputs;
+use posh_reach::{Allowance, Outputs};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -292,6 +292,7 @@ pub(super) async fn open_in_time(
     let sent = Instant::now();
     let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
     let kept = spec.grace_ms > 0;
+    let allowance = Allowance::of(&spec);
     let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection.clone(), spec)).await {
         Ok(opened) => opened,
         Err(_) => Err(NotOpened::Lost(connection, "it did not start the run in time".to_owned())),
@@ -300,7 +301,7 @@ pub(super) async fn open_in_time(
         Err(NotOpened::Lost(connection, why)) => {
             executor.lost(&connection, &why);
             match kept {
-                true => ask_for(&executor, connection, (&why, sent.elapsed()), order).await,
+                true => ask_for(&executor, connection, (&why, sent.elapsed()), (order, allowance)).await,
                 false => Err(Refusal { executor: executor.id, fault: Fault::Lost, reason: why }),
             }
         }
@@ -318,11 +319,12 @@ pub(super) async fn open_in_time(
 
 async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, NotOpened> {
     let (input, requests) = mpsc::channel(QUEUE);
+    let allowance = Allowance::of(&spec);
     let first = packed::pack(spec).map_err(|large| NotOpened::Refused(refusal(executor, large.to_string())))?;
     let first = RunInput { kind: Some(first) };
     let _ = input.send(first).await;
     let lost = |status: &Status| NotOpened::Lost(connection.clone(), status.message().to_owned());
-    let response = connection.client.clone().run(ReceiverStream::new(requests)).await;
+    let response = connection.client.clone().run(ReceiverStream::new(requests), allowance).await;
     let mut output = match response {
         Ok(output) => output,
         Err(status) if was_never_sent(&status) => {
@@ -377,7 +379,7 @@ async fn ask_for(
     executor: &Arc<Executor>,
     lost: Arc<Connection>,
     (why, silence): (&str, Duration),
-    order: Resume,
+    order: (Resume, Allowance),
 ) -> Result<Flight, Refusal> {
     let unclear = |known: &str| Refusal::unclear(executor, why, known);
     match resume(Arc::clone(executor), lost, silence, order).await {

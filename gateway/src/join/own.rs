@@ -3,6 +3,16 @@
 
 use std::{collections::VecDeque, io::Write as _};
 
+/// The longest line whose end is waited for: the command here would keep all of it as well, but not in this process.
+const LINE_BYTES: usize = 64 << 20;
+/// The same where lines are counts and the name of an operand, which has at most 128 KiB (`MAX_ARG_STRLEN`).
+const COUNTS_BYTES: usize = 256 << 10;
+
+/// What came is not what a part of the command writes, or has a line that is too long to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("what a server sent is no part of the output, or has a line of more than 64 MiB")]
+pub struct NoPart;
+
 /// An aggregator at work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Own {
@@ -44,12 +54,16 @@ impl Own {
     }
 
     /// Takes bytes; gives what can be written by now.
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`NoPart`]
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, NoPart> {
+        let longest = if matches!(self.kind, Kind::UniqCount(_)) { LINE_BYTES } else { COUNTS_BYTES };
         let mut out = Vec::new();
-        for line in whole_lines(&mut self.open, bytes) {
-            self.kind.line(&line, &mut out);
+        for line in whole_lines(&mut self.open, bytes, longest)? {
+            self.kind.line(&line, &mut out)?;
         }
-        out
+        Ok(out)
     }
 
     /// After the last part: what is left to write.
@@ -70,7 +84,7 @@ impl Own {
 
 impl Kind {
     /// One line of a part, without its newline.
-    fn line(&mut self, line: &[u8], out: &mut Vec<u8>) {
+    fn line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<(), NoPart> {
         match self {
             Self::Sum(sum) => {
                 if let Some((number, _)) = number(line) {
@@ -82,8 +96,9 @@ impl Kind {
                     add(held, count, line, out);
                 }
             }
-            Self::WcTotal(wc) => wc.line(line),
+            Self::WcTotal(wc) => return wc.line(line),
         }
+        Ok(())
     }
 }
 
@@ -119,28 +134,34 @@ impl Recount {
     }
 
     /// Takes a part's bytes; gives its lines, for the merge.
-    pub fn part(&mut self, part: usize, bytes: &[u8]) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`NoPart`]
+    pub fn part(&mut self, part: usize, bytes: &[u8]) -> Result<Vec<u8>, NoPart> {
         let mut lines = Vec::new();
-        for line in whole_lines(&mut self.open[part], bytes) {
+        for line in whole_lines(&mut self.open[part], bytes, LINE_BYTES)? {
             if let Some((count, line)) = counted(&line) {
                 self.waiting[part].push_back((count, line.to_vec()));
                 lines.extend_from_slice(line);
                 lines.push(b'\n');
             }
         }
-        lines
+        Ok(lines)
     }
 
     /// Takes bytes of the merge; gives what can be written by now.
-    pub fn merged(&mut self, bytes: &[u8]) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`NoPart`]
+    pub fn merged(&mut self, bytes: &[u8]) -> Result<Vec<u8>, NoPart> {
         let mut out = Vec::new();
-        for line in whole_lines(&mut self.merged, bytes) {
+        for line in whole_lines(&mut self.merged, bytes, LINE_BYTES)? {
             let is_next = |waiting: &&mut VecDeque<(u64, Vec<u8>)>| waiting.front().is_some_and(|(_, l)| *l == line);
             let count =
                 self.waiting.iter_mut().find(is_next).and_then(VecDeque::pop_front).map_or(0, |(count, _)| count);
             add(&mut self.held, count, &line, &mut out);
         }
-        out
+        Ok(out)
     }
 
     /// After the merge: what is left to write.
@@ -154,7 +175,7 @@ impl Recount {
 }
 
 /// The lines that `bytes` complete, without their newlines; the rest stays in `open`.
-fn whole_lines(open: &mut Vec<u8>, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+fn whole_lines(open: &mut Vec<u8>, mut bytes: &[u8], longest: usize) -> Result<Vec<Vec<u8>>, NoPart> {
     let mut lines = Vec::new();
     while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
         open.extend_from_slice(&bytes[..end]);
@@ -162,7 +183,7 @@ fn whole_lines(open: &mut Vec<u8>, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         lines.push(std::mem::take(open));
     }
     open.extend_from_slice(bytes);
-    lines
+    if open.len() > longest { Err(NoPart) } else { Ok(lines) }
 }
 
 /// A number that may have spaces before it, and what comes after it.
@@ -214,23 +235,24 @@ impl WcTotal {
         Self { present, shown, operands, left: 0, files: Vec::new() }
     }
 
-    fn line(&mut self, line: &[u8]) {
+    fn line(&mut self, line: &[u8]) -> Result<(), NoPart> {
         if self.left == 0 {
-            let count = self.operands.pop().unwrap_or(0);
+            let count = self.operands.pop().ok_or(NoPart)?;
             self.left = if count > 1 { count + 1 } else { 1 };
         } else if self.left == 1 {
             // The part's own total.
             self.left = 0;
-            return;
+            return Ok(());
         }
         let mut counts = [0; 5];
         let mut rest = line;
         for column in &self.present {
-            let Some((count, after)) = number(rest) else { return };
+            let Some((count, after)) = number(rest) else { return Ok(()) };
             (counts[*column], rest) = (count, after);
         }
         self.files.push((counts, rest.to_vec()));
         self.left -= 1;
+        Ok(())
     }
 
     fn finish(&mut self) -> Vec<u8> {
@@ -274,7 +296,7 @@ mod tests {
     fn joined(mut own: Own, parts: &[&str]) -> String {
         // In odd pieces, since pipes give what they like.
         let text = parts.concat();
-        let mut out: Vec<u8> = text.as_bytes().chunks(3).flat_map(|piece| own.push(piece)).collect();
+        let mut out: Vec<u8> = text.as_bytes().chunks(3).flat_map(|piece| own.push(piece).unwrap()).collect();
         out.extend(own.finish());
         String::from_utf8(out).unwrap()
     }
@@ -294,11 +316,23 @@ mod tests {
     #[test]
     fn counts_find_their_lines_after_a_merge() {
         let mut recount = Recount::new(2);
-        assert_eq!(recount.part(0, b"      2 a\n      1 c\n"), b"a\nc\n");
-        assert_eq!(recount.part(1, b"      3 a\n      4"), b"a\n");
-        assert_eq!(recount.part(1, b" b\n"), b"b\n");
-        let out = [recount.merged(b"a\na\nb"), recount.merged(b"\nc\n"), recount.finish()].concat();
+        assert_eq!(recount.part(0, b"      2 a\n      1 c\n").unwrap(), b"a\nc\n");
+        assert_eq!(recount.part(1, b"      3 a\n      4").unwrap(), b"a\n");
+        assert_eq!(recount.part(1, b" b\n").unwrap(), b"b\n");
+        let out = [recount.merged(b"a\na\nb").unwrap(), recount.merged(b"\nc\n").unwrap(), recount.finish()].concat();
         assert_eq!(String::from_utf8(out).unwrap(), "      5 a\n      4 b\n      1 c\n");
+    }
+
+    #[test]
+    fn lines_without_an_end_and_lines_beyond_the_operands_are_not_kept() {
+        let piece = vec![b'1'; COUNTS_BYTES];
+        for (mut own, longest) in [(Own::sum(), 1), (Own::wc_total("l", vec![0]), 1), (Own::uniq_count(), 256)] {
+            assert!((0..longest).all(|_| own.push(&piece) == Ok(Vec::new())));
+            assert_eq!(own.push(&piece), Err(NoPart));
+        }
+        let mut own = Own::wc_total("l", vec![1, 0]);
+        assert_eq!(own.push(b"1 9 a\n2 8\n"), Ok(Vec::new()));
+        assert_eq!(own.push(b"3 7\n"), Err(NoPart));
     }
 
     #[test]

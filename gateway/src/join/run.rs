@@ -3,6 +3,7 @@
 //! what comes out by [`Joining::allow`].
 
 use std::{
+    collections::VecDeque,
     ffi::OsString,
     io,
     os::{
@@ -11,7 +12,7 @@ use std::{
     },
     path::PathBuf,
     process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
@@ -20,17 +21,18 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, pipe2},
 };
+use posh_proto::pieces;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::unix::pipe,
     process::{Child, ChildStderr, ChildStdout, Command},
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
 
 use super::{
     Recipe, Source,
-    own::{Own, Recount},
+    own::{NoPart, Own, Recount},
     status,
 };
 use crate::stage_link::Status;
@@ -42,6 +44,9 @@ const READ_BYTES: usize = 64 << 10;
 /// Output that the reader may have before it says that it took any: it is on this machine, so this is
 /// not a link's worth but a few pipes'.
 const WINDOW_BYTES: u64 = 1 << 20;
+
+/// The status of what posh can't do.
+const BROKEN: u32 = 125;
 
 /// The real command of a [`super::Step`].
 #[derive(Debug, Clone)]
@@ -68,7 +73,7 @@ pub enum Event {
 /// A join that runs. When it is dropped, its commands are killed.
 #[derive(Debug)]
 pub struct Joining {
-    parts: Vec<Option<mpsc::UnboundedSender<Bytes>>>,
+    parts: Vec<Arc<Incoming>>,
     window: Arc<watch::Sender<Window>>,
     pids: Vec<Pid>,
     tasks: JoinSet<()>,
@@ -81,8 +86,49 @@ struct Window {
     is_closed: bool,
 }
 
-/// Bytes of one part on their way in.
-type Incoming = mpsc::UnboundedReceiver<Bytes>;
+/// Bytes of one part on their way in, as many as their sender has credit for.
+#[derive(Debug, Default)]
+struct Incoming {
+    state: Mutex<Waiting>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    pieces: VecDeque<Bytes>,
+    has_ended: bool,
+}
+
+impl Incoming {
+    fn push(&self, data: Bytes) {
+        pieces::keep(&mut self.lock().pieces, data);
+        self.changed.notify_one();
+    }
+
+    fn end(&self) {
+        self.lock().has_ended = true;
+        self.changed.notify_one();
+    }
+
+    /// The next piece; `None` at the end.
+    async fn next(&self) -> Option<Bytes> {
+        loop {
+            {
+                let mut state = self.lock();
+                let next = state.pieces.pop_front();
+                if next.is_some() || state.has_ended {
+                    return next;
+                }
+            }
+            // A notification between the look and this is kept for us.
+            self.changed.notified().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Joining {
     /// Starts the commands; `programs` are those of the recipe's commands.
@@ -90,15 +136,11 @@ impl Joining {
     /// # Errors
     /// When a pipe or a process can't be made; then nothing runs.
     pub fn start(recipe: &Recipe, programs: &[Program]) -> io::Result<(Self, mpsc::Receiver<Event>)> {
-        let (senders, incoming): (Vec<_>, Vec<_>) = (0..recipe.parts).map(|_| mpsc::unbounded_channel()).unzip();
+        let incoming: Vec<Arc<Incoming>> = (0..recipe.parts).map(|_| Arc::default()).collect();
         let (events, told) = mpsc::channel(QUEUE);
         let window = watch::Sender::new(Window { allowed_bytes: WINDOW_BYTES, is_closed: false });
-        let mut joining = Self {
-            parts: senders.into_iter().map(Some).collect(),
-            window: Arc::new(window),
-            pids: Vec::new(),
-            tasks: JoinSet::new(),
-        };
+        let mut joining =
+            Self { parts: incoming.clone(), window: Arc::new(window), pids: Vec::new(), tasks: JoinSet::new() };
         let output = Outlet { window: Arc::clone(&joining.window), events };
         match &recipe.source {
             Source::Own(own) => drop(joining.tasks.spawn(run_own(own.clone(), incoming, output))),
@@ -112,7 +154,7 @@ impl Joining {
         &mut self,
         recipe: &Recipe,
         programs: &[Program],
-        incoming: Vec<Incoming>,
+        incoming: Vec<Arc<Incoming>>,
         output: Outlet,
     ) -> io::Result<()> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
@@ -129,7 +171,7 @@ impl Joining {
         &mut self,
         recipe: &Recipe,
         programs: &[Program],
-        incoming: Vec<Incoming>,
+        incoming: Vec<Arc<Incoming>>,
         output: Outlet,
     ) -> io::Result<()> {
         let counts = (recipe.source == Source::Counted).then(|| Arc::new(Mutex::new(Recount::new(recipe.parts))));
@@ -158,17 +200,12 @@ impl Joining {
 
     /// Bytes of a part.
     pub fn push(&self, part: usize, data: Bytes) {
-        if let Some(Some(sender)) = self.parts.get(part) {
-            // A join that has ended takes no more.
-            let _ = sender.send(data);
-        }
+        self.parts.get(part).into_iter().for_each(|incoming| incoming.push(data.clone()));
     }
 
     /// A part is at its end.
     pub fn end(&mut self, part: usize) {
-        if let Some(sender) = self.parts.get_mut(part) {
-            *sender = None;
-        }
+        self.parts.get(part).into_iter().for_each(|incoming| incoming.end());
     }
 
     /// So many bytes of output were taken.
@@ -213,19 +250,25 @@ fn spawn(recipe: &Recipe, programs: &[Program], input: Stdio, operands: Vec<OsSt
 
 /// Writes parts, one after the other, into a command.
 async fn feed(
-    parts: Vec<(usize, Incoming)>,
+    parts: Vec<(usize, Arc<Incoming>)>,
     mut writer: pipe::Sender,
     counts: Option<Arc<Mutex<Recount>>>,
     events: mpsc::Sender<Event>,
 ) {
     // Once nobody reads, what comes is taken all the same: its senders must not wait for ever.
     let mut is_read = true;
-    for (part, mut incoming) in parts {
-        while let Some(data) = incoming.recv().await {
+    for (part, incoming) in parts {
+        while let Some(data) = incoming.next().await {
             let bytes = data.len() as u64;
             let data = match &counts {
                 None => data,
-                Some(counts) => Bytes::from(counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data)),
+                Some(counts) => {
+                    let lines = counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data);
+                    match lines {
+                        Ok(lines) => Bytes::from(lines),
+                        Err(no_part) => return tell_broken(no_part, &events).await,
+                    }
+                }
             };
             is_read = is_read && writer.write_all(&data).await.is_ok();
             if events.send(Event::Fed(part, bytes)).await.is_err() {
@@ -274,11 +317,18 @@ async fn tell_output(mut stdout: ChildStdout, counts: Option<&Mutex<Recount>>, o
         };
         let is_end = data.is_none();
         let data = match counts {
-            None => data.unwrap_or_default(),
+            None => Ok(data.unwrap_or_default()),
             Some(counts) => {
                 let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-                Bytes::from(if let Some(data) = data { counts.merged(&data) } else { counts.finish() })
+                match data {
+                    Some(data) => counts.merged(&data).map(Bytes::from),
+                    None => Ok(counts.finish().into()),
+                }
             }
+        };
+        let data = match data {
+            Ok(data) => data,
+            Err(no_part) => return tell_broken(no_part, &outlet.events).await,
         };
         if !outlet.send(data).await || is_end {
             return;
@@ -296,10 +346,13 @@ async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> Option<Bytes> {
 }
 
 /// posh's own code in place of commands.
-async fn run_own(mut own: Own, parts: Vec<Incoming>, outlet: Outlet) {
-    for (part, mut incoming) in parts.into_iter().enumerate() {
-        while let Some(data) = incoming.recv().await {
-            let out = own.push(&data);
+async fn run_own(mut own: Own, parts: Vec<Arc<Incoming>>, outlet: Outlet) {
+    for (part, incoming) in parts.into_iter().enumerate() {
+        while let Some(data) = incoming.next().await {
+            let out = match own.push(&data) {
+                Ok(out) => out,
+                Err(no_part) => return tell_broken(no_part, &outlet.events).await,
+            };
             let fed = outlet.events.send(Event::Fed(part, data.len() as u64)).await.is_ok();
             if !fed || !outlet.send(out.into()).await {
                 let _ = outlet.events.send(Event::Over(Status::Signal(Signal::SIGPIPE as u32))).await;
@@ -310,6 +363,12 @@ async fn run_own(mut own: Own, parts: Vec<Incoming>, outlet: Outlet) {
     let is_read = outlet.send(own.finish().into()).await;
     let status = if is_read { Status::Code(0) } else { Status::Signal(Signal::SIGPIPE as u32) };
     let _ = outlet.events.send(Event::Over(status)).await;
+}
+
+/// The parts can't be joined, and that is the end of it.
+async fn tell_broken(no_part: NoPart, events: &mpsc::Sender<Event>) {
+    let _ = events.send(Event::Errors(Bytes::from(format!("posh: {no_part}\n")))).await;
+    let _ = events.send(Event::Over(Status::Code(BROKEN))).await;
 }
 
 /// The way out, under the reader's allowance.

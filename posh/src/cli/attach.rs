@@ -5,9 +5,12 @@
 use std::{
     env,
     fs::{self, File},
-    io::{self, BufRead, IsTerminal, Write},
+    io::{self, BufRead, BufReader, IsTerminal, Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use fs_mapper::config::{Address, Config, Login};
@@ -29,6 +32,14 @@ const LOOK: &str = r#"d="$HOME/.local/bin/posh-executor"; s=-; v=; [ -f "$d" ] &
 /// of itself: it gets its name when it has the one and says the other, for the file may have come only in part, or as another, and the
 /// home may permit no programs. A link or a directory that has the name is not followed.
 const TAKE: &str = r#"umask 077; d="$HOME/.local/bin"; mkdir -p "$d" && t=$(mktemp "$d/.posh-executor.XXXXXXXX") || exit 1; cat > "$t" && s=$(sha256sum < "$t") && { [ "${s%% *}" = "$1" ] || { echo "the copy has another SHA-256" >&2; false; }; } && chmod 755 "$t" && v=$("$t" --version) && { [ "$v" = "$2" ] || { echo "the copy says that it is $v" >&2; false; }; } && mv -fT "$t" "$d/posh-executor" && echo posh-attach $v && exit 0; rm -f "$t"; exit 1"#;
+
+/// What a login may say on standard output, start-up files and all: our own line has less than 200 bytes.
+const ANSWER_BYTES: usize = 64 << 10;
+/// What is shown of its standard error, and of one line: a banner and ssh's own messages.
+const SHOWN_BYTES: usize = 64 << 10;
+const LINE_BYTES: u64 = 4 << 10;
+/// For what is still said when ssh has ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// A login as it is given on the command line: `[ssh://][USER@]HOST[:PORT]`.
 ///
@@ -110,21 +121,63 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Runs a script there. ssh asks on the terminal what it has to ask, and says there what goes wrong.
-    /// The answer is what the script said behind [`MARK`].
+    /// Runs a script there. ssh asks on the terminal what it has to ask; what it and the login say on standard error is
+    /// passed on, fit to be shown. The answer is what the script said behind [`MARK`].
     fn run(&self, script: &str, input: Stdio) -> Result<String, Error> {
         let (program, first) = self.ssh_command.split_first().expect("the configuration has checked it");
         let mut command = Command::new(program);
         command.args(first).args(ssh::ATTENDED).args(ssh::arguments(self.login)).arg(ssh::any_shell(script));
-        let output = command.stdin(input).stderr(Stdio::inherit()).output();
-        let output = output.map_err(|error| Error::Attach(format!("can't run {program}: {error}")))?;
-        let text = String::from_utf8_lossy(&output.stdout);
+        let ended = run_bounded(command.stdin(input), io::stderr());
+        let (status, output) = ended.map_err(|error| Error::Attach(format!("can't run {program}: {error}")))?;
+        if output.len() > ANSWER_BYTES {
+            return Err(Error::Attach(format!("{} says more than {} KiB at login", self.login, ANSWER_BYTES >> 10)));
+        }
+        let text = String::from_utf8_lossy(&output);
         if let Some(answer) = text.lines().find_map(|line| line.strip_prefix(MARK)) {
             return Ok(answer.trim().to_owned());
         }
-        let said = one_line(&output.stdout);
+        let said = one_line(&output);
         let said = if said.is_empty() { String::new() } else { format!("; it said {said:?}") };
-        Err(Error::Attach(format!("{program} {} failed ({}){said}", self.login, output.status)))
+        Err(Error::Attach(format!("{program} {} failed ({status}){said}", self.login)))
+    }
+}
+
+/// Runs a command, and ends it when its output has more than [`ANSWER_BYTES`]; its error output is passed on to `errors`.
+fn run_bounded(command: &mut Command, errors: impl Write + Send + 'static) -> io::Result<(ExitStatus, Vec<u8>)> {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        unreachable!("both are pipes")
+    };
+    let (done, passed) = mpsc::channel();
+    thread::spawn(move || {
+        pass_on(BufReader::new(stderr), errors);
+        let _ = done.send(());
+    });
+    let mut output = Vec::new();
+    let read = stdout.take(ANSWER_BYTES as u64 + 1).read_to_end(&mut output);
+    if read.is_err() || output.len() > ANSWER_BYTES {
+        let _ = child.kill();
+    }
+    let status = child.wait()?;
+    // A connection that others share may hold it open.
+    let _ = passed.recv_timeout(LAST_WORDS);
+    read.map(|_| (status, output))
+}
+
+/// Lines that a server may have said, for the terminal.
+fn pass_on(mut from: impl BufRead, mut to: impl Write) {
+    let mut left_bytes = SHOWN_BYTES;
+    loop {
+        let mut line = Vec::new();
+        match from.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return,
+        }
+        // All of it is read, so that nobody waits; what is too much is not shown.
+        if let Some(left) = left_bytes.checked_sub(line.len()) {
+            left_bytes = left;
+            let _ = writeln!(to, "{}", escaped(String::from_utf8_lossy(&line).trim_end()));
+        }
     }
 }
 
@@ -263,6 +316,28 @@ mod tests {
         }
         assert_eq!(fs::read_to_string(home.path().join("precious")).unwrap(), "text");
         assert_eq!(fs::read_dir(home.path().join("directory")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_login_that_never_stops_talking_is_ended() {
+        let login = parse_login("ada@store1").unwrap();
+        for script in ["exec yes", "echo posh-attach Linux; exec yes x", "exec tr '\\0' x < /dev/zero"] {
+            let ssh_command = ["sh", "-c", script, "ssh"].map(str::to_owned).to_vec();
+            let why = Way { ssh_command, login: &login }.run("true", Stdio::null()).unwrap_err().to_string();
+            assert_eq!(why, "ada@store1 says more than 64 KiB at login");
+        }
+    }
+
+    #[test]
+    fn what_a_login_says_on_standard_error_says_nothing_to_the_terminal() {
+        let passed = |said: &[u8]| {
+            let mut shown = Vec::new();
+            pass_on(said, &mut shown);
+            String::from_utf8(shown).unwrap()
+        };
+        assert_eq!(passed(b"a banner\r\nx\x1b]0;T\x07\xff\n"), "a banner\nx\\u{1b}]0;T\\u{7}\u{fffd}\n");
+        let long = passed(&vec![b'x'; 10 * SHOWN_BYTES]);
+        assert!((SHOWN_BYTES / 2..=2 * SHOWN_BYTES).contains(&long.len()), "{}", long.len());
     }
 
     #[test]

@@ -3,11 +3,11 @@
 //! own order follows the locale.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    fs,
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
 };
-
-use glob::{MatchOptions, Pattern, glob_with};
 
 use super::words::Unknowable;
 
@@ -42,34 +42,31 @@ impl Field {
     /// matches nothing.
     pub(super) fn names(&self, cwd: Option<&Path>) -> Result<Vec<OsString>, Unknowable> {
         let literal = || Ok(vec![OsString::from(self.literal())]);
-        let Some(pattern) = self.pattern()? else { return literal() };
-        let absolute = pattern.starts_with('/');
+        let steps = self.steps()?;
+        if !steps.iter().any(|step| step.pattern.is_some()) {
+            return literal();
+        }
+        let is_absolute = steps.first().is_some_and(|step| !step.slashes.is_empty());
         let base = match cwd {
-            _ if absolute => String::new(),
-            Some(cwd) => match cwd.to_str() {
-                Some(cwd) => format!("{}/", Pattern::escape(cwd.trim_end_matches('/'))),
-                None => return Err(Unknowable::new("its directory's name is not UTF-8")),
-            },
+            _ if is_absolute => Path::new("/"),
+            Some(cwd) => cwd,
             None => return Err(Unknowable::new("which names match a pattern is known only when it runs")),
         };
-        // The library drops a leading `./` and a trailing `/`; a shell keeps both.
-        let bare = pattern.trim_start_matches("./");
-        let (lead, end) = (&pattern[..pattern.len() - bare.len()], if bare.ends_with('/') { "/" } else { "" });
-        let options =
-            MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-        // A pattern that makes no sense (`a[b`) stands for itself.
-        let Ok(matches) = glob_with(&format!("{base}{bare}"), options) else { return literal() };
-        let strip = cwd.filter(|_| !absolute).unwrap_or(Path::new(""));
-        let names: Vec<OsString> = matches
-            .flatten()
-            .take(NAMES)
-            .map(|path| {
-                let mut name = OsString::from(lead);
-                name.push(path.strip_prefix(strip).unwrap_or(&path));
-                name.push(end);
-                name
-            })
-            .collect();
+        let (mut names, mut is_found) = (vec![OsString::new()], false);
+        for step in &steps {
+            names.iter_mut().for_each(|name| name.push(&step.slashes));
+            is_found |= step.pattern.is_some();
+            names = match &step.pattern {
+                Some(pattern) => names.iter().flat_map(|name| pattern.names_in(base, name)).take(NAMES).collect(),
+                None => {
+                    names.iter_mut().for_each(|name| name.push(&step.text));
+                    // A slash at the end wants a directory.
+                    let is_there = |name: &OsString| !is_found || fs::symlink_metadata(base.join(name)).is_ok();
+                    names.into_iter().filter(is_there).collect()
+                }
+            };
+        }
+        names.sort();
         if names.is_empty() { literal() } else { Ok(names) }
     }
 
@@ -94,34 +91,183 @@ impl Field {
         self.pieces.iter().any(is_special)
     }
 
-    /// In the library's language, or `None` when nothing in it is special.
-    fn pattern(&self) -> Result<Option<String>, Unknowable> {
-        let mut pattern = String::new();
-        let mut special = false;
+    /// Its components. No quotes hide a slash from pathname expansion.
+    fn steps(&self) -> Result<Vec<Step>, Unknowable> {
+        let mut steps = vec![(String::new(), Vec::new())];
         for (text, quoting) in &self.pieces {
-            if *quoting == Quoting::Quoted {
-                pattern.push_str(&Pattern::escape(text));
-                continue;
-            }
-            if text.contains("[[:") || text.contains("[[.") || text.contains("[[=") {
-                return Err(Unknowable::new("a character class in a pattern is expanded only when it runs"));
-            }
-            special |= text.contains(['*', '?', '[']);
-            // Without globstar two stars are one; and `[^a]` is another spelling of `[!a]`.
-            for character in text.replace("[^", "[!").chars() {
-                if !(character == '*' && pattern.ends_with('*')) {
-                    pattern.push(character);
+            for character in text.chars() {
+                let (slashes, characters) = steps.last_mut().expect("there is one from the start");
+                match (character, characters.is_empty()) {
+                    ('/', true) => slashes.push('/'),
+                    ('/', false) => steps.push(("/".to_owned(), Vec::new())),
+                    _ => characters.push((character, *quoting)),
                 }
             }
         }
-        Ok(special.then_some(pattern))
+        steps.into_iter().map(|(slashes, characters)| Step::new(slashes, &characters)).collect()
     }
+}
+
+/// A component of a path, and the slashes before it.
+struct Step {
+    slashes: String,
+    text: String,
+    /// Where anything in it is special.
+    pattern: Option<Name>,
+}
+
+impl Step {
+    fn new(slashes: String, characters: &[(char, Quoting)]) -> Result<Self, Unknowable> {
+        let text = characters.iter().map(|(character, _)| character).collect();
+        Ok(Self { slashes, text, pattern: Name::new(characters)? })
+    }
+}
+
+/// What the name of a file has to be like.
+struct Name {
+    /// As characters, for names that are UTF-8, and as bytes for all others: so does bash, for which the name that is
+    /// no text of its locale is one of bytes.
+    of_characters: Vec<Like>,
+    of_bytes: Vec<Like>,
+}
+
+/// A place of a name: a character or a byte.
+#[derive(Debug, Clone)]
+enum Like {
+    Itself(u32),
+    Any,
+    AnyMany,
+    OneOf { ranges: Vec<(u32, u32)>, is_negated: bool },
+}
+
+impl Name {
+    /// `None` where it is like itself only.
+    fn new(characters: &[(char, Quoting)]) -> Result<Option<Self>, Unknowable> {
+        let mut of_characters = Vec::new();
+        let mut rest = characters;
+        while let Some(((character, quoting), after)) = rest.split_first() {
+            rest = after;
+            of_characters.push(match (character, quoting) {
+                ('*', Quoting::Unquoted) => Like::AnyMany,
+                ('?', Quoting::Unquoted) => Like::Any,
+                ('[', Quoting::Unquoted) => match set(after)? {
+                    Some((set, after)) => {
+                        rest = after;
+                        set
+                    }
+                    // Without its end it stands for itself.
+                    None => Like::Itself(u32::from('[')),
+                },
+                (character, _) => Like::Itself(u32::from(*character)),
+            });
+        }
+        if of_characters.iter().all(|like| matches!(like, Like::Itself(_))) {
+            return Ok(None);
+        }
+        let of_bytes = of_characters.iter().flat_map(Like::as_bytes).collect();
+        Ok(Some(Self { of_characters, of_bytes }))
+    }
+
+    /// Those in a directory that fit, behind its own name.
+    fn names_in(&self, base: &Path, directory: &OsStr) -> Vec<OsString> {
+        let entries = fs::read_dir(base.join(directory)).into_iter().flatten().flatten();
+        let fitting = entries.map(|entry| entry.file_name()).filter(|name| self.fits(name.as_bytes()));
+        fitting.take(NAMES).map(|name| [directory, &name].into_iter().collect()).collect()
+    }
+
+    fn fits(&self, name: &[u8]) -> bool {
+        // A dot at the start is matched by a dot alone.
+        let dot = u32::from('.');
+        if name.starts_with(b".") && !matches!(self.of_characters.first(), Some(Like::Itself(first)) if *first == dot) {
+            return false;
+        }
+        match std::str::from_utf8(name) {
+            Ok(text) => fits(&self.of_characters, &text.chars().map(u32::from).collect::<Vec<_>>()),
+            Err(_) => fits(&self.of_bytes, &name.iter().copied().map(u32::from).collect::<Vec<_>>()),
+        }
+    }
+}
+
+impl Like {
+    fn takes(&self, place: u32) -> bool {
+        match self {
+            Self::Itself(itself) => *itself == place,
+            Self::Any | Self::AnyMany => true,
+            Self::OneOf { ranges, is_negated } => {
+                ranges.iter().any(|(first, last)| (*first..=*last).contains(&place)) != *is_negated
+            }
+        }
+    }
+
+    fn as_bytes(&self) -> Vec<Self> {
+        let bytes = |character: u32| {
+            let text = char::from_u32(character).map(String::from).unwrap_or_default();
+            text.into_bytes().into_iter().map(u32::from)
+        };
+        match self {
+            Self::Itself(itself) => bytes(*itself).map(Self::Itself).collect(),
+            Self::OneOf { ranges, is_negated } => {
+                let of_bytes = |&(first, last): &(u32, u32)| match (first < 0x80, last < 0x80) {
+                    (true, true) => vec![(first, last)],
+                    _ => bytes(first).chain(bytes(last)).map(|byte| (byte, byte)).collect(),
+                };
+                let ranges = ranges.iter().flat_map(of_bytes).collect();
+                vec![Self::OneOf { ranges, is_negated: *is_negated }]
+            }
+            Self::Any | Self::AnyMany => vec![self.clone()],
+        }
+    }
+}
+
+/// Whether all of a name is like that. What a star took is taken back one place at a time; only the last star's need be.
+fn fits(pattern: &[Like], name: &[u32]) -> bool {
+    let (mut at, mut place) = (0, 0);
+    let mut star = None;
+    while place < name.len() {
+        match pattern.get(at) {
+            Some(Like::AnyMany) => {
+                star = Some((at, place));
+                at += 1;
+            }
+            Some(like) if like.takes(name[place]) => (at, place) = (at + 1, place + 1),
+            _ => {
+                let Some((star_at, taken)) = star else { return false };
+                star = Some((star_at, taken + 1));
+                (at, place) = (star_at + 1, taken + 1);
+            }
+        }
+    }
+    pattern[at..].iter().all(|like| matches!(like, Like::AnyMany))
+}
+
+type Quoted = (char, Quoting);
+
+/// What follows an unquoted `[`, up to its `]`, and what comes after that; `None` where there is none.
+fn set(characters: &[Quoted]) -> Result<Option<(Like, &[Quoted])>, Unknowable> {
+    let is_negated = matches!(characters, [('!' | '^', Quoting::Unquoted), ..]);
+    let members = &characters[usize::from(is_negated)..];
+    // The first one is a member, whatever it is.
+    let is_end =
+        |(at, (character, quoting)): (usize, &Quoted)| at > 0 && (*character, *quoting) == (']', Quoting::Unquoted);
+    let Some(end) = members.iter().enumerate().position(is_end) else { return Ok(None) };
+    let (mut left, after) = (&members[..end], &members[end + 1..]);
+    let mut ranges = Vec::new();
+    while let Some(((first, quoting), rest)) = left.split_first() {
+        if (*first, *quoting) == ('[', Quoting::Unquoted) && matches!(rest, [(':' | '.' | '=', _), ..]) {
+            return Err(Unknowable::new("a character class in a pattern is expanded only when it runs"));
+        }
+        let (last, rest) = match rest {
+            [('-', Quoting::Unquoted), (last, _), rest @ ..] => (last, rest),
+            rest => (first, rest),
+        };
+        ranges.push((u32::from(*first), u32::from(*last)));
+        left = rest;
+    }
+    Ok(Some((Like::OneOf { ranges, is_negated }, after)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -142,6 +288,15 @@ mod tests {
             ("[^a].log", Quoting::Unquoted, "b.log"),
             ("c[1]", Quoting::Unquoted, "c1"),
             ("c[1", Quoting::Unquoted, "c[1"),
+            ("c[[]*", Quoting::Unquoted, "c[1]"),
+            ("c[1*", Quoting::Unquoted, "c[1]"),
+            ("[]b]*", Quoting::Unquoted, "b.log"),
+            (".*", Quoting::Unquoted, ".hidden.log"),
+            ("[.]*", Quoting::Unquoted, "[.]*"),
+            ("s*/d.log", Quoting::Unquoted, "sub/d.log"),
+            ("s*/e.log", Quoting::Unquoted, "s*/e.log"),
+            ("a.log/*", Quoting::Unquoted, "a.log/*"),
+            ("?.l*o*g", Quoting::Unquoted, "a.log b.log"),
             ("*.txt", Quoting::Unquoted, "*.txt"),
         ];
         for (text, quoting, expected) in cases {
@@ -150,6 +305,34 @@ mod tests {
             let names = field.names(Some(dir.path())).unwrap();
             let names: Vec<_> = names.iter().map(|name| name.to_str().unwrap()).collect();
             assert_eq!(names.join(" "), *expected, "{text}");
+        }
+    }
+
+    /// bash itself is the judge; names that are no UTF-8 lie beside others and in their way.
+    #[test]
+    fn names_that_are_no_text_are_matched_as_bash_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let names: [&[u8]; 6] = [b"plain", b"\xff", b"x\xff\xfey", b"\xc3\xa9", b"\xc3\xa9\xff", b"d\xfe/in\xff"];
+        for name in names {
+            let path = dir.path().join(OsStr::from_bytes(name));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        for pattern in
+            ["*", "?", "??", "???", "x*", "x??y", "*y", "*/*", "d?/*", "é*", "[é]*", "[!p]*", "[a-z]*", "x[!a]*"]
+        {
+            let mut field = Field::default();
+            field.push(pattern, Quoting::Unquoted);
+            for cwd in [dir.path().to_owned(), dir.path().join(OsStr::from_bytes(b"d\xfe"))] {
+                let found = field.names(Some(&cwd)).unwrap();
+                let mut bash = std::process::Command::new("bash");
+                bash.args(["-c", &format!("LC_ALL=C.UTF-8; set -- {pattern}; printf '%s\\0' \"$@\"")]);
+                let said = bash.current_dir(&cwd).output().unwrap().stdout;
+                let mut expected: Vec<_> = said.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+                expected.pop();
+                expected.sort();
+                assert_eq!(found, expected, "{pattern}");
+            }
         }
     }
 

@@ -21,6 +21,7 @@ use posh_proto::rule::{self, Rule};
 use posh_proto::stage::{
     self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage,
 };
+use posh_proto::untrusted::escaped;
 
 use super::{
     EXIT_POSH_FAILED,
@@ -223,7 +224,7 @@ impl Relay<'_> {
             }
             to_stage::Kind::Credit(Credit { fd, bytes }) => {
                 if let Some(source) = self.sources.iter_mut().find(|s| s.fd == fd.cast_signed()) {
-                    source.credit += bytes;
+                    source.credit = source.credit.saturating_add(bytes);
                 }
             }
             to_stage::Kind::StopReading(fd) => {
@@ -420,7 +421,7 @@ impl Relay<'_> {
             let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
         }
         if !exit.message.is_empty() {
-            process::say(&exit.message);
+            process::say(&escaped(&exit.message));
         }
         let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
         if let Some(signal) = self.asked_to_end.filter(|_| ended_beside_the_signal(exit)) {

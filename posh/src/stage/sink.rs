@@ -13,7 +13,10 @@ use nix::{
     fcntl::{FcntlArg, fcntl},
     sys::socket::{MsgFlags, send},
 };
-use posh_proto::stage::{Descriptor, descriptor::Kind};
+use posh_proto::{
+    pieces,
+    stage::{Descriptor, descriptor::Kind},
+};
 use rustix::pipe::{SpliceFlags, splice};
 
 use super::descriptors;
@@ -81,7 +84,7 @@ impl Sink {
         } else if self.failed {
             self.undelivered.get_or_insert(Errno::EPIPE);
         } else {
-            self.queue.push_back(data);
+            pieces::keep(&mut self.queue, data);
         }
     }
 

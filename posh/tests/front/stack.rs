@@ -191,6 +191,15 @@ fn nothing_writes_to_the_environment_of_a_program_with_threads() {
 }
 
 #[test]
+fn pointers_that_lead_nowhere_are_the_kernel_s_to_refuse() {
+    let session = Session::with_the_stage_program();
+    let program = session.compiled("pointers");
+    let [ours, theirs] = session.both(program.to_str().unwrap());
+    assert_same(&ours, &theirs);
+    assert_eq!(stdout(&ours).matches("Bad address").count(), 15, "{}", stdout(&ours));
+}
+
+#[test]
 fn a_fork_in_the_middle_of_other_threads_execs_has_all_it_needs() {
     const FORKS: usize = 100;
     let session = Session::that_shows_what_is_seen();

@@ -8,6 +8,7 @@ use std::{
 
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
+    codec::VOLUME_ANSWER_BYTES,
     untrusted::escaped,
     volume::{Alive, Call, Hello, Reply, ToVolume, Welcome, from_volume, to_volume, volume_client::VolumeClient},
 };
@@ -93,7 +94,7 @@ async fn connect(shared: &Shared) -> Result<Link, Failed> {
     let channel = tokio::time::timeout(CONNECT_TIMEOUT, shared.connector.connect()).await;
     let channel = channel.map_err(|_| passing("no connection in time".to_owned()))?.map_err(passing)?;
     let mut client = VolumeClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(VOLUME_ANSWER_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (outgoing, messages) = mpsc::channel(OUTGOING);
     let hello = Hello { protocol: PROTOCOL_VERSION, session: shared.name.clone(), export: shared.export.clone() };

@@ -4,6 +4,7 @@
 
 use super::{cache::Cache, remote_control::RemoteControl};
 use crate::mountinfo::{MountEntry, MountInfo};
+use crate::sshfs::{is_ours, runs};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -13,6 +14,10 @@ use std::time::Duration;
 
 /// `--vfs-write-back` unless it is given.
 const DEFAULT_WRITE_BACK: Duration = Duration::from_secs(5);
+/// What rclone's file is called, also where mount(8) starts it.
+const NAMES: [&str; 3] = ["rclone", "rclonefs", "mount.rclone"];
+/// Its mounts may be used by all.
+const ROOT: u32 = 0;
 /// `--attr-timeout` unless it is given.
 const DEFAULT_ATTRIBUTE_LIFE: Duration = Duration::from_secs(1);
 
@@ -153,14 +158,14 @@ fn parts(text: &[u8]) -> Vec<OsString> {
 }
 
 /// The process that holds the mount's connection to the kernel: fdinfo of /dev/fuse
-/// names it (Linux 6.10 or so). Before that, an rclone whose words name the mount point.
+/// names it (Linux 6.10 or so). Before that, an rclone whose words name the mount point. Words say nothing by
+/// themselves: any user can start a program of theirs with such, so it must run with this user's rights or root's alone,
+/// and the program's file must be rclone's.
 fn process_of(mount: &MountEntry) -> io::Result<Option<PathBuf>> {
     let mut by_words = None;
     for entry in fs::read_dir("/proc")?.flatten() {
         let process = entry.path();
-        let is_rclone = fs::read(process.join("comm"))
-            .is_ok_and(|name| name.starts_with(b"rclone") || name.starts_with(b"mount.rclone"));
-        if !is_rclone {
+        if !is_rclone(&process) {
             continue;
         }
         match serves(&process, mount.device.1) {
@@ -175,6 +180,12 @@ fn process_of(mount: &MountEntry) -> io::Result<Option<PathBuf>> {
         }
     }
     Ok(by_words)
+}
+
+fn is_rclone(process: &Path) -> bool {
+    let is_called_so = fs::read(process.join("comm"))
+        .is_ok_and(|name| name.starts_with(b"rclone") || name.starts_with(b"mount.rclone"));
+    is_called_so && is_ours(process, &[ROOT]) && runs(process, &NAMES)
 }
 
 /// Whether a process holds this connection; `None` where the kernel does not tell.
@@ -260,6 +271,37 @@ mod tests {
         assert_eq!(daemon.shown(Path::new("d/f")), Path::new("/mnt/w/d/f"));
         let expect = Path::new("/home/u/.cache/rclone/vfsMeta/cloud/bucket/top");
         assert_eq!(daemon.metadata_directory().expect("known"), expect);
+    }
+
+    #[test]
+    fn another_program_under_rclone_s_name_is_not_asked() {
+        use std::process::{Command, Stdio};
+        let directory = tempfile::tempdir().expect("a directory");
+        let point = directory.path().join("mount");
+        let line = format!("66 64 0:9999 / {} rw - fuse.rclone cloud: rw", point.display());
+        let info = MountInfo::parse(line.as_bytes()).expect("a mount");
+        let found = |name: &str, link: bool| {
+            // A link gives a process its own name and not its program's; a copy gives it both.
+            let program = directory.path().join(name);
+            match link {
+                true => std::os::unix::fs::symlink("/bin/sh", &program).expect("made"),
+                false => drop(fs::copy("/bin/sh", &program).expect("copied")),
+            }
+            let mut command = Command::new(&program);
+            command.args(["-c", "echo begun; read line"]).arg(&point).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("sh starts");
+            let mut begun = [0; 1];
+            let stdout = child.stdout.as_mut().expect("a pipe");
+            io::Read::read_exact(stdout, &mut begun).expect("it has begun");
+            let found = process_of(&info.entries()[0]).expect("/proc is there");
+            let is_found = found == Some(PathBuf::from(format!("/proc/{}", child.id())));
+            drop(child.stdin.take());
+            child.wait().expect("it ends");
+            fs::remove_file(program).expect("it is ours");
+            is_found
+        };
+        assert!(!found("rclone", true));
+        assert!(found("rclone", false));
     }
 
     #[test]

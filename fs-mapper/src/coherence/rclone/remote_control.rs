@@ -18,14 +18,20 @@ pub(super) struct RemoteControl {
 }
 
 impl RemoteControl {
-    /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or `localhost`.
+    /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or `localhost`: what listens
+    /// elsewhere would be told the names of files in plain text, and its answer says where the cache lies.
     pub(super) fn at(text: &str) -> io::Result<Self> {
         let text = match text.split_once(':') {
             Some(("" | "localhost", port)) => format!("127.0.0.1:{port}"),
             _ => text.to_owned(),
         };
-        let unknown = |_| io::Error::new(io::ErrorKind::Unsupported, format!("rclone listens at {text}"));
-        Ok(Self { address: text.parse().map_err(unknown)? })
+        let refused = || {
+            let what =
+                format!("rclone listens at {text}, and is asked only at an address of this machine (127.0.0.1, [::1])");
+            io::Error::new(io::ErrorKind::Unsupported, what)
+        };
+        let address: SocketAddr = text.parse().map_err(|_| refused())?;
+        if address.ip().is_loopback() { Ok(Self { address }) } else { Err(refused()) }
     }
 
     /// Whether it answers.
@@ -99,6 +105,10 @@ mod tests {
         check("[::1]:5572", Some("[::1]:5572"));
         check("unix:///run/rclone.sock", None);
         check("example.org:5572", None);
+        for elsewhere in ["192.0.2.7:5572", "0.0.0.0:5572", "[2001:db8::1]:5572", "[::]:5572"] {
+            let why = RemoteControl::at(elsewhere).expect_err(elsewhere).to_string();
+            assert!(why.contains(elsewhere) && why.contains("address of this machine"), "{why}");
+        }
     }
 
     #[test]

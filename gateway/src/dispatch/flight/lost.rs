@@ -10,7 +10,7 @@ use std::{
 
 use posh_proto::{executor::descriptor::Source, stage::Delivered};
 
-use super::{Event, PartEnd, Relay, pump_run};
+use super::{Event, Fault, PartEnd, Relay, pump_run};
 use crate::{
     dispatch::{
         again,
@@ -25,8 +25,13 @@ use crate::{
 
 impl Relay<'_> {
     /// A run's stream is at its end: well, if all its commands have exited.
-    pub(super) async fn run_over(&mut self, run: usize, error: Option<String>) {
+    pub(super) async fn run_over(&mut self, run: usize, fault: Option<Fault>) {
         self.noted.over(run);
+        let error = match fault {
+            Some(Fault::Exceeded(why)) => return self.run_broken(run, &why).await,
+            Some(Fault::Lost(why)) => Some(why),
+            None => None,
+        };
         let finished = self.runs[run].finished;
         // What has finished does not go on, whatever it has left unsaid.
         let order = self.runs[run].lost().filter(|_| !finished);
@@ -42,13 +47,28 @@ impl Relay<'_> {
         match order {
             Some(order) => {
                 let (events, silence) = (self.events.clone(), self.runs[run].silence());
+                let allowance = self.runs[run].allowance.clone();
                 self.pumps.spawn(async move {
-                    let resumed = resume::resume(executor, lost, silence, order).await;
+                    let resumed = resume::resume(executor, lost, silence, (order, allowance)).await;
                     let _ = events.send(Event::Resumed(run, resumed)).await;
                 });
             }
             None => self.give_up(run, None).await,
         }
+    }
+
+    /// Its executor says more than it was asked for: what it says is worth nothing, and nothing goes on with it.
+    async fn run_broken(&mut self, run: usize, why: &str) {
+        self.runs[run].abandon();
+        let executor = self.gateway.executors.get(self.runs[run].executor);
+        tracing::warn!(executor = %executor.name, why, "a run is ended, since its executor is broken");
+        for command in self.unended(run) {
+            let name = &self.stages[&self.commands[&command].0].name;
+            let place = format!("executor {} at {}", executor.name, executor.address);
+            let message = format!("posh: {name}: {place} is broken: {why}; its output is incomplete");
+            self.part_ended(command, PartEnd::Lost(message));
+        }
+        self.end_streams(run).await;
     }
 
     pub(super) fn run_resumed(&mut self, run: usize, resumed: Resumed) {

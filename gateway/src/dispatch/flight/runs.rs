@@ -9,9 +9,10 @@ use std::{
 };
 
 use posh_proto::executor::{
-    Credit, Descriptor, Exited, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile, descriptor::Source,
-    run_input, run_output,
+    Credit, Descriptor, Exited, File, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile,
+    descriptor::Source, run_input, run_output,
 };
+use posh_reach::Allowance;
 use tokio::{sync::mpsc, task::AbortHandle};
 
 use crate::{executors::Connection, plan::ExecutorId};
@@ -29,12 +30,16 @@ pub(super) struct RunState {
     /// Who listens to it; when that ends, the executor learns that nobody wants it any more.
     listener: AbortHandle,
     kept: Option<Kept>,
+    /// What it may still say.
+    pub allowance: Allowance,
     heard: Instant,
     /// It has said that nothing more comes.
     pub finished: bool,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
-    /// Stages and descriptors whose files it was asked to open, and to tell the final offsets of.
+    /// Stages and descriptors whose files it was asked to open.
+    files: BTreeSet<(u32, u32)>,
+    /// And those of them whose final offsets it was asked to tell.
     shared_files: BTreeSet<(u32, u32)>,
 }
 
@@ -61,7 +66,7 @@ impl RunState {
 
     pub fn new(
         (executor, connection): (ExecutorId, Arc<Connection>),
-        input: mpsc::Sender<RunInput>,
+        (input, allowance): (mpsc::Sender<RunInput>, Allowance),
         listener: AbortHandle,
         written_files: Vec<WrittenFile>,
         spec: &RunSpec,
@@ -75,10 +80,12 @@ impl RunState {
             input: Some(input),
             listener,
             kept,
+            allowance,
             heard: Instant::now(),
             finished: false,
             written_files,
-            shared_files: shared_files(spec),
+            files: files(spec, |_| true),
+            shared_files: files(spec, |file| file.report_offset),
         }
     }
 
@@ -96,9 +103,23 @@ impl RunState {
         if let Some(kept) = &mut self.kept {
             kept.note(&kind);
         }
+        match &kind {
+            run_input::Kind::Credit(credit) => self.allowance.give(credit.stream, credit.bytes),
+            run_input::Kind::Closed(stream) => self.allowance.close(*stream),
+            _ => {}
+        }
         if let Some(input) = &self.input {
             let _ = input.send(RunInput { kind: Some(kind) }).await;
         }
+    }
+
+    /// How large files were that it was asked to write to, where that is known better now.
+    pub fn released(&mut self, told: Vec<WrittenFile>) {
+        let place = |file: &WrittenFile| (file.stage, file.fd);
+        let told: BTreeMap<_, _> = told.into_iter().map(|file| (place(&file), file)).collect();
+        self.written_files.retain(|file| !told.contains_key(&place(file)));
+        let is_asked = |file: &WrittenFile| self.files.contains(&place(file));
+        self.written_files.extend(told.into_values().filter(is_asked));
     }
 
     /// Counts what came, and tells the executor now and then.
@@ -163,22 +184,22 @@ fn keep_offsets(shared_files: &BTreeSet<(u32, u32)>, exited: &mut Exited) {
     exited.offsets.retain(|offset| shared_files.contains(&(exited.stage, offset.fd)));
 }
 
-/// Stages and descriptors of files whose final offsets are to be told.
-fn shared_files(spec: &RunSpec) -> BTreeSet<(u32, u32)> {
+/// Stages and descriptors of such files.
+fn files(spec: &RunSpec, is_meant: impl Fn(&File) -> bool) -> BTreeSet<(u32, u32)> {
     let of_stage = |stage: &Stage| {
         let id = stage.id;
-        let is_shared = |descriptor: &&Descriptor| match &descriptor.source {
-            Some(Source::File(file)) => file.report_offset,
+        let is_meant = |descriptor: &&Descriptor| match &descriptor.source {
+            Some(Source::File(file)) => is_meant(file),
             _ => false,
         };
-        stage.descriptors.iter().filter(is_shared).map(|descriptor| (id, descriptor.fd)).collect::<Vec<_>>()
+        stage.descriptors.iter().filter(is_meant).map(|descriptor| (id, descriptor.fd)).collect::<Vec<_>>()
     };
     spec.stages.iter().flat_map(of_stage).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use posh_proto::executor::{File, Offset};
+    use posh_proto::executor::Offset;
 
     use super::*;
 
@@ -188,7 +209,7 @@ mod tests {
         let descriptor = |fd, source| Descriptor { fd, source };
         let descriptors = vec![descriptor(0, file(true)), descriptor(1, file(false)), descriptor(2, None)];
         let stage = Stage { id: 7, descriptors, ..Stage::default() };
-        let shared = shared_files(&RunSpec { stages: vec![stage], ..RunSpec::default() });
+        let shared = files(&RunSpec { stages: vec![stage], ..RunSpec::default() }, |file| file.report_offset);
         assert_eq!(shared, BTreeSet::from([(7, 0)]));
         let offsets = [0, 1, 2, 3].map(|fd| Offset { fd, offset: 21 }).to_vec();
         for (stage, expected) in [(7, vec![0]), (8, Vec::new())] {

@@ -5,11 +5,16 @@ use std::{sync::Arc, time::Instant};
 
 use posh_proto::executor::{Release, Resume, RunInput, RunSpec, run_input, run_output};
 
+use posh_reach::has_exceeded;
+
 use super::super::{
     resume::{Resumed, resume},
     start::{Flight, Refusal},
 };
 use crate::executors::Executor;
+
+/// Messages before the answer: a run has little credit until then, and larger chunks the more it says.
+const MOST_HEARD: usize = 1 << 16;
 
 /// Lets a run go if all is as it was; else nothing of it has come anywhere. What it says meanwhile is kept.
 ///
@@ -37,6 +42,12 @@ pub async fn release_if_unchanged(
                     if let Some(is_unchanged) = answer {
                         return Ok(is_unchanged);
                     }
+                    if flight.heard.len() > MOST_HEARD {
+                        return Err(Refusal::unclear(&executor, "it does not answer", "it is not run again"));
+                    }
+                }
+                Err(status) if has_exceeded(&status) => {
+                    return Err(Refusal::unclear(&executor, status.message(), "it is not run again"));
                 }
                 Ok(None) => break "the connection was closed".to_owned(),
                 Err(status) => break status.message().to_owned(),
@@ -50,8 +61,8 @@ pub async fn release_if_unchanged(
         // `Started` has come as well.
         let received = 1 + flight.heard.len() as u64;
         let order = Resume { run_id: spec.run_id.clone(), received, ..Resume::default() };
-        let lost = Arc::clone(&flight.connection);
-        match resume(Arc::clone(&executor), lost, sent.elapsed(), order).await {
+        let (lost, allowance) = (Arc::clone(&flight.connection), flight.output.allowance().clone());
+        match resume(Arc::clone(&executor), lost, sent.elapsed(), (order, allowance)).await {
             Ok(Resumed { connection, input, output }) => {
                 (flight.connection, flight.input, flight.output) = (connection, input, output);
             }
