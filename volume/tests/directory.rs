@@ -262,6 +262,23 @@ async fn what_is_held_back_is_written_before_another_session_looks() {
     assert_eq!(look.await.attributes.size, 4);
 }
 
+/// pwritev2(2) takes -1 for the present position.
+#[tokio::test]
+async fn offsets_that_no_file_has_are_refused() {
+    let site = Site::new();
+    let session = site.session();
+    let place = create(&session, "f", RW).await;
+    for offset in [u64::MAX, u64::MAX - 2, 1 << 63, i64::MAX as u64] {
+        let write = Write::At { place, offset, data: Bytes::from_static(b"xx") };
+        assert_eq!(session.write(&me(), vec![write]).await.unwrap_err(), Errno::EINVAL, "{offset}");
+        let mut pieces = session.read(&me(), vec![ReadPart { place, range: offset..u64::MAX }]).await;
+        let piece = pieces.next().await.unwrap();
+        let is_refused = piece.is_err() || piece.is_ok_and(|piece| piece.data.is_err());
+        assert!(is_refused || offset == i64::MAX as u64, "{offset}");
+    }
+    assert_eq!(fs::metadata(site.path("f")).unwrap().len(), 0);
+}
+
 /// Others of the same account can write what the one that waits waits for.
 #[tokio::test]
 async fn writes_that_wait_have_a_room_of_their_own() {

@@ -163,12 +163,16 @@ impl Volume for VolumeService {
             lost: lost.0,
             read_only: served.export.read_only,
         };
-        session::send(&sender, from_volume::Kind::Welcome(welcome), None).await;
-        for notice in missed {
-            session::send(&sender, from_volume::Kind::Notice(notice.into()), None).await;
-        }
-        served.attach(sender.clone(), peer.proof);
-        tokio::spawn(session::attend(self.0.clone(), served, incoming, sender));
+        let shared = self.0.clone();
+        tokio::spawn(async move {
+            // Nobody takes any of it before the call is answered.
+            session::send(&sender, from_volume::Kind::Welcome(welcome), None).await;
+            for notice in missed {
+                session::send(&sender, from_volume::Kind::Notice(notice.into()), None).await;
+            }
+            served.attach(sender.clone(), peer.proof);
+            session::attend(shared, served, incoming, sender).await;
+        });
         // What an answer is charged with is given back when the connection takes it.
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|outgoing| Ok(outgoing.message)))))
     }

@@ -34,18 +34,27 @@ pub fn check(op: &Op) -> Result<(), Errno> {
     }
 }
 
-/// Refuses a read of too many parts.
+/// Refuses a read of too many parts, or of what no file can have.
 pub fn check_parts(parts: &[ReadPart]) -> Result<(), Errno> {
-    at_most(parts.len(), MAX_PARTS, Errno::E2BIG)
+    at_most(parts.len(), MAX_PARTS, Errno::E2BIG)?;
+    // An end may be beyond: it is as much as there is.
+    parts.iter().try_for_each(|part| check_offset(part.range.start, 0))
 }
 
 /// Refuses too many writes at once.
 pub fn check_writes(writes: &[Write]) -> Result<(), Errno> {
     at_most(writes.len(), MAX_PARTS, Errno::E2BIG)?;
     writes.iter().try_for_each(|write| match write {
+        Write::At { offset, data, .. } => check_offset(*offset, data.len()),
         Write::Put(put) => check_names(&put.path),
         _ => Ok(()),
     })
+}
+
+/// pwritev2(2) takes -1 for the present position.
+fn check_offset(offset: u64, bytes: usize) -> Result<(), Errno> {
+    let end = offset.checked_add(bytes as u64);
+    if end.is_some_and(|end| i64::try_from(end).is_ok()) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn check_names(names: &[OsString]) -> Result<(), Errno> {
