@@ -61,6 +61,9 @@ const MAX_RUNNERS: usize = 64;
 /// one mount table, and a view for each set of configuration files that its commands read.
 const MAX_VIEWS_OF_ONE: usize = 6;
 
+/// What small temporary files need, whichever view it is.
+const LEAST_TMP_BYTES: u64 = 16 << 20;
+
 /// Building a view takes milliseconds, unless a file system it touches hangs.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -83,6 +86,9 @@ pub struct Pool {
 struct Slot {
     /// The identity that it was made for.
     holder: Option<String>,
+    /// How many halves smaller its temporary files may be than those of its identity's first view: so all views of one have less
+    /// than twice `tmp_bytes`, however many there are.
+    tmp_halves: u32,
     runner: tokio::sync::Mutex<Option<Runner>>,
     runs: AtomicUsize,
     last_used: Mutex<Instant>,
@@ -197,7 +203,7 @@ impl Pool {
         for is_last in [false, true] {
             let alive = match runner.as_ref() {
                 Some(alive) => alive,
-                None => runner.insert(self.start(spec).await?),
+                None => runner.insert(self.start(&with_less_tmp(spec, lease.0.tmp_halves)).await?),
             };
             match alive.hand_over(&theirs).await {
                 Ok(()) => break,
@@ -224,9 +230,11 @@ impl Pool {
         if !slots.contains_key(&key) {
             make_room(&mut slots, holder)?;
         }
+        let tmp_halves = free_halves(&slots, holder);
         let slot = slots.entry(key).or_insert_with(|| {
             Arc::new(Slot {
                 holder: holder.cloned(),
+                tmp_halves,
                 runner: tokio::sync::Mutex::new(None),
                 runs: AtomicUsize::new(0),
                 last_used: Mutex::new(Instant::now()),
@@ -268,6 +276,18 @@ impl Pool {
         }
         Err(Refusal::new(Kind::try_from(reply.kind).unwrap_or(Kind::NoNamespace), reply.error))
     }
+}
+
+/// The least that no view of `holder` has.
+fn free_halves(slots: &HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -> u32 {
+    let own = || slots.values().filter(|slot| slot.holder.as_ref() == holder).map(|slot| slot.tmp_halves);
+    (0..).find(|halves| own().all(|taken| taken != *halves)).unwrap_or_default()
+}
+
+fn with_less_tmp(spec: &ViewSpec, halves: u32) -> ViewSpec {
+    let tmp_bytes =
+        spec.bounds.tmp_bytes.checked_shr(halves).unwrap_or_default().max(spec.bounds.tmp_bytes.min(LEAST_TMP_BYTES));
+    ViewSpec { bounds: Bounds { tmp_bytes, ..spec.bounds }, ..spec.clone() }
 }
 
 /// For one more view of `holder`. Views in use are nobody's to end, and alone decide about shares;
@@ -446,6 +466,7 @@ mod tests {
             make_room(&mut self.0, Some(&holder.to_owned()))?;
             let slot = Slot {
                 holder: Some(holder.to_owned()),
+                tmp_halves: free_halves(&self.0, Some(&holder.to_owned())),
                 runner: tokio::sync::Mutex::new(None),
                 runs: AtomicUsize::new(runs),
                 last_used: Mutex::new(Instant::now()),
@@ -473,6 +494,19 @@ mod tests {
         let refused = views.add("ada", 1).unwrap_err();
         assert_eq!(refused.kind, Kind::Overloaded);
         assert!(refused.message.contains("ada is at its limit of views"), "{refused}");
+    }
+
+    #[test]
+    fn all_views_of_one_have_less_than_two_shares_of_temporary_files() {
+        let mut views = Views::default();
+        views.fill("eve", 1);
+        assert_eq!(views.fill("ada", 1), MAX_VIEWS_OF_ONE);
+        let own = views.0.values().filter(|slot| slot.holder.as_deref() == Some("ada"));
+        let spec = ViewSpec { bounds: Bounds { tmp_bytes: 3 << 30, ..Bounds::default() }, ..ViewSpec::default() };
+        let sizes: Vec<u64> = own.map(|slot| with_less_tmp(&spec, slot.tmp_halves).bounds.tmp_bytes).collect();
+        assert!(sizes.contains(&(3 << 30)) && sizes.iter().sum::<u64>() < 6 << 30, "{sizes:?}");
+        let tiny = ViewSpec { bounds: Bounds { tmp_bytes: 9, ..Bounds::default() }, ..ViewSpec::default() };
+        assert_eq!(with_less_tmp(&tiny, 5).bounds.tmp_bytes, 9);
     }
 
     #[test]
