@@ -123,11 +123,6 @@ impl AuditLog {
         }
     }
 
-    /// The end of a volume's session.
-    pub async fn write(&self, record: impl Serialize + Send + Sync + 'static) {
-        self.note("volume_end", &record).await;
-    }
-
     /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the number.
     pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) {
         let Some(writer) = &self.0 else { return };

@@ -282,8 +282,14 @@ impl VolumeService {
         })?;
         let account = volumes.account(caller);
         let store = DirectorySession::open_for(account.clone(), directory, Liveness::Served);
-        let served = Served::new((caller.clone(), peer.clone()), (export, account), store, volumes.calls.clone());
-        volumes.add(hello.session.clone(), served.clone())?;
+        let (session, calls) = (&hello.session, volumes.calls.clone());
+        let served = Served::new(session, (caller.clone(), peer.clone()), (export, account), store, calls);
+        let begun = served.begin(&self.0.audit).await;
+        begun.map_err(|refusal| Status::unavailable(refusal.message))?;
+        if let Err(refused) = volumes.add(session.clone(), served.clone()) {
+            served.note_end(&self.0.audit).await;
+            return Err(refused);
+        }
         served.clone().start_notices();
         tokio::spawn(session::end_with_rights(self.0.clone(), Arc::downgrade(&served)));
         tracing::info!(identity = caller.name(), peer = peer.name, export = served.export.name, "volume opened");

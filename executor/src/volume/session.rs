@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use posh_proto::volume::{Alive, Call, FromVolume, Reply, ToVolume, WriteReply, Written, from_volume, to_volume};
+use posh_proto::{
+    token::Fingerprint,
+    volume::{Alive, Call, FromVolume, Reply, ToVolume, WriteReply, Written, from_volume, to_volume},
+};
 use posh_volume::{
     Errno, Store as _,
     directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
@@ -30,7 +33,9 @@ use super::Origin;
 use crate::{
     Export,
     admission::{Admission, Denied, LOOK_INTERVAL},
+    audit::AuditLog,
     callers::Caller,
+    error::Refusal,
     service::Shared,
     tls::serving::Proof,
 };
@@ -66,6 +71,8 @@ type Charges = Arc<(Charge, Option<Charge>)>;
 /// A session.
 #[derive(Debug)]
 pub struct Served {
+    /// For the record.
+    name: String,
     pub caller: Arc<Caller>,
     pub export: Export,
     pub store: DirectorySession,
@@ -87,6 +94,56 @@ pub struct Served {
 struct Counts {
     calls: AtomicU64,
     bytes_written: AtomicU64,
+    deeds: [AtomicU64; DEEDS.len()],
+}
+
+/// What a session does to an export, as its audit record has it.
+#[derive(Debug, Clone, Copy)]
+enum Deed {
+    Made,
+    Written,
+    Changed,
+    Renamed,
+    Removed,
+}
+
+const DEEDS: [(Deed, &str); 5] = [
+    (Deed::Made, "made"),
+    (Deed::Written, "written"),
+    (Deed::Changed, "changed"),
+    (Deed::Renamed, "renamed"),
+    (Deed::Removed, "removed"),
+];
+
+impl Deed {
+    fn of(op: &Op) -> Option<Self> {
+        match op {
+            Op::MakeDirectory { .. }
+            | Op::MakeNode { .. }
+            | Op::Symlink { .. }
+            | Op::Link { .. }
+            | Op::Create { .. } => Some(Self::Made),
+            Op::Allocate { .. } | Op::CopyRange { .. } => Some(Self::Written),
+            Op::Set { .. } | Op::SetAttribute { .. } | Op::RemoveAttribute { .. } => Some(Self::Changed),
+            Op::Rename { .. } => Some(Self::Renamed),
+            Op::Remove { .. } => Some(Self::Removed),
+            _ => None,
+        }
+    }
+
+    fn of_write(write: &Write) -> Self {
+        match write {
+            Write::At { .. } | Write::Append { .. } => Self::Written,
+            Write::Put(_) => Self::Made,
+            Write::Set { .. } => Self::Changed,
+        }
+    }
+}
+
+impl Counts {
+    fn note(&self, deed: Deed) {
+        self.deeds[deed as usize].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -116,24 +173,42 @@ enum Outcome {
 #[derive(Debug, Serialize)]
 struct Record {
     at_s: u64,
+    session: String,
     volume: String,
     identity: String,
     user: String,
     peer: String,
     calls: u64,
     bytes_written: u64,
+    /// How often it has succeeded in what, where it has.
+    did: BTreeMap<&'static str, u64>,
     ms: u64,
+}
+
+/// As it begins.
+#[derive(Debug, Serialize)]
+struct Begin<'a> {
+    session: &'a str,
+    volume: &'a str,
+    identity: &'a str,
+    user: &'a str,
+    peer: &'a str,
+    read_only: bool,
 }
 
 impl Served {
     /// Without a connection yet.
     pub fn new(
+        name: &[u8],
         (caller, origin): (Arc<Caller>, Origin),
         (export, account): (Export, Arc<Account>),
         store: DirectorySession,
         call_bytes: Arc<Pool>,
     ) -> Arc<Self> {
+        // The name itself takes the session up again.
+        let name = Fingerprint::of(name).to_string();
         Arc::new(Self {
+            name,
             caller,
             export,
             store,
@@ -152,6 +227,27 @@ impl Served {
     pub fn attach(&self, sender: mpsc::Sender<Outgoing>, proof: Proof) {
         *self.proof.lock().expect("not poisoned") = proof;
         self.outgoing.send_replace(Some(sender));
+    }
+
+    /// Records that it begins.
+    ///
+    /// # Errors
+    /// That can't be written, so that it must not begin.
+    pub async fn begin(&self, audit: &AuditLog) -> Result<(), Refusal> {
+        let begin = Begin {
+            session: &self.name,
+            volume: &self.export.name,
+            identity: self.caller.name(),
+            user: self.caller.user.as_ref().map_or("", |user| &user.name),
+            peer: &self.peer,
+            read_only: self.export.read_only,
+        };
+        audit.begin("volume_begin", &begin).await
+    }
+
+    /// Records that it has ended.
+    pub async fn note_end(&self, audit: &AuditLog) {
+        audit.note("volume_end", &self.record()).await;
     }
 
     /// Whether that is what its caller may do now, as it was when the session began.
@@ -209,7 +305,10 @@ impl Served {
         let session = self.clone();
         let work = async move {
             session.counts.bytes_written.fetch_add(room.bytes as u64, Ordering::Relaxed);
+            let deeds: Vec<Deed> = writes.iter().map(Deed::of_write).collect();
             let results = session.store.write_in(&caller, writes, room).await;
+            let done = results.iter().flatten().zip(deeds).filter(|(result, _)| result.is_ok());
+            done.for_each(|(_, deed)| session.counts.note(deed));
             let reply = results.map(|results| WriteReply { results: results.into_iter().map(written).collect() });
             Outcome::Written(reply, Arc::new(charge))
         };
@@ -318,12 +417,18 @@ impl Served {
     fn record(&self) -> Record {
         Record {
             at_s: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+            session: self.name.clone(),
             volume: self.export.name.clone(),
             identity: self.caller.name().to_owned(),
             user: self.caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
             peer: self.peer.clone(),
             calls: self.counts.calls.load(Ordering::Relaxed),
             bytes_written: self.counts.bytes_written.load(Ordering::Relaxed),
+            did: DEEDS
+                .iter()
+                .map(|(deed, word)| (*word, self.counts.deeds[*deed as usize].load(Ordering::Relaxed)))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
             ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
         }
     }
@@ -407,7 +512,7 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
             ms = record.ms,
             "volume closed"
         );
-        shared.audit.write(record).await;
+        served.note_end(&shared.audit).await;
     }
 }
 
@@ -441,9 +546,11 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
             0 => None,
             bytes => Some(shared.volumes.answers.take(&session.account, bytes).await),
         };
+        let deed = Deed::of(&op);
         let charges = Arc::new((charge, for_answer));
-        let reply = reply(number, HELD.scope(charges.clone(), session.store.call(&caller, op)).await);
-        Outcome::Answered(reply, charges)
+        let answer = HELD.scope(charges.clone(), session.store.call(&caller, op)).await;
+        deed.filter(|_| answer.is_ok()).into_iter().for_each(|deed| session.counts.note(deed));
+        Outcome::Answered(reply(number, answer), charges)
     };
     match served.once(number, is_remembered, work) {
         Ok(outcome) => served.answer_when_done(number, outcome, sender),

@@ -171,3 +171,41 @@ async fn what_a_session_holds_back_is_written_before_a_run_is_let_go() {
         assert_eq!(changed, if changes { "f" } else { "" });
     }
 }
+
+#[tokio::test]
+async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends() {
+    let record = tempfile::tempdir().unwrap();
+    let path = record.path().join("audit");
+    let lab = Lab::with(|config| config.audit = Some(path.clone())).await;
+    lab.write("f", "old");
+    let (remote, _notices) = session(&lab).await;
+    let of_event = |event: &str| -> Option<serde_json::Value> {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.find(|line| line["event"] == event)
+    };
+    // Before it is let do anything.
+    let begin = of_event("volume_begin").expect("recorded");
+    assert_eq!((&begin["volume"], &begin["read_only"]), (&"logs".into(), &false.into()));
+    let (place, _) = open(&remote, "f", OpenFlags::WRITE).await;
+    let write = Write::At { place, offset: 0, data: Bytes::from_static(b"new") };
+    remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
+    for name in ["d", "d"] {
+        let make = Op::MakeDirectory { parent: remote.root(), name: name.into(), mode: 0o755 };
+        let _ = remote.call(&Caller::default(), make).await;
+    }
+    let name = remote.session();
+    remote.close().await;
+    drop(remote);
+    let end = loop {
+        match of_event("volume_end") {
+            Some(end) => break end,
+            None => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+        }
+    };
+    assert_eq!(end["session"], begin["session"]);
+    assert_eq!((&end["did"], &end["bytes_written"]), (&serde_json::json!({ "made": 1, "written": 1 }), &3.into()));
+    // By its name others could take it up.
+    let text = std::fs::read(&path).unwrap();
+    assert!(!text.windows(name.len()).any(|bytes| bytes == &name[..]));
+}
