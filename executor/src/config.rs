@@ -11,8 +11,10 @@ pub use confinement::{Commands, Confinement, Level};
 use std::{
     collections::HashSet,
     fmt::Write as _,
+    io,
     net::{Ipv4Addr, SocketAddr},
     ops::Range,
+    os::fd::AsRawFd as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -299,16 +301,26 @@ impl Config {
             format!("path of export `{name}` must be absolute, not `{}`", path.display())
         } else {
             match std::fs::metadata(path) {
-                Ok(metadata) if metadata.is_dir() => {
-                    self.exports.push(export);
-                    return None;
-                }
+                Ok(metadata) if metadata.is_dir() => match without_links(path) {
+                    // Whatever lies on the way later, no link is followed any more.
+                    Ok(path) => {
+                        self.exports.push(Export { path, ..export });
+                        return None;
+                    }
+                    Err(error) => format!("{} of export `{name}` leads through a link: {error}", path.display()),
+                },
                 Ok(_) => format!("path of export `{name}`, {}, is not a directory", path.display()),
                 Err(error) => format!("cannot open {} of export `{name}`: {error}", path.display()),
             }
         };
         Some(mistake)
     }
+}
+
+/// The path of an export's directory as it is now. Links that others than root and this process's user can have made are refused.
+fn without_links(path: &Path) -> io::Result<PathBuf> {
+    let directory = trusted_path::open_shared_directory(path, geteuid().as_raw())?;
+    std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
 
 /// Keys of the file itself.

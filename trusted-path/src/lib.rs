@@ -15,6 +15,8 @@
 //! the user. So the path leads to the same file afterwards, and may be used as a path.
 #![forbid(unsafe_code)]
 
+mod links;
+
 use std::{
     collections::VecDeque,
     ffi::{OsStr, OsString},
@@ -28,6 +30,8 @@ use rustix::{
     fs::{FileType, Mode, OFlags, Stat, fstat, mkdirat, open, openat, readlinkat},
     io::Errno,
 };
+
+pub use links::open_shared_directory;
 
 /// As many as Linux follows in one path (path_resolution(7)).
 const MAX_LINKS: usize = 40;

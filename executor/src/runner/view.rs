@@ -19,7 +19,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
+    fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, open, openat2},
     sys::stat::Mode,
 };
 use posh_proto::executor::rejected::Kind;
@@ -204,7 +204,8 @@ pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Opens a mount's directory on the server. The export's own directory is the administrator's choice; the
+/// Opens a mount's directory on the server. The export's own directory is the administrator's choice, by a path without
+/// links: one that is there now was made since, perhaps by users of an export around it. The
 /// sub-path is the client's, and is walked with the rights of `user`, never out of the export.
 ///
 /// The errors are of the kind `UnknownExport`: the directory is not there.
@@ -214,7 +215,8 @@ pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd
     let unknown = |what: std::path::Display<'_>, errno: Errno| {
         Refusal::new(Kind::UnknownExport, format!("cannot open {what} of the export: {}", errno.desc()))
     };
-    let export = open(directory, flags, Mode::empty()).map_err(|errno| unknown(directory.display(), errno))?;
+    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    let export = openat2(AT_FDCWD, directory, how).map_err(|errno| unknown(directory.display(), errno))?;
     if entry.sub_path.is_empty() {
         return Ok(export);
     }

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use posh_proto::executor::{Release, ReturnedLease, RunSpec, VolumeSession, run_input, run_output};
+use posh_proto::executor::{Release, ReturnedLease, RunSpec, VolumeSession, rejected, run_input, run_output};
 use posh_volume::{
     Store as _,
     remote::{Connector, Patience, Remote},
@@ -208,4 +208,36 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
     // By its name others could take it up.
     let text = std::fs::read(&path).unwrap();
     assert!(!text.windows(name.len()).any(|bytes| bytes == &name[..]));
+}
+
+/// Users of an export can rename what lies in it, another export's directory, too.
+#[tokio::test]
+async fn a_link_in_place_of_an_exports_directory_is_not_followed() {
+    let secret = tempfile::tempdir().unwrap();
+    std::fs::write(secret.path().join("f"), "a secret\n").unwrap();
+    let lab = Lab::with(|config| {
+        let path = config.exports[0].path.join("inner");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("f"), "x\n").unwrap();
+        let inner = posh_executor::Export { name: "inner".to_owned(), path, ..config.exports[0].clone() };
+        config.exports.push(inner);
+    })
+    .await;
+    let spec = || {
+        let mut spec = pipeline(&["cat f"]);
+        spec.mounts = vec![mount(MOUNT, "inner", "")];
+        spec
+    };
+    let volume = || Remote::open(Arc::new(Direct(lab.address)), "inner", Patience::default());
+    assert_eq!(lab.run(spec()).await.text(), "x\n");
+    volume().await.unwrap().close().await;
+    let inner = lab.store.path().join("inner");
+    std::fs::rename(&inner, lab.store.path().join("aside")).unwrap();
+    std::os::unix::fs::symlink(secret.path(), &inner).unwrap();
+    let outcome = lab.run(spec()).await;
+    assert_eq!(outcome.refusal().kind(), rejected::Kind::UnknownExport, "{outcome:?}");
+    assert!(volume().await.is_err());
+    std::fs::remove_file(&inner).unwrap();
+    std::fs::rename(lab.store.path().join("aside"), &inner).unwrap();
+    assert_eq!(lab.run(spec()).await.text(), "x\n");
 }

@@ -30,13 +30,13 @@ mod workers;
 
 use std::{
     io,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, atomic::AtomicUsize},
 };
 
 use nix::{errno::Errno, unistd::geteuid};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 pub use self::{
     account::{Account, Charge, Pool, is_share},
@@ -160,15 +160,15 @@ impl Machine {
 }
 
 impl Directory {
-    /// The directory at `path`, which may lead through symbolic links.
+    /// The directory at `path`, which leads through no symbolic link.
     ///
     /// # Errors
     /// The system's, when it can't be opened or is none.
     pub fn open(machine: Arc<Machine>, path: &Path, rights: Rights, mutability: Mutability) -> io::Result<Arc<Self>> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty())?;
+        let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         let watched = machine.watch.cover(root.as_fd());
-        let tree = path.canonicalize()?;
+        let tree = std::fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd()))?;
         let nodes = Nodes::new(root, geteuid().is_root(), machine.remembered.clone())
             .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
