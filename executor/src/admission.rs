@@ -93,7 +93,7 @@ impl Admission {
                 // removed, which no revocation could name any more.
                 Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
                 // What has begun may go on, as far as the configuration lets its identity.
-                Err(Invalid::Expired(name) | Invalid::Superseded(name)) => {
+                Err(Invalid::Expired(name) | Invalid::Superseded(name) | Invalid::Retired(name)) => {
                     self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
                 }
                 Err(_) => Ok(None),

@@ -181,6 +181,7 @@ fn reply(identity: String, issued: &Issued) -> IssuedCertificate {
         identity,
         certificate: issued.certificate.to_vec().into(),
         authority: issued.authority.to_vec().into(),
+        next_authority: issued.next_authority.as_deref().unwrap_or_default().to_vec().into(),
         issued_s: issued.valid_s.start,
         expires_s: issued.valid_s.end,
     }

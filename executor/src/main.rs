@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
     Config, Error, Stdio, audit, config, longest_end, run, run_stdio, run_with_changes, runner,
-    tls::{DEFAULT_DIRECTORY, TlsError, administer},
+    tls::{DEFAULT_DIRECTORY, TlsError, administer, rotation::Forced},
     verify,
 };
 use tokio::{
@@ -97,6 +97,17 @@ enum Role {
         /// A host name or IP address by which gateways call this machine; may be repeated
         #[arg(long, value_name = "HOST")]
         name: Vec<String>,
+    },
+    /// Replace the authority without an outage: make the next one, and once all have renewed, end the former one
+    Rotate {
+        #[command(flatten)]
+        place: Place,
+        /// From now on only the next authority counts; refused while a certificate of the former one does
+        #[arg(long)]
+        finish: bool,
+        /// Also if workstations are locked out by it, which must be enrolled anew
+        #[arg(long, requires = "finish")]
+        force: bool,
     },
     /// Print a token by which one workstation gets a certificate as NAME, once and within an hour
     Enroll {
@@ -193,6 +204,10 @@ fn administer(role: Role) -> Result<(String, String), TlsError> {
         Role::Runner | Role::Verify { .. } | Role::Audit { .. } => String::new(),
         Role::Init { place, name } => administer::init(&absolute(place), name)?,
         Role::Renew { place, name } => administer::renew(&absolute(place), name)?,
+        Role::Rotate { place, finish: false, .. } => administer::rotate(&absolute(place))?,
+        Role::Rotate { place, force, .. } => {
+            administer::finish_rotation(&absolute(place), if force { Forced::Yes } else { Forced::No })?
+        }
         Role::Enroll { place, name } => return administer::enroll(&absolute(place), &name),
         Role::Revoke { place, name, certificate: None } => administer::revoke(&absolute(place), &name)?,
         Role::Revoke { place, name, certificate: Some(prefix) } => {

@@ -211,7 +211,7 @@ where
         ended = &mut serving => return ended.map_err(Error::Serve),
         () = shared.pool.retire_idle() => {}
         () = keep_fresh(tls.as_deref()) => {}
-        () = record_revocations(tls.as_deref(), &shared.audit) => {}
+        () = record_administration(tls.as_deref(), &shared.audit) => {}
         () = shutdown => {}
     }
     shared.draining.store(true, Ordering::Relaxed);
@@ -238,14 +238,20 @@ pub fn longest_end(drain: Duration) -> Duration {
     drain + KILL_TIMEOUT + FLUSH_TIMEOUT + LAST_RECORD
 }
 
-/// Records what administrators have taken back, for ever. They do it by programs of their own, and
-/// the register tells.
-async fn record_revocations(tls: Option<&Serving>, audit: &AuditLog) {
+/// Records what administrators have taken back, and rotations of the authority, for ever. They do it by programs of their
+/// own, and the files tell.
+async fn record_administration(tls: Option<&Serving>, audit: &AuditLog) {
     let Some(tls) = tls else { return std::future::pending().await };
     let mut interval = tokio::time::interval(REVOCATIONS_INTERVAL);
+    let mut authorities = tls.authorities();
     loop {
         interval.tick().await;
         tls.register.take_revocations().iter().for_each(|revocation| audit.revoked(revocation));
+        let now = tls.authorities();
+        if now != authorities {
+            audit.authorities(&now);
+            authorities = now;
+        }
     }
 }
 

@@ -167,6 +167,35 @@ fn who_is_revoked_works_here_from_then_on() {
     standing.enrol("ada");
 }
 
+/// By the programs, as an administrator would do it; neither the executor nor the gateway is started anew.
+#[test]
+fn an_authority_is_replaced_while_the_work_goes_on() {
+    let standing = Standing::start(&identity(""));
+    standing.enrol("ada");
+    said(standing.server(), "posh-executor", &["rotate", "--dir", DIRECTORY]);
+    let refused = asked(standing.server(), "posh-executor", &["rotate", "--finish", "--dir", DIRECTORY]);
+    assert!(!refused.status.success(), "{refused}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("ada (1 not renewed)"), "{refused}");
+    // An hour later.
+    let aged = Script::new("touch -d '2 hours ago' ~/.config/posh/tls/*.json && echo done");
+    let aged = aged.run(&standing.lab.workstation, Under::Shell).unwrap();
+    assert_eq!(aged.stdout, b"done\n", "{aged}");
+    // The gateway connects, and renews.
+    standing.assert_there(PIPELINE);
+    let certificate = || {
+        let doctor = asked(&standing.lab.workstation, "posh", &["doctor"]);
+        let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        doctor.lines().find(|line| line.contains("certificate store1")).unwrap_or_else(|| panic!("{doctor}")).to_owned()
+    };
+    assert!(certificate().ends_with("as ada, good for 89 days"), "{}", certificate());
+    let ended = said(standing.server(), "posh-executor", &["rotate", "--finish", "--force", "--dir", DIRECTORY]);
+    assert!(ended.contains("ada (1 renewed within a day)"), "{ended}");
+    standing.assert_there(PIPELINE);
+    said(standing.server(), "posh-executor", &["rotate", "--dir", DIRECTORY]);
+    let behind = certificate();
+    assert!(behind.contains("as ada, good for 89 days; the executor's authority is being replaced"), "{behind}");
+}
+
 #[test]
 fn an_executor_that_is_full_leaves_the_work_here() {
     let standing = Standing::start(&identity("max_processes = 2\n"));

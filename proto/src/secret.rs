@@ -124,9 +124,21 @@ pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
     if written.is_err() {
         let _ = fs::remove_file(&fresh);
     }
-    written.map_err(failed)?;
-    // The name is in the directory; that it is there for good, only this says.
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+    written.and_then(|()| sync(directory)).map_err(failed)
+}
+
+/// Puts a secret in the place of another one of the same directory.
+///
+/// # Errors
+/// [`SecretError::Io`].
+pub fn rename(from: &Path, to: &Path) -> Result<(), SecretError> {
+    let failed = |source| SecretError::Io { attempt: "rename", path: from.to_owned(), source };
+    fs::rename(from, to).and_then(|()| sync(directory_of(to))).map_err(failed)
+}
+
+/// The name is in the directory; that it is there for good, only this says.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 fn directory_of(path: &Path) -> &Path {

@@ -161,14 +161,26 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
     }
 }
 
-/// Waits until it is time, and gets another certificate.
+/// Waits until it is time, and gets another certificate; or until somebody else has got one.
 async fn renew_in_time(channel: Channel, host: TlsHost, path: PathBuf) {
+    let connected_with = Credentials::load(&path, &host).map(|credentials| credentials.certificate).ok();
     loop {
-        let due = Credentials::load(&path, &host).map_or(RENEWAL_PAUSE, |credentials| credentials.renewal_in());
+        let present = Credentials::load(&path, &host);
+        // Another program of this user: a certificate that was replaced does not count for long.
+        if present
+            .as_ref()
+            .is_ok_and(|present| connected_with.as_ref().is_some_and(|mine| *mine != present.certificate))
+        {
+            return;
+        }
+        let due = present.map_or(RENEWAL_PAUSE, |present| present.renewal_in());
         // In steps, since the clock of a timer stands still while a laptop sleeps.
         if !due.is_zero() {
             tokio::time::sleep(due.min(RENEWAL_PAUSE)).await;
-            continue;
+            // Steps of an hour: no executor has others made sooner.
+            if !tls::is_behind(&host, &path).await {
+                continue;
+            }
         }
         match tls::enrol::renew(channel.clone(), &host, &path).await {
             Ok(_) => return,

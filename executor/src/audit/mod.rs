@@ -151,6 +151,15 @@ impl AuditLog {
         self.try_note("revoked", json!({ "identity": identity, "sha256": sha256 }));
     }
 
+    /// Records that an administrator has begun or ended a rotation of the authority; the one that signs is the first.
+    pub(crate) fn authorities(&self, authorities: &[Fingerprint]) {
+        let sha256s: Vec<_> = authorities.iter().map(ToString::to_string).collect();
+        match &sha256s[..] {
+            [next, former] => self.try_note("rotation_begin", json!({ "sha256": next, "former": former })),
+            _ => self.try_note("rotation_end", json!({ "sha256": sha256s.first() })),
+        }
+    }
+
     /// Records that the configuration was read anew; `later` takes a restart.
     pub(crate) fn reconfigured(&self, identities: usize, later: &[&str]) {
         self.try_note("reconfigured", json!({ "identities": identities, "after_restart": later }));

@@ -1,4 +1,4 @@
-//! What an administrator does with certificates: `posh-executor init`, `renew`, `enroll`,
+//! What an administrator does with certificates: `posh-executor init`, `renew`, `rotate`, `enroll`,
 //! `revoke` and `list`. Each gives the text to print; none needs a running executor,
 //! and a running one takes notice by itself.
 
@@ -11,6 +11,7 @@ use super::{
     authority::{Authority, CLIENT_LIFETIME_S},
     now_s,
     register::{Certificate, Register, TOKEN_LIFETIME_S},
+    rotation::Forced,
 };
 
 const HOUR_S: u64 = 3600;
@@ -44,9 +45,41 @@ pub fn renew(directory: &Path, names: Vec<String>) -> Result<String, TlsError> {
     if !names.is_empty() {
         register.rename(&names)?;
     }
-    let names = register.names()?;
-    Authority::at(directory).renew_server(&names)?;
+    let names = register.renew_server()?;
     Ok(format!("made a new certificate for {}; a running executor takes it by itself\n", names.join(", ")))
+}
+
+/// Begins a rotation of the authority.
+///
+/// # Errors
+/// [`TlsError`].
+pub fn rotate(directory: &Path) -> Result<String, TlsError> {
+    let register = Register::at(directory);
+    register.begin_rotation()?;
+    let waiting = register.outstanding()?.unwrap_or_default();
+    let waiting = if waiting.is_empty() { "nobody".to_owned() } else { waiting.to_string() };
+    Ok(format!(
+        "made the authority that follows; workstations renew by themselves, within the hour when they are connected\n\
+         to renew yet: {waiting}\n\
+         once all have, and a day more: posh-executor rotate --finish --dir {}\n",
+        directory.display()
+    ))
+}
+
+/// Ends a rotation of the authority.
+///
+/// # Errors
+/// [`TlsError`].
+pub fn finish_rotation(directory: &Path, forced: Forced) -> Result<String, TlsError> {
+    let locked_out = Register::at(directory).finish_rotation(forced)?;
+    let ended = "the former authority counts no more\n";
+    if locked_out.is_empty() {
+        return Ok(ended.to_owned());
+    }
+    Ok(format!(
+        "{ended}calls with these are refused from now on: {locked_out}\n\
+         what they have at work goes on; a workstation that has not renewed must be enrolled anew\n"
+    ))
 }
 
 /// A token for `identity`: the text to print, and a hint for a terminal.
@@ -93,16 +126,18 @@ pub fn revoke_one(directory: &Path, identity: &str, prefix: &str) -> Result<Stri
     Ok(format!("took the certificate {sha256} of {identity} back\n"))
 }
 
-/// One line for each certificate.
+/// One line for each certificate, and one for a rotation that is under way.
 ///
 /// # Errors
 /// [`TlsError`].
 pub fn list(directory: &Path) -> Result<String, TlsError> {
     let now = now_s();
+    let register = Register::at(directory);
     let line = |certificate: &Certificate| {
-        let Certificate { sha256, identity, issued_s, expires_s, revoked, superseded_s } = certificate;
+        let Certificate { sha256, identity, issued_s, expires_s, revoked, superseded_s, retired, .. } = certificate;
         let state = match (revoked, superseded_s, expires_s.checked_sub(now)) {
             (true, ..) => "revoked".to_owned(),
+            _ if *retired => "of a former authority".to_owned(),
             (_, Some(at), _) if *at <= now => "replaced".to_owned(),
             (_, Some(at), _) => format!("replaced, good for {} hours more", (at - now).div_ceil(HOUR_S)),
             (.., None) => "expired".to_owned(),
@@ -112,7 +147,12 @@ pub fn list(directory: &Path) -> Result<String, TlsError> {
         let prefix = sha256.get(..SHOWN_DIGITS).unwrap_or(sha256);
         format!("{identity}: {prefix} issued {age_days} days ago, {state}\n")
     };
-    Ok(Register::at(directory).certificates()?.iter().map(line).collect())
+    let mut text: String = register.certificates()?.iter().map(line).collect();
+    if let Some(waiting) = register.outstanding()? {
+        let waiting = if waiting.is_empty() { "nobody".to_owned() } else { waiting.to_string() };
+        text += &format!("the authority is being replaced; to renew yet: {waiting}\n");
+    }
+    Ok(text)
 }
 
 /// The names by which this machine may be called, when none were given.

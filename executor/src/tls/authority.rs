@@ -1,6 +1,9 @@
 //! The small certificate authority of one executor: a key that signs the executor's own
 //! certificate and those of the gateways that were enrolled. All keys are ECDSA P-256.
 //! Its files are read when something is to be signed, and not kept in memory.
+//!
+//! A second file beside the first is the authority that follows it; see `rotation`. From then on the second one
+//! signs, and the first only vouches for it.
 
 use std::{
     ops::Range,
@@ -15,11 +18,11 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, pem::PemObject as _};
 use time::OffsetDateTime;
 
-use super::{AUTHORITY_FILE, SERVER_FILE, TlsError, now_s, provider};
+use super::{AUTHORITY_FILE, NEXT_AUTHORITY_FILE, SERVER_FILE, TlsError, now_s, provider};
 
 const DAY_S: u64 = 24 * 3600;
 
-/// Replacing the authority means to enrol everybody anew.
+/// Long enough that a rotation is never urgent for its age.
 pub const AUTHORITY_LIFETIME_S: u64 = 20 * 365 * DAY_S;
 /// The executor makes itself another one when a third is left.
 pub const SERVER_LIFETIME_S: u64 = 365 * DAY_S;
@@ -34,10 +37,20 @@ const BACKDATED_S: u64 = 3600;
 pub struct Issued {
     /// The certificate, DER.
     pub certificate: CertificateDer<'static>,
-    /// The one that signed it, DER.
+    /// The one that tokens name, DER. It has signed the certificate, unless another one follows it.
     pub authority: CertificateDer<'static>,
+    /// The one that follows it during a rotation, DER: it has signed the certificate then.
+    pub next_authority: Option<CertificateDer<'static>>,
     /// From when to when it is good, seconds since 1970.
     pub valid_s: Range<u64>,
+}
+
+impl Issued {
+    /// The authority that has signed the certificate.
+    #[must_use]
+    pub fn signed_by(&self) -> &CertificateDer<'static> {
+        self.next_authority.as_ref().unwrap_or(&self.authority)
+    }
 }
 
 /// The authority in one directory.
@@ -63,21 +76,43 @@ impl Authority {
             return Err(TlsError::Exists(self.directory.clone()));
         }
         let key = KeyPair::generate().map_err(make)?;
-        let now = now_s();
-        let mut params = parameters("posh executor authority", now - BACKDATED_S..now + AUTHORITY_LIFETIME_S)?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        let certificate = params.self_signed(&key).map_err(make)?;
+        let certificate = authority_parameters()?.self_signed(&key).map_err(make)?;
         secret::write(&path, &(key.serialize_pem() + &certificate.pem()))?;
         self.renew_server(names)
+    }
+
+    /// Makes the authority that is to follow, which the present one vouches for by signing its certificate, and has it
+    /// sign the executor's certificate for `names`. That is written first: whoever is given the new authority to
+    /// believe must not meet a certificate that only the old one has signed.
+    pub(super) fn create_next(&self, names: &[String]) -> Result<(), TlsError> {
+        let present = self.signing()?;
+        if present.former.is_some() {
+            return Err(TlsError::Rotating(self.directory.clone()));
+        }
+        let key = KeyPair::generate().map_err(make)?;
+        let certificate = authority_parameters()?.signed_by(&key, &present.issuer).map_err(make)?;
+        let (text, pem) = (key.serialize_pem() + &certificate.pem(), certificate.pem());
+        let certificate = CertificateDer::from(certificate);
+        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(make)?;
+        self.write_server(names, &Signing { issuer, certificate, pem, former: Some(Box::new(present)) })?;
+        Ok(secret::write(&self.directory.join(NEXT_AUTHORITY_FILE), &text)?)
+    }
+
+    /// Puts the authority that follows in the place of the present one.
+    pub(super) fn take_next(&self) -> Result<(), TlsError> {
+        let next = self.directory.join(NEXT_AUTHORITY_FILE);
+        Ok(secret::rename(&next, &self.directory.join(AUTHORITY_FILE))?)
     }
 
     /// Makes a new key and certificate for the executor itself, for host names and IP addresses.
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn renew_server(&self, names: &[String]) -> Result<(), TlsError> {
-        let Signing { issuer, pem, .. } = self.signing()?;
+    pub(super) fn renew_server(&self, names: &[String]) -> Result<(), TlsError> {
+        self.write_server(names, &self.signing()?)
+    }
+
+    fn write_server(&self, names: &[String], signing: &Signing) -> Result<(), TlsError> {
         let key = KeyPair::generate().map_err(make)?;
         let now = now_s();
         let mut params = parameters("posh executor", now - BACKDATED_S..now + SERVER_LIFETIME_S)?;
@@ -85,9 +120,11 @@ impl Authority {
         params.subject_alt_names = named.subject_alt_names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let certificate = params.signed_by(&key, &issuer).map_err(make)?;
-        // With the authority's own, which a gateway that enrols knows by its fingerprint.
-        let text = key.serialize_pem() + &certificate.pem() + &pem;
+        let certificate = params.signed_by(&key, &signing.issuer).map_err(make)?;
+        // With the authority's own, which a gateway that enrols knows by its fingerprint: that of the former one,
+        // while there is one. The one that has signed comes first.
+        let authorities: String = signing.with_former().map(|authority| authority.pem.as_str()).collect();
+        let text = key.serialize_pem() + &certificate.pem() + &authorities;
         Ok(secret::write(&self.directory.join(SERVER_FILE), &text)?)
     }
 
@@ -105,35 +142,65 @@ impl Authority {
     /// # Errors
     /// [`TlsError`].
     pub fn issue_for(&self, request: &[u8], identity: &str, valid_s: Range<u64>) -> Result<Issued, TlsError> {
-        let Signing { issuer, certificate: authority, .. } = self.signing()?;
+        let signing = self.signing()?;
         // This also checks that whoever asks has the key.
         let request = CertificateSigningRequestDer::from(request);
         let mut request = CertificateSigningRequestParams::from_der(&request).map_err(make)?;
         request.params = parameters(identity, valid_s.clone())?;
         request.params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         request.params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let certificate = request.signed_by(&issuer).map_err(make)?;
-        Ok(Issued { certificate: certificate.into(), authority, valid_s })
+        let certificate = request.signed_by(&signing.issuer).map_err(make)?.into();
+        let (authority, next_authority) = match signing.former {
+            Some(former) => (former.certificate, Some(signing.certificate)),
+            None => (signing.certificate, None),
+        };
+        Ok(Issued { certificate, authority, next_authority, valid_s })
     }
 
-    /// By which a token names it.
+    /// By which a token names it. During a rotation that is the former one, until it ends.
     ///
     /// # Errors
     /// [`TlsError`].
     pub fn fingerprint(&self) -> Result<Fingerprint, TlsError> {
-        Ok(Fingerprint::of(&self.signing()?.certificate))
+        Ok(Fingerprint::of(&self.certificate()?))
     }
 
-    /// The authority's certificate.
+    /// The certificate of the authority that tokens name.
     ///
     /// # Errors
     /// [`TlsError`].
     pub fn certificate(&self) -> Result<CertificateDer<'static>, TlsError> {
-        Ok(self.signing()?.certificate)
+        let Signing { certificate, former, .. } = self.signing()?;
+        Ok(former.map_or(certificate, |former| former.certificate))
     }
 
+    /// The certificates of the authorities that count: the one that signs, and during a rotation behind it the former one.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        let signing = self.signing()?;
+        Ok(signing.with_former().map(|authority| authority.certificate.clone()).collect())
+    }
+
+    /// The authority that signs, with the former one. The end of a rotation may come between the two reads: in this order the
+    /// two are then the same one, and none is missed.
     fn signing(&self) -> Result<Signing, TlsError> {
-        let path = self.directory.join(AUTHORITY_FILE);
+        let next = match self.read(NEXT_AUTHORITY_FILE) {
+            Err(TlsError::NotMade(_)) => None,
+            next => Some(next?),
+        };
+        let present = self.read(AUTHORITY_FILE)?;
+        Ok(match next {
+            Some(next) if next.certificate != present.certificate => {
+                Signing { former: Some(Box::new(present)), ..next }
+            }
+            _ => present,
+        })
+    }
+
+    fn read(&self, file: &str) -> Result<Signing, TlsError> {
+        let path = self.directory.join(file);
         let damaged = |what: String| TlsError::Damaged { path: path.clone(), what };
         let text = match secret::read(&path) {
             Err(error) if error.is_missing() => return Err(TlsError::NotMade(self.directory.clone())),
@@ -142,10 +209,10 @@ impl Authority {
         let key = KeyPair::from_pem(&text).map_err(|error| damaged(error.to_string()))?;
         let certificate =
             CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| damaged(error.to_string()))?;
-        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|error| damaged(error.to_string()))?;
         // The key stands before it.
         let pem = text.find("-----BEGIN CERTIFICATE").map(|at| text[at..].to_owned()).unwrap_or_default();
-        Ok(Signing { issuer, certificate, pem })
+        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|error| damaged(error.to_string()))?;
+        Ok(Signing { issuer, certificate, pem, former: None })
     }
 }
 
@@ -155,6 +222,22 @@ struct Signing {
     certificate: CertificateDer<'static>,
     /// The same as text.
     pem: String,
+    /// The one that it follows, until the rotation ends.
+    former: Option<Box<Signing>>,
+}
+
+impl Signing {
+    fn with_former(&self) -> impl Iterator<Item = &Signing> {
+        std::iter::once(self).chain(self.former.as_deref())
+    }
+}
+
+fn authority_parameters() -> Result<CertificateParams, TlsError> {
+    let now = now_s();
+    let mut params = parameters("posh executor authority", now - BACKDATED_S..now + AUTHORITY_LIFETIME_S)?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    Ok(params)
 }
 
 /// A key and the certificates behind it, from one file.

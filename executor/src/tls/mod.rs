@@ -3,6 +3,7 @@
 //! * [`authority`]: the small certificate authority that signs both
 //! * [`register`]: the certificates that it has issued and the tokens that are good for one.
 //!   What stands there decides, at every call, so that a revocation needs no restart
+//! * `rotation`: one authority after another, without an outage
 //! * [`administer`]: what the administrator's commands do
 //! * `accept`: from a TCP connection to one that is let in, bounded
 //! * `serving`: which certificate the executor shows, and what it makes of the peer's
@@ -11,9 +12,15 @@ pub mod accept;
 pub mod administer;
 pub mod authority;
 pub mod register;
+pub mod rotation;
 pub mod serving;
 
-use std::{path::PathBuf, sync::Arc, time::SystemTime};
+use std::{
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
@@ -22,6 +29,8 @@ pub const DEFAULT_DIRECTORY: &str = "/etc/posh/tls";
 
 /// The authority's certificate and key.
 const AUTHORITY_FILE: &str = "ca.pem";
+/// Those of the authority that follows it, during a rotation.
+const NEXT_AUTHORITY_FILE: &str = "ca-next.pem";
 /// The executor's own certificate and key.
 const SERVER_FILE: &str = "server.pem";
 /// Certificates issued, and tokens.
@@ -49,6 +58,23 @@ pub enum TlsError {
         .0.display(), .0.display()
     )]
     Exists(PathBuf),
+    /// A rotation was begun before.
+    #[error(
+        "a rotation of the authority in {} is under way; posh-executor list shows who has not renewed yet, and this ends it: \
+         posh-executor rotate --finish --dir {}",
+        .0.display(), .0.display()
+    )]
+    Rotating(PathBuf),
+    /// There is no rotation to end.
+    #[error("no rotation of the authority in {} is under way; begin one with posh-executor rotate --dir {}", .0.display(), .0.display())]
+    NotRotating(PathBuf),
+    /// The end of a rotation would lock these out.
+    #[error(
+        "these could not come any more: {0}\n\
+         a workstation renews within the hour when it is connected, and what it has renewed counts for a day more; \
+         wait, or revoke what nobody uses; with --force the rotation ends now, and who has not renewed must be enrolled anew"
+    )]
+    NotRenewed(String),
     /// A file does not hold what it should.
     #[error("{} is damaged ({what}); restore it, or remove the directory and start anew with posh-executor init", path.display())]
     Damaged {
@@ -82,6 +108,31 @@ pub enum TlsError {
         /// How it was named.
         prefix: String,
     },
+}
+
+/// When a file is another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    /// Who may read it is told by these.
+    mode: u32,
+    owner: u32,
+}
+
+impl Stamp {
+    /// Of what has that name, if anything has.
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = path.symlink_metadata().ok()?;
+        Some(Self {
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            mode: metadata.mode(),
+            owner: metadata.uid(),
+        })
+    }
 }
 
 /// The cryptography that all of this uses.

@@ -5,7 +5,7 @@
 use std::{
     collections::HashMap,
     fs::{File, OpenOptions},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, RwLock},
 };
@@ -17,7 +17,7 @@ use posh_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    REGISTER_FILE, TlsError,
+    REGISTER_FILE, Stamp, TlsError,
     authority::{Authority, Issued},
     now_s, provider,
 };
@@ -46,41 +46,48 @@ const PREFIX_DIGITS: usize = 8;
 
 /// What the file holds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Content {
+pub(super) struct Content {
     /// Host names and IP addresses of the executor's own certificate.
-    names: Vec<String>,
-    certificates: Vec<Entry>,
-    tokens: Vec<Pending>,
+    pub(super) names: Vec<String>,
+    pub(super) certificates: Vec<Entry>,
+    pub(super) tokens: Vec<Pending>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Entry {
+pub(super) struct Entry {
     sha256: String,
-    identity: String,
+    pub(super) identity: String,
     issued_s: u64,
     expires_s: u64,
     revoked: bool,
+    /// The SHA-256 of the authority that has signed it; an older register lacks it, and knew only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) authority: Option<String>,
+    /// That authority was replaced.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) retired: bool,
     /// The certificate over which this one was got.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     replaces: Option<String>,
     /// When it ended or ends because there is a successor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    superseded_s: Option<u64>,
+    pub(super) superseded_s: Option<u64>,
 }
 
 impl Entry {
     /// Whether it lets anybody in at that time.
-    fn counts_at(&self, now_s: u64) -> bool {
-        !self.revoked && self.expires_s > now_s && self.superseded_s.is_none_or(|at| at > now_s)
+    pub(super) fn counts_at(&self, now_s: u64) -> bool {
+        let has_ended = self.revoked || self.retired || self.expires_s <= now_s;
+        !has_ended && self.superseded_s.is_none_or(|at| at > now_s)
     }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Pending {
+pub(super) struct Pending {
     /// Of the secret: who reads the file can't enrol.
     sha256: String,
-    identity: String,
-    expires_s: u64,
+    pub(super) identity: String,
+    pub(super) expires_s: u64,
 }
 
 /// What is known of a certificate, for `posh-executor list`.
@@ -98,6 +105,8 @@ pub struct Certificate {
     pub revoked: bool,
     /// Until when it counts beside its successor, if it has one.
     pub superseded_s: Option<u64>,
+    /// That authority was replaced.
+    pub retired: bool,
 }
 
 /// Why a certificate or a token is not taken, for the user that shows it.
@@ -115,6 +124,9 @@ pub enum Invalid {
     /// Renewed long ago.
     #[error("the certificate of `{0}` was replaced by a newer one; {ENROL}")]
     Superseded(String),
+    /// Not renewed while its authority was replaced.
+    #[error("the authority that has signed the certificate of `{0}` was replaced meanwhile; {ENROL}")]
+    Retired(String),
     /// No such token, or used already: there is no difference any more.
     #[error("the token is not valid: mistyped, used already, or taken back; {NEW_TOKEN}")]
     Token,
@@ -133,20 +145,9 @@ const NEW_TOKEN: &str = "get a new one from `posh-executor enroll NAME` there";
 #[derive(Debug)]
 pub struct Register {
     path: PathBuf,
-    authority: Authority,
+    pub(super) authority: Authority,
     known: RwLock<Option<(Stamp, Arc<Known>)>>,
     revocations: Mutex<Vec<Revocation>>,
-}
-
-/// When a file is another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    /// Who may read it is told by these.
-    mode: u32,
-    owner: u32,
 }
 
 /// A content, to be looked up.
@@ -201,6 +202,17 @@ impl Register {
         self.change(|content| content.names = names.to_vec())
     }
 
+    /// Makes the executor a new certificate for its names: these. Not while the authority is being changed.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn renew_server(&self) -> Result<Vec<String>, TlsError> {
+        let _lock = self.lock()?;
+        let names = self.load()?.names;
+        self.authority.renew_server(&names)?;
+        Ok(names)
+    }
+
     /// Whose certificate this is.
     ///
     /// # Errors
@@ -214,6 +226,7 @@ impl Register {
         match entry {
             Certificate { revoked: true, identity, .. } => Err(Invalid::Revoked(identity.clone())),
             Certificate { expires_s, identity, .. } if *expires_s <= now_s() => Err(Invalid::Expired(identity.clone())),
+            Certificate { retired: true, identity, .. } => Err(Invalid::Retired(identity.clone())),
             Certificate { superseded_s: Some(at), identity, .. } if *at <= now_s() => {
                 Err(Invalid::Superseded(identity.clone()))
             }
@@ -384,6 +397,8 @@ impl Register {
             issued_s: issued.valid_s.start,
             expires_s: issued.valid_s.end,
             revoked: false,
+            authority: Some(Fingerprint::of(issued.signed_by()).to_string()),
+            retired: false,
             replaces,
             superseded_s: None,
         });
@@ -398,7 +413,7 @@ impl Register {
     }
 
     /// Two processes must not both take one token. Blocks; whoever holds it writes one file.
-    fn lock(&self) -> Result<File, TlsError> {
+    pub(super) fn lock(&self) -> Result<File, TlsError> {
         let path = self.path.with_extension("lock");
         let failed = |source| SecretError::Io { attempt: "lock", path: path.clone(), source };
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
@@ -406,10 +421,14 @@ impl Register {
         Ok(file)
     }
 
-    fn load(&self) -> Result<Content, TlsError> {
+    pub(super) fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    pub(super) fn load(&self) -> Result<Content, TlsError> {
         let text = match secret::read(&self.path) {
             Err(error) if error.is_missing() => {
-                return Err(TlsError::NotMade(self.path.parent().unwrap_or(Path::new("/")).to_owned()));
+                return Err(TlsError::NotMade(self.directory().to_owned()));
             }
             text => text?,
         };
@@ -417,7 +436,7 @@ impl Register {
             .map_err(|error| TlsError::Damaged { path: self.path.clone(), what: error.to_string() })
     }
 
-    fn save(&self, content: &Content) -> Result<(), TlsError> {
+    pub(super) fn save(&self, content: &Content) -> Result<(), TlsError> {
         let now = now_s();
         let mut content = content.clone();
         content.certificates.retain(|entry| entry.expires_s + REMEMBERED_S > now);
@@ -428,7 +447,7 @@ impl Register {
 
     /// What the file says now: one stat(2) when nobody has changed it.
     fn known(&self) -> Result<Arc<Known>, TlsError> {
-        let stamp = self.stamp();
+        let stamp = Stamp::of(&self.path);
         if let (Some(stamp), Some((known_at, known))) = (stamp, &*self.known.read().expect("not poisoned"))
             && *known_at == stamp
         {
@@ -455,17 +474,6 @@ impl Register {
             fresh.map(|(_, entry)| Revocation { identity: entry.identity.clone(), sha256: entry.sha256.clone() });
         self.revocations.lock().expect("not poisoned").extend(fresh);
     }
-
-    fn stamp(&self) -> Option<Stamp> {
-        let metadata = self.path.symlink_metadata().ok()?;
-        Some(Stamp {
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            mode: metadata.mode(),
-            owner: metadata.uid(),
-        })
-    }
 }
 
 impl From<&Entry> for Certificate {
@@ -477,13 +485,8 @@ impl From<&Entry> for Certificate {
             expires_s: entry.expires_s,
             revoked: entry.revoked,
             superseded_s: entry.superseded_s,
+            retired: entry.retired,
         }
-    }
-}
-
-impl Entry {
-    fn counts(&self, now: u64) -> bool {
-        !self.revoked && now < self.expires_s && self.superseded_s.is_none_or(|at| now < at)
     }
 }
 
@@ -508,13 +511,13 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
     certificates.retain(|entry| entry.revoked || entry.superseded_s.is_none_or(|at| now < at));
     trim_shares(certificates, now);
     while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
-        let spent = certificates.iter().position(|entry| entry.identity == identity && !entry.counts(now));
+        let spent = certificates.iter().position(|entry| entry.identity == identity && !entry.counts_at(now));
         let Some(spent) = spent else { return Err(TlsError::FullOf(identity.to_owned(), MAX_OF_ONE)) };
         certificates.remove(spent);
     }
     while certificates.len() >= MAX_CERTIFICATES {
         // Also unknown ones let nobody in.
-        let spent = certificates.iter().position(|entry| !entry.counts(now));
+        let spent = certificates.iter().position(|entry| !entry.counts_at(now));
         certificates.remove(spent.ok_or(TlsError::Full(MAX_CERTIFICATES))?);
     }
     Ok(())
@@ -524,7 +527,7 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
 /// somebody's hand, may have entered more, and they are nobody else's to pay for.
 fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
     let mut newest_first: Vec<usize> = (0..certificates.len()).rev().collect();
-    newest_first.sort_by_key(|index| !certificates[*index].counts(now));
+    newest_first.sort_by_key(|index| !certificates[*index].counts_at(now));
     let mut counts: HashMap<String, usize> = HashMap::new();
     let mut kept = vec![false; certificates.len()];
     for index in newest_first {
@@ -543,7 +546,8 @@ mod tests {
     fn entry(identity: &str, number: usize, revoked: bool) -> Entry {
         let (sha256, identity) = (format!("{number:064x}"), identity.to_owned());
         let (issued_s, expires_s) = (now_s(), now_s() + 1000);
-        Entry { sha256, identity, issued_s, expires_s, revoked, replaces: None, superseded_s: None }
+        let (authority, retired, replaces, superseded_s) = (None, false, None, None);
+        Entry { sha256, identity, issued_s, expires_s, revoked, authority, retired, replaces, superseded_s }
     }
 
     #[test]

@@ -1,15 +1,14 @@
-//! Which certificate the executor shows, read anew when its file changes, and what it
-//! makes of the certificate that the peer shows.
+//! Which certificate the executor shows, and what it makes of the certificate that the peer
+//! shows. Both files, its own and that of the authorities, are read anew when they change.
 //!
 //! The handshake only makes sure that the peer has the key of the certificate that it
 //! shows. Whether that certificate is any good is looked at right behind it: an alert
 //! would tell a user nothing, and might not even arrive.
 
 use std::{
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, RwLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use posh_proto::token::Fingerprint;
@@ -27,14 +26,14 @@ use rustls::{
 };
 
 use super::{
-    SERVER_FILE, TlsError,
+    AUTHORITY_FILE, NEXT_AUTHORITY_FILE, SERVER_FILE, Stamp, TlsError,
     authority::{Authority, SERVER_LIFETIME_S, read_pair},
     now_s, provider,
     register::Register,
 };
 
-/// How often the file of the executor's certificate is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is asked whether it is time for another certificate.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The executor's side of TLS.
 pub struct Serving {
@@ -43,7 +42,7 @@ pub struct Serving {
     /// What decides about certificates.
     pub register: Arc<Register>,
     own: Arc<Own>,
-    clients: Arc<dyn ClientCertVerifier>,
+    authorities: Authorities,
 }
 
 /// What a connection has proved.
@@ -68,11 +67,7 @@ impl Serving {
         let provider = provider();
         let register = Arc::new(Register::at(directory));
         register.names()?;
-        let authority = Authority::at(directory).certificate()?;
-        let mut roots = RootCertStore::empty();
-        roots.add(authority).map_err(|error| setup(&error))?;
-        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-        let clients = clients.build().map_err(|error| setup(&error))?;
+        let authorities = Authorities::load(directory)?;
         let own = Arc::new(Own::load(directory)?);
         let mut config = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
@@ -82,7 +77,7 @@ impl Serving {
         config.alpn_protocols = vec![b"h2".to_vec()];
         // A resumed connection would spare a millisecond; one path less to think about.
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), register, own, clients })
+        Ok(Self { config: Arc::new(config), register, own, authorities })
     }
 
     /// What a peer has proved by the certificates that it showed in a handshake.
@@ -94,15 +89,21 @@ impl Serving {
         if let Err(invalid) = self.register.identity_of(&fingerprint) {
             return Proof::Useless(invalid.to_string());
         }
-        match self.clients.verify_client_cert(certificate, others, UnixTime::now()) {
+        match self.authorities.now().clients.verify_client_cert(certificate, others, UnixTime::now()) {
             Ok(_) => Proof::Certificate(fingerprint),
             Err(error) => Proof::Useless(format!("the certificate of this workstation is not accepted: {error}")),
         }
     }
 
+    /// The SHA-256 of the authorities that count now: the one that signs, and during a rotation behind it the former one.
+    #[must_use]
+    pub fn authorities(&self) -> Vec<Fingerprint> {
+        self.authorities.now().fingerprints.clone()
+    }
+
     /// Makes the executor a new certificate in time, for ever.
     pub async fn keep_fresh(&self) {
-        let mut interval = tokio::time::interval(Duration::from_secs(3600));
+        let mut interval = tokio::time::interval(RENEWAL_INTERVAL);
         loop {
             interval.tick().await;
             self.own.renew_if_due(&self.register);
@@ -119,38 +120,28 @@ fn setup(error: &dyn std::error::Error) -> TlsError {
 struct Own {
     directory: PathBuf,
     current: RwLock<Arc<CertifiedKey>>,
-    seen: Mutex<Seen>,
-}
-
-#[derive(Debug)]
-struct Seen {
-    looked_at: Instant,
-    file: Option<(u64, i64, i64)>,
+    seen: Mutex<Option<Stamp>>,
 }
 
 impl Own {
     fn load(directory: &Path) -> Result<Self, TlsError> {
-        let file = stamp(&directory.join(SERVER_FILE));
+        let seen = Mutex::new(Stamp::of(&directory.join(SERVER_FILE)));
         let current = RwLock::new(read_own(directory)?);
-        let seen = Mutex::new(Seen { looked_at: Instant::now(), file });
         Ok(Self { directory: directory.to_owned(), current, seen })
     }
 
-    /// Reads the file if it is another one than last time. One that can't be read leaves what there is.
+    /// Reads the file if it is another one than last time. One that can't be read leaves what there is, and is tried
+    /// again: a rotation of the authority counts on it that the latest certificate is shown.
     fn refresh(&self) {
         let mut seen = self.seen.lock().expect("not poisoned");
-        if seen.looked_at.elapsed() < LOOK_INTERVAL {
+        let file = Stamp::of(&self.directory.join(SERVER_FILE));
+        if file == *seen {
             return;
         }
-        seen.looked_at = Instant::now();
-        let file = stamp(&self.directory.join(SERVER_FILE));
-        if file == seen.file {
-            return;
-        }
-        seen.file = file;
         match read_own(&self.directory) {
             Ok(fresh) => {
                 tracing::info!("the executor's certificate was read anew");
+                *seen = file;
                 *self.current.write().expect("not poisoned") = fresh;
             }
             Err(error) => tracing::error!("still using the executor's old certificate: {error}"),
@@ -159,15 +150,73 @@ impl Own {
 
     /// By the age of its file: it is made for a fixed time.
     fn renew_if_due(&self, register: &Register) {
-        let made = stamp(&self.directory.join(SERVER_FILE)).and_then(|(_, at, _)| u64::try_from(at).ok());
+        let file = Stamp::of(&self.directory.join(SERVER_FILE));
+        let made = file.and_then(|file| u64::try_from(file.modified.0).ok());
         if made.is_none_or(|made| now_s() < made + SERVER_LIFETIME_S * 2 / 3) {
             return;
         }
-        let renewed = register.names().and_then(|names| Authority::at(&self.directory).renew_server(&names));
-        match renewed {
-            Ok(()) => tracing::info!("the executor has made itself a new certificate"),
+        match register.renew_server() {
+            Ok(_) => tracing::info!("the executor has made itself a new certificate"),
             Err(error) => tracing::error!("cannot renew the executor's certificate: {error}"),
         }
+    }
+}
+
+/// Whose certificates count.
+struct Authorities {
+    directory: PathBuf,
+    current: RwLock<Arc<Current>>,
+}
+
+struct Current {
+    files: [Option<Stamp>; 2],
+    fingerprints: Vec<Fingerprint>,
+    clients: Arc<dyn ClientCertVerifier>,
+}
+
+impl Authorities {
+    fn load(directory: &Path) -> Result<Self, TlsError> {
+        let current = RwLock::new(Arc::new(Current::read(directory)?));
+        Ok(Self { directory: directory.to_owned(), current })
+    }
+
+    /// Those of the files now: two stat(2) when nobody has changed them. Files that can't be read leave what there is, and
+    /// are tried again.
+    fn now(&self) -> Arc<Current> {
+        let current = self.current.read().expect("not poisoned").clone();
+        if current.files == Current::files(&self.directory) {
+            return current;
+        }
+        match Current::read(&self.directory) {
+            Ok(read) => {
+                let read = Arc::new(read);
+                *self.current.write().expect("not poisoned") = read.clone();
+                read
+            }
+            Err(error) => {
+                tracing::error!("still going by the authorities that were read before: {error}");
+                current
+            }
+        }
+    }
+}
+
+impl Current {
+    fn files(directory: &Path) -> [Option<Stamp>; 2] {
+        [AUTHORITY_FILE, NEXT_AUTHORITY_FILE].map(|file| Stamp::of(&directory.join(file)))
+    }
+
+    fn read(directory: &Path) -> Result<Self, TlsError> {
+        // From before: a change since then is seen next time.
+        let files = Self::files(directory);
+        let certificates = Authority::at(directory).certificates()?;
+        let fingerprints = certificates.iter().map(|certificate| Fingerprint::of(certificate)).collect();
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates {
+            roots.add(certificate).map_err(|error| setup(&error))?;
+        }
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
+        Ok(Self { files, fingerprints, clients: clients.build().map_err(|error| setup(&error))? })
     }
 }
 
@@ -182,11 +231,6 @@ fn read_own(directory: &Path) -> Result<Arc<CertifiedKey>, TlsError> {
     let (key, certificates) = read_pair(&directory.join(SERVER_FILE))?;
     let key = CertifiedKey::from_der(certificates, key, &provider()).map_err(|error| setup(&error))?;
     Ok(Arc::new(key))
-}
-
-fn stamp(path: &Path) -> Option<(u64, i64, i64)> {
-    let metadata = path.metadata().ok()?;
-    Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec()))
 }
 
 /// Takes any certificate whose key the peer has, or none.

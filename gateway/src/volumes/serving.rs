@@ -59,7 +59,7 @@ impl Serving {
         let config = config.clone();
         // What belongs to the volume belongs to its runtime.
         let begun = runtime?.spawn(async move {
-            let way = Arc::new(Way { route, latest: Mutex::new(None) });
+            let way = Arc::new(Way { route, carrier: tokio::sync::Mutex::default(), server: Mutex::default() });
             let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
             let remote = Remote::open(Arc::<Way>::clone(&way), &config.export, patience).await;
             let remote = Arc::new(remote.map_err(|error| error.to_string())?);
@@ -161,14 +161,15 @@ fn device_at(path: &Path) -> Option<(u32, u32)> {
 /// Makes connections for one volume: bulk data is not to stand in the way of runs, nor they in its.
 struct Way {
     route: Route,
-    /// Keeps up what belongs to the latest connection, the renewal of its certificate or its ssh, and says whose it is.
-    latest: Mutex<Option<(Carrier, ServerIdentity)>>,
+    /// Keeps up what belongs to the latest connection: the renewal of its certificate, or its ssh.
+    carrier: tokio::sync::Mutex<Option<Carrier>>,
+    server: Mutex<Option<ServerIdentity>>,
 }
 
 impl Way {
     /// The server of all connections.
     fn server(&self) -> Option<ServerIdentity> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, server)| server.clone())
+        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -181,8 +182,17 @@ impl Connector for Way {
         if self.server().is_some_and(|former| former != server) {
             return Err("there is another server at its address now; unmount the volume and mount it anew".to_owned());
         }
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some((carrier, server));
+        *self.carrier.lock().await = Some(carrier);
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
         Ok(channel)
+    }
+
+    /// A certificate that was renewed does not count for long.
+    async fn worn(&self) -> String {
+        match &mut *self.carrier.lock().await {
+            Some(carrier) => carrier.ended().await,
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::{env, fs::OpenOptions, path::Path, time::Duration};
 
 use fs_mapper::{
-    config::{Config, ExecutorConfig, Origin},
+    config::{Address, Config, ExecutorConfig, Origin},
     mountinfo::MountInfo,
     sshfs,
 };
@@ -16,7 +16,10 @@ use posh_proto::{
     other_version,
     runtime::RuntimeDir,
 };
-use posh_reach::{Route, Server};
+use posh_reach::{
+    Route, Server,
+    tls::{self, credentials::Credentials},
+};
 use tokio::runtime::Builder;
 
 use crate::{
@@ -171,6 +174,7 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
     };
     let mut findings =
         vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
+    findings.extend(examine_certificate(executor));
     findings.extend(examine_confinement(executor.name.as_str(), &reply.confinement));
     if reply.protocol != PROTOCOL_VERSION {
         let peer = format!("its posh-executor {}", reply.version);
@@ -180,6 +184,22 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
     let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
     findings.extend(mounts.map(|mount| examine_export(executor.name.as_str(), &mount.export, &reply)));
     findings
+}
+
+/// The one by which the executor knows this workstation.
+fn examine_certificate(executor: &ExecutorConfig) -> Option<Finding> {
+    let Address::Tls(host) = &executor.address else { return None };
+    let path = tls::credentials_file(host).ok()?;
+    let credentials = Credentials::load(&path, host).ok()?;
+    let days = credentials.expires_in().as_secs() / (24 * 3600);
+    let good = format!("as {}, good for {days} days", credentials.identity);
+    let subject = format!("certificate {}", executor.name);
+    let runtime = Builder::new_current_thread().enable_all().build().ok()?;
+    if !runtime.block_on(tls::is_behind(host, &path)) {
+        return Some(Finding::new(Verdict::Good, subject, good));
+    }
+    let hint = "the executor's authority is being replaced, and the gateway has yet to renew it: once an hour it looks";
+    Some(Finding::new(Verdict::Note, subject, format!("{good}; {hint}")))
 }
 
 /// What keeps the commands there in their place; an executor of an older version does not say.

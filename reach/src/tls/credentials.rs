@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Fault;
 
+/// However an executor may change its authority, it has no others made sooner than this.
+const LEAST_AGE: Duration = Duration::from_secs(3600);
+
 /// The file.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Credentials {
@@ -35,7 +38,7 @@ pub struct Credentials {
 impl Credentials {
     /// Of a key and what was signed for it.
     pub(super) fn new(key: String, issued: IssuedCertificate) -> Self {
-        let IssuedCertificate { identity, certificate, authority, issued_s, expires_s } = issued;
+        let IssuedCertificate { identity, certificate, authority, issued_s, expires_s, .. } = issued;
         let (certificate, authority) = (certificate.into(), authority.into());
         Self { identity, issued_s, expires_s, key, certificate, authority, server: None }
     }
@@ -74,6 +77,12 @@ impl Credentials {
         let life_s = self.expires_s.saturating_sub(self.issued_s);
         let due = SystemTime::UNIX_EPOCH + Duration::from_secs(self.issued_s + life_s / 3 * 2);
         due.duration_since(SystemTime::now()).unwrap_or_default()
+    }
+
+    /// Whether the file is so old that others may be got before it is time.
+    pub(super) fn may_be_replaced(path: &Path) -> bool {
+        let age = path.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
+        age.is_none_or(|age| age >= LEAST_AGE)
     }
 
     /// Until when they are good.

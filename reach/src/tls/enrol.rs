@@ -1,4 +1,6 @@
-//! Getting credentials: the first for a token, the next ones for those that there are.
+//! Getting credentials: the first for a token, the next ones for those that there are. With
+//! them comes whom to believe from now on: the same authority, or the one that it says is to follow it. What is not
+//! vouched for changes nothing, whoever says it.
 
 use std::{path::Path, sync::Arc};
 
@@ -28,8 +30,10 @@ pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credent
     if !Fingerprint::of(&issued.authority).is(&token.authority) {
         return Err(Fault::Refused("the executor answered with another authority than the token's".to_owned()));
     }
+    let issued = with_authority_after(&issued.authority.clone(), issued)?;
     // Enrolled anew at the same server, this workstation goes on with what it keeps of it.
-    let same = Credentials::load(path, host).ok().filter(|present| issued.authority == present.authority);
+    let is_same = |present: &Credentials| with_authority_after(&present.authority, issued.clone()).is_ok();
+    let same = Credentials::load(path, host).ok().filter(is_same);
     keep(key, issued, path, same.map(|present| present.server()))
 }
 
@@ -42,10 +46,20 @@ pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Cred
     let (key, signing_request) = request()?;
     let request = RenewRequest { signing_request: signing_request.into() };
     let issued = EnrolmentClient::new(channel).renew(request).await.map_err(|status| refused(&status))?.into_inner();
-    if issued.authority != present.authority {
-        return Err(Fault::Refused("the executor answered with another authority than it had".to_owned()));
-    }
+    let issued = with_authority_after(&present.authority, issued)?;
     keep(key, issued, path, Some(present.server()))
+}
+
+/// What was issued, with the one authority to believe from now on: the one that is `known` already, or the one that it
+/// vouches for.
+fn with_authority_after(known: &[u8], issued: IssuedCertificate) -> Result<IssuedCertificate, Fault> {
+    let IssuedCertificate { authority, next_authority, .. } = &issued;
+    let newest = if next_authority.is_empty() { authority } else { next_authority }.clone();
+    if newest != known && !trust::vouches(known, &newest, &issued.certificate) {
+        let why = "the executor answered with another authority, for which the one that it had does not vouch";
+        return Err(Fault::Refused(why.to_owned()));
+    }
+    Ok(IssuedCertificate { authority: newest, ..issued })
 }
 
 fn keep(key: KeyPair, issued: IssuedCertificate, path: &Path, server: Option<String>) -> Result<Credentials, Fault> {
@@ -65,4 +79,60 @@ fn request() -> Result<(KeyPair, Vec<u8>), Fault> {
 
 fn refused(status: &Status) -> Fault {
     Fault::Refused(escaped(status.message()).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use rcgen::{BasicConstraints, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer};
+
+    use super::*;
+
+    /// Authorities all have the same name.
+    fn authority() -> (CertificateParams, KeyPair) {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "posh executor authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        (params, KeyPair::generate().expect("a key"))
+    }
+
+    fn signed(params: &CertificateParams, key: &KeyPair, by: &(CertificateParams, KeyPair)) -> Bytes {
+        let certificate = params.signed_by(key, &Issuer::from_params(&by.0, &by.1)).expect("signed");
+        certificate.der().to_vec().into()
+    }
+
+    fn ours(by: &(CertificateParams, KeyPair)) -> Bytes {
+        let mut params = CertificateParams::default();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        signed(&params, &KeyPair::generate().expect("a key"), by)
+    }
+
+    /// Whoever has the executor's own key, and not that of its authority, can answer what it likes.
+    #[test]
+    fn an_authority_is_believed_only_if_the_one_before_it_vouches_for_it() {
+        let [former, next, strange] = [(); 3].map(|()| authority());
+        let self_signed = |one: &(CertificateParams, KeyPair)| signed(&one.0, &one.1, one);
+        let vouched = signed(&next.0, &next.1, &former);
+        let (known, foreign) = (self_signed(&former), self_signed(&strange));
+        let answer = |authority: &Bytes, next_authority: &Bytes, certificate: Bytes| {
+            let [authority, next_authority] = [authority, next_authority].map(Bytes::clone);
+            let issued = IssuedCertificate { authority, next_authority, certificate, ..IssuedCertificate::default() };
+            with_authority_after(&known, issued).map(|issued| issued.authority).ok()
+        };
+        let none = Bytes::new();
+        assert_eq!(answer(&known, &none, ours(&former)), Some(known.clone()));
+        assert_eq!(answer(&known, &vouched, ours(&next)), Some(vouched.clone()));
+        // After the end of the rotation.
+        assert_eq!(answer(&vouched, &none, ours(&next)), Some(vouched.clone()));
+        for certificate in [ours(&former), ours(&next), ours(&strange)] {
+            assert_eq!(answer(&known, &foreign, certificate.clone()), None);
+            assert_eq!(answer(&foreign, &none, certificate), None);
+        }
+        for certificate in [ours(&former), ours(&strange)] {
+            assert_eq!(answer(&known, &vouched, certificate), None);
+        }
+        // And not back.
+        let issued = IssuedCertificate { authority: known.clone(), certificate: ours(&former), ..Default::default() };
+        assert!(with_authority_after(&vouched, issued).is_err());
+    }
 }

@@ -1,5 +1,6 @@
 //! An executor behind TLS: certificates on both sides. The executor's must be signed by
-//! the authority that it had when this workstation was enrolled; ours is what it gave us.
+//! the authority that it had when this workstation was enrolled, or by the one that follows it; ours is what it gave us.
+//! When it shows that another authority follows, our certificate is renewed, and then that one is believed.
 //!
 //! * [`credentials`]: what enrolling has left here
 //! * [`enrol`]: getting them, and getting others before they expire
@@ -85,6 +86,9 @@ pub enum Fault {
     Refused(String),
 }
 
+/// For a renewal that the executor's certificate has asked for, while somebody waits for the connection.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A connection to an executor that has proved who it is.
 type Stream = TlsStream<TcpStream>;
 
@@ -112,8 +116,33 @@ pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Faul
 /// [`Fault`].
 pub async fn identified_channel(host: &TlsHost, credentials: &Path) -> Result<(Channel, ServerIdentity), Fault> {
     let (stream, server) = connect(host, credentials).await?;
+    let wants_renewal = Credentials::may_be_replaced(credentials) && shows_another(&stream, host, credentials);
     let channel = over(stream, host, credentials, Some(server.clone())).await?;
+    if wants_renewal {
+        match timeout(RENEWAL_TIMEOUT, enrol::renew(channel.clone(), host, credentials)).await {
+            Ok(Ok(_)) => {
+                let (stream, server) = connect(host, credentials).await?;
+                return Ok((over(stream, host, credentials, Some(server.clone())).await?, server));
+            }
+            // As long as the present certificate counts, there is another time.
+            Ok(Err(fault)) => tracing::warn!(%host, %fault, "not renewed for the executor's next authority"),
+            Err(_) => tracing::warn!(%host, "no answer to a renewal for the executor's next authority"),
+        }
+    }
     Ok((channel, server))
+}
+
+/// Whether the executor, asked by another connection, shows that another authority follows the one that is believed here.
+pub async fn is_behind(host: &TlsHost, credentials: &Path) -> bool {
+    connect(host, credentials).await.is_ok_and(|(stream, _)| shows_another(&stream, host, credentials))
+}
+
+/// Behind its own certificate an executor shows that of the authority that has signed it. It counts for nothing here, other than that
+/// it may be time for another certificate of ours.
+fn shows_another(stream: &Stream, host: &TlsHost, credentials: &Path) -> bool {
+    let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.get(1));
+    let is_other = |present: Credentials| shown.is_some_and(|shown| shown.as_ref() != present.authority);
+    Credentials::load(credentials, host).is_ok_and(is_other)
 }
 
 /// A channel whose first connection is there already.

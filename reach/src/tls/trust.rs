@@ -1,6 +1,6 @@
 //! Whom to believe: for an enrolment the authority that the token names by its
-//! fingerprint, afterwards the one that the credentials hold. And what a failed handshake
-//! means, in words.
+//! fingerprint, afterwards the one that the credentials hold, and the one that it says is to follow it. And
+//! what a failed handshake means, in words.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -15,6 +15,7 @@ use rustls::{
     },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
+    server::WebPkiClientVerifier,
     version::TLS13,
 };
 
@@ -60,6 +61,24 @@ pub(super) fn config_for(authority: Fingerprint) -> Result<ClientConfig, Fault> 
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     Ok(finished(config))
+}
+
+/// Whether `authority` has signed the certificate of `next`, which has signed `certificate` of ours. An executor's own key says
+/// nothing about authorities: whoever has it must not be believed for longer than its certificate is.
+pub(super) fn vouches(authority: &[u8], next: &[u8], certificate: &[u8]) -> bool {
+    let [authority, next, certificate] =
+        [authority, next, certificate].map(|bytes| CertificateDer::from(bytes.to_vec()));
+    // Through `next` to the one, and by `next` itself: a certificate that `authority` has signed says nothing about `next`.
+    is_signed(&certificate, std::slice::from_ref(&next), authority) && is_signed(&certificate, &[], next.clone())
+}
+
+fn is_signed(certificate: &CertificateDer<'_>, between: &[CertificateDer<'_>], root: CertificateDer<'static>) -> bool {
+    let mut roots = RootCertStore::empty();
+    if roots.add(root).is_err() {
+        return false;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+    verifier.is_ok_and(|verifier| verifier.verify_client_cert(certificate, between, UnixTime::now()).is_ok())
 }
 
 fn finished(mut config: ClientConfig) -> ClientConfig {
@@ -154,7 +173,8 @@ fn of_certificate(host: &TlsHost, reason: &CertificateError) -> String {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             format!(
                 "{host} is not the executor at which this workstation was enrolled: another authority has signed its \
-                 certificate. If it was set up anew, enrol this workstation again; else somebody stands in between"
+                 certificate. If it was set up anew, or its authority was replaced while this workstation was away, enrol \
+                 this workstation again; else somebody stands in between"
             )
         }
         CertificateError::Other(OtherError(other)) if other.is::<OtherAuthority>() => format!(

@@ -184,6 +184,7 @@ async fn attend(shared: &Shared, mut link: Link) -> String {
                 Ok(None) => return "the executor has ended the session".to_owned(),
                 Err(status) => return escaped(status.message()).into_owned(),
             },
+            why = shared.connector.worn() => return why,
             _ = beat.tick() => {
                 if link.heard.elapsed() > SILENCE {
                     return "the executor is silent".to_owned();

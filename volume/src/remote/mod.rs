@@ -51,6 +51,11 @@ pub trait Connector: Send + Sync + 'static {
     /// # Errors
     /// Why not, in a sentence.
     async fn connect(&self) -> Result<Channel, String>;
+
+    /// Completes when the last channel should be made anew although it works, with the reason.
+    async fn worn(&self) -> String {
+        std::future::pending().await
+    }
 }
 
 /// How patient a volume is.

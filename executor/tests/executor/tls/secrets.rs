@@ -40,7 +40,8 @@ async fn an_executor_does_not_start_with_open_secrets() {
     administer::init(directory.path(), vec!["127.0.0.1".to_owned()]).unwrap();
     let mut config = config(directory.path());
     config.tls = Some(posh_executor::tls::TlsConfig { directory: directory.path().to_owned() });
-    for name in ["ca.pem", "server.pem", "register.json"] {
+    administer::rotate(directory.path()).unwrap();
+    for name in ["ca.pem", "ca-next.pem", "server.pem", "register.json"] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let path = directory.path().join(name);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();

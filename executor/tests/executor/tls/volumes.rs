@@ -12,7 +12,10 @@ use posh_volume::{
     remote::{Connector, Patience, Remote},
     store::*,
 };
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, timeout},
+};
 use tonic::transport::Channel;
 
 use super::{TlsLab, identity};
@@ -25,12 +28,28 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 struct ByCertificate {
     host: TlsHost,
     credentials: PathBuf,
+    renewed: Notify,
+    /// How often it has connected.
+    connections: watch::Sender<usize>,
+}
+
+impl ByCertificate {
+    fn new(lab: &TlsLab, credentials: &std::path::Path) -> Arc<Self> {
+        let (host, credentials) = (lab.host.clone(), credentials.to_owned());
+        Arc::new(Self { host, credentials, renewed: Notify::new(), connections: watch::Sender::new(0) })
+    }
 }
 
 #[tonic::async_trait]
 impl Connector for ByCertificate {
     async fn connect(&self) -> Result<Channel, String> {
+        self.connections.send_modify(|count| *count += 1);
         tls::channel(&self.host, &self.credentials).await.map_err(|error| error.to_string())
+    }
+
+    async fn worn(&self) -> String {
+        self.renewed.notified().await;
+        "renewed".to_owned()
     }
 }
 
@@ -40,8 +59,7 @@ fn patience() -> Patience {
 }
 
 async fn volume_of(lab: &TlsLab, credentials: &std::path::Path, export: &str) -> Result<Remote, Errno> {
-    let connector = ByCertificate { host: lab.host.clone(), credentials: credentials.to_owned() };
-    match timeout(AT_ONCE, Remote::open(Arc::new(connector), export, patience())).await {
+    match timeout(AT_ONCE, Remote::open(ByCertificate::new(lab, credentials), export, patience())).await {
         Ok(Ok(remote)) => Ok(remote),
         Ok(Err(_)) | Err(_) => Err(Errno::EACCES),
     }
@@ -99,6 +117,27 @@ async fn a_revocation_ends_a_session_with_its_locks() {
     assert_ended(&lab, &remote, place).await;
     // Nobody else's has.
     find(&other, "f").await;
+}
+
+#[tokio::test]
+async fn a_session_goes_on_after_its_certificate_was_renewed() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    fs::write(lab.stores[0].path().join("f"), "x").unwrap();
+    let ada = lab.enrol("ada").await.unwrap();
+    let connector = ByCertificate::new(&lab, &ada);
+    let remote = Remote::open(connector.clone(), "logs", patience()).await.unwrap();
+    let _notices = remote.notices();
+    let place = open(&remote, "f").await;
+    tls::enrol::renew(tls::channel(&lab.host, &ada).await.unwrap(), &lab.host, &ada).await.unwrap();
+    connector.renewed.notify_one();
+    let mut connections = connector.connections.subscribe();
+    timeout(PATIENCE, connections.wait_for(|count| *count > 1)).await.expect("it connects anew").unwrap();
+    find(&remote, "f").await;
+    lab.a_day_later();
+    let write = Write::At { place, offset: 0, data: Bytes::from_static(b"y") };
+    let written = remote.write(&Caller::default(), vec![write]).await.unwrap();
+    assert!(written[0].is_ok(), "{written:?}");
+    assert_eq!(fs::read(lab.stores[0].path().join("f")).unwrap(), b"y");
 }
 
 #[tokio::test]
