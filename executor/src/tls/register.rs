@@ -3,7 +3,7 @@
 //! who reads it notices when another process has changed it.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::{File, OpenOptions},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -148,6 +148,8 @@ pub struct Register {
     pub(super) authority: Authority,
     known: RwLock<Option<(Stamp, Arc<Known>)>>,
     revocations: Mutex<Vec<Revocation>>,
+    /// Certificates that were shown since this was made.
+    shown: Mutex<HashSet<Fingerprint>>,
 }
 
 /// A content, to be looked up.
@@ -175,6 +177,7 @@ impl Register {
             authority: Authority::at(directory),
             known: RwLock::default(),
             revocations: Mutex::default(),
+            shown: Mutex::default(),
         }
     }
 
@@ -230,7 +233,10 @@ impl Register {
             Certificate { superseded_s: Some(at), identity, .. } if *at <= now_s() => {
                 Err(Invalid::Superseded(identity.clone()))
             }
-            Certificate { identity, .. } => Ok(identity.clone()),
+            Certificate { identity, .. } => {
+                self.shown.lock().expect("not poisoned").insert(*certificate);
+                Ok(identity.clone())
+            }
         }
     }
 
@@ -288,8 +294,9 @@ impl Register {
     }
 
     /// Signs another request for the identity of that certificate, which it replaces. The one that
-    /// was replaced before is gone: whoever renews has received the present one. So an enrolment has
-    /// one certificate before the present one at most, and `SUCCESSORS` after it.
+    /// was replaced before ends: whoever renews has received the present one. It stays in the register until it expires, so that
+    /// what began over it can be revoked. Of certificates that were got over the same one, those that nobody has
+    /// shown make way; one that was shown is somebody's, and who has stolen the former one can't take it away.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -304,16 +311,22 @@ impl Register {
         }
         let issued = self.authority.issue(request, identity)?;
         let entries = &mut content.certificates;
+        let shown = self.shown.lock().expect("not poisoned").clone();
+        let is_unused = |entry: &Entry| !entry.revoked && !entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
         if let Some(before) = entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone()) {
-            // With what others got over that one and never used; revoked ones are remembered.
-            let is_before = |e: &Entry| e.sha256 == before || e.replaces.as_ref() == Some(&before);
-            entries.retain(|entry| entry.revoked || entry.sha256 == present || !is_before(entry));
+            for entry in entries.iter_mut().filter(|entry| entry.sha256 == before) {
+                entry.superseded_s = entry.superseded_s.min(Some(now_s())).or(Some(now_s()));
+            }
+            entries.retain(|e| e.sha256 == present || e.replaces.as_ref() != Some(&before) || !is_unused(e));
         }
-        let mut successors: Vec<_> = entries.iter().filter(|e| e.replaces.as_ref() == Some(&present)).collect();
-        successors.sort_by_key(|entry| entry.issued_s);
-        let surplus = (successors.len() + 1).saturating_sub(SUCCESSORS);
-        let surplus: Vec<_> = successors.into_iter().take(surplus).map(|entry| entry.sha256.clone()).collect();
-        entries.retain(|entry| entry.revoked || !surplus.contains(&entry.sha256));
+        let successors = |entries: &[Entry]| -> Vec<Entry> {
+            entries.iter().filter(|e| e.replaces.as_ref() == Some(&present) && e.counts_at(now_s())).cloned().collect()
+        };
+        while successors(entries).len() >= SUCCESSORS {
+            let unused = successors(entries).into_iter().filter(is_unused).min_by_key(|entry| entry.issued_s);
+            let unused = unused.ok_or_else(|| TlsError::NotRenewable(identity.to_owned()))?;
+            entries.retain(|entry| entry.sha256 != unused.sha256);
+        }
         if let Some(entry) = entries.iter_mut().find(|entry| entry.sha256 == present) {
             entry.superseded_s = Some(now_s() + SUPERSEDED_S);
         }
@@ -508,7 +521,6 @@ fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
 /// For one more of `identity`: what does not count any more goes before anything is refused.
 fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsError> {
     let now = now_s();
-    certificates.retain(|entry| entry.revoked || entry.superseded_s.is_none_or(|at| now < at));
     trim_shares(certificates, now);
     while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
         let spent = certificates.iter().position(|entry| entry.identity == identity && !entry.counts_at(now));

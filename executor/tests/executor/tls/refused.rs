@@ -152,9 +152,9 @@ async fn a_revocation_ends_runs_at_work() {
     other.until_output("still here").await;
 }
 
-// Guard: `Admission::standing`. No revocation could name the certificate any more.
+// Guard: `Register::renew` keeps what it replaces.
 #[tokio::test]
-async fn what_began_over_a_certificate_that_two_renewals_have_removed_ends() {
+async fn what_began_over_a_certificate_that_was_replaced_twice_ends_with_a_revocation() {
     let lab = TlsLab::start(&[identity("eve")]).await;
     let path = lab.enrol("eve").await.unwrap();
     let begun = at_work(&lab.client_of(&path).await).await;
@@ -162,9 +162,10 @@ async fn what_began_over_a_certificate_that_two_renewals_have_removed_ends() {
         let channel = tls::channel(&lab.host, &path).await.unwrap();
         tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     }
-    assert_refused(&last_words(begun).await, "the executor ended this run");
-    lock_is_free(lab.stores[0].path()).await;
     assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    administer::revoke(lab.directory.path(), "eve").unwrap();
+    assert_refused(&last_words(begun).await, "the executor ended this run: the certificate of `eve` was revoked");
+    lock_is_free(lab.stores[0].path()).await;
 }
 
 // Guard: `Admission::standing`.

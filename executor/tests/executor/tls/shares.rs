@@ -113,7 +113,7 @@ async fn a_renewal_replaces_and_the_register_stays_small() {
         let channel = tls::channel(&lab.host, &path).await.unwrap();
         tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     }
-    assert!(register.certificates().unwrap().len() <= 4, "{}", administer::list(lab.directory.path()).unwrap());
+    assert!(register.certificates().unwrap().len() <= 8, "{}", administer::list(lab.directory.path()).unwrap());
     let mut client = lab.client_of(&path).await;
     assert!(client.describe(DescribeRequest { protocol: 1 }).await.is_ok());
     // The first was replaced twice: whoever has kept it is out.
@@ -121,6 +121,31 @@ async fn a_renewal_replaces_and_the_register_stays_small() {
     fs::copy(&path, &kept).unwrap();
     fs::write(&kept, old).unwrap();
     assert!(lab.client_of(&kept).await.describe(DescribeRequest { protocol: 1 }).await.is_err());
+}
+
+// Guard: `Register::renew`.
+#[tokio::test]
+async fn who_has_stolen_a_certificate_takes_no_successor_away() {
+    let lab = TlsLab::start(&[identity("bob")]).await;
+    let owners = lab.enrol("bob").await.unwrap();
+    let stolen = lab.credentials("stolen");
+    fs::copy(&owners, &stolen).unwrap();
+    let former = fs::read(&stolen).unwrap();
+    let renew = async |path: &std::path::Path| {
+        let channel = tls::channel(&lab.host, path).await.unwrap();
+        tls::enrol::renew(channel, &lab.host, path).await
+    };
+    renew(&owners).await.unwrap();
+    assert!(lab.client_of(&owners).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
+    // Over the former one, and over what was got.
+    for _ in 0..4 {
+        fs::write(&stolen, &former).unwrap();
+        let _ = renew(&stolen).await;
+    }
+    assert!(renew(&stolen).await.is_ok());
+    assert!(lab.client_of(&owners).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
+    administer::revoke(lab.directory.path(), "bob").unwrap();
+    assert!(lab.client_of(&owners).await.describe(DescribeRequest { protocol: 1 }).await.is_err());
 }
 
 #[tokio::test]
