@@ -1,8 +1,12 @@
 //! The leases of all sessions of one machine, with those who wait for them: the table of [`crate::leases`] with a
 //! clock, a lock and wake-ups. One for all exports, since they may overlap.
+//!
+//! Invariant: nobody is woken by what is no concern of theirs. Who waits for others waits for one answer of one session at a
+//! time, the listener of a session for its own notices, and who waits for a lock for those of its file.
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant, SystemTime},
@@ -11,7 +15,7 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    leases::{File, Intent, LeaseTable, SessionId, Ticket},
+    leases::{File, Intent, LeaseTable, Progress, STEP, SessionId, Ticket},
     store::{FileId, Leases, Notice, Stamp},
 };
 
@@ -22,17 +26,17 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Keeper {
     table: Mutex<LeaseTable>,
-    /// Something was answered, or is over.
-    answered: Notify,
-    /// There may be notices.
-    noticed: Notify,
+    /// Those who wait until a session has answered for a file.
+    answered: Waits<(SessionId, File)>,
+    /// Those who wait for anything of a session that may lose it all.
+    lost: Waits<SessionId>,
     /// Locks that were given back.
-    pub unlocked: Unlocked,
+    pub unlocked: Waits<File>,
 }
 
-/// Those who wait for locks, by file: a lock that is given back wakes nobody else.
-#[derive(Debug, Default)]
-pub struct Unlocked(Mutex<HashMap<File, Waiters>>);
+/// Those who wait for something, by what it is: nobody else is woken.
+#[derive(Debug)]
+pub struct Waits<K: Copy + Eq + Hash>(Mutex<HashMap<K, Waiters>>);
 
 #[derive(Debug, Default)]
 struct Waiters {
@@ -40,39 +44,49 @@ struct Waiters {
     count: usize,
 }
 
-/// One that waits for a lock of a file.
+/// One that waits.
 #[derive(Debug)]
-pub struct LockWaiter<'a> {
-    unlocked: &'a Unlocked,
-    file: File,
-    /// Completes for those that have begun to wait when a lock of the file is given back.
+pub struct Waiter<'a, K: Copy + Eq + Hash> {
+    waits: &'a Waits<K>,
+    what: K,
+    /// Completes for those that have begun to wait when it happens.
     pub wake: Arc<Notify>,
 }
 
-impl Unlocked {
-    /// From now on the file's locks are waited for.
-    pub fn wait_for(&self, file: File) -> LockWaiter<'_> {
-        let mut files = self.0.lock().expect("not poisoned");
-        let waiters = files.entry(file).or_default();
-        waiters.count += 1;
-        LockWaiter { unlocked: self, file, wake: waiters.wake.clone() }
-    }
-
-    /// A lock of that file was given back.
-    pub fn notify(&self, file: File) {
-        if let Some(waiters) = self.0.lock().expect("not poisoned").get(&file) {
-            waiters.wake.notify_waiters();
-        }
+impl<K: Copy + Eq + Hash> Default for Waits<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
 }
 
-impl Drop for LockWaiter<'_> {
+impl<K: Copy + Eq + Hash> Waits<K> {
+    /// From now on this is waited for.
+    pub fn wait_for(&self, what: K) -> Waiter<'_, K> {
+        let mut all = self.0.lock().expect("not poisoned");
+        let waiters = all.entry(what).or_default();
+        waiters.count += 1;
+        Waiter { waits: self, what, wake: waiters.wake.clone() }
+    }
+
+    /// It has happened.
+    pub fn notify(&self, what: K) {
+        if let Some(waiters) = self.0.lock().expect("not poisoned").get(&what) {
+            waiters.wake.notify_waiters();
+        }
+    }
+
+    fn notify_all(&self) {
+        self.0.lock().expect("not poisoned").values().for_each(|waiters| waiters.wake.notify_waiters());
+    }
+}
+
+impl<K: Copy + Eq + Hash> Drop for Waiter<'_, K> {
     fn drop(&mut self) {
-        let mut files = self.unlocked.0.lock().expect("not poisoned");
-        if let Some(waiters) = files.get_mut(&self.file) {
+        let mut all = self.waits.0.lock().expect("not poisoned");
+        if let Some(waiters) = all.get_mut(&self.what) {
             waiters.count -= 1;
             if waiters.count == 0 {
-                files.remove(&self.file);
+                all.remove(&self.what);
             }
         }
     }
@@ -92,9 +106,9 @@ impl Default for Keeper {
         let stamp = Stamp(u64::try_from(since.as_micros()).unwrap_or_default());
         Self {
             table: Mutex::new(LeaseTable::starting_at(stamp)),
-            answered: Notify::default(),
-            noticed: Notify::default(),
-            unlocked: Unlocked::default(),
+            answered: Waits::default(),
+            lost: Waits::default(),
+            unlocked: Waits::default(),
         }
     }
 }
@@ -108,81 +122,101 @@ impl Keeper {
     /// Says what is about to happen; see [`LeaseTable::begin`].
     pub fn begin(self: &Arc<Self>, session: SessionId, intents: &[(File, FileId, Intent)]) -> Begun {
         let ticket = self.table().begin(Some(session), intents, Instant::now());
-        self.noticed.notify_waiters();
         Begun { keeper: self.clone(), ticket: Some(ticket) }
     }
 
-    /// See [`LeaseTable::begin_flush`].
-    pub fn begin_flush(
-        self: &Arc<Self>,
-        session: Option<SessionId>,
-        of: impl Fn(&Path) -> bool,
-        time: Duration,
-    ) -> Begun {
-        let ticket = self.table().begin_flush(session, of, time, Instant::now());
-        self.noticed.notify_waiters();
-        Begun { keeper: self.clone(), ticket: Some(ticket) }
+    /// Completes when those whose trees `of` says, but `session`, have written what they hold back, or have lost it: within
+    /// `time` of the last recall. However many files these are, the lock is held for a step at a time, and what is waited for
+    /// is one answer of each session.
+    pub async fn flush(self: &Arc<Self>, session: Option<SessionId>, of: impl Fn(&Path) -> bool, time: Duration) {
+        let holders = self.table().writers(session, of);
+        for holder in &holders {
+            let mut after = None;
+            loop {
+                after = self.table().recall_written((*holder, session), after, Instant::now());
+                if after.is_none() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        let ticket = self.table().begin_flush(&holders, time, Instant::now());
+        Begun { keeper: self.clone(), ticket: Some(ticket) }.clear().await;
     }
 
     /// See [`LeaseTable::begin_answers`].
     pub fn begin_answers(self: &Arc<Self>, session: SessionId) -> Begun {
         let ticket = self.table().begin_answers(session, Instant::now());
-        self.noticed.notify_waiters();
         Begun { keeper: self.clone(), ticket: Some(ticket) }
     }
 
-    /// See [`LeaseTable::recall_all`].
-    pub fn recall_all(&self, session: SessionId) {
-        self.table().recall_all(session, Instant::now());
-        self.noticed.notify_waiters();
+    /// See [`LeaseTable::recall_all`]: all its steps.
+    pub async fn recall_all(&self, session: SessionId) {
+        let mut after = None;
+        loop {
+            after = self.table().recall_all(session, after, Instant::now());
+            if after.is_none() {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// See [`LeaseTable::missed`]: all its steps, and that these are all.
+    pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
+        let (lost, stamp) = self.table().missed(session);
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let (step, next) = self.table().missed_recalls(session, after, stamp);
+            all.extend(step);
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        all.push(Notice::All { stamp });
+        (lost, all)
     }
 
     /// See [`LeaseTable::mark`].
     pub fn mark(&self, session: SessionId) -> Option<Stamp> {
-        let stamp = self.table().mark(session);
-        self.noticed.notify_waiters();
-        stamp
+        self.table().mark(session)
     }
 
     /// See [`LeaseTable::changed`]. Of most of what other programs change, nobody here has heard.
     pub fn changed(&self, changes: impl IntoIterator<Item = (File, Leases)>) {
-        let now = Instant::now();
-        let mut table = self.table();
-        let told = changes.into_iter().filter(|(file, leases)| table.changed(*file, *leases, now)).count();
-        drop(table);
-        if told > 0 {
-            self.noticed.notify_waiters();
+        let mut changes = changes.into_iter().peekable();
+        while changes.peek().is_some() {
+            // A step at a time: others are not to wait for the end of a burst.
+            let (mut table, now) = (self.table(), Instant::now());
+            for (file, leases) in changes.by_ref().take(STEP) {
+                table.changed(file, leases, now);
+            }
         }
     }
 
     /// See [`LeaseTable::lose_all`].
     pub fn lose_all(&self) {
         self.table().lose_all();
-        self.answered.notify_waiters();
-        self.noticed.notify_waiters();
+        self.lost.notify_all();
     }
 
     /// See [`LeaseTable::returned`].
     pub fn returned(&self, session: SessionId, file: File, leases: Leases, stamp: Stamp) {
         self.table().returned(session, file, leases, stamp);
-        self.answered.notify_waiters();
+        self.answered.notify((session, file));
     }
 
     /// See [`LeaseTable::end_session`].
     pub fn end_session(&self, session: SessionId) {
         self.table().end_session(session);
-        self.answered.notify_waiters();
-        self.noticed.notify_waiters();
+        self.lost.notify(session);
     }
 
     /// The next notices of a session, in order; none when it has ended.
     pub async fn notices(&self, session: SessionId) -> Option<Vec<Notice>> {
         loop {
-            let noticed = self.noticed.notified();
-            tokio::pin!(noticed);
-            // From here on no wake-up is missed.
-            noticed.as_mut().enable();
-            {
+            let wake = {
                 let mut table = self.table();
                 let until = table.valid_until(session)?;
                 // Its own end is told to it also when nobody else asks.
@@ -193,8 +227,10 @@ impl Keeper {
                 if !notices.is_empty() {
                     return Some(notices);
                 }
-            }
-            let _ = tokio::time::timeout(LOOK_AGAIN, noticed).await;
+                table.wake(session)?
+            };
+            // What has come since is not missed: it leaves a permit.
+            let _ = tokio::time::timeout(LOOK_AGAIN, wake.notified()).await;
         }
     }
 }
@@ -202,29 +238,38 @@ impl Keeper {
 impl Begun {
     /// Whether it may happen at once.
     #[must_use]
-    pub fn is_clear(&self) -> bool {
-        self.ticket.as_ref().is_none_or(|ticket| self.keeper.table().is_clear(ticket, Instant::now()))
+    pub fn is_clear(&mut self) -> bool {
+        self.ticket.as_mut().is_none_or(|ticket| self.keeper.table().is_clear(ticket, Instant::now()))
     }
 
     /// Completes when all recalls are answered, or their holders' time is over.
-    pub async fn clear(&self) {
-        let Some(ticket) = &self.ticket else { return };
+    pub async fn clear(&mut self) {
+        let Some(ticket) = &mut self.ticket else { return };
         loop {
-            let answered = self.keeper.answered.notified();
-            tokio::pin!(answered);
-            answered.as_mut().enable();
             let now = Instant::now();
-            let deadline = {
+            let found = {
                 let mut table = self.keeper.table();
-                if table.is_clear(ticket, now) {
-                    drop(table);
-                    self.keeper.noticed.notify_waiters();
-                    return;
+                match table.progress(ticket, now) {
+                    Progress::Clear => return,
+                    Progress::More => None,
+                    // Under the table's lock, so that no answer is missed from here on.
+                    Progress::Waits(session, file, until) => {
+                        let (answer, loss) =
+                            (self.keeper.answered.wait_for((session, file)), self.keeper.lost.wait_for(session));
+                        let wakes = (answer.wake.clone().notified_owned(), loss.wake.clone().notified_owned());
+                        Some((until.min(now + LOOK_AGAIN), wakes, (answer, loss)))
+                    }
                 }
-                table.deadline(ticket)
             };
-            let until = deadline.unwrap_or(now + LOOK_AGAIN).min(now + LOOK_AGAIN);
-            let _ = tokio::time::timeout_at(until.into(), answered).await;
+            let Some((until, wakes, _waiters)) = found else {
+                tokio::task::yield_now().await;
+                continue;
+            };
+            tokio::select! {
+                () = wakes.0 => {}
+                () = wakes.1 => {}
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
         }
     }
 
@@ -245,3 +290,7 @@ impl Drop for Begun {
         self.end();
     }
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

@@ -8,13 +8,26 @@
 //!
 //! Invariant: nobody waits for a lease longer than the time that its recall states. Who is alive and does not answer
 //! in that time loses all leases of its owner, hears so, and gets none for [`LAPSED_TIME`].
+//!
+//! Invariant: no identity makes the work for another one longer, since all share one lock. An op costs as much as the
+//! files that it names have holders, and its waiting O(1) at each look; work over all files of a session is done in steps
+//! of [`STEP`]. The one exception is the end of a session's leases, by its own end or by time: it costs O(1) for each
+//! lease, once, and each had to be asked for.
+
+mod index;
 
 use std::{
-    collections::{HashMap, HashSet, hash_map},
+    collections::{BTreeSet, HashMap, hash_map},
     mem,
+    ops::Bound,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
+
+use tokio::sync::Notify;
+
+use self::index::{Ends, Index, last_until};
 
 use crate::directory::is_share;
 use crate::store::{Entry, FileId, Leases, Notice, Stamp};
@@ -26,7 +39,7 @@ pub const LEASE_TIME: Duration = Duration::from_secs(10);
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// For 64 MiB at 10 Mbit/s, and the rest of what such a link carries.
 pub const FLUSH_TIME: Duration = Duration::from_secs(60);
-/// Files with leases, of all sessions: about 200 bytes each. An owner of sessions may have as many as it
+/// Leases and recalls without an answer, of all sessions: about 400 bytes each. An owner of sessions may have as many as it
 /// leaves free, so that others find room; beyond, answers come without leases.
 pub const MAX_LEASED_FILES: usize = 400_000;
 /// Before a run the holders of rights to write have this time to give them back.
@@ -36,6 +49,10 @@ pub const RUN_TIME: Duration = Duration::from_secs(5);
 pub const LAPSED_TIME: Duration = Duration::from_secs(300);
 /// Notices that wait for a session, about 100 bytes each.
 const MAX_UNTAKEN: usize = 65_536;
+/// Recalls of a file that a session has not answered; it gets no new lease of it before. Bounds the looks at one file.
+const MAX_UNANSWERED: usize = 4;
+/// Files that are looked at while the lock is held, at most, where all those of a session are: about a millisecond.
+pub const STEP: usize = 1000;
 /// Changed files of which a session is told how they are: whoever has changed more does not look at all of them at once.
 const MAX_CHANGED: usize = 32;
 
@@ -48,9 +65,16 @@ pub struct File {
     pub generation: u64,
 }
 
+impl File {
+    const LAST: Self = Self { system: u64::MAX, generation: u64::MAX };
+}
+
 /// One holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
+
+/// A place among a session's recalls.
+pub type Place = (Stamp, File);
 
 /// What somebody is about to do with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +91,30 @@ pub enum Intent {
 pub struct Ticket {
     session: Option<SessionId>,
     changes: Vec<File>,
-    awaited: Vec<(File, SessionId, Stamp)>,
+    /// What is answered stays so: the last is looked at until it is, and goes.
+    awaited: Vec<Awaited>,
+    /// What is awaited is over then.
+    until: Option<Instant>,
+}
+
+/// Recalls of a session, with that stamp or an earlier one.
+#[derive(Debug, Clone, Copy)]
+enum Awaited {
+    Of(File, SessionId, Stamp),
+    All(SessionId, Stamp),
+    /// Those of rights to write. One for all files: a ticket is as short for 100,000 files as for one.
+    Written(SessionId, Stamp),
+}
+
+/// How far a ticket is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing stands in the way any more.
+    Clear,
+    /// This was a step: the lock is to be let go.
+    More,
+    /// Nothing changes before that session answers for that file, ends, or the time is over.
+    Waits(SessionId, File, Instant),
 }
 
 /// All leases.
@@ -75,13 +122,12 @@ pub struct Ticket {
 pub struct LeaseTable {
     files: HashMap<File, Held>,
     sessions: HashMap<SessionId, Session>,
-    /// Files with recalls that have no answer yet.
-    recalling: HashSet<File>,
-    /// Files of which changes may be held back, by who does; perhaps some more.
-    writable: HashMap<SessionId, HashSet<File>>,
+    ends: Ends,
+    /// Who may hold changes back, or has yet to answer that it does not.
+    writers: BTreeSet<SessionId>,
     /// By the name of whoever the sessions belong to.
     owners: HashMap<String, Owner>,
-    /// Of all sessions' `files`.
+    /// Of all sessions' indexes.
     leased: usize,
     last_session: u64,
     last_stamp: u64,
@@ -92,8 +138,8 @@ struct Held {
     id: FileId,
     grants: HashMap<SessionId, Grant>,
     recalled: Vec<Recalled>,
-    /// Who is changing it now.
-    changing: Vec<Option<SessionId>>,
+    /// Who is changing it now, and how many times.
+    changing: HashMap<Option<SessionId>, usize>,
 }
 
 #[derive(Debug)]
@@ -114,7 +160,7 @@ struct Recalled {
 /// All sessions of one identity.
 #[derive(Debug, Default)]
 struct Owner {
-    sessions: usize,
+    sessions: BTreeSet<SessionId>,
     files: usize,
     /// It gets no leases before.
     lapsed_until: Option<Instant>,
@@ -126,8 +172,10 @@ struct Session {
     /// The directory whose files it uses.
     tree: PathBuf,
     valid_until: Instant,
-    files: usize,
+    index: Index,
     outbox: Vec<Notice>,
+    /// Wakes whoever takes what is in the outbox, and nobody else.
+    wake: Arc<Notify>,
     /// When it last lost everything.
     lost: Stamp,
     /// Files that it held leases of, and that have changed since this was last asked for: the first of them.
@@ -160,73 +208,66 @@ impl LeaseTable {
         let id = SessionId(self.last_session);
         // What somebody remembers from before, of another session, is not covered.
         let lost = self.next_stamp();
-        self.owners.retain(|_, owner| owner.sessions > 0 || owner.lapsed_until.is_some_and(|until| until > now));
-        self.owners.entry(owner.to_owned()).or_default().sessions += 1;
+        self.owners
+            .retain(|_, owner| !owner.sessions.is_empty() || owner.lapsed_until.is_some_and(|until| until > now));
+        self.owners.entry(owner.to_owned()).or_default().sessions.insert(id);
         let (outbox, changed, valid_until) = (Vec::new(), Vec::new(), now + LEASE_TIME);
-        let (owner, tree) = (owner.to_owned(), tree.to_owned());
-        self.sessions.insert(id, Session { owner, tree, valid_until, files: 0, outbox, lost, changed });
+        let (owner, tree, index, wake) = (owner.to_owned(), tree.to_owned(), Index::default(), Arc::default());
+        self.ends.lives.insert((valid_until, id));
+        self.sessions.insert(id, Session { owner, tree, valid_until, index, outbox, wake, lost, changed });
         id
     }
 
     /// A sign of life; all that the session holds is valid again for [`LEASE_TIME`]. What had ended already stays ended.
     pub fn renew(&mut self, session: SessionId, now: Instant) {
         self.expire(now);
-        if let Some(session) = self.sessions.get_mut(&session) {
-            session.valid_until = session.valid_until.max(now + LEASE_TIME);
+        if let Some(its) = self.sessions.get_mut(&session) {
+            self.ends.lives.remove(&(its.valid_until, session));
+            its.valid_until = its.valid_until.max(now + LEASE_TIME);
+            self.ends.lives.insert((its.valid_until, session));
         }
     }
 
     /// The holder goes for good.
     pub fn end_session(&mut self, session: SessionId) {
         self.drop_leases(session);
-        self.writable.remove(&session);
-        if let Some(ended) = self.sessions.remove(&session)
-            && let Some(owner) = self.owners.get_mut(&ended.owner)
-        {
-            owner.sessions -= 1;
+        let Some(ended) = self.sessions.remove(&session) else { return };
+        self.ends.lives.remove(&(ended.valid_until, session));
+        if let Some(owner) = self.owners.get_mut(&ended.owner) {
+            owner.sessions.remove(&session);
         }
+        ended.wake.notify_one();
     }
 
     /// Gives of `wanted` what goes together with what others have, and tells all that the session has now. To be called
     /// before the file is looked at, so that a change in between is recalled with a later stamp.
     pub fn grant(&mut self, session: SessionId, file: (File, FileId), wanted: Leases, now: Instant) -> (Leases, Stamp) {
         let stamp = self.next_stamp();
-        let Some(own) = self.sessions.get_mut(&session).filter(|own| own.valid_until > now) else {
+        let Some(own) = self.sessions.get(&session).filter(|own| own.valid_until > now) else {
             return (Leases::empty(), stamp);
         };
-        let Some(owner) = self.owners.get_mut(&own.owner) else { return (Leases::empty(), stamp) };
+        let Some(owner) = self.owners.get(&own.owner) else { return (Leases::empty(), stamp) };
+        // What was found to be over stays so until a sign of life.
+        let is_over = !self.ends.lives.contains(&(own.valid_until, session));
         // Whoever does not take what it is told is not given more to be told of.
         let has_lapsed = owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
         let has_room = is_share((owner.files, 1), (self.leased, MAX_LEASED_FILES));
         let held = self.files.entry(file.0).or_insert_with(|| Held { id: file.1, ..Held::default() });
-        let can_be_had = if has_lapsed { Leases::empty() } else { held.compatible(session, wanted) };
-        let is_new = !held.grants.contains_key(&session);
-        let leases = match held.grants.entry(session) {
-            hash_map::Entry::Occupied(mut grant) => {
-                let grant = grant.get_mut();
-                grant.leases |= can_be_had;
-                grant.stamp = stamp;
-                grant.leases
-            }
-            hash_map::Entry::Vacant(_) if can_be_had.is_empty() || !has_room => Leases::empty(),
-            hash_map::Entry::Vacant(place) => place.insert(Grant { leases: can_be_had, stamp }).leases,
-        };
-        if is_new && !leases.is_empty() {
-            own.files += 1;
-            owner.files += 1;
-            self.leased += 1;
-        }
-        if leases.contains(Leases::WRITE) {
-            self.writable.entry(session).or_default().insert(file.0);
-        }
-        self.drop_if_unused(file.0);
-        (leases, stamp)
+        let refused = is_over || has_lapsed || !has_room && !held.grants.contains_key(&session);
+        let can_be_had = if refused { Leases::empty() } else { held.compatible(session, wanted) };
+        let leases = self.change(file.0, session, |held| {
+            let grant = held.grants.entry(session).or_insert(Grant { leases: can_be_had, stamp });
+            grant.leases |= can_be_had;
+            grant.stamp = stamp;
+            grant.leases
+        });
+        (leases.unwrap_or_default(), stamp)
     }
 
     /// Recalls what stands in the way of all these. `session`: whose own leases don't.
     pub fn begin(&mut self, session: Option<SessionId>, intents: &[(File, FileId, Intent)], now: Instant) -> Ticket {
         self.expire(now);
-        let mut ticket = Ticket { session, changes: Vec::new(), awaited: Vec::new() };
+        let mut ticket = Ticket { session, changes: Vec::new(), awaited: Vec::new(), until: None };
         for (file, id, intent) in intents {
             let masks = match intent {
                 Intent::Look => (Leases::WRITE, Leases::WRITE),
@@ -237,11 +278,11 @@ impl LeaseTable {
             if let Some(held) = self.files.get(file) {
                 let of_others = held.recalled.iter().filter(|recalled| Some(recalled.session) != session);
                 let in_the_way = of_others.filter(|recalled| recalled.leases.intersects(masks.0));
-                ticket.awaited.extend(in_the_way.map(|recalled| (*file, recalled.session, recalled.stamp)));
+                ticket.awaited.extend(in_the_way.map(|recalled| Awaited::Of(*file, recalled.session, recalled.stamp)));
             }
             if matches!(intent, Intent::Change(_)) {
                 let held = self.files.entry(*file).or_insert_with(|| Held { id: *id, ..Held::default() });
-                held.changing.push(session);
+                *held.changing.entry(session).or_default() += 1;
                 ticket.changes.push(*file);
             }
         }
@@ -254,48 +295,102 @@ impl LeaseTable {
     }
 
     /// Whether nothing stands in the way any more.
-    pub fn is_clear(&mut self, ticket: &Ticket, now: Instant) -> bool {
+    pub fn is_clear(&mut self, ticket: &mut Ticket, now: Instant) -> bool {
+        loop {
+            match self.progress(ticket, now) {
+                Progress::Clear => return true,
+                Progress::Waits(..) => return false,
+                Progress::More => {}
+            }
+        }
+    }
+
+    /// A step towards that. All steps of a ticket together are as many as it has entries, and one for each look.
+    pub fn progress(&mut self, ticket: &mut Ticket, now: Instant) -> Progress {
         self.expire(now);
-        ticket.awaited.iter().all(|(file, session, stamp)| {
-            let held = self.files.get(file);
-            !held.is_some_and(|held| held.recalled.iter().any(|r| r.session == *session && r.stamp <= *stamp))
-        })
+        for _ in 0..STEP {
+            let Some(last) = ticket.awaited.last() else { return Progress::Clear };
+            if let Some((session, file, until)) = self.unanswered(*last) {
+                return Progress::Waits(session, file, ticket.until.map_or(until, |its| its.min(until)));
+            }
+            ticket.awaited.pop();
+        }
+        Progress::More
+    }
+
+    /// Whose answer for which file is awaited, and until when.
+    fn unanswered(&self, awaited: Awaited) -> Option<(SessionId, File, Instant)> {
+        let (session, stamp, file) = match awaited {
+            Awaited::Of(file, session, stamp) => (session, stamp, Some(file)),
+            Awaited::All(session, stamp) => {
+                (session, stamp, last_until(&self.sessions.get(&session)?.index.recalled, stamp))
+            }
+            Awaited::Written(session, stamp) => {
+                (session, stamp, last_until(&self.sessions.get(&session)?.index.unwritten, stamp))
+            }
+        };
+        let recalled = self.files.get(&file?)?.recalled.iter();
+        let its = recalled.filter(|recalled| recalled.session == session && recalled.stamp <= stamp);
+        let until = its.map(|recalled| recalled.until).min()?;
+        let life = self.sessions.get(&session).map_or(until, |session| session.valid_until);
+        Some((session, file?, until.min(life)))
     }
 
     /// It has happened, or does not happen.
     pub fn finish(&mut self, ticket: Ticket) {
         for file in ticket.changes {
             if let Some(held) = self.files.get_mut(&file)
-                && let Some(at) = held.changing.iter().position(|by| *by == ticket.session)
+                && let hash_map::Entry::Occupied(mut count) = held.changing.entry(ticket.session)
             {
-                held.changing.swap_remove(at);
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
             }
             self.drop_if_unused(file);
         }
     }
 
-    /// Recalls all rights to write of those holders whose trees `of` says, but `session` itself. Within `time` they have answered, or
-    /// have lost what they hold.
-    pub fn begin_flush(
-        &mut self,
-        session: Option<SessionId>,
-        of: impl Fn(&Path) -> bool,
-        time: Duration,
-        now: Instant,
-    ) -> Ticket {
-        self.forget_written();
-        let intent = |file: &File| Some((*file, self.files.get(file)?.id, Intent::Look));
+    /// Who may hold changes back of trees that `of` says, but `session` itself. A flush recalls their rights to write
+    /// ([`Self::recall_written`]) and awaits the answers ([`Self::begin_flush`]).
+    #[must_use]
+    pub fn writers(&self, session: Option<SessionId>, of: impl Fn(&Path) -> bool) -> Vec<SessionId> {
         let is_meant = |holder: &SessionId| self.sessions.get(holder).is_some_and(|holder| of(&holder.tree));
-        let others = self.writable.iter().filter(|(holder, _)| Some(**holder) != session && is_meant(holder));
-        let intents: Vec<_> = others.flat_map(|(_, files)| files).filter_map(intent).collect();
-        let ticket = self.begin(session, &intents, now);
-        for (file, holder, stamp) in &ticket.awaited {
-            let recalled = self.files.get_mut(file).into_iter().flat_map(|held| &mut held.recalled);
-            for recalled in recalled.filter(|r| r.session == *holder && r.stamp <= *stamp) {
-                recalled.until = recalled.until.min(now + time);
-            }
+        self.writers.iter().copied().filter(|holder| Some(*holder) != session && is_meant(holder)).collect()
+    }
+
+    /// Recalls a step's worth of the holder's rights to write, for `by`: of files behind `after`. Where the next step begins.
+    ///
+    /// What is recalled is no longer writable: a second flush does not look at it again, so that flushes cost O(1) for each
+    /// right that was granted, however many there are.
+    pub fn recall_written(
+        &mut self,
+        (holder, by): (SessionId, Option<SessionId>),
+        after: Option<File>,
+        now: Instant,
+    ) -> Option<File> {
+        self.expire(now);
+        let files = step_of(&self.sessions.get(&holder)?.index.writable, after);
+        for file in &files {
+            self.recall(*file, by, (Leases::WRITE, Leases::WRITE), now);
         }
-        ticket
+        files.get(STEP - 1).copied()
+    }
+
+    /// Awaits all rights to write that were recalled from these holders. Within `time` they have answered, or have lost what
+    /// they hold.
+    pub fn begin_flush(&mut self, holders: &[SessionId], time: Duration, now: Instant) -> Ticket {
+        self.expire(now);
+        let (stamp, until) = (Stamp(self.last_stamp), now + time);
+        let sessions = &self.sessions;
+        let is_awaited = |holder: &&SessionId| sessions.get(*holder).is_some_and(|its| !its.index.unwritten.is_empty());
+        let holders: Vec<SessionId> = holders.iter().filter(is_awaited).copied().collect();
+        // Otherwise each recall ends no later by itself.
+        if time < FLUSH_TIME {
+            self.ends.flushes.extend(holders.iter().map(|holder| (until, *holder, stamp)));
+        }
+        let awaited = holders.into_iter().map(|holder| Awaited::Written(holder, stamp)).collect();
+        Ticket { session: None, changes: Vec::new(), awaited, until: Some(until) }
     }
 
     /// Files that others than sessions have changed since this was last asked, of those that were recalled from the session.
@@ -305,76 +400,61 @@ impl LeaseTable {
 
     /// Tells the session how a file is, as it would an answer.
     pub fn tell(&mut self, session: SessionId, entry: Entry) {
-        if let Some(session) = self.sessions.get_mut(&session) {
-            session.outbox.push(Notice::Is(entry));
+        // It is of use to be told, not needed: whoever does not take notices goes without.
+        if let Some(session) = self.sessions.get_mut(&session).filter(|session| session.outbox.len() < MAX_UNTAKEN) {
+            session.post(Notice::Is(entry));
         }
     }
 
     /// Puts a mark behind all that the session is to be told until now. `None`: there is no such session.
     pub fn mark(&mut self, session: SessionId) -> Option<Stamp> {
         let stamp = self.next_stamp();
-        let outbox = &mut self.sessions.get_mut(&session)?.outbox;
+        let its = self.sessions.get_mut(&session)?;
         // What is told by one mark need not be told by two: the outbox of a session that is out of reach stays small.
-        if let Some(Notice::All { stamp: last }) = outbox.last_mut() {
+        if let Some(Notice::All { stamp: last }) = its.outbox.last_mut() {
             *last = stamp;
         } else {
-            outbox.push(Notice::All { stamp });
+            its.post(Notice::All { stamp });
         }
         Some(stamp)
     }
 
     /// The session gives leases back: by a recall with that stamp, or of its own accord.
     pub fn returned(&mut self, session: SessionId, file: File, leases: Leases, stamp: Stamp) {
-        let Some(held) = self.files.get_mut(&file) else { return };
-        for recalled in held.recalled.iter_mut().filter(|r| r.session == session && r.stamp <= stamp) {
-            recalled.leases -= leases;
-        }
-        held.recalled.retain(|recalled| !recalled.leases.is_empty());
-        if let Some(grant) = held.grants.get_mut(&session)
-            && grant.stamp <= stamp
-        {
-            grant.leases -= leases;
-            self.drop_empty_grant(file, session);
-        }
-        self.drop_if_unused(file);
+        self.change(file, session, |held| {
+            for recalled in held.recalled.iter_mut().filter(|r| r.session == session && r.stamp <= stamp) {
+                recalled.leases -= leases;
+            }
+            if let Some(grant) = held.grants.get_mut(&session).filter(|grant| grant.stamp <= stamp) {
+                grant.leases -= leases;
+            }
+        });
     }
 
-    /// All leases of the session but those to write are recalled: what it remembers may be old.
-    pub fn recall_all(&mut self, session: SessionId, now: Instant) {
-        let stamp = self.next_stamp();
-        let until = now + ANSWER_TIME;
-        let Some(its) = self.sessions.get_mut(&session) else { return };
-        for (file, held) in &mut self.files {
-            let Some(grant) = held.grants.get_mut(&session) else { continue };
+    /// All leases of the session but those to write are recalled: what it remembers may be old. A step of it: files
+    /// behind `after`; where the next step begins. What is granted meanwhile is fresh.
+    pub fn recall_all(&mut self, session: SessionId, after: Option<File>, now: Instant) -> Option<File> {
+        self.expire(now);
+        let files = step_of(&self.sessions.get(&session)?.index.granted, after);
+        for file in &files {
+            let Some(grant) = self.files.get(file).and_then(|held| held.grants.get(&session)) else { continue };
             // What it holds back itself is newer than all that others have.
             let leases = if grant.leases.contains(Leases::WRITE) { Leases::ENTRIES } else { Leases::all() };
             let lost = grant.leases & leases;
-            if lost.is_empty() {
-                continue;
+            if !lost.is_empty() {
+                let stamp = self.next_stamp();
+                let recalled = Recalled { session, leases: lost, stamp, until: now + ANSWER_TIME };
+                self.recall_from(*file, recalled);
             }
-            grant.leases -= lost;
-            held.recalled.push(Recalled { session, leases: lost, stamp, until });
-            its.outbox.push(Notice::Recall { file: held.id, leases: lost, stamp });
-            if grant.leases.is_empty() {
-                held.grants.remove(&session);
-                its.files = its.files.saturating_sub(1);
-                self.leased = self.leased.saturating_sub(1);
-                if let Some(owner) = self.owners.get_mut(&its.owner) {
-                    owner.files = owner.files.saturating_sub(1);
-                }
-            }
-            self.recalling.insert(*file);
         }
+        files.get(STEP - 1).copied()
     }
 
     /// Awaits the session's own answers to what has been recalled from it.
     pub fn begin_answers(&mut self, session: SessionId, now: Instant) -> Ticket {
         self.expire(now);
-        let files = self.recalling.iter().filter_map(|file| Some((*file, self.files.get(file)?)));
-        let recalls = files.flat_map(|(file, held)| held.recalled.iter().map(move |recalled| (file, recalled)));
-        let own = recalls.filter(|(_, recalled)| recalled.session == session);
-        let awaited = own.map(|(file, recalled)| (file, session, recalled.stamp)).collect();
-        Ticket { session: Some(session), changes: Vec::new(), awaited }
+        let awaited = vec![Awaited::All(session, Stamp(self.last_stamp))];
+        Ticket { session: Some(session), changes: Vec::new(), awaited, until: None }
     }
 
     /// What is to be told to a session, in order.
@@ -382,20 +462,33 @@ impl LeaseTable {
         self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()
     }
 
-    /// What a session that is back after a break may not have heard: when it last lost everything; its recalls without an answer, and that
-    /// these are all.
+    /// What a session that is back after a break may not have heard: when it last lost everything, and the recalls until
+    /// now. [`Self::missed_recalls`] tells them, in steps.
     #[must_use]
-    pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
+    pub fn missed(&self, session: SessionId) -> (Stamp, Stamp) {
         let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
-        let held = self.recalling.iter().filter_map(|file| self.files.get(file));
-        let recalls = held.flat_map(|held| held.recalled.iter().map(|recalled| (held.id, recalled)));
-        let recalls = recalls.filter(|(_, recalled)| recalled.session == session);
-        let notice = |(file, recalled): (FileId, &Recalled)| Notice::Recall {
-            file,
-            leases: recalled.leases,
-            stamp: recalled.stamp,
+        (lost, Stamp(self.last_stamp))
+    }
+
+    /// A step's worth of the session's recalls without an answer, behind the place `after` and until a stamp, and where the
+    /// next step begins.
+    #[must_use]
+    pub fn missed_recalls(
+        &self,
+        session: SessionId,
+        after: Option<Place>,
+        until: Stamp,
+    ) -> (Vec<Notice>, Option<Place>) {
+        let Some(its) = self.sessions.get(&session) else { return (Vec::new(), None) };
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let unanswered = its.index.recalled.range((from, Bound::Unbounded)).take_while(|(stamp, _)| *stamp <= until);
+        let step: Vec<Place> = unanswered.take(STEP).copied().collect();
+        let notice = |(stamp, file): &Place| {
+            let held = self.files.get(file)?;
+            let recalled = held.recalled.iter().find(|r| r.session == session && r.stamp == *stamp)?;
+            Some(Notice::Recall { file: held.id, leases: recalled.leases, stamp: *stamp })
         };
-        (lost, recalls.map(notice).chain([Notice::All { stamp: Stamp(self.last_stamp) }]).collect())
+        (step.iter().filter_map(notice).collect(), step.get(STEP - 1).copied())
     }
 
     /// All that everybody has ends: it is not known what has changed.
@@ -410,15 +503,17 @@ impl LeaseTable {
         self.sessions.get(&session).map(|session| session.valid_until)
     }
 
-    /// When [`Self::is_clear`] may change without anybody's doing.
+    /// When [`Self::is_clear`] may change without anybody's doing, and not before.
     #[must_use]
     pub fn deadline(&self, ticket: &Ticket) -> Option<Instant> {
-        let of = |(file, session, _): &(File, SessionId, Stamp)| {
-            let recalled = self.files.get(file)?.recalled.iter().filter(|r| r.session == *session);
-            let until = recalled.map(|recalled| recalled.until).min()?;
-            Some(self.sessions.get(session).map_or(until, |session| until.min(session.valid_until)))
-        };
-        ticket.awaited.iter().filter_map(of).min()
+        let (_, _, until) = self.unanswered(*ticket.awaited.last()?)?;
+        Some(ticket.until.map_or(until, |its| its.min(until)))
+    }
+
+    /// What wakes whoever takes the session's notices.
+    #[must_use]
+    pub fn wake(&self, session: SessionId) -> Option<Arc<Notify>> {
+        self.sessions.get(&session).map(|session| session.wake.clone())
     }
 
     /// Files with leases and sessions, for the state.
@@ -437,30 +532,13 @@ impl LeaseTable {
     /// Whether the session has announced a change of the file that is not finished.
     #[must_use]
     pub fn is_changing(&self, file: File, session: SessionId) -> bool {
-        self.files.get(&file).is_some_and(|held| held.changing.contains(&Some(session)))
+        self.files.get(&file).is_some_and(|held| held.changing.contains_key(&Some(session)))
     }
 
     /// Whether anybody but the session may hold changes back.
-    pub fn may_be_held_back(&mut self, session: SessionId) -> bool {
-        let files = &self.files;
-        let is_held = |holder, file| files.get(file).is_some_and(|held: &Held| held.is_writable_by(holder));
-        let may = self
-            .writable
-            .iter()
-            .any(|(holder, held)| *holder != session && held.iter().any(|file| is_held(*holder, file)));
-        if !may {
-            // So that the next look is a short one.
-            self.writable.retain(|holder, _| *holder == session);
-        }
-        may
-    }
-
-    fn forget_written(&mut self) {
-        let files = &self.files;
-        for (holder, held) in &mut self.writable {
-            held.retain(|file| files.get(file).is_some_and(|held| held.is_writable_by(*holder)));
-        }
-        self.writable.retain(|_, held| !held.is_empty());
+    #[must_use]
+    pub fn may_be_held_back(&self, session: SessionId) -> bool {
+        self.writers.len() > usize::from(self.writers.contains(&session))
     }
 
     /// An order among answers and recalls.
@@ -472,60 +550,83 @@ impl LeaseTable {
     /// Recalls from all but `session`: who holds one of the first leases loses all of the second. Whether somebody does.
     fn recall(&mut self, file: File, session: Option<SessionId>, masks: (Leases, Leases), now: Instant) -> bool {
         let stamp = self.next_stamp();
-        let Some(held) = self.files.get_mut(&file) else { return false };
-        let (mut emptied, mut is_told) = (Vec::new(), false);
-        for (holder, grant) in &mut held.grants {
+        let Some(held) = self.files.get(&file) else { return false };
+        let lost = held.grants.iter().filter(|(holder, _)| Some(**holder) != session).map(|(holder, grant)| {
             let is_writer = grant.leases.contains(Leases::WRITE);
-            let lost = grant.leases & if is_writer { masks.1 } else { masks.0 };
-            if Some(*holder) == session || lost.is_empty() {
-                continue;
-            }
-            grant.leases -= lost;
-            is_told = true;
-            let time = if lost.contains(Leases::WRITE) { FLUSH_TIME } else { ANSWER_TIME };
-            self.recalling.insert(file);
-            held.recalled.push(Recalled { session: *holder, leases: lost, stamp, until: now + time });
-            if let Some(holder) = self.sessions.get_mut(holder) {
-                holder.outbox.push(Notice::Recall { file: held.id, leases: lost, stamp });
-                if session.is_none() && holder.changed.len() < MAX_CHANGED && !holder.changed.contains(&held.id) {
-                    holder.changed.push(held.id);
-                }
-            }
-            if grant.leases.is_empty() {
-                emptied.push(*holder);
+            (*holder, grant.leases & if is_writer { masks.1 } else { masks.0 })
+        });
+        let lost: Vec<(SessionId, Leases)> = lost.filter(|(_, lost)| !lost.is_empty()).collect();
+        let id = held.id;
+        for (holder, leases) in &lost {
+            let time = if leases.contains(Leases::WRITE) { FLUSH_TIME } else { ANSWER_TIME };
+            self.recall_from(file, Recalled { session: *holder, leases: *leases, stamp, until: now + time });
+            if let Some(holder) = self.sessions.get_mut(holder).filter(|_| session.is_none())
+                && holder.changed.len() < MAX_CHANGED
+                && !holder.changed.contains(&id)
+            {
+                holder.changed.push(id);
             }
         }
-        emptied.into_iter().for_each(|holder| self.drop_empty_grant(file, holder));
-        is_told
+        !lost.is_empty()
     }
 
-    /// Ends what is over by time.
+    fn recall_from(&mut self, file: File, recalled: Recalled) {
+        let (session, leases, stamp) = (recalled.session, recalled.leases, recalled.stamp);
+        let id = self.change(file, session, |held| {
+            if let Some(grant) = held.grants.get_mut(&session) {
+                grant.leases -= leases;
+            }
+            held.recalled.push(recalled);
+            held.id
+        });
+        if let (Some(file), Some(session)) = (id, self.sessions.get_mut(&session)) {
+            session.post(Notice::Recall { file, leases, stamp });
+        }
+    }
+
+    /// Ends what is over by time. Costs nothing while nothing is: the next end is known.
     pub fn expire(&mut self, now: Instant) {
-        let is_over = |session: &Session| session.valid_until <= now && session.files > 0;
-        let mut over: Vec<SessionId> =
-            self.sessions.iter().filter(|(_, session)| is_over(session)).map(|(id, _)| *id).collect();
-        self.recalling.retain(|file| self.files.get(file).is_some_and(|held| !held.recalled.is_empty()));
-        let overdue = self.recalling.iter().filter_map(|file| self.files.get(file)).flat_map(|held| &held.recalled);
-        let is_overdue = |recalled: &&Recalled| {
-            let session = self.sessions.get(&recalled.session);
-            recalled.until <= now || session.is_none_or(|session| session.valid_until <= now)
-        };
-        let overdue: Vec<&Recalled> = overdue.filter(is_overdue).collect();
-        // One that is out of reach has lost them by time. One that is alive was asked, and has not answered.
-        let is_alive = |session: &&Session| session.valid_until > now;
-        let alive = overdue.iter().filter_map(|recalled| self.sessions.get(&recalled.session).filter(is_alive));
-        let lapsed: HashSet<String> = alive.map(|session| session.owner.clone()).collect();
-        over.extend(overdue.iter().map(|recalled| recalled.session));
-        for owner in lapsed.iter().filter(|owner| !owner.is_empty()) {
-            let its = self.sessions.iter().filter(|(_, session)| session.owner == *owner);
-            over.extend(its.map(|(id, _)| *id));
-            if let Some(owner) = self.owners.get_mut(owner) {
-                owner.lapsed_until = Some(now + LAPSED_TIME);
+        // One that is out of reach has lost its leases by time.
+        while let Some(&(until, session)) = self.ends.lives.first()
+            && until <= now
+        {
+            self.ends.lives.pop_first();
+            if self.sessions.get(&session).is_some_and(|session| session.index.len() > 0) {
+                self.lose(session);
             }
         }
-        over.sort_unstable();
-        over.dedup();
-        over.into_iter().for_each(|session| self.lose(session));
+        // One that is alive was asked, and has not answered.
+        while let Some(session) = self.overdue(now) {
+            self.lapse(session, now);
+        }
+    }
+
+    /// A session with a recall that is over. It has none when it has lost all.
+    fn overdue(&mut self, now: Instant) -> Option<SessionId> {
+        if let Some((until, session, ..)) = self.ends.recalls.first()
+            && *until <= now
+        {
+            return Some(*session);
+        }
+        while let Some(&(until, session, stamp)) = self.ends.flushes.first()
+            && until <= now
+        {
+            self.ends.flushes.pop_first();
+            let its = self.sessions.get(&session);
+            if its.is_some_and(|its| last_until(&its.index.unwritten, stamp).is_some()) {
+                return Some(session);
+            }
+        }
+        None
+    }
+
+    fn lapse(&mut self, session: SessionId, now: Instant) {
+        self.lose(session);
+        let Some(its) = self.sessions.get(&session).filter(|its| !its.owner.is_empty()) else { return };
+        let Some(owner) = self.owners.get_mut(&its.owner) else { return };
+        owner.lapsed_until = Some(now + LAPSED_TIME);
+        let others: Vec<SessionId> = owner.sessions.iter().copied().filter(|other| *other != session).collect();
+        others.into_iter().for_each(|other| self.lose(other));
     }
 
     fn lose(&mut self, session: SessionId) {
@@ -533,36 +634,56 @@ impl LeaseTable {
         let stamp = self.next_stamp();
         if let Some(session) = self.sessions.get_mut(&session) {
             session.lost = stamp;
-            session.outbox.push(Notice::Lost { stamp });
+            session.post(Notice::Lost { stamp });
         }
     }
 
     fn drop_leases(&mut self, session: SessionId) {
-        for held in self.files.values_mut() {
-            held.grants.remove(&session);
-            held.recalled.retain(|recalled| recalled.session != session);
-        }
-        self.files.retain(|_, held| !held.is_unused());
-        if let Some(session) = self.sessions.get_mut(&session) {
-            let lost = mem::take(&mut session.files);
-            self.leased = self.leased.saturating_sub(lost);
-            if let Some(owner) = self.owners.get_mut(&session.owner) {
-                owner.files = owner.files.saturating_sub(lost);
+        let Some(its) = self.sessions.get_mut(&session) else { return };
+        let index = mem::take(&mut its.index);
+        let (name, count) = (its.owner.clone(), index.len());
+        for file in index.files() {
+            let Some(held) = self.files.get_mut(&file) else { continue };
+            for recalled in held.recalled.extract_if(.., |recalled| recalled.session == session) {
+                self.ends.recalls.remove(&(recalled.until, session, file, recalled.stamp));
             }
+            held.grants.remove(&session);
+            self.drop_if_unused(file);
         }
+        self.writers.remove(&session);
+        self.count(&name, count, 0);
     }
 
-    fn drop_empty_grant(&mut self, file: File, session: SessionId) {
-        let Some(held) = self.files.get_mut(&file) else { return };
+    /// Changes what one session has of a file: all that is about one goes through here, which keeps the indexes exact and
+    /// leaves nothing that is empty.
+    fn change<T>(&mut self, file: File, session: SessionId, how: impl FnOnce(&mut Held) -> T) -> Option<T> {
+        let (held, its) = (self.files.get_mut(&file)?, self.sessions.get_mut(&session)?);
+        let before = its.index.len();
+        its.index.remove((file, session), held, &mut self.ends);
+        let done = how(held);
+        held.recalled.retain(|recalled| !recalled.leases.is_empty());
         if held.grants.get(&session).is_some_and(|grant| grant.leases.is_empty()) {
             held.grants.remove(&session);
-            if let Some(session) = self.sessions.get_mut(&session) {
-                session.files = session.files.saturating_sub(1);
-                self.leased = self.leased.saturating_sub(1);
-                if let Some(owner) = self.owners.get_mut(&session.owner) {
-                    owner.files = owner.files.saturating_sub(1);
-                }
-            }
+        }
+        its.index.insert((file, session), held, &mut self.ends);
+        if its.index.may_write() {
+            self.writers.insert(session);
+        } else {
+            self.writers.remove(&session);
+        }
+        let after = its.index.len();
+        if before != after {
+            let owner = its.owner.clone();
+            self.count(&owner, before, after);
+        }
+        self.drop_if_unused(file);
+        Some(done)
+    }
+
+    fn count(&mut self, owner: &str, before: usize, after: usize) {
+        self.leased = (self.leased + after).saturating_sub(before);
+        if let Some(owner) = self.owners.get_mut(owner) {
+            owner.files = (owner.files + after).saturating_sub(before);
         }
     }
 
@@ -573,26 +694,37 @@ impl LeaseTable {
     }
 }
 
+impl Session {
+    fn post(&mut self, notice: Notice) {
+        self.outbox.push(notice);
+        self.wake.notify_one();
+    }
+}
+
+/// The next files, as many as one step looks at.
+fn step_of(files: &BTreeSet<File>, after: Option<File>) -> Vec<File> {
+    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+    files.range((from, Bound::Unbounded)).take(STEP).copied().collect()
+}
+
 impl Held {
     fn is_unused(&self) -> bool {
         self.grants.is_empty() && self.recalled.is_empty() && self.changing.is_empty()
     }
 
-    /// Whether that session holds changes back, or has yet to answer that it does not.
-    fn is_writable_by(&self, session: SessionId) -> bool {
-        let granted = self.grants.get(&session).map(|grant| grant.leases);
-        let recalled = self.recalled.iter().filter(|recalled| recalled.session == session).map(|r| r.leases);
-        granted.into_iter().chain(recalled).any(|leases| leases.contains(Leases::WRITE))
-    }
-
     /// What of `wanted` the session may have now.
     fn compatible(&self, session: SessionId, wanted: Leases) -> Leases {
         let mut others = self.grants.iter().filter(|(holder, _)| **holder != session).map(|(_, grant)| grant.leases);
-        let is_changing = self.changing.iter().any(|by| *by != Some(session));
+        let is_changing = self.changing.len() > usize::from(self.changing.contains_key(&Some(session)));
         // What was recalled from the session itself it may have again before it has answered: the answer bears the recall's stamp, which
         // is lower. But a right to write comes back when everybody has seen what was written.
         let is_recalled = self.recalled.iter().any(|recalled| recalled.leases.contains(Leases::WRITE));
-        if is_changing || is_recalled || others.clone().any(|leases| leases.contains(Leases::WRITE)) {
+        let unanswered = self.recalled.iter().filter(|recalled| recalled.session == session).count();
+        if is_changing
+            || is_recalled
+            || unanswered >= MAX_UNANSWERED
+            || others.clone().any(|leases| leases.contains(Leases::WRITE))
+        {
             return Leases::empty();
         }
         if others.next().is_some() || !self.recalled.is_empty() {

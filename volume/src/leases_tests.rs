@@ -121,9 +121,9 @@ impl World {
 
     fn look(&mut self, session: usize, number: u64, may_write: bool) {
         let (key, id) = file(number);
-        let ticket = self.table.begin(Some(self.ids[session]), &[(key, id, Intent::Look)], self.now);
+        let mut ticket = self.table.begin(Some(self.ids[session]), &[(key, id, Intent::Look)], self.now);
         // One that has to wait is given up here.
-        let is_clear = self.table.is_clear(&ticket, self.now);
+        let is_clear = self.table.is_clear(&mut ticket, self.now);
         self.table.finish(ticket);
         self.listen();
         if !is_clear || self.clients[session].recalls.iter().any(|(of, ..)| *of == number) {
@@ -168,8 +168,8 @@ impl World {
 
     /// Changes that may happen do; their own sessions know of them.
     fn settle(&mut self) {
-        for (ticket, session, number) in mem::take(&mut self.pending) {
-            if !self.table.is_clear(&ticket, self.now) {
+        for (mut ticket, session, number) in mem::take(&mut self.pending) {
+            if !self.table.is_clear(&mut ticket, self.now) {
                 self.pending.push((ticket, session, number));
                 continue;
             }
@@ -183,6 +183,7 @@ impl World {
 
     /// Who holds a lease of the contents, is not told otherwise, and is within its time, remembers the newest.
     fn check(&self) {
+        check_indexes(&self.table);
         for (id, client) in self.ids.iter().zip(&self.clients) {
             let is_valid = self.table.valid_until(*id).is_some_and(|until| until > self.now);
             for (number, version) in client.remembered.iter().filter(|_| is_valid) {
@@ -222,21 +223,21 @@ fn a_change_waits_for_the_answer_or_for_the_holders_time() {
     let wanted = Leases::DATA | Leases::ATTRIBUTES;
     assert_eq!(table.grant(one, (key, id), wanted, now).0, wanted);
     let change = [(key, id, Intent::Change(wanted))];
-    let ticket = table.begin(Some(two), &change, now);
-    assert!(!table.is_clear(&ticket, now));
+    let mut ticket = table.begin(Some(two), &change, now);
+    assert!(!table.is_clear(&mut ticket, now));
     let [Notice::Recall { stamp, leases, .. }] = table.take_notices(one)[..] else { panic!("one recall") };
     // Until it has happened nobody gets a lease; the one that asks for it least of all.
     assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
     table.returned(one, key, leases, stamp);
-    assert!(table.is_clear(&ticket, now));
+    assert!(table.is_clear(&mut ticket, now));
     assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
     table.finish(ticket);
     assert_eq!(table.grant(one, (key, id), wanted, now).0, wanted);
 
-    let ticket = table.begin(Some(two), &change, now);
+    let mut ticket = table.begin(Some(two), &change, now);
     assert_eq!(table.deadline(&ticket), Some(now + LEASE_TIME));
-    assert!(!table.is_clear(&ticket, now + LEASE_TIME - Duration::from_millis(1)));
-    assert!(table.is_clear(&ticket, now + LEASE_TIME));
+    assert!(!table.is_clear(&mut ticket, now + LEASE_TIME - Duration::from_millis(1)));
+    assert!(table.is_clear(&mut ticket, now + LEASE_TIME));
     table.finish(ticket);
     assert!(matches!(table.take_notices(one)[..], [Notice::Recall { .. }, Notice::Lost { .. }]));
     assert_eq!(table.size().0, 0, "nothing is left of it");
@@ -249,14 +250,14 @@ fn who_does_not_answer_loses_all() {
     let (one, two) = (table.open_session(now), table.open_session(now));
     let (key, id) = file(7);
     let _ = table.grant(one, (key, id), Leases::DATA | Leases::WRITE, now);
-    let ticket = table.begin(Some(two), &[(key, id, Intent::Look)], now);
+    let mut ticket = table.begin(Some(two), &[(key, id, Intent::Look)], now);
     let until = now + FLUSH_TIME;
     while now < until {
-        assert!(!table.is_clear(&ticket, now), "it is alive, and may still be writing");
+        assert!(!table.is_clear(&mut ticket, now), "it is alive, and may still be writing");
         now += Duration::from_secs(5);
         table.renew(one, now);
     }
-    assert!(table.is_clear(&ticket, now));
+    assert!(table.is_clear(&mut ticket, now));
     table.finish(ticket);
     assert_eq!(table.held(one, key), Leases::empty());
 }
@@ -285,17 +286,17 @@ fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
     };
     assert!(lapsing(&mut table, 1, now) && lapsing(&mut table, 2, now));
     let change = |number| (file(number).0, file(number).1, Intent::Change(Leases::DATA));
-    let ticket = table.begin(Some(bob), &[change(1)], now);
-    assert!(!table.is_clear(&ticket, now));
+    let mut ticket = table.begin(Some(bob), &[change(1)], now);
+    assert!(!table.is_clear(&mut ticket, now));
     for _ in 0..4 {
         now += ANSWER_TIME / 4;
         ada.iter().chain([&bob]).for_each(|session| table.renew(*session, now));
     }
-    assert!(table.is_clear(&ticket, now));
+    assert!(table.is_clear(&mut ticket, now));
     table.finish(ticket);
     // All that its owner had is gone, and it gets nothing more that others would have to wait for.
-    let ticket = table.begin(Some(bob), &[change(2)], now);
-    assert!(table.is_clear(&ticket, now));
+    let mut ticket = table.begin(Some(bob), &[change(2)], now);
+    assert!(table.is_clear(&mut ticket, now));
     table.finish(ticket);
     assert!(!lapsing(&mut table, 3, now));
     assert!(table.take_notices(ada[1]).iter().any(|notice| matches!(notice, Notice::Lost { .. })));
@@ -312,14 +313,14 @@ fn a_flush_is_of_its_trees_and_takes_its_time_at_most() {
     let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
     let ada = table.open_session_of("ada", Path::new("/a"), now);
     assert_eq!(table.grant(ada, file(1), Leases::WRITE, now).0, Leases::WRITE);
-    let other = table.begin_flush(None, |tree| overlap(tree, Path::new("/b")), RUN_TIME, now);
-    assert!(table.is_clear(&other, now));
+    let mut other = flush_of(&mut table, |tree| overlap(tree, Path::new("/b")), RUN_TIME, now);
+    assert!(table.is_clear(&mut other, now));
     // Somebody waits already, for longer.
-    let look = table.begin(None, &[(file(1).0, file(1).1, Intent::Look)], now);
-    let shared = table.begin_flush(None, |tree| overlap(tree, Path::new("/a/sub")), RUN_TIME, now);
-    assert!(!table.is_clear(&shared, now));
+    let mut look = table.begin(None, &[(file(1).0, file(1).1, Intent::Look)], now);
+    let mut shared = flush_of(&mut table, |tree| overlap(tree, Path::new("/a/sub")), RUN_TIME, now);
+    assert!(!table.is_clear(&mut shared, now));
     now += RUN_TIME;
-    assert!(table.is_clear(&shared, now) && table.is_clear(&look, now));
+    assert!(table.is_clear(&mut shared, now) && table.is_clear(&mut look, now));
     assert!(table.take_notices(ada).iter().any(|notice| matches!(notice, Notice::Lost { .. })));
     [other, look, shared].into_iter().for_each(|ticket| table.finish(ticket));
 }
@@ -336,4 +337,128 @@ fn one_owner_leaves_leases_for_others() {
     assert_eq!(table.grant(bob, file(limit), Leases::DATA, now).0, Leases::DATA);
     table.end_session(ada);
     assert_eq!(table.leased, 1);
+}
+
+/// All steps of a flush.
+fn flush_of(table: &mut LeaseTable, of: impl Fn(&Path) -> bool, time: Duration, now: Instant) -> Ticket {
+    let holders = table.writers(None, of);
+    for holder in &holders {
+        let mut after = table.recall_written((*holder, None), None, now);
+        while after.is_some() {
+            after = table.recall_written((*holder, None), after, now);
+        }
+    }
+    table.begin_flush(&holders, time, now)
+}
+
+/// What the indexes say is what all files say.
+fn check_indexes(table: &LeaseTable) {
+    let mut recalls = 0;
+    for (id, session) in &table.sessions {
+        let (mut rebuilt, mut ends) = (Index::default(), Ends::default());
+        table.files.iter().for_each(|(file, held)| rebuilt.insert((*file, *id), held, &mut ends));
+        let all = |index: &Index| {
+            (index.granted.clone(), index.writable.clone(), index.recalled.clone(), index.unwritten.clone())
+        };
+        assert_eq!(all(&rebuilt), all(&session.index));
+        assert!(ends.recalls.is_subset(&table.ends.recalls));
+        recalls += ends.recalls.len();
+        assert_eq!(table.writers.contains(id), rebuilt.may_write());
+    }
+    assert_eq!(recalls, table.ends.recalls.len());
+    let total = |count: fn(&Session) -> usize| table.sessions.values().map(count).sum::<usize>();
+    assert_eq!(table.leased, total(|session| session.index.len()));
+    assert_eq!(table.leased, table.owners.values().map(|owner| owner.files).sum::<usize>());
+}
+
+/// A holder of rights to write, and somebody whose flush asks for them.
+fn holder_of(files: u64) -> (LeaseTable, SessionId, Instant) {
+    let (mut table, now) = (LeaseTable::default(), Instant::now());
+    let holder = table.open_session_of("ada", Path::new("/a"), now);
+    for number in 0..files {
+        assert_eq!(table.grant(holder, file(number), Leases::WRITE, now).0, Leases::WRITE);
+    }
+    (table, holder, now)
+}
+
+#[test]
+fn a_flush_of_many_files_lets_others_in_between() {
+    let files = 2 * STEP as u64 + 1;
+    let (mut table, holder, now) = holder_of(files);
+    let mut after = None;
+    for recalled in [STEP, STEP, 1] {
+        after = table.recall_written((holder, None), after, now);
+        assert_eq!(table.take_notices(holder).len(), recalled);
+        check_indexes(&table);
+    }
+    assert_eq!(after, None);
+    // Another flush has nothing to look at, and its ticket is as short as for one file.
+    let mut tickets = [(); 2].map(|()| flush_of(&mut table, |_| true, FLUSH_TIME, now));
+    assert!(table.take_notices(holder).is_empty());
+    assert!(tickets.iter().all(|ticket| ticket.awaited.len() == 1));
+    for number in 0..files {
+        assert!(tickets.iter_mut().all(|ticket| !table.is_clear(ticket, now)), "{number}");
+        table.returned(holder, file(number).0, Leases::WRITE, Stamp(u64::MAX));
+    }
+    assert!(tickets.iter_mut().all(|ticket| table.is_clear(ticket, now)));
+    assert!(!table.may_be_held_back(SessionId(0)));
+    check_indexes(&table);
+}
+
+#[test]
+fn what_a_session_remembers_is_recalled_and_told_again_in_steps() {
+    let files = STEP as u64 + 1;
+    let (mut table, now) = (LeaseTable::default(), Instant::now());
+    let own = table.open_session_of("ada", Path::new("/a"), now);
+    (0..files).for_each(|number| {
+        let _ = table.grant(own, file(number), Leases::DATA, now);
+    });
+    let after = table.recall_all(own, None, now);
+    assert_eq!(table.take_notices(own).len(), STEP);
+    assert_eq!(table.recall_all(own, after, now), None);
+    assert_eq!(table.take_notices(own).len(), 1);
+    let (_, until) = table.missed(own);
+    let (first, next) = table.missed_recalls(own, None, until);
+    let (rest, end) = table.missed_recalls(own, next, until);
+    assert_eq!((first.len(), rest.len(), end), (STEP, 1, None));
+}
+
+#[test]
+fn who_does_not_answer_gets_a_file_only_so_often() {
+    let (mut table, now) = (LeaseTable::default(), Instant::now());
+    let own = table.open_session_of("ada", Path::new("/a"), now);
+    for _ in 0..MAX_UNANSWERED {
+        assert_eq!(table.grant(own, file(1), Leases::DATA, now).0, Leases::DATA);
+        assert!(table.changed(file(1).0, Leases::DATA, now));
+    }
+    assert_eq!(table.grant(own, file(1), Leases::DATA, now).0, Leases::empty());
+    table.returned(own, file(1).0, Leases::DATA, Stamp(u64::MAX));
+    assert_eq!(table.grant(own, file(1), Leases::DATA, now).0, Leases::DATA);
+}
+
+#[test]
+fn recalls_without_an_answer_count_as_leases() {
+    let (mut table, now) = (LeaseTable::default(), Instant::now());
+    let own = table.open_session_of("ada", Path::new("/a"), now);
+    let _ = table.grant(own, file(1), Leases::DATA, now);
+    assert!(table.changed(file(1).0, Leases::DATA, now));
+    assert_eq!(table.leased, 1);
+    table.returned(own, file(1).0, Leases::DATA, Stamp(u64::MAX));
+    assert_eq!(table.leased, 0);
+}
+
+#[test]
+fn who_takes_no_notices_is_told_only_what_it_needs() {
+    let (mut table, now) = (LeaseTable::default(), Instant::now());
+    let own = table.open_session_of("ada", Path::new("/a"), now);
+    let ((_, id), then) = (file(1), crate::store::Time { seconds: 0, nanoseconds: 0 });
+    let (atime, mtime, ctime) = (then, then, then);
+    let (mode, uid, gid, links, size, blocks, rdev, version) = (0, 0, 0, 0, 0, 0, 0, 0);
+    let kind = crate::store::Kind::Regular;
+    let attributes =
+        crate::store::Attributes { id, kind, mode, uid, gid, links, size, blocks, rdev, atime, mtime, ctime, version };
+    for _ in 0..=MAX_UNTAKEN {
+        table.tell(own, Entry { attributes, leases: Leases::empty(), stamp: Stamp(1) });
+    }
+    assert_eq!(table.take_notices(own).len(), MAX_UNTAKEN);
 }

@@ -279,6 +279,61 @@ async fn offsets_that_no_file_has_are_refused() {
     assert_eq!(fs::metadata(site.path("f")).unwrap().len(), 0);
 }
 
+/// A session that has a right to write, and answers nothing.
+async fn silent_holder(site: &Site) -> (DirectorySession, Notices) {
+    let holder = site.session();
+    let notices = holder.notices();
+    let place = create(&holder, "held", RW).await;
+    call(&holder, Op::Close(place.handle.unwrap())).await.unwrap();
+    assert!(open(&holder, "held", RW).await.1.leases.contains(Leases::WRITE));
+    (holder, notices)
+}
+
+fn settling(session: &DirectorySession, how: Settling) -> tokio::task::JoinHandle<Result<Answer, Errno>> {
+    let session = session.clone();
+    tokio::spawn(async move { call(&session, Op::Settle(how)).await })
+}
+
+#[tokio::test]
+async fn flushes_of_an_account_are_few_at_a_time_and_hold_up_no_other() {
+    let (site, ada, bob) = (Site::new(), Account::named("ada"), Account::named("bob"));
+    let (holder, _unanswered) = silent_holder(&site).await;
+    let other = tempfile::tempdir().unwrap();
+    let other = Directory::open(site.machine.clone(), other.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let of = |account: &Arc<Account>, directory: &Arc<Directory>| {
+        DirectorySession::open_for(account.clone(), directory.clone(), Liveness::Own)
+    };
+    let sessions = [&site.directory, &site.directory, &other].map(|directory| of(&ada, directory));
+    // The third has nobody to wait for but the first two.
+    let settles = sessions.each_ref().map(|session| settling(session, Settling::Flush));
+    for _ in 0..20 {
+        let bobs = settling(&of(&bob, &other), Settling::Flush);
+        tokio::time::timeout(SOON, bobs).await.unwrap().unwrap().unwrap();
+    }
+    assert!(settles.iter().all(|settle| !settle.is_finished()));
+    holder.end();
+    for settle in settles {
+        tokio::time::timeout(SOON, settle).await.unwrap().unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_settled_once_at_a_time() {
+    let site = Site::new();
+    let (holder, _unanswered) = silent_holder(&site).await;
+    let (one, other) = (site.session(), site.session());
+    let settles = [settling(&one, Settling::Flush), settling(&one, Settling::Recalls)];
+    for _ in 0..20 {
+        let others = settling(&other, Settling::Recalls);
+        tokio::time::timeout(SOON, others).await.unwrap().unwrap().unwrap();
+    }
+    assert!(settles.iter().all(|settle| !settle.is_finished()));
+    holder.end();
+    for settle in settles {
+        tokio::time::timeout(SOON, settle).await.unwrap().unwrap().unwrap();
+    }
+}
+
 /// Others of the same account can write what the one that waits waits for.
 #[tokio::test]
 async fn writes_that_wait_have_a_room_of_their_own() {

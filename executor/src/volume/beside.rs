@@ -38,7 +38,7 @@ impl Volumes {
         }
         if let Some(machine) = self.machine_in_use() {
             let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
-            machine.keeper.begin_flush(None, is_used, RUN_TIME).clear().await;
+            machine.keeper.flush(None, is_used, RUN_TIME).await;
         }
         beside
     }

@@ -78,6 +78,9 @@ pub enum Mutability {
 /// Locks that sessions wait for, in all and of one account.
 const MAX_WAITING_LOCKS: usize = 4096;
 const MAX_WAITING_LOCKS_OF_ONE: usize = 256;
+/// Sessions that are being settled, in all and of one account. There is room for each of some hundreds of accounts.
+const MAX_SETTLING: usize = 1024;
+const MAX_SETTLING_OF_ONE: usize = 2;
 /// What all directories of one machine share.
 #[derive(Debug)]
 pub struct Machine {
@@ -86,6 +89,7 @@ pub struct Machine {
     workers: Workers,
     watch: Watch,
     waiting_locks: Arc<Pool>,
+    settling: Arc<Pool>,
     /// Of open files and of locks: half of what this process may have.
     descriptors: Arc<Pool>,
     remembered: Arc<AtomicUsize>,
@@ -153,6 +157,7 @@ impl Machine {
             workers: Workers::start()?,
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
+            settling: Pool::new(MAX_SETTLING, MAX_SETTLING_OF_ONE),
             descriptors: Pool::new(open_files, open_files),
             remembered: Arc::default(),
         }))

@@ -58,6 +58,8 @@ pub struct Session {
     pub locks: Locks,
     /// Whose share of the machine it uses.
     pub account: Arc<Account>,
+    /// One flush or refresh at a time.
+    settling: tokio::sync::Mutex<()>,
     liveness: Liveness,
     has_listener: AtomicBool,
     /// Who called last: what the session is told without having asked is looked at with its rights.
@@ -100,6 +102,7 @@ impl DirectorySession {
             last_handle: AtomicU64::default(),
             locks: Locks::default(),
             account,
+            settling: tokio::sync::Mutex::default(),
             liveness,
             has_listener: false.into(),
             last_caller: Mutex::default(),
@@ -126,7 +129,7 @@ impl DirectorySession {
     /// What may not have been heard because of a break; see [`crate::leases::LeaseTable::missed`].
     #[must_use]
     pub fn missed(&self) -> (Stamp, Vec<Notice>) {
-        self.0.keeper().table().missed(self.0.id)
+        self.0.keeper().missed(self.0.id)
     }
 
     /// What other programs of this machine have changed until now is told to the listener before its notice with this stamp. `None`: the
@@ -316,7 +319,7 @@ impl Session {
         };
         match first {
             Attempt::Done(answer) => Ok(answer),
-            Attempt::Wait(begun) => {
+            Attempt::Wait(mut begun) => {
                 begun.clear().await;
                 self.as_caller(caller, move |session| {
                     let answer = session.execute(&op);
@@ -331,7 +334,7 @@ impl Session {
     /// Does it at once, if nobody is in the way.
     fn attempt(&self, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
-        let begun = self.keeper().begin(self.id, &intents);
+        let mut begun = self.keeper().begin(self.id, &intents);
         if !begun.is_clear() {
             return Ok(Attempt::Wait(begun));
         }
@@ -340,15 +343,24 @@ impl Session {
         Ok(Attempt::Done(answer))
     }
 
+    /// One at a time for each session, and few for each account: what these cost others is bounded. Whoever is waited for
+    /// answers by [`Op::Return`] and writes, which never wait for a turn in here, so that turns can't wait for each
+    /// other; and a recall ends by time in any case.
     async fn settle(self: &Arc<Self>, how: Settling) -> Result<Answer, Errno> {
+        let _turn = self.settling.lock().await;
+        let _place = self.directory.machine.settling.take(&self.account, 1).await;
+        // It may have ended while this waited for its turn.
+        if self.is_over() {
+            return Err(Errno::ESTALE);
+        }
         if how == Settling::Flush {
             let tree = self.directory.tree();
-            self.keeper().begin_flush(Some(self.id), |other| overlap(tree, other), FLUSH_TIME).clear().await;
+            self.keeper().flush(Some(self.id), |other| overlap(tree, other), FLUSH_TIME).await;
         }
         self.catch_up().await?;
         if self.directory.watched == Watched::LeaseEnd {
             // Anything may have changed.
-            self.keeper().recall_all(self.id);
+            self.keeper().recall_all(self.id).await;
         }
         self.keeper().begin_answers(self.id).clear().await;
         Ok(Answer::Settled(self.keeper().table().next_stamp()))

@@ -102,7 +102,7 @@ async fn read_pieces(
     sender: &mpsc::Sender<Result<Piece, Errno>>,
 ) -> Result<(), Errno> {
     // Who holds something back has written it when this is clear.
-    let begun = session.begin_of(&[(part.place.file, Intent::Look)]);
+    let mut begun = session.begin_of(&[(part.place.file, Intent::Look)]);
     tokio::select! {
         () = begun.clear() => {}
         () = sender.closed() => return Ok(()),
@@ -167,9 +167,9 @@ pub async fn write(
     while results.len() < held.0.len() {
         let (job_held, first) = (held.clone(), results.len());
         let job = move |session: &Arc<Session>| Ok(session.write_some(&job_held.0[first..], begun));
-        let (more, waits) = session.as_caller(caller, job).await?;
+        let (more, mut waits) = session.as_caller(caller, job).await?;
         results.extend(more);
-        if let Some(waits) = &waits {
+        if let Some(waits) = &mut waits {
             let may_wait = held.1.lock().expect("not poisoned").as_mut().is_none_or(|room| room.wait(session));
             // What is done can't be undone: the rest waits where it is.
             if !may_wait && results.is_empty() {
@@ -213,7 +213,7 @@ impl Session {
     fn write_some(&self, writes: &[Write], mut begun: Option<Begun>) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
         let mut results = Vec::new();
         for write in writes {
-            let now = match begun.take() {
+            let mut now = match begun.take() {
                 Some(begun) => begun,
                 None => match self.write_intent(write) {
                     Ok(intent) => self.begin_of(&[intent]),

@@ -1,0 +1,79 @@
+//! Where the table finds what is about to end and whose files are whose, without looking at anybody else's.
+//!
+//! Invariant: a file is in a session's index exactly if the session has a grant or an unanswered recall of it, and each
+//! recall has its place among the ends. [`super::LeaseTable::change`] and [`super::LeaseTable::drop_leases`] alone
+//! write here, so that this can't be otherwise.
+
+use std::{collections::BTreeSet, time::Instant};
+
+use super::{File, Held, SessionId};
+use crate::store::{Leases, Stamp};
+
+/// The files of one session.
+#[derive(Debug, Default)]
+pub struct Index {
+    pub granted: BTreeSet<File>,
+    /// Those of `granted` that it may write.
+    pub writable: BTreeSet<File>,
+    /// Recalls without an answer.
+    pub recalled: BTreeSet<(Stamp, File)>,
+    /// Those of `recalled` that take a right to write.
+    pub unwritten: BTreeSet<(Stamp, File)>,
+}
+
+/// What ends by time, the next first.
+#[derive(Debug, Default)]
+pub struct Ends {
+    /// Sessions that are not over.
+    pub lives: BTreeSet<(Instant, SessionId)>,
+    pub recalls: BTreeSet<(Instant, SessionId, File, Stamp)>,
+    /// When the session must have written what was recalled until that stamp.
+    pub flushes: BTreeSet<(Instant, SessionId, Stamp)>,
+}
+
+impl Index {
+    /// Grants and recalls.
+    pub fn len(&self) -> usize {
+        self.granted.len() + self.recalled.len()
+    }
+
+    pub fn may_write(&self) -> bool {
+        !self.writable.is_empty() || !self.unwritten.is_empty()
+    }
+
+    /// All its files, some of them more than once.
+    pub fn files(&self) -> impl Iterator<Item = File> + '_ {
+        self.granted.iter().copied().chain(self.recalled.iter().map(|(_, file)| *file))
+    }
+
+    pub fn insert(&mut self, (file, session): (File, SessionId), held: &Held, ends: &mut Ends) {
+        if let Some(grant) = held.grants.get(&session) {
+            self.granted.insert(file);
+            if grant.leases.contains(Leases::WRITE) {
+                self.writable.insert(file);
+            }
+        }
+        for recalled in held.recalled.iter().filter(|recalled| recalled.session == session) {
+            self.recalled.insert((recalled.stamp, file));
+            if recalled.leases.contains(Leases::WRITE) {
+                self.unwritten.insert((recalled.stamp, file));
+            }
+            ends.recalls.insert((recalled.until, session, file, recalled.stamp));
+        }
+    }
+
+    pub fn remove(&mut self, (file, session): (File, SessionId), held: &Held, ends: &mut Ends) {
+        self.granted.remove(&file);
+        self.writable.remove(&file);
+        for recalled in held.recalled.iter().filter(|recalled| recalled.session == session) {
+            self.recalled.remove(&(recalled.stamp, file));
+            self.unwritten.remove(&(recalled.stamp, file));
+            ends.recalls.remove(&(recalled.until, session, file, recalled.stamp));
+        }
+    }
+}
+
+/// The last of these recalls with that stamp or an earlier one.
+pub fn last_until(recalls: &BTreeSet<(Stamp, File)>, stamp: Stamp) -> Option<File> {
+    recalls.range(..=(stamp, File::LAST)).next_back().map(|(_, file)| *file)
+}
