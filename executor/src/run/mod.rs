@@ -33,11 +33,7 @@ use posh_proto::{
     },
     packed,
 };
-use tokio::{
-    net::unix::pipe,
-    sync::{OwnedSemaphorePermit, mpsc},
-    task::JoinSet,
-};
+use tokio::{net::unix::pipe, sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 
 use self::{
@@ -323,8 +319,7 @@ struct Run {
     report: Report,
     _cgroup: Option<RunCgroup>,
     _lease: Lease,
-    _share: RunShare,
-    _descriptors: OwnedSemaphorePermit,
+    share: RunShare,
 }
 
 impl Run {
@@ -356,6 +351,8 @@ impl Run {
             let traffic = self.report.traffic.clone();
             self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
         }
+        drop(plumbing);
+        self.share.keep(wiring.own_descriptors(), usize::MAX);
         Ok(())
     }
 
