@@ -6,6 +6,8 @@ mod pressure;
 
 use std::{
     collections::HashMap,
+    fs,
+    ops::{AddAssign, SubAssign},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -35,6 +37,11 @@ const OPEN_CALLS: usize = 4096;
 /// Those of one identity.
 const OPEN_CALLS_OF_ONE: usize = 2048;
 
+/// The kernel's default of kernel.pty.max.
+const USUAL_PTYS: usize = 4096;
+/// Of the machine's pseudo-terminals for all runs, and of these for one of several identities.
+const PART_OF_PTYS: usize = 4;
+
 /// Connections of one identity where its own limit says nothing: each workstation has one or two,
 /// and each costs up to its HTTP/2 window.
 const CONNECTIONS_OF_ONE: usize = 16;
@@ -47,8 +54,39 @@ const BURST_S: f64 = 2.0;
 pub struct Need {
     /// Its commands.
     pub processes: usize,
-    /// What may be held for its streams, here and in pipes.
+    /// What may be held for its streams, here and in pipes, and for its specification.
     pub buffered_bytes: usize,
+    /// What it has open in this program.
+    pub descriptors: usize,
+    /// Pseudo-terminals, of the machine's.
+    pub ptys: usize,
+}
+
+/// What runs may take of what belongs to this program or to the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Files that may be open.
+    pub descriptors: usize,
+    /// Pseudo-terminals.
+    pub ptys: usize,
+}
+
+impl Capacity {
+    /// So many open files, and a quarter of the machine's pseudo-terminals: logins need some too.
+    #[must_use]
+    pub fn of_machine(descriptors: usize) -> Self {
+        let ptys = fs::read_to_string("/proc/sys/kernel/pty/max").ok().and_then(|text| text.trim().parse().ok());
+        Self { descriptors, ptys: (ptys.unwrap_or(USUAL_PTYS) / PART_OF_PTYS).max(1) }
+    }
+
+    /// What one of several may have, also who is the first: what one run takes is not bounded otherwise.
+    fn of_one(self, is_shared: bool) -> (Option<usize>, Option<usize>) {
+        let descriptors = self.descriptors - self.descriptors / (SHARE_OF_FREE + 1);
+        match is_shared {
+            true => (Some(descriptors), Some((self.ptys / PART_OF_PTYS).max(1))),
+            false => (None, None),
+        }
+    }
 }
 
 /// Whether somebody waits for a run.
@@ -74,6 +112,7 @@ impl Wanted {
 #[derive(Debug)]
 pub struct Load {
     bounds: Bounds,
+    capacity: Capacity,
     /// Others may come that must find room.
     is_shared: AtomicBool,
     state: Mutex<State>,
@@ -90,8 +129,7 @@ struct State {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Usage {
     runs: usize,
-    processes: usize,
-    buffered_bytes: usize,
+    need: Need,
     connections: usize,
     calls: usize,
     refused: u64,
@@ -151,10 +189,11 @@ pub struct CallShare {
 impl Load {
     /// Nothing is in use. `is_shared` when there are several identities to be fair to.
     #[must_use]
-    pub fn new(bounds: Bounds, is_shared: bool) -> Self {
+    pub fn new(bounds: Bounds, capacity: Capacity, is_shared: bool) -> Self {
         Self {
             pressure: Pressure::new(&bounds),
             bounds,
+            capacity,
             is_shared: is_shared.into(),
             state: Mutex::default(),
             running: watch::Sender::new(0),
@@ -174,47 +213,51 @@ impl Load {
         wanted: Wanted,
     ) -> Result<RunShare, Refusal> {
         let refused_by_machine = self.pressure.refusal();
+        let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
         let usage = state.account(caller).usage;
-        let limits = [
-            Limit {
-                name: "concurrent runs",
-                want: wanted.factor(),
-                own: usage.runs,
-                own_limit: caller.limits.runs,
-                whole: state.whole.runs,
-                whole_limit: self.bounds.runs,
-            },
-            Limit {
-                name: "processes",
-                want: need.processes.saturating_mul(wanted.factor()),
-                own: usage.processes,
-                own_limit: caller.limits.processes,
-                whole: state.whole.processes,
-                whole_limit: self.bounds.processes,
-            },
-            Limit {
-                name: "buffered bytes",
-                want: need.buffered_bytes.saturating_mul(wanted.factor()),
-                own: usage.buffered_bytes,
-                own_limit: caller.limits.buffered_bytes,
-                whole: state.whole.buffered_bytes,
-                whole_limit: self.bounds.buffered_bytes,
-            },
-        ];
-        let full = limits.iter().find_map(|limit| limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)));
+        let runs = Limit {
+            name: "concurrent runs",
+            want: wanted.factor(),
+            own: usage.runs,
+            own_limit: caller.limits.runs,
+            whole: state.whole.runs,
+            whole_limit: self.bounds.runs,
+        };
+        let needs = self.limits_of(caller, (usage.need, state.whole.need), need, wanted.factor());
+        let full = [runs].iter().chain(&needs).find_map(|limit| limit.refusal(caller.name(), is_shared));
         if let Some(message) = full.or(refused_by_machine) {
             let counted = u64::from(wanted == Wanted::Now);
             state.whole.refused += counted;
             state.account(caller).usage.refused += counted;
             return Err(Refusal::new(Kind::Overloaded, message));
         }
-        state.whole.take(need);
-        state.account(caller).usage.take(need);
+        state.whole.begin(need);
+        state.account(caller).usage.begin(need);
         let running = state.whole.runs;
         drop(state);
         self.running.send_replace(running);
         Ok(RunShare { load: self.clone(), identity: caller.identity.clone(), need })
+    }
+
+    /// The limits of what a run needs, of which so much is in use by who asks and by all.
+    fn limits_of(&self, caller: &Caller, (own, whole): (Need, Need), need: Need, times: usize) -> [Limit; 4] {
+        let (descriptors, ptys) = self.capacity.of_one(self.is_shared.load(Ordering::Relaxed));
+        let limit = |name, of: fn(&Need) -> usize, own_limit, whole_limit| Limit {
+            name,
+            want: of(&need).saturating_mul(times),
+            own: of(&own),
+            own_limit,
+            whole: of(&whole),
+            whole_limit,
+        };
+        let (limits, bounds) = (&caller.limits, &self.bounds);
+        [
+            limit("processes", |need| need.processes, limits.processes, bounds.processes),
+            limit("buffered bytes", |need| need.buffered_bytes, limits.buffered_bytes, bounds.buffered_bytes),
+            limit("open files", |need| need.descriptors, descriptors, self.capacity.descriptors),
+            limit("pseudo-terminals", |need| need.ptys, ptys, self.capacity.ptys),
+        ]
     }
 
     /// Room for a connection, or why there is none.
@@ -322,17 +365,33 @@ impl State {
     }
 }
 
+impl AddAssign for Need {
+    fn add_assign(&mut self, other: Self) {
+        self.processes += other.processes;
+        self.buffered_bytes += other.buffered_bytes;
+        self.descriptors += other.descriptors;
+        self.ptys += other.ptys;
+    }
+}
+
+impl SubAssign for Need {
+    fn sub_assign(&mut self, other: Self) {
+        self.processes -= other.processes;
+        self.buffered_bytes -= other.buffered_bytes;
+        self.descriptors -= other.descriptors;
+        self.ptys -= other.ptys;
+    }
+}
+
 impl Usage {
-    fn take(&mut self, need: Need) {
+    fn begin(&mut self, need: Need) {
         self.runs += 1;
-        self.processes += need.processes;
-        self.buffered_bytes += need.buffered_bytes;
+        self.need += need;
     }
 
-    fn give_back(&mut self, need: Need) {
+    fn end(&mut self, need: Need) {
         self.runs -= 1;
-        self.processes -= need.processes;
-        self.buffered_bytes -= need.buffered_bytes;
+        self.need -= need;
     }
 
     fn reply(&self, limits: &Limits) -> executor::Usage {
@@ -340,9 +399,9 @@ impl Usage {
         executor::Usage {
             runs: self.runs as u64,
             max_runs: limit(limits.runs),
-            processes: self.processes as u64,
+            processes: self.need.processes as u64,
             max_processes: limit(limits.processes),
-            buffered_bytes: self.buffered_bytes as u64,
+            buffered_bytes: self.need.buffered_bytes as u64,
             max_buffered_bytes: limit(limits.buffered_bytes),
             connections: self.connections as u64,
             max_connections: limit(limits.connections),
@@ -370,12 +429,29 @@ impl Limit {
     }
 }
 
+impl RunShare {
+    /// Gives back what the run needed to begin, and keeps so many descriptors and bytes at most.
+    pub(crate) fn keep(&mut self, descriptors: usize, buffered_bytes: usize) {
+        let over = Need {
+            descriptors: self.need.descriptors.saturating_sub(descriptors),
+            buffered_bytes: self.need.buffered_bytes.saturating_sub(buffered_bytes),
+            ..Need::default()
+        };
+        self.need -= over;
+        let mut state = self.load.state.lock().expect("not poisoned");
+        state.whole.need -= over;
+        if let Some(account) = state.by.get_mut(&self.identity) {
+            account.usage.need -= over;
+        }
+    }
+}
+
 impl Drop for RunShare {
     fn drop(&mut self) {
         let mut state = self.load.state.lock().expect("not poisoned");
-        state.whole.give_back(self.need);
+        state.whole.end(self.need);
         if let Some(account) = state.by.get_mut(&self.identity) {
-            account.usage.give_back(self.need);
+            account.usage.end(self.need);
         }
         let running = state.whole.runs;
         drop(state);
@@ -413,13 +489,14 @@ mod tests {
     }
 
     fn load(runs: usize, is_shared: bool) -> Arc<Load> {
-        Arc::new(Load::new(Bounds { runs, ..Bounds::default() }, is_shared))
+        let capacity = Capacity { descriptors: 1000, ptys: 64 };
+        Arc::new(Load::new(Bounds { runs, ..Bounds::default() }, capacity, is_shared))
     }
 
     fn fill(load: &Arc<Load>, caller: &Caller) -> (Vec<RunShare>, String) {
         let mut shares = Vec::new();
         loop {
-            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1 }, Wanted::Now) {
+            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1, ..Need::default() }, Wanted::Now) {
                 Ok(share) => shares.push(share),
                 Err(refusal) => return (shares, refusal.message),
             }
@@ -463,7 +540,7 @@ mod tests {
     #[test]
     fn own_limits_name_themselves() {
         let load = load(512, true);
-        let need = Need { processes: 4, buffered_bytes: 100 };
+        let need = Need { processes: 4, buffered_bytes: 100, ..Need::default() };
         for (limits, shares, what) in [
             (Limits { runs: Some(2), ..Limits::default() }, 2, "concurrent runs"),
             (Limits { processes: Some(11), ..Limits::default() }, 2, "processes"),
@@ -482,7 +559,7 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_leaves_a_place() {
-        let need = Need { processes: 2, buffered_bytes: 10 };
+        let need = Need { processes: 2, buffered_bytes: 10, ..Need::default() };
         for limits in [
             Limits { runs: Some(3), ..Limits::default() },
             Limits { processes: Some(6), ..Limits::default() },
@@ -516,5 +593,35 @@ mod tests {
         assert!(load.admit_connection(&caller).unwrap_err().contains("limit of connections"));
         drop(held);
         assert!(load.admit_connection(&caller).is_ok());
+    }
+
+    #[test]
+    fn one_run_does_not_take_all_descriptors_or_terminals() {
+        let load = load(512, true);
+        let (ada, bob) = (caller("ada", Limits::default()), caller("bob", Limits::default()));
+        for (first, small) in [
+            (Need { descriptors: 1000, ..Need::default() }, Need { descriptors: 10, ..Need::default() }),
+            (Need { ptys: 64, ..Need::default() }, Need { ptys: 1, ..Need::default() }),
+        ] {
+            assert_eq!(load.admit_run(&ada, first, Wanted::Now).unwrap_err().kind, Kind::Overloaded);
+            let held: Vec<_> = std::iter::from_fn(|| load.admit_run(&ada, small, Wanted::Now).ok()).collect();
+            assert!((16..=75).contains(&held.len()), "{}", held.len());
+            assert!(load.admit_run(&bob, small, Wanted::Now).is_ok());
+        }
+        let alone = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1000, ptys: 64 }, false));
+        assert!(alone.admit_run(&ada, Need { descriptors: 1000, ptys: 64, ..Need::default() }, Wanted::Now).is_ok());
+    }
+
+    #[test]
+    fn what_a_run_no_longer_needs_is_for_others() {
+        let (load, ada) = (load(512, true), caller("ada", Limits::default()));
+        let need = Need { descriptors: 500, buffered_bytes: 50, ..Need::default() };
+        let mut first = load.admit_run(&ada, need, Wanted::Now).unwrap();
+        assert!(load.admit_run(&ada, need, Wanted::Now).is_err());
+        first.keep(5, 20);
+        assert_eq!(load.status(&ada).own.unwrap().buffered_bytes, 20);
+        drop((load.admit_run(&ada, need, Wanted::Now).unwrap(), first));
+        assert_eq!(load.status(&ada).own.unwrap().buffered_bytes, 0);
+        assert_eq!(load.state.lock().unwrap().whole.need, Need::default());
     }
 }

@@ -20,7 +20,7 @@ use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{Semaphore, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
 };
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{
@@ -40,7 +40,7 @@ use crate::{
     describe::Machine,
     enrolment::Enrolments,
     error::Attempt as _,
-    load::Load,
+    load::{Capacity, Load},
     policy::Policy,
     pool::Pool,
     run::KeptRuns,
@@ -318,7 +318,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
-    let load = Arc::new(Load::new(config.bounds, callers.are_several()));
+    let load = Arc::new(Load::new(config.bounds, Capacity::of_machine(descriptors), callers.are_several()));
     let audit = AuditLog::open(config.audit.as_deref())?;
     let admission = Admission::new(callers, tls, load.clone(), audit.clone());
     // Before the first runner, which is to be in it.
@@ -335,7 +335,6 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         kept: KeptRuns::default(),
         volumes: Volumes::default(),
         audit,
-        descriptors: Arc::new(Semaphore::new(descriptors.min(Semaphore::MAX_PERMITS))),
         draining: false.into(),
         kill: watch::Sender::new(false),
         config,

@@ -12,7 +12,7 @@ use posh_proto::{
         executor_server::Executor,
     },
 };
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
@@ -54,8 +54,6 @@ pub struct Shared {
     pub tools: Tools,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
-    /// A permit per descriptor that runs may have open.
-    pub descriptors: Arc<Semaphore>,
     /// Who did what.
     pub audit: AuditLog,
     /// Mounts that gateways serve from here.

@@ -22,6 +22,9 @@ const MAX_STAGES: usize = 4096;
 /// Pipes and ptys of one run: two per stage, and some for streams.
 const MAX_PIPES: usize = 3 * MAX_STAGES;
 
+/// A run's socket, and its cgroup.
+const OTHER_DESCRIPTORS: usize = 2;
+
 /// Descriptor numbers of a command; the kernel's default for fs.nr_open.
 const MAX_DESCRIPTOR: u32 = 1 << 20;
 
@@ -36,6 +39,11 @@ pub struct Wiring {
     /// The ends that stages have, each once.
     pub stage_ends: Vec<End>,
     pub stages: Vec<Stage>,
+}
+
+/// Descriptors that a run needs in the daemon while it is set up.
+pub fn descriptors_to_begin(spec: &RunSpec) -> usize {
+    2 * (spec.pipes.len() + spec.ptys.len()) + OTHER_DESCRIPTORS
 }
 
 impl Wiring {
@@ -55,10 +63,16 @@ impl Wiring {
             checker.stage(stage).map_err(|refusal| refusal.at(stage.id))?;
         }
         checker.streams(&spec)?;
+        // Nobody would use the others.
+        let is_used = |id: &u32| {
+            let ends = [EndKind::PipeRead, EndKind::PipeWrite].map(|kind| End { kind: kind.into(), id: *id });
+            ends.iter().any(|end| checker.own_ends.contains(end) || checker.stage_ends.contains(end))
+        };
+        let pipes = spec.pipes.into_iter().filter(is_used).collect();
         let mut stage_ends: Vec<_> = checker.stage_ends.into_iter().collect();
         stage_ends.sort_unstable();
         Ok(Self {
-            pipes: spec.pipes,
+            pipes,
             ptys: spec.ptys,
             merges: spec.merges,
             inlets: spec.inlets,
@@ -68,9 +82,11 @@ impl Wiring {
         })
     }
 
-    /// Descriptors that the run needs in the daemon while it is set up.
-    pub fn descriptor_count(&self) -> usize {
-        2 * (self.pipes.len() + self.ptys.len()) + 2
+    /// Descriptors that the run has in the daemon once it has started.
+    pub fn own_descriptors(&self) -> usize {
+        let sources = self.outlets.iter().map(|outlet| outlet.sources.len());
+        let merged = self.merges.iter().map(|merge| merge.sources.len() + 1);
+        self.inlets.len() + sources.chain(merged).sum::<usize>() + OTHER_DESCRIPTORS
     }
 }
 
@@ -243,5 +259,13 @@ mod tests {
         check("not even its name", |spec| spec.stages[0].argv.clear());
         check("given twice", |spec| spec.stages[0].descriptors[1].fd = 0);
         check("more than 4096", |spec| spec.stages = vec![spec.stages[0].clone(); MAX_STAGES + 1]);
+    }
+
+    #[test]
+    fn a_pipe_that_nothing_uses_is_not_made() {
+        let mut spec = spec();
+        spec.pipes.extend(100..10_000);
+        let wiring = Wiring::check(spec).unwrap();
+        assert_eq!((wiring.pipes.as_slice(), wiring.own_descriptors()), (&[10, 11][..], 3));
     }
 }

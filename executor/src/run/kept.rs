@@ -3,7 +3,7 @@
 //! that changed something is ever done twice for want of an answer.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -21,6 +21,8 @@ const REMEMBERED: Duration = Duration::from_secs(300);
 /// of whoever has most.
 const REMEMBERED_RUNS: usize = 1024;
 const REMEMBERED_BYTES: usize = 64 << 20;
+/// A run's id; a gateway's has some 50.
+const RUN_ID_BYTES: usize = 64;
 /// A run that is being killed has an answer when its processes are gone.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -32,8 +34,8 @@ pub type Return = (Resume, Streaming<RunInput>);
 enum Fate {
     AtWork,
     /// Its last message says how.
-    Ended(Instant),
-    Killed(Instant),
+    Ended,
+    Killed,
 }
 
 struct Entry {
@@ -44,7 +46,36 @@ struct Entry {
 
 /// All runs of an executor that are kept.
 #[derive(Default)]
-pub struct KeptRuns(Mutex<HashMap<String, Entry>>);
+pub struct KeptRuns(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    runs: HashMap<String, Entry>,
+    /// Those that have ended, by whose they are.
+    ended: HashMap<String, Remembered>,
+}
+
+/// Ended runs of one client, the oldest first.
+#[derive(Default)]
+struct Remembered {
+    bytes: usize,
+    runs: VecDeque<EndedRun>,
+}
+
+struct EndedRun {
+    name: String,
+    at: Instant,
+    bytes: usize,
+}
+
+/// Refuses a name that no gateway gives: names are kept, and stand in the record.
+pub fn check_run_id(run_id: &str) -> Result<(), Refusal> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    if run_id.len() <= RUN_ID_BYTES && run_id.bytes().all(is_plain) {
+        return Ok(());
+    }
+    Err(Refusal::protocol(format!("a run's id has at most {RUN_ID_BYTES} bytes: letters, digits, and `-_.:`")))
+}
 
 impl KeptRuns {
     /// A run of this name begins; where its client comes back to.
@@ -52,23 +83,32 @@ impl KeptRuns {
     /// # Errors
     /// There is or was one of that name: it is not done twice.
     pub fn begin(&self, name: &str, outbox: &Arc<Outbox>) -> Result<mpsc::Receiver<Return>, Refusal> {
-        let mut runs = self.lock();
-        forget(&mut runs);
-        if runs.contains_key(name) {
-            return Err(Refusal::protocol(format!("the run {name} was started before")));
+        let mut state = self.lock();
+        state.forget(Instant::now());
+        if state.runs.contains_key(name) {
+            return Err(Refusal::protocol("a run of that name was started before"));
         }
         let (returns, coming) = mpsc::channel(1);
         let fate = watch::Sender::new(Fate::AtWork);
-        runs.insert(name.to_owned(), Entry { outbox: outbox.clone(), returns, fate });
+        state.runs.insert(name.to_owned(), Entry { outbox: outbox.clone(), returns, fate });
         Ok(coming)
     }
 
     /// It is over, and nothing of it is left.
     pub fn end(&self, name: &str, was_killed: bool) {
-        let now = Instant::now();
-        if let Some(entry) = self.lock().get(name) {
-            entry.fate.send_replace(if was_killed { Fate::Killed(now) } else { Fate::Ended(now) });
+        let at = Instant::now();
+        let mut state = self.lock();
+        let Some(entry) = state.runs.get(name) else { return };
+        if *entry.fate.borrow() != Fate::AtWork {
+            return;
         }
+        entry.fate.send_replace(if was_killed { Fate::Killed } else { Fate::Ended });
+        // Nobody acknowledges anything from now on.
+        let bytes = entry.outbox.held_bytes() + name.len();
+        let remembered = state.ended.entry(client_of(name).to_owned()).or_default();
+        remembered.bytes += bytes;
+        remembered.runs.push_back(EndedRun { name: name.to_owned(), at, bytes });
+        state.forget(at);
     }
 
     /// A client wants to go on with a run.
@@ -76,58 +116,57 @@ impl KeptRuns {
     /// # Errors
     /// Why it can't.
     pub async fn resume(&self, resume: Resume, input: Streaming<RunInput>) -> Result<Messages, Refusal> {
-        let found = self.lock().get(&resume.run_id).map(|e| (e.outbox.clone(), e.returns.clone(), e.fate.subscribe()));
+        let found =
+            self.lock().runs.get(&resume.run_id).map(|e| (e.outbox.clone(), e.returns.clone(), e.fate.subscribe()));
         let unknown = || Refusal::new(Kind::UnknownRun, "no such run is remembered");
         let (outbox, returns, mut fate) = found.ok_or_else(unknown)?;
         let received = resume.received;
         if *fate.borrow() == Fate::AtWork && returns.send((resume, input)).await.is_err() {
             let _ = tokio::time::timeout(ENDING, fate.wait_for(|fate| *fate != Fate::AtWork)).await;
         }
-        if matches!(*fate.borrow(), Fate::Killed(_)) {
+        if *fate.borrow() == Fate::Killed {
             return Err(Refusal::new(Kind::RunKilled, "the run was ended before it was done"));
         }
         outbox.resume(received).ok_or_else(unknown)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn forget(runs: &mut HashMap<String, Entry>) {
-    let ended = |entry: &Entry| match *entry.fate.borrow() {
-        Fate::AtWork => None,
-        Fate::Ended(at) | Fate::Killed(at) => Some(at),
-    };
-    runs.retain(|_, entry| ended(entry).is_none_or(|at| at.elapsed() < REMEMBERED));
-    let mut by_client: HashMap<String, Remembered> = HashMap::new();
-    for (name, entry) in runs.iter() {
-        let Some(at) = ended(entry) else { continue };
-        let remembered = by_client.entry(client_of(name).to_owned()).or_default();
-        remembered.bytes += entry.outbox.held_bytes();
-        remembered.runs.push((at, name.clone()));
-    }
-    by_client.values_mut().for_each(|remembered| remembered.runs.sort_unstable_by(|a, b| b.cmp(a)));
-    loop {
-        let count: usize = by_client.values().map(|remembered| remembered.runs.len()).sum();
-        let bytes: usize = by_client.values().map(|remembered| remembered.bytes).sum();
-        let most = match (bytes > REMEMBERED_BYTES, count > REMEMBERED_RUNS) {
-            (true, _) => by_client.values_mut().max_by_key(|remembered| remembered.bytes),
-            (_, true) => by_client.values_mut().max_by_key(|remembered| remembered.runs.len()),
-            _ => return,
-        };
-        let Some((remembered, (_, oldest))) = most.and_then(|most| most.runs.pop().map(|oldest| (most, oldest))) else {
-            return;
-        };
-        remembered.bytes -= runs.remove(&oldest).map_or(0, |entry| entry.outbox.held_bytes()).min(remembered.bytes);
+impl State {
+    /// Forgets what is too old or too much. Looks at one run of each client, and at those that it forgets.
+    fn forget(&mut self, now: Instant) {
+        for remembered in self.ended.values_mut() {
+            while remembered.runs.front().is_some_and(|run| now.duration_since(run.at) >= REMEMBERED) {
+                remembered.forget_oldest(&mut self.runs);
+            }
+        }
+        let mut count: usize = self.ended.values().map(|remembered| remembered.runs.len()).sum();
+        let mut bytes: usize = self.ended.values().map(|remembered| remembered.bytes).sum();
+        loop {
+            let most = match (bytes > REMEMBERED_BYTES, count > REMEMBERED_RUNS) {
+                (true, _) => self.ended.values_mut().max_by_key(|remembered| remembered.bytes),
+                (_, true) => self.ended.values_mut().max_by_key(|remembered| remembered.runs.len()),
+                _ => break,
+            };
+            let Some(most) = most else { break };
+            bytes -= most.forget_oldest(&mut self.runs);
+            count -= 1;
+        }
+        self.ended.retain(|_, remembered| !remembered.runs.is_empty());
     }
 }
 
-/// Ended runs of one client, the oldest last.
-#[derive(Default)]
-struct Remembered {
-    bytes: usize,
-    runs: Vec<(Instant, String)>,
+impl Remembered {
+    /// Gives the bytes that were held of it.
+    fn forget_oldest(&mut self, runs: &mut HashMap<String, Entry>) -> usize {
+        let Some(EndedRun { name, bytes, .. }) = self.runs.pop_front() else { return 0 };
+        runs.remove(&name);
+        self.bytes -= bytes;
+        bytes
+    }
 }
 
 /// The part of a name that says whose run it is, see `Caller::run_name`.
@@ -137,6 +176,8 @@ fn client_of(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use posh_proto::executor::{Rejected, RunOutput, run_output};
+
     use super::*;
 
     #[tokio::test]
@@ -156,9 +197,8 @@ mod tests {
             runs.begin(&n.to_string(), &outbox).unwrap();
             runs.end(&n.to_string(), n % 2 == 0);
         }
-        forget(&mut runs.lock());
-        assert_eq!(runs.lock().len(), REMEMBERED_RUNS);
-        assert!(!runs.lock().contains_key("0") && runs.lock().contains_key("500"));
+        assert_eq!(runs.lock().runs.len(), REMEMBERED_RUNS);
+        assert!(!runs.lock().runs.contains_key("0") && runs.lock().runs.contains_key("500"));
     }
 
     #[tokio::test]
@@ -171,7 +211,30 @@ mod tests {
         };
         enter("bob\0only".to_owned());
         (0..3 * REMEMBERED_RUNS).for_each(|n| enter(format!("ada\0{n}")));
-        assert!(runs.lock().contains_key("bob\0only"));
-        assert!(runs.lock().len() <= REMEMBERED_RUNS + 1);
+        assert!(runs.lock().runs.contains_key("bob\0only"));
+        assert!(runs.lock().runs.len() <= REMEMBERED_RUNS);
+    }
+
+    #[test]
+    fn a_name_that_is_kept_is_short_and_plain() {
+        for run_id in ["", "18-1", "4194304-17-ahead-3.1-0123456789abcdef0123456789abcdef", &"x".repeat(64)] {
+            assert_eq!(check_run_id(run_id), Ok(()), "{run_id}");
+        }
+        for run_id in ["a b", "a\0b", "\u{1}", "ä", &"x".repeat(65)] {
+            assert_eq!(check_run_id(run_id).unwrap_err().kind, Kind::Protocol, "{run_id:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_remembered_of_one_client_has_a_bound_whatever_its_messages_are() {
+        let runs = KeptRuns::default();
+        let large = || Rejected { message: "x".repeat(1 << 20), ..Rejected::default() };
+        for n in 0..200 {
+            let outbox = Outbox::new(true);
+            runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
+            outbox.send(Ok(RunOutput { kind: Some(run_output::Kind::Rejected(large())) })).await.unwrap();
+            runs.end(&format!("ada\0{n}"), false);
+        }
+        assert!((32..=64).contains(&runs.lock().runs.len()), "{}", runs.lock().runs.len());
     }
 }

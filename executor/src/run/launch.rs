@@ -23,7 +23,7 @@ use crate::{
     runner::{WAITS_BYTES, wire::Job},
     service::Shared,
     volume::trees_of,
-    wiring::Wiring,
+    wiring::{Wiring, descriptors_to_begin},
 };
 
 /// Chunks in a run's queue, and about as much again in HTTP/2.
@@ -63,10 +63,6 @@ pub async fn start(
     let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes), &trees).await;
     let (ahead, to_be_confirmed) = (spec.ahead, spec.to_be_confirmed);
     let mut wiring = Wiring::check(spec)?;
-    let count = u32::try_from(wiring.descriptor_count()).unwrap_or(u32::MAX);
-    let descriptors = shared.descriptors.clone().try_acquire_many_owned(count);
-    let descriptors =
-        descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
@@ -106,8 +102,7 @@ pub async fn start(
         is_released: false,
         _cgroup: cgroup,
         _lease: lease,
-        _share: share,
-        _descriptors: descriptors,
+        share,
     })
 }
 
@@ -122,7 +117,12 @@ fn need(spec: &RunSpec) -> Need {
         .saturating_add(held.saturating_mul(WAITS_BYTES))
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
-    Need { processes: spec.stages.len() + held, buffered_bytes }
+    Need {
+        processes: spec.stages.len() + held,
+        buffered_bytes,
+        descriptors: descriptors_to_begin(spec),
+        ptys: spec.ptys.len(),
+    }
 }
 
 /// A run whose commands were let go.

@@ -33,18 +33,14 @@ use posh_proto::{
     },
     packed,
 };
-use tokio::{
-    net::unix::pipe,
-    sync::{OwnedSemaphorePermit, mpsc},
-    task::JoinSet,
-};
+use tokio::{net::unix::pipe, sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 
 use self::{
     audit::Record,
     farewells::Farewells,
     inlet::Inlet,
-    kept::Return,
+    kept::{Return, check_run_id},
     link::Link,
     outbox::{Outbox, Unheard},
     outlet::Gate,
@@ -115,6 +111,9 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
     };
     match first {
         Some(run_input::Kind::Spec(spec)) => {
+            if let Err(refusal) = check_run_id(&spec.run_id) {
+                return refused(refusal);
+            }
             let outbox = Outbox::new(spec.grace_ms > 0);
             let messages = outbox.attach();
             let returns = match outbox.keeps() {
@@ -128,6 +127,9 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
             messages
         }
         Some(run_input::Kind::Resume(resume)) => {
+            if let Err(refusal) = check_run_id(&resume.run_id) {
+                return refused(refusal);
+            }
             let (Origin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
@@ -317,8 +319,7 @@ struct Run {
     report: Report,
     _cgroup: Option<RunCgroup>,
     _lease: Lease,
-    _share: RunShare,
-    _descriptors: OwnedSemaphorePermit,
+    share: RunShare,
 }
 
 impl Run {
@@ -350,6 +351,8 @@ impl Run {
             let traffic = self.report.traffic.clone();
             self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
         }
+        drop(plumbing);
+        self.share.keep(wiring.own_descriptors(), usize::MAX);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use posh_proto::executor::{Resumed, RunOutput, run_output};
+use prost::Message as _;
 use tokio::sync::Notify;
 use tokio_stream::Stream;
 use tonic::Status;
@@ -24,6 +25,11 @@ const QUEUE: u64 = 4;
 /// gateway acknowledges what has arrived at each MiB, whoever reads it there, so that this is a
 /// matter of the link alone: 8 MiB are 60 ms at 1 Gbit/s.
 const HELD_BYTES: usize = 8 << 20;
+/// What is no output, such as a status or credit, may be what its client waits for: it has as much again, some
+/// ten thousand messages. A gateway acknowledges at each 64.
+const HELD_WITH_WORDS_BYTES: usize = 2 * HELD_BYTES;
+/// A message beside its content, here.
+const MESSAGE_BYTES: usize = 512;
 
 /// A message, or the error that ends the call.
 pub type Message = Result<RunOutput, Status>;
@@ -36,7 +42,7 @@ pub struct Outbox {
 
 struct State {
     messages: VecDeque<Message>,
-    /// Bytes of output in them.
+    /// Bytes of them.
     held_bytes: usize,
     /// The number of the first of them, and of the next that is sent.
     first: u64,
@@ -78,14 +84,15 @@ impl Outbox {
 
     /// Puts a message into the queue, when there is room.
     pub async fn send(&self, message: Message) -> Result<(), Unheard> {
-        let size = output_bytes(&message);
+        let size = bytes_of(&message);
+        let is_output = matches!(&message, Ok(RunOutput { kind: Some(run_output::Kind::Chunk(_)) }));
+        let limit = if is_output { HELD_BYTES } else { HELD_WITH_WORDS_BYTES };
         self.wait(|state| {
             if state.is_ended || !(state.is_attached || state.keeps) {
                 return Some(Err(Unheard));
             }
             let waiting = state.first + state.messages.len() as u64 - state.next;
-            // What is no output, such as a status, is small, and may be what its client waits for.
-            let has_room = size == 0 || !state.keeps || state.held_bytes < HELD_BYTES;
+            let has_room = !state.keeps || state.held_bytes < limit;
             ((waiting < QUEUE || !state.is_attached) && has_room).then_some(Ok(()))
         })
         .await?;
@@ -138,7 +145,7 @@ impl Outbox {
         self.changed.notify_waiters();
     }
 
-    /// What is held of outputs, bytes.
+    /// What is held of messages.
     pub fn held_bytes(&self) -> usize {
         self.lock().held_bytes
     }
@@ -170,17 +177,19 @@ impl Outbox {
     }
 }
 
-fn output_bytes(message: &Message) -> usize {
-    match message {
+fn bytes_of(message: &Message) -> usize {
+    let content = match message {
         Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) }) => chunk.data.len(),
-        _ => 0,
-    }
+        Ok(message) => message.encoded_len(),
+        Err(status) => status.message().len(),
+    };
+    MESSAGE_BYTES + content
 }
 
 impl State {
     fn pop(&mut self) -> Option<Message> {
         let message = self.messages.pop_front()?;
-        self.held_bytes -= output_bytes(&message);
+        self.held_bytes -= bytes_of(&message);
         Some(message)
     }
 
@@ -292,7 +301,7 @@ mod tests {
         for stream in 3..20 {
             outbox.send(chunk(stream)).await.unwrap();
         }
-        assert_eq!(outbox.held_bytes(), 190);
+        assert_eq!(outbox.held_bytes(), 19 * (MESSAGE_BYTES + 10));
         outbox.end();
         assert!(outbox.resume(0).is_none() && outbox.resume(4).is_none());
         let mut second = outbox.resume(2).unwrap();

@@ -239,7 +239,7 @@ async fn it_ends_when_told_though_all_its_threads_hang() {
     let client = connect(executor.address()).await;
     // Each is a line, until the pipe is full and nothing goes on.
     let mut spec = pipeline(&["true"]);
-    spec.run_id = "x".repeat(2000);
+    spec.run_id = "x".repeat(64);
     spec.stages[0].cwd = "/".repeat(250).into();
     let hanging = async {
         loop {
