@@ -38,7 +38,7 @@ pub struct Begin<'a> {
 }
 
 /// One run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Record {
     run_id: String,
     identity: String,
@@ -64,7 +64,7 @@ pub struct Record {
 
 impl Record {
     /// Of a run that is asked for now.
-    pub fn of(spec: &RunSpec, caller: &Caller, peer: &str) -> Self {
+    pub fn of(spec: &RunSpec, client_files: &[ClientFile], caller: &Caller, peer: &str) -> Self {
         let cwds: BTreeSet<&Bytes> = spec.stages.iter().map(|stage| &stage.cwd).collect();
         let exports: BTreeSet<&str> = spec.mounts.iter().map(|mount| mount.export.as_str()).collect();
         Self {
@@ -81,7 +81,7 @@ impl Record {
             bytes_in: 0,
             bytes_out: 0,
             ms: 0,
-            client_files: spec.client_files.iter().take(RECORDED).map(ShownFile::from).collect(),
+            client_files: client_files.iter().take(RECORDED).map(ShownFile::from).collect(),
             began: Some(Instant::now()),
         }
     }
