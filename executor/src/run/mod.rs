@@ -125,7 +125,12 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
     };
     match prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await {
         Ok(prepared) => begin(shared, origin, (prepared, arrived_ns), input).unwrap_or_else(refused),
-        Err(refusal) => refused(refusal),
+        Err(refusal) => {
+            let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
+            tracing::info!(identity, peer, kind, stage = refusal.stage, "run refused");
+            shared.audit.refused(identity, peer, &format!("run: {kind}"));
+            refused(refusal)
+        }
     }
 }
 

@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn nobody_looks_at_a_clock_unasked() {
-        assert!(Clock::start(&RunSpec::default()).is_none());
+        assert!(Clock::start(false, monotonic_ns()).is_none());
         let traffic = Traffic::new(None);
         traffic.sent(1, 5);
         assert_eq!((traffic.totals(), traffic.times()), ((0, 5), None));
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_outlet_has_one_first_byte() {
-        let clock = Clock::start(&RunSpec { trace: true, ..RunSpec::default() }).unwrap();
+        let clock = Clock::start(true, monotonic_ns()).unwrap();
         let traffic = Traffic::new(Some(clock));
         traffic.sent(7, 1);
         let first = traffic.times().unwrap().outlets[0].first_byte_ns;

@@ -407,7 +407,8 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
             ms = record.ms,
             "volume closed"
         );
-        shared.audit.write(record).await;
+        let identity = record.identity.clone();
+        shared.audit.write(&identity, record).await;
     }
 }
 

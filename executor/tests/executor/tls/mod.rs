@@ -3,6 +3,7 @@
 mod crowds;
 mod refused;
 mod rights;
+mod runs;
 mod secrets;
 mod shares;
 mod volumes;
