@@ -1,42 +1,37 @@
-//! Reading the words of commands, away from the runtime's threads: a long command line takes its time, and
-//! everybody else's messages must not wait for it. What the words mean is the matter of `policy`.
+//! Reading what callers ask for, away from the runtime's threads: a long command line takes its time, and
+//! everybody else's messages must not wait for it. What is read, and what it means, is the matter of others.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, Weak},
 };
 
-use posh_proto::executor::{ClientFile, Stage, rejected::Kind};
+use posh_proto::executor::rejected::Kind;
 use tokio::sync::Semaphore;
 
-use crate::{callers::Caller, error::Refusal, policy::Policy, runner::wire::Fence};
+use crate::{callers::Caller, error::Refusal};
 
-/// Command lines of one identity that are read at a time. The others of it wait, so that the threads which read
+/// Requests of one identity that are read at a time. The others of it wait, so that the threads which read
 /// are at most as many as there are identities at work.
 const READS_OF_ONE: usize = 2;
-
-/// What the reading gives back: what it was given, and the fences of the stages.
-type Classified = (Vec<Stage>, Vec<ClientFile>, Vec<Fence>);
 
 /// Who reads how many.
 #[derive(Debug, Default)]
 pub struct Classifier(Mutex<HashMap<Option<String>, Weak<Semaphore>>>);
 
 impl Classifier {
-    /// See [`Policy::fences`].
-    pub async fn classify(
+    /// Has something of `caller`'s read when it is its turn.
+    pub async fn read<T: Send + 'static>(
         &self,
         caller: &Caller,
-        policy: Arc<Policy>,
-        (mut stages, client_files): (Vec<Stage>, Vec<ClientFile>),
-    ) -> Result<Classified, Refusal> {
+        reading: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
         let failed = |why: String| Refusal::new(Kind::SpawnFailed, format!("cannot read the commands: {why}"));
         let turn = self.share_of(caller).acquire_owned().await.map_err(|closed| failed(closed.to_string()))?;
         let reading = tokio::task::spawn_blocking(move || {
             // Held until it has been read, also when nobody waits any more.
             let _turn = turn;
-            let fences = policy.fences(&mut stages, &client_files)?;
-            Ok((stages, client_files, fences))
+            reading()
         });
         reading.await.unwrap_or_else(|panicked| Err(failed(panicked.to_string())))
     }
@@ -57,8 +52,10 @@ impl Classifier {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use posh_proto::executor::Stage;
+
     use super::*;
-    use crate::config::Confinement;
+    use crate::{Config, config::Confinement, policy::Policy};
 
     /// The shortest of some times that it takes to read a command of so many words.
     fn time_of(policy: &Policy, program: &str, word: &str, count: usize) -> Duration {
@@ -81,6 +78,38 @@ mod tests {
             let (short, long) = (time_of(&policy, program, word, 4_000), time_of(&policy, program, word, 32_000));
             // Eight times the words; were it the square, 64 times the time.
             assert!(long < short * 24 + Duration::from_millis(20), "{program} {word}: {short:?}, {long:?}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_identity_has_two_read_at_a_time() {
+        let classifier = Arc::new(Classifier::default());
+        let anybody = Caller::anybody(&Config::new(Vec::new()));
+        let [ada, bob] = ["ada", "bob"].map(|name| Caller { identity: Some(name.to_owned()), ..anybody.clone() });
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let gone = Arc::new(Mutex::new(gone));
+        let (began, mut beginnings) = tokio::sync::mpsc::unbounded_channel();
+        for _ in 0..8 {
+            let (classifier, ada, gone, began) = (classifier.clone(), ada.clone(), gone.clone(), began.clone());
+            tokio::spawn(async move {
+                let reading = move || {
+                    let _ = began.send(());
+                    let _ = gone.lock().unwrap().recv();
+                    Ok(())
+                };
+                classifier.read(&ada, reading).await
+            });
+        }
+        for _ in 0..READS_OF_ONE {
+            beginnings.recv().await.unwrap();
+        }
+        // Another one's turn comes all the same.
+        assert!(classifier.read(&bob, || Ok(())).await.is_ok());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(beginnings.try_recv().is_err());
+        drop(go);
+        for _ in 0..8 - READS_OF_ONE {
+            beginnings.recv().await.unwrap();
         }
     }
 }

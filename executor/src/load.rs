@@ -172,6 +172,14 @@ pub struct RunShare {
     need: Need,
 }
 
+/// The room of bytes that wait; given back when dropped.
+#[derive(Debug)]
+pub struct BytesShare {
+    load: Arc<Load>,
+    identity: Option<String>,
+    need: Need,
+}
+
 /// The room that a connection has; given back when dropped.
 #[derive(Debug)]
 pub struct ConnectionShare {
@@ -238,6 +246,25 @@ impl Load {
         drop(state);
         self.running.send_replace(running);
         Ok(RunShare { load: self.clone(), identity: caller.identity.clone(), need })
+    }
+
+    /// Room for bytes that wait for something, or why there is none.
+    pub(crate) fn hold(self: &Arc<Self>, caller: &Caller, buffered_bytes: usize) -> Result<BytesShare, Refusal> {
+        let need = Need { buffered_bytes, ..Need::default() };
+        let is_shared = self.is_shared.load(Ordering::Relaxed);
+        let mut state = self.state.lock().expect("not poisoned");
+        let own = state.account(caller).usage.need;
+        let limits = self.limits_of(caller, (own, state.whole.need), need, 1);
+        if let Some(message) =
+            limits.iter().filter(|limit| limit.want > 0).find_map(|l| l.refusal(caller.name(), is_shared))
+        {
+            state.whole.refused += 1;
+            state.account(caller).usage.refused += 1;
+            return Err(Refusal::new(Kind::Overloaded, message));
+        }
+        state.whole.need += need;
+        state.account(caller).usage.need += need;
+        Ok(BytesShare { load: self.clone(), identity: caller.identity.clone(), need })
     }
 
     /// The limits of what a run needs, of which so much is in use by who asks and by all.
@@ -430,11 +457,11 @@ impl Limit {
 }
 
 impl RunShare {
-    /// Gives back what the run needed to begin, and keeps so many descriptors and bytes at most.
-    pub(crate) fn keep(&mut self, descriptors: usize, buffered_bytes: usize) {
+    /// Gives back what the run needed to begin: all descriptors but so many, and so many bytes.
+    pub(crate) fn has_begun(&mut self, descriptors: usize, specification_bytes: usize) {
         let over = Need {
             descriptors: self.need.descriptors.saturating_sub(descriptors),
-            buffered_bytes: self.need.buffered_bytes.saturating_sub(buffered_bytes),
+            buffered_bytes: specification_bytes.min(self.need.buffered_bytes),
             ..Need::default()
         };
         self.need -= over;
@@ -456,6 +483,16 @@ impl Drop for RunShare {
         let running = state.whole.runs;
         drop(state);
         self.load.running.send_replace(running);
+    }
+}
+
+impl Drop for BytesShare {
+    fn drop(&mut self) {
+        let mut state = self.load.state.lock().expect("not poisoned");
+        state.whole.need -= self.need;
+        if let Some(account) = state.by.get_mut(&self.identity) {
+            account.usage.need -= self.need;
+        }
     }
 }
 
@@ -618,7 +655,7 @@ mod tests {
         let need = Need { descriptors: 500, buffered_bytes: 50, ..Need::default() };
         let mut first = load.admit_run(&ada, need, Wanted::Now).unwrap();
         assert!(load.admit_run(&ada, need, Wanted::Now).is_err());
-        first.keep(5, 20);
+        first.has_begun(5, 30);
         assert_eq!(load.status(&ada).own.unwrap().buffered_bytes, 20);
         drop((load.admit_run(&ada, need, Wanted::Now).unwrap(), first));
         assert_eq!(load.status(&ada).own.unwrap().buffered_bytes, 0);

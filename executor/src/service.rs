@@ -8,7 +8,7 @@ use std::sync::{
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, ToolsReply, ToolsRequest,
         executor_server::Executor,
     },
 };
@@ -44,7 +44,7 @@ pub struct Shared {
     pub pool: Pool,
     /// Another one after the configuration was read anew.
     pub policy: RwLock<Arc<Policy>>,
-    /// Has commands read by it.
+    /// Whose requests are read when.
     pub classifier: Classifier,
     /// Who may be here.
     pub admission: Admission,
@@ -89,14 +89,10 @@ impl Executor for Service {
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
-        let mut tools = Vec::with_capacity(names.len());
-        for name in names {
-            tools.push(match caller.may_run(&name) {
-                true => self.0.tools.describe(name).await,
-                false => Tool { name, ..Tool::default() },
-            });
-        }
-        Ok(Response::new(ToolsReply { tools }))
+        let (shared, asking) = (self.0.clone(), caller.clone());
+        let reading = move || Ok(shared.tools.describe_all(names, |name| asking.may_run(name)));
+        let tools = self.0.classifier.read(&caller, reading).await;
+        Ok(Response::new(ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? }))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

@@ -57,8 +57,26 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Describes the command `name`.
-    pub async fn describe(&self, name: String) -> Tool {
+    /// Describes these commands, of which `may_run` says whether they are to be told of: each once, however often it
+    /// is named. Reads files.
+    pub fn describe_all(&self, names: Vec<String>, may_run: impl Fn(&str) -> bool) -> Vec<Tool> {
+        let mut known: HashMap<String, Tool> = HashMap::new();
+        let mut describe = |name: String| {
+            if let Some(tool) = known.get(&name) {
+                return tool.clone();
+            }
+            let tool = match may_run(&name) {
+                true => self.describe(name.clone()),
+                false => Tool { name: name.clone(), ..Tool::default() },
+            };
+            known.insert(name, tool.clone());
+            tool
+        };
+        names.into_iter().map(&mut describe).collect()
+    }
+
+    /// Describes the command `name`. Reads its file, unless it is known.
+    pub fn describe(&self, name: String) -> Tool {
         let missing = Tool { name: name.clone(), ..Tool::default() };
         let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else { return missing };
         let Ok(metadata) = fs::metadata(&path) else { return missing };
@@ -68,16 +86,15 @@ impl Tools {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             inode: metadata.ino(),
         };
-        let Some(sha256) = self.hash(&stamp).await else { return missing };
+        let Some(sha256) = self.hash(&stamp) else { return missing };
         Tool { name, found: true, sha256: sha256.into() }
     }
 
-    async fn hash(&self, stamp: &Stamp) -> Option<Vec<u8>> {
+    fn hash(&self, stamp: &Stamp) -> Option<Vec<u8>> {
         if let Some(known) = self.hashes.lock().expect("not poisoned").get(stamp) {
             return Some(known.clone());
         }
-        let path = stamp.path.clone();
-        let hash = tokio::task::spawn_blocking(move || hash_file(&path)).await.ok()?.ok()?;
+        let hash = hash_file(&stamp.path).ok()?;
         self.remember(stamp, hash.clone());
         Some(hash)
     }
@@ -116,12 +133,24 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_tool_has_a_hash() {
+    #[test]
+    fn a_tool_has_a_hash() {
         let tools = Tools::default();
-        let cat = tools.describe("cat".into()).await;
+        let cat = tools.describe("cat".into());
         assert!(cat.found, "{cat:?}");
         assert_eq!(cat.sha256, hash_file(&find("cat").unwrap()).unwrap());
-        assert!(!tools.describe("no-such-command-here".into()).await.found);
+        assert!(!tools.describe("no-such-command-here".into()).found);
+    }
+
+    #[test]
+    fn one_name_named_often_is_looked_up_once() {
+        let looked_up = std::cell::Cell::new(0);
+        let may_run = |_: &str| {
+            looked_up.set(looked_up.get() + 1);
+            true
+        };
+        let tools = Tools::default().describe_all(vec!["cat".to_owned(); 4096], may_run);
+        assert_eq!((tools.len(), looked_up.get()), (4096, 1));
+        assert!(tools.iter().all(|tool| tool.found && *tool == tools[0]));
     }
 }

@@ -43,11 +43,17 @@ pub fn pack(spec: RunSpec) -> Result<Kind, TooLarge> {
 /// What was packed; `None` where it is nothing of the kind, or holds more than a specification may.
 #[must_use]
 pub fn unpack(packed: &[u8]) -> Option<RunSpec> {
+    RunSpec::decode(&*inflate(packed)?).ok()
+}
+
+/// The same, checked and not decoded yet.
+#[must_use]
+pub fn inflate(packed: &[u8]) -> Option<Vec<u8>> {
     let mut encoded = Vec::new();
     let limit = INFLATED_BYTES as u64;
     DeflateDecoder::new(packed).take(limit + 1).read_to_end(&mut encoded).ok()?;
     check(&RunSpec::full_name(), &encoded).ok()?;
-    RunSpec::decode(&*encoded).ok()
+    Some(encoded)
 }
 
 #[cfg(test)]

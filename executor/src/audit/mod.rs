@@ -10,6 +10,7 @@ mod chain;
 mod verify;
 
 use std::{
+    collections::HashMap,
     io,
     path::Path,
     sync::{
@@ -23,7 +24,7 @@ use std::{
 use posh_proto::{executor::rejected::Kind, token::Fingerprint};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use self::chain::Chain;
 pub use self::verify::{Verdict, verify};
@@ -39,11 +40,18 @@ const STOP: &str = "stop";
 
 /// Records that wait to be written.
 const QUEUE: usize = 1024;
+/// Those of one identity: the others of it wait, and nobody else for them.
+const QUEUE_OF_ONE: usize = 64;
 /// For a record that somebody waits for: a disk that takes longer is as good as none.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Refusals that are recorded at once, and in a second; of the others the number is.
+/// Refusals that are recorded at once, and in a second; of the others the number is. Strangers have this together.
 const REFUSALS_AT_ONCE: f64 = 100.0;
 const REFUSALS_PER_SECOND: f64 = 10.0;
+/// Those of each identity.
+const REFUSALS_OF_ONE_AT_ONCE: f64 = 20.0;
+const REFUSALS_OF_ONE_PER_SECOND: f64 = 1.0;
+/// Stands for the identity of who has none.
+const STRANGER: &str = "-";
 
 /// The way to the record, if there is one.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +60,9 @@ pub struct AuditLog(Option<Arc<Writer>>);
 #[derive(Debug)]
 struct Writer {
     queue: mpsc::Sender<Entry>,
-    refusals: Mutex<(f64, Instant)>,
+    refusals: Mutex<HashMap<String, (f64, Instant)>>,
+    /// Room in the queue, by identity.
+    shares: Mutex<HashMap<String, Arc<Semaphore>>>,
     left_out: AtomicU64,
 }
 
@@ -62,6 +72,8 @@ struct Entry {
     event: &'static str,
     record: Map<String, Value>,
     written: Option<oneshot::Sender<io::Result<()>>>,
+    /// Room in the queue; of the executor's own records none is taken.
+    _share: Option<OwnedSemaphorePermit>,
 }
 
 /// How somebody got a certificate.
@@ -90,19 +102,24 @@ impl AuditLog {
         chain.append(START, record).attempting(attempt)?;
         let (queue, entries) = mpsc::channel(QUEUE);
         thread::Builder::new().name("audit".to_owned()).spawn(move || write_all(chain, entries)).attempting(attempt)?;
-        let refusals = Mutex::new((REFUSALS_AT_ONCE, Instant::now()));
-        Ok(Self(Some(Arc::new(Writer { queue, refusals, left_out: AtomicU64::new(0) }))))
+        Ok(Self(Some(Arc::new(Writer::new(queue)))))
     }
 
     /// Records that something begins; it may begin once this returns.
     ///
     /// # Errors
     /// The record can't be written.
-    pub(crate) async fn begin(&self, event: &'static str, record: &(impl Serialize + Sync)) -> Result<(), Refusal> {
+    pub(crate) async fn begin(
+        &self,
+        event: &'static str,
+        identity: Option<&str>,
+        record: &(impl Serialize + Sync),
+    ) -> Result<(), Refusal> {
         let Some(writer) = &self.0 else { return Ok(()) };
         let (written, done) = oneshot::channel();
-        let entry = Entry { event, record: object(record), written: Some(written) };
         let writing = async {
+            let share = writer.share(identity).await;
+            let entry = Entry { event, record: object(record), written: Some(written), _share: share };
             writer.queue.send(entry).await.map_err(|_| io::ErrorKind::BrokenPipe)?;
             done.await.map_err(|_| io::ErrorKind::BrokenPipe)?
         };
@@ -114,10 +131,13 @@ impl AuditLog {
     }
 
     /// Records what has happened. Waits for room in the queue, not for the disk.
-    pub(crate) async fn note(&self, event: &'static str, record: &(impl Serialize + Sync)) {
+    pub(crate) async fn note(&self, event: &'static str, identity: &str, record: &(impl Serialize + Sync)) {
         let Some(writer) = &self.0 else { return };
-        let entry = Entry { event, record: object(record), written: None };
-        if tokio::time::timeout(WRITE_TIMEOUT, writer.queue.send(entry)).await.is_err() {
+        let sending = async {
+            let share = writer.share(Some(identity)).await;
+            let _ = writer.queue.send(Entry { event, record: object(record), written: None, _share: share }).await;
+        };
+        if tokio::time::timeout(WRITE_TIMEOUT, sending).await.is_err() {
             writer.left_out.fetch_add(1, Ordering::Relaxed);
             tracing::error!(event, "the audit record is not written: a record is left out");
         }
@@ -126,7 +146,7 @@ impl AuditLog {
     /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the number.
     pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) {
         let Some(writer) = &self.0 else { return };
-        if !writer.may_record_refusal() {
+        if !writer.may_record_refusal(identity) {
             writer.left_out.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -167,7 +187,7 @@ impl AuditLog {
 
     /// Records that the executor ends in order: nothing comes behind it.
     pub(crate) async fn stop(&self) {
-        let _ = self.begin(STOP, &Map::new()).await;
+        let _ = self.begin(STOP, None, &Map::new()).await;
     }
 
     fn try_note(&self, event: &'static str, record: Value) {
@@ -177,19 +197,36 @@ impl AuditLog {
         if left_out > 0 {
             record.insert("left_out_before".to_owned(), left_out.into());
         }
-        if writer.queue.try_send(Entry { event, record, written: None }).is_err() {
+        if writer.queue.try_send(Entry { event, record, written: None, _share: None }).is_err() {
             writer.left_out.fetch_add(left_out + 1, Ordering::Relaxed);
         }
     }
 }
 
 impl Writer {
-    fn may_record_refusal(&self) -> bool {
-        let mut bucket = self.refusals.lock().expect("not poisoned");
-        let (left, since) = *bucket;
-        let left = (left + since.elapsed().as_secs_f64() * REFUSALS_PER_SECOND).min(REFUSALS_AT_ONCE);
+    fn new(queue: mpsc::Sender<Entry>) -> Self {
+        Self { queue, refusals: Mutex::default(), shares: Mutex::default(), left_out: AtomicU64::new(0) }
+    }
+
+    /// Waits for room among the records of an identity.
+    async fn share(&self, identity: Option<&str>) -> Option<OwnedSemaphorePermit> {
+        let identity = identity?.to_owned();
+        let new = || Arc::new(Semaphore::new(QUEUE_OF_ONE));
+        let share = self.shares.lock().expect("not poisoned").entry(identity).or_insert_with(new).clone();
+        share.acquire_owned().await.ok()
+    }
+
+    fn may_record_refusal(&self, identity: &str) -> bool {
+        let (at_once, per_second) = match identity {
+            STRANGER => (REFUSALS_AT_ONCE, REFUSALS_PER_SECOND),
+            _ => (REFUSALS_OF_ONE_AT_ONCE, REFUSALS_OF_ONE_PER_SECOND),
+        };
+        let now = Instant::now();
+        let mut buckets = self.refusals.lock().expect("not poisoned");
+        let bucket = buckets.entry(identity.to_owned()).or_insert((at_once, now));
+        let left = (bucket.0 + now.duration_since(bucket.1).as_secs_f64() * per_second).min(at_once);
         let may = left >= 1.0;
-        *bucket = (left - f64::from(u8::from(may)), Instant::now());
+        *bucket = (left - f64::from(u8::from(may)), now);
         may
     }
 }
@@ -206,7 +243,7 @@ fn object(record: &impl Serialize) -> Map<String, Value> {
 }
 
 fn write_all(mut chain: Chain, mut entries: mpsc::Receiver<Entry>) {
-    while let Some(Entry { event, record, written }) = entries.blocking_recv() {
+    while let Some(Entry { event, record, written, _share }) = entries.blocking_recv() {
         let outcome = chain.append(event, record);
         match (written, outcome) {
             // Nobody waits any more, and so nothing was begun: the end says that.
@@ -330,13 +367,13 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join("audit");
         let log = AuditLog::open(Some(&path)).unwrap();
-        assert!(log.begin("run_begin", &Map::new()).await.is_ok());
+        assert!(log.begin("run_begin", Some("ada"), &Map::new()).await.is_ok());
         // A place where no file can be made.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert_eq!(log.begin("run_begin", &Map::new()).await.unwrap_err().kind, Kind::Overloaded);
+        assert_eq!(log.begin("run_begin", Some("ada"), &Map::new()).await.unwrap_err().kind, Kind::Overloaded);
         fs::remove_dir(&path).unwrap();
-        assert!(log.begin("run_begin", &Map::new()).await.is_ok());
+        assert!(log.begin("run_begin", Some("ada"), &Map::new()).await.is_ok());
     }
 
     #[tokio::test]
@@ -349,5 +386,36 @@ mod tests {
         log.stop().await;
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.lines().count() < 200 && text.contains("\"left_out_before\":4"), "{}", text.lines().count());
+    }
+
+    #[tokio::test]
+    async fn refusals_of_one_identity_are_counted_beside_those_of_others() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let path = directory.path().join("audit");
+        let log = AuditLog::open(Some(&path)).unwrap();
+        (0..500).for_each(|_| log.refused("ada", "192.0.2.1:1", "run: NOT_ALLOWED"));
+        log.refused("bob", "192.0.2.1:2", "run: NOT_ALLOWED");
+        log.refused(STRANGER, "192.0.2.1:3", "call");
+        log.stop().await;
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.matches("\"ada\"").count() <= 25, "{text}");
+        assert_eq!((text.matches("\"bob\"").count(), text.matches("\"-\"").count()), (1, 1));
+    }
+
+    /// Nothing is taken out of the queue, as by a disk that is slow.
+    #[tokio::test]
+    async fn one_identity_does_not_fill_the_queue_of_the_record() {
+        let (queue, entries) = mpsc::channel(QUEUE);
+        let log = AuditLog(Some(Arc::new(Writer::new(queue))));
+        for number in 0..2 * QUEUE {
+            let log = log.clone();
+            tokio::spawn(async move { log.note("run_end", "ada", &json!({ "n": number })).await });
+        }
+        for _ in 0..QUEUE {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(entries.len(), QUEUE_OF_ONE);
+        let noted = tokio::time::timeout(WRITE_TIMEOUT / 2, log.note("run_end", "bob", &json!({}))).await;
+        assert!(noted.is_ok() && entries.len() == QUEUE_OF_ONE + 1);
     }
 }

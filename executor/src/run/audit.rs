@@ -1,5 +1,5 @@
 //! A run in the audit record: who, what and where before it is let go, and then how it ended, also
-//! if it was refused. Never arguments, environment, or what went through: a command's words may
+//! if it was refused after that. Never arguments, environment, or what went through: a command's words may
 //! hold secrets, and so may the words of a refusal.
 
 use std::{collections::HashSet, time::Instant};
@@ -17,8 +17,10 @@ use crate::{audit::AuditLog, callers::Caller, error::Refusal};
 pub const RECORDED: usize = 16;
 /// Programs, each named once: far more than annotations know.
 const RECORDED_PROGRAMS: usize = 256;
-/// Bytes of a text that a gateway chose.
+/// Bytes of a text that a gateway chose, of one list of them, and of the list of programs, as they stand in the record.
 const RECORDED_BYTES: usize = 256;
+const RECORDED_LIST_BYTES: usize = 1 << 10;
+const RECORDED_PROGRAM_BYTES: usize = 4 << 10;
 
 /// A file of the workstation that a run sees; its content is nobody's business.
 #[derive(Debug, Serialize)]
@@ -53,7 +55,7 @@ pub struct Begin<'a> {
 }
 
 /// One run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Record {
     run_id: String,
     identity: String,
@@ -83,24 +85,21 @@ pub struct Record {
 
 impl Record {
     /// Of a run that is asked for now.
-    pub fn of(spec: &RunSpec, caller: &Caller, peer: &str) -> Self {
-        let texts = |names: Vec<&[u8]>| -> Vec<String> {
-            names.into_iter().map(|name| short(&String::from_utf8_lossy(name))).collect()
-        };
+    pub fn of(spec: &RunSpec, client_files: &[ClientFile], caller: &Caller, peer: &str) -> Self {
         let programs = once(spec.stages.iter().map(|stage| stage.program.as_bytes()));
         let exports = once(spec.mounts.iter().map(|mount| mount.export.as_bytes()));
         let cwds = once(spec.stages.iter().map(|stage| &stage.cwd[..]));
-        let left_out = LeftOut::of(&[(&programs, RECORDED_PROGRAMS), (&exports, RECORDED), (&cwds, RECORDED)]);
-        let first = |names: Vec<&[u8]>, count| texts(names.into_iter().take(count).collect());
+        let paths: Vec<&[u8]> = client_files.iter().map(|file| &file.path[..]).collect();
+        let left_out = LeftOut::of([&programs, &exports, &cwds, &paths]);
         Self {
-            run_id: short(&spec.run_id),
+            run_id: shown(spec.run_id.as_bytes(), RECORDED_BYTES),
             identity: caller.name().to_owned(),
             user: caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
             peer: peer.to_owned(),
             stages: spec.stages.len(),
-            programs: first(programs, RECORDED_PROGRAMS),
-            exports: first(exports, RECORDED),
-            cwds: first(cwds, RECORDED),
+            programs: listed(&programs, (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES)).0,
+            exports: listed(&exports, USUAL).0,
+            cwds: listed(&cwds, USUAL).0,
             left_out,
             outcome: "",
             refusal: None,
@@ -108,7 +107,12 @@ impl Record {
             bytes_in: 0,
             bytes_out: 0,
             ms: 0,
-            client_files: spec.client_files.iter().map(ShownFile::from).collect(),
+            client_files: listed(&paths, (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES))
+                .0
+                .into_iter()
+                .zip(client_files)
+                .map(|(path, file)| ShownFile { path, bytes: file.content.len() })
+                .collect(),
             began: Some(Instant::now()),
         }
     }
@@ -118,7 +122,11 @@ impl Record {
     /// # Errors
     /// That can't be written, so that it must not begin.
     pub async fn begin(&self, audit: &AuditLog) -> Result<(), Refusal> {
-        let begin = Begin {
+        audit.begin("run_begin", Some(&self.identity), &self.beginning()).await
+    }
+
+    fn beginning(&self) -> Begin<'_> {
+        Begin {
             run_id: &self.run_id,
             identity: &self.identity,
             user: &self.user,
@@ -129,8 +137,7 @@ impl Record {
             cwds: &self.cwds,
             left_out: &self.left_out,
             client_files: &self.client_files,
-        };
-        audit.begin("run_begin", &begin).await
+        }
     }
 
     /// With what became of it.
@@ -162,26 +169,38 @@ impl Record {
             ms = self.ms,
             "run ended"
         );
-        audit.note("run_end", &self).await;
+        audit.note("run_end", &self.identity, &self).await;
     }
 }
 
-impl From<&ClientFile> for ShownFile {
-    fn from(file: &ClientFile) -> Self {
-        Self { path: short(&String::from_utf8_lossy(&file.path)), bytes: file.content.len() }
+/// How many of a list are recorded, and their bytes.
+const USUAL: (usize, usize) = (RECORDED, RECORDED_LIST_BYTES);
+
+/// The first of them, as far as there is room, and how many of them stand there whole.
+fn listed(names: &[&[u8]], (most, mut room): (usize, usize)) -> (Vec<String>, usize) {
+    let mut texts = Vec::new();
+    let mut whole = 0;
+    for name in names.iter().take(most) {
+        let text = shown(name, RECORDED_BYTES.min(room));
+        room = room.saturating_sub(room_of(&text));
+        if room == 0 {
+            break;
+        }
+        whole += usize::from(text.as_bytes() == *name);
+        texts.push(text);
     }
+    (texts, whole)
 }
 
 impl LeftOut {
-    /// Of lists, each with how many of it are recorded. A name that is shortened is left out, too.
-    fn of(lists: &[(&Vec<&[u8]>, usize)]) -> Option<Self> {
-        let is_kept = |index: usize, name: &[u8], most: usize| index < most && name.len() <= RECORDED_BYTES;
-        let lost = |(names, most): &(&Vec<&[u8]>, usize)| {
-            names.iter().enumerate().filter(|(index, name)| !is_kept(*index, name, *most)).count()
-        };
-        let left_out: usize = lists.iter().map(lost).sum();
+    /// Of programs, exports, directories and client files: names that do not stand in the record as they are.
+    fn of(lists: [&Vec<&[u8]>; 4]) -> Option<Self> {
+        let many = (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES);
+        let bounds = [many, USUAL, USUAL, many];
+        let lost = |(names, bounds): (&&Vec<&[u8]>, _)| names.len() - listed(names, bounds).1;
+        let left_out: usize = lists.iter().zip(bounds).map(lost).sum();
         let all =
-            || lists.iter().flat_map(|(names, _)| names.iter().flat_map(|name| [name, &b"\0"[..]])).collect::<Vec<_>>();
+            || lists.iter().flat_map(|names| names.iter().flat_map(|name| [name, &b"\0"[..]])).collect::<Vec<_>>();
         (left_out > 0).then(|| Self { left_out, names_sha256: Fingerprint::of(&all().concat()).to_string() })
     }
 }
@@ -192,26 +211,38 @@ fn once<'a>(names: impl Iterator<Item = &'a [u8]>) -> Vec<&'a [u8]> {
     names.filter(|name| known.insert(*name)).collect()
 }
 
-fn short(text: &str) -> String {
-    let mut end = text.len().min(RECORDED_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
+/// The beginning of a text that takes at most so many bytes in the record. There, a control character would be six.
+fn shown(text: &[u8], most: usize) -> String {
+    let begin = &text[..text.len().min(most)];
+    let mut shown = String::new();
+    let mut room = most;
+    for character in String::from_utf8_lossy(begin).chars() {
+        let character = if character.is_control() { char::REPLACEMENT_CHARACTER } else { character };
+        let Some(left) = room.checked_sub(room_of(character.encode_utf8(&mut [0; 4]))) else { break };
+        room = left;
+        shown.push(character);
     }
-    text[..end].to_owned()
+    shown
+}
+
+/// Bytes of it in the record.
+fn room_of(shown: &str) -> usize {
+    shown.len() + shown.matches(['"', '\\']).count()
 }
 
 #[cfg(test)]
 mod tests {
-    use posh_proto::executor::Stage;
+    use posh_proto::executor::{MountPoint, Stage};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::Config;
+    use crate::Config;
 
     fn record(programs: impl IntoIterator<Item = String>) -> Value {
         let stage = |program| Stage { program, cwd: "/mnt".into(), ..Stage::default() };
         let spec = RunSpec { stages: programs.into_iter().map(stage).collect(), ..RunSpec::default() };
-        serde_json::to_value(Record::of(&spec, &Caller::anybody(&Config::new(Vec::new())), "peer")).unwrap()
+        let caller = Caller::anybody(&Config::new(Vec::new()));
+        serde_json::to_value(Record::of(&spec, &[], &caller, "peer").beginning()).unwrap()
     }
 
     #[test]
@@ -229,5 +260,23 @@ mod tests {
         let all: String = names.iter().map(|name| format!("{name}\0")).chain(["/mnt\0".to_owned()]).collect();
         assert_eq!((record["left_out"].clone(), record["programs"][255].clone()), (json!(45), json!("p255")));
         assert_eq!(record["names_sha256"], Fingerprint::of(all.as_bytes()).to_string());
+    }
+
+    #[test]
+    fn a_record_is_small_whatever_the_client_writes() {
+        for hostile in ["\u{1}", "\u{9b}", "\"", "\\", "ä", "x"] {
+            let name = |n: usize| hostile.repeat(4096) + &n.to_string();
+            let stage = |n| Stage { program: name(n), cwd: name(n).into(), ..Stage::default() };
+            let spec = RunSpec {
+                run_id: name(0),
+                stages: (0..64).map(stage).collect(),
+                mounts: (0..64).map(|n| MountPoint { export: name(n), ..MountPoint::default() }).collect(),
+                ..RunSpec::default()
+            };
+            let files: Vec<_> = (0..64).map(|n| ClientFile { path: name(n).into(), ..ClientFile::default() }).collect();
+            let record = Record::of(&spec, &files, &Caller::anybody(&Config::new(Vec::new())), "192.0.2.1:1");
+            let bytes = serde_json::to_string(&record.beginning()).unwrap().len();
+            assert!((1 << 10..16 << 10).contains(&bytes), "{hostile:?}: {bytes}");
+        }
     }
 }

@@ -111,6 +111,11 @@ impl KeptRuns {
         state.forget(at);
     }
 
+    /// It was refused: it may be tried again under the same name, and nothing is kept of it.
+    pub fn forget(&self, name: &str) {
+        self.lock().runs.remove(name);
+    }
+
     /// A client wants to go on with a run.
     ///
     /// # Errors

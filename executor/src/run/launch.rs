@@ -1,56 +1,41 @@
-//! Starting a run: bounds, checks, pipes, and the job on its way to a supervisor.
+//! Starting a run that is prepared: its view, pipes, and the job on its way to a supervisor.
 
 use std::collections::HashMap;
 
-use posh_proto::executor::{RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
+use posh_proto::executor::{Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
 use tokio::task::JoinSet;
 
 use super::{
     Report, Run,
     farewells::Farewells,
-    inlet::WINDOW_BYTES,
     link::Link,
-    plumbing::{PIPE_BYTES, Plumbing},
+    plumbing::Plumbing,
+    prepare::{Prepared, Rest},
     times::Clock,
 };
 use crate::{
     callers::Caller,
     cgroup::RunCgroup,
     error::Refusal,
-    load::{Need, Wanted},
     own_mounts::OwnMounts,
     pool::{Identified, Lease},
-    runner::{WAITS_BYTES, wire::Job},
+    runner::wire::Job,
     service::Shared,
     volume::trees_of,
-    wiring::{Wiring, descriptors_to_begin},
+    wiring::Wiring,
 };
-
-/// Chunks in a run's queue, and about as much again in HTTP/2.
-const OUTPUT_BYTES: usize = 2 << 20;
 
 /// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
 pub async fn start(
     (shared, caller): (&Shared, &Caller),
-    mut spec: RunSpec,
+    prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<Run, Refusal> {
-    if shared.is_draining() {
-        return Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down"));
-    }
-    let wanted = if spec.ahead { Wanted::Ahead } else { Wanted::Now };
-    shared.load.admit_call(caller, wanted)?;
-    let share = shared.load.admit_run(caller, need(&spec), wanted)?;
-    for stage in &spec.stages {
-        caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
-    }
-    let (mounts, mut client_files) = (std::mem::take(&mut spec.mounts), std::mem::take(&mut spec.client_files));
-    let fences;
-    (spec.stages, client_files, fences) =
-        shared.classifier.classify(caller, shared.policy(), (std::mem::take(&mut spec.stages), client_files)).await?;
+    let Prepared { spec, client_files, fences, mut wiring, mut share, specification_bytes, .. } = prepared;
+    let Rest { mounts, volumes, ahead, to_be_confirmed } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
-    let own_mounts = OwnMounts::of(&caller.exports, &mounts, &spec.stages).await?;
+    let own_mounts = OwnMounts::of(&caller.exports, &mounts, &wiring.stages).await?;
     let identifying = match own_mounts.is_empty() {
         true => identifying,
         false => {
@@ -60,9 +45,7 @@ pub async fn start(
         }
     };
     let trees = trees_of(caller, |export| mounts.iter().any(|mount| mount.export == export));
-    let volumes = shared.volumes.begin_run(caller, std::mem::take(&mut spec.volumes), &trees).await;
-    let (ahead, to_be_confirmed) = (spec.ahead, spec.to_be_confirmed);
-    let mut wiring = Wiring::check(spec)?;
+    let volumes = shared.volumes.begin_run(caller, volumes, &trees).await;
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
@@ -85,15 +68,18 @@ pub async fn start(
             other => other,
         }
         .map_err(Failure::into_refusal)?;
+    let (terminal_stages, stages_left) = (terminal_stages(&job.stages), job.stages.len());
+    drop(job);
+    share.has_begun(usize::MAX, specification_bytes);
     Ok(Run {
         link,
         streams: JoinSet::new(),
         inlets: HashMap::new(),
         gates: HashMap::new(),
         ptys: Vec::new(),
-        terminal_stages: terminal_stages(&job.stages),
+        terminal_stages,
         plan: Some((wiring, plumbing)),
-        stages_left: job.stages.len(),
+        stages_left,
         start_times: times.map(|times| StartTimes { checked_ns, ..times }),
         farewells: Farewells::new(own_mounts, volumes),
         report: Report::default(),
@@ -104,25 +90,6 @@ pub async fn start(
         _lease: lease,
         share,
     })
-}
-
-/// What a run will hold: its commands, and for each of its streams a pipe of full size and
-/// what is on its way between pipe and network.
-fn need(spec: &RunSpec) -> Need {
-    // One process more each for those that carry what was held to its file.
-    let descriptors = spec.stages.iter().flat_map(|stage| &stage.descriptors);
-    let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
-    let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
-    let buffered_bytes = OUTPUT_BYTES
-        .saturating_add(held.saturating_mul(WAITS_BYTES))
-        .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
-        .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
-    Need {
-        processes: spec.stages.len() + held,
-        buffered_bytes,
-        descriptors: descriptors_to_begin(spec),
-        ptys: spec.ptys.len(),
-    }
 }
 
 /// A run whose commands were let go.

@@ -15,6 +15,7 @@ mod outbox;
 mod outlet;
 mod pace;
 mod plumbing;
+mod prepare;
 mod times;
 
 use std::{
@@ -27,17 +28,16 @@ use std::{
 
 use nix::libc;
 use posh_proto::{
+    clock::monotonic_ns,
     executor::{
-        Exited, Finished, Release, Resume, RunInput, RunOutput, RunSpec, RunTimes, Signal, StartTimes, Started,
-        WindowSize, WrittenFile, exited::How, run_input, run_output,
+        Exited, Finished, Release, Resume, RunInput, RunOutput, RunTimes, Signal, StartTimes, Started, WindowSize,
+        WrittenFile, exited::How, run_input, run_output,
     },
-    packed,
 };
 use tokio::{net::unix::pipe, sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 
 use self::{
-    audit::Record,
     farewells::Farewells,
     inlet::Inlet,
     kept::{Return, check_run_id},
@@ -45,6 +45,7 @@ use self::{
     outbox::{Outbox, Unheard},
     outlet::Gate,
     plumbing::Plumbing,
+    prepare::{Asked, Prepared},
     times::{Clock, Traffic},
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
@@ -103,29 +104,13 @@ pub struct Origin {
 pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<RunInput>) -> Messages {
     let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
     let first = match input.message().await {
-        Ok(Some(RunInput { kind: Some(run_input::Kind::Packed(packed)) })) => {
-            packed::unpack(&packed).map(run_input::Kind::Spec)
-        }
         Ok(first) => first.and_then(|first| first.kind),
         Err(status) => return Messages::only(Err(status)),
     };
-    match first {
-        Some(run_input::Kind::Spec(spec)) => {
-            if let Err(refusal) = check_run_id(&spec.run_id) {
-                return refused(refusal);
-            }
-            let outbox = Outbox::new(spec.grace_ms > 0);
-            let messages = outbox.attach();
-            let returns = match outbox.keeps() {
-                true => match shared.kept.begin(&origin.caller.run_name(&spec.run_id), &outbox) {
-                    Ok(returns) => Some(returns),
-                    Err(refusal) => return refused(refusal),
-                },
-                false => None,
-            };
-            tokio::spawn(serve(shared, origin, spec, Client { input, is_open: true, returns }, outbox));
-            messages
-        }
+    let arrived_ns = monotonic_ns();
+    let asked = match first {
+        Some(run_input::Kind::Spec(spec)) => Asked::Plain(Box::new(spec)),
+        Some(run_input::Kind::Packed(packed)) => Asked::Packed(packed),
         Some(run_input::Kind::Resume(resume)) => {
             if let Err(refusal) = check_run_id(&resume.run_id) {
                 return refused(refusal);
@@ -134,20 +119,53 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
             tracing::info!(run_id, identity = caller.name(), peer, answer = ?resumed.as_ref().err(), "a client came back");
-            resumed.unwrap_or_else(refused)
+            return resumed.unwrap_or_else(refused);
         }
-        _ => refused(Refusal::protocol("the first message must be the specification")),
+        _ => return refused(Refusal::protocol("the first message must be the specification")),
+    };
+    match prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await {
+        Ok(prepared) => begin(shared, origin, (prepared, arrived_ns), input).unwrap_or_else(refused),
+        Err(refusal) => {
+            let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
+            tracing::info!(identity, peer, kind, stage = refusal.stage, "run refused");
+            shared.audit.refused(identity, peer, &format!("run: {kind}"));
+            refused(refusal)
+        }
     }
 }
 
+/// Has a run served that may begin; its messages.
+fn begin(
+    shared: Arc<Shared>,
+    origin: Origin,
+    (prepared, arrived_ns): (Prepared, u64),
+    input: Streaming<RunInput>,
+) -> Result<Messages, Refusal> {
+    let outbox = Outbox::new(prepared.grace_ms > 0);
+    let returns = match outbox.keeps() {
+        true => Some(shared.kept.begin(&origin.caller.run_name(&prepared.run_id), &outbox)?),
+        false => None,
+    };
+    let messages = outbox.attach();
+    let client = Client { input, is_open: true, returns };
+    tokio::spawn(serve(shared, origin, (prepared, arrived_ns), client, outbox));
+    Ok(messages)
+}
+
 /// Serves one run to its end; nothing of it is left afterwards but what is remembered.
-async fn serve(shared: Arc<Shared>, origin: Origin, spec: RunSpec, client: Client, output: Output) {
-    let record = Record::of(&spec, &origin.caller, &origin.peer);
-    let run_id = spec.run_id.clone();
-    let clock = Clock::start(&spec);
+async fn serve(
+    shared: Arc<Shared>,
+    origin: Origin,
+    (mut prepared, arrived_ns): (Prepared, u64),
+    client: Client,
+    output: Output,
+) {
+    let record = std::mem::take(&mut prepared.record);
+    let name = origin.caller.run_name(&prepared.run_id);
+    let clock = Clock::start(prepared.trace, arrived_ns);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
     let end = match record.begin(&shared.audit).await {
-        Ok(()) => attend((&shared, &origin), spec, client, &output, &mut report).await,
+        Ok(()) => attend((&shared, &origin), prepared, client, &output, &mut report).await,
         Err(refusal) => {
             let end = End::Rejected(refusal);
             say(&end, &output).await;
@@ -155,7 +173,11 @@ async fn serve(shared: Arc<Shared>, origin: Origin, spec: RunSpec, client: Clien
         }
     };
     output.end();
-    shared.kept.end(&origin.caller.run_name(&run_id), end.is_violent());
+    match end {
+        // Nothing of it has run: who has not heard it asks again.
+        End::Rejected(_) => shared.kept.forget(&name),
+        _ => shared.kept.end(&name, end.is_violent()),
+    }
     record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
 }
 
@@ -235,13 +257,13 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
     (shared, origin): (&Shared, &Origin),
-    spec: RunSpec,
+    prepared: Prepared,
     client: Client,
     output: &Output,
     report: &mut Report,
 ) -> End {
     let mut kill = shared.kill.subscribe();
-    let grace = Duration::from_millis(spec.grace_ms.into()).min(LONGEST_GRACE);
+    let grace = Duration::from_millis(prepared.grace_ms.into()).min(LONGEST_GRACE);
     // A kept run whose client is lost meanwhile starts all the same, and its client learns so.
     let is_unwanted = async {
         output.detached().await;
@@ -251,7 +273,7 @@ async fn attend(
     };
     let starting = tokio::select! {
         () = is_unwanted => return End::Cancelled,
-        starting = launch::start((shared, &origin.caller), spec, report.clock) => starting,
+        starting = launch::start((shared, &origin.caller), prepared, report.clock) => starting,
     };
     let mut run = match starting {
         Ok(run) => run,
@@ -352,7 +374,7 @@ impl Run {
             self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
         }
         drop(plumbing);
-        self.share.keep(wiring.own_descriptors(), usize::MAX);
+        self.share.has_begun(wiring.own_descriptors(), 0);
         Ok(())
     }
 

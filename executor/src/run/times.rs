@@ -1,4 +1,4 @@
-//! When what of a run happened, for those who asked ([`RunSpec::trace`]): counted
+//! When what of a run happened, for those who asked (`RunSpec.trace`): counted
 //! from the arrival of the specification, since this machine's clock means nothing
 //! to who reads it. Of a run that is not traced, nobody looks at a clock.
 
@@ -12,7 +12,7 @@ use std::{
 
 use posh_proto::{
     clock::monotonic_ns,
-    executor::{Exited, RunSpec, RunTimes, StartTimes, StreamTimes},
+    executor::{Exited, RunTimes, StartTimes, StreamTimes},
 };
 
 /// Counts from a specification's arrival.
@@ -22,9 +22,9 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// `None`, unless the specification that has just arrived asks for times.
-    pub fn start(spec: &RunSpec) -> Option<Self> {
-        spec.trace.then(|| Self { arrived_ns: monotonic_ns() })
+    /// `None`, unless the specification that arrived then asks for times.
+    pub fn start(is_traced: bool, arrived_ns: u64) -> Option<Self> {
+        is_traced.then_some(Self { arrived_ns })
     }
 
     /// Now.
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn nobody_looks_at_a_clock_unasked() {
-        assert!(Clock::start(&RunSpec::default()).is_none());
+        assert!(Clock::start(false, monotonic_ns()).is_none());
         let traffic = Traffic::new(None);
         traffic.sent(1, 5);
         assert_eq!((traffic.totals(), traffic.times()), ((0, 5), None));
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_outlet_has_one_first_byte() {
-        let clock = Clock::start(&RunSpec { trace: true, ..RunSpec::default() }).unwrap();
+        let clock = Clock::start(true, monotonic_ns()).unwrap();
         let traffic = Traffic::new(Some(clock));
         traffic.sent(7, 1);
         let first = traffic.times().unwrap().outlets[0].first_byte_ns;

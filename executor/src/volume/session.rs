@@ -242,12 +242,12 @@ impl Served {
             peer: &self.peer,
             read_only: self.export.read_only,
         };
-        audit.begin("volume_begin", &begin).await
+        audit.begin("volume_begin", Some(self.caller.name()), &begin).await
     }
 
     /// Records that it has ended.
     pub async fn note_end(&self, audit: &AuditLog) {
-        audit.note("volume_end", &self.record()).await;
+        audit.note("volume_end", self.caller.name(), &self.record()).await;
     }
 
     /// Whether that is what its caller may do now, as it was when the session began.

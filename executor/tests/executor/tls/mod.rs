@@ -4,6 +4,7 @@ mod crowds;
 mod refused;
 mod rights;
 mod rotation;
+mod runs;
 mod secrets;
 mod shares;
 mod volumes;

@@ -1,0 +1,210 @@
+//! What is asked for, from the message that came to what may be started: admitted, unpacked, decoded, its words read,
+//! its plumbing checked. A specification of some KiB holds a hundred thousand words and paths: it stays packed until it
+//! is its turn, is read away from the runtime's threads, and what it takes is its identity's until the run has begun.
+
+use std::{mem::size_of, sync::Arc};
+
+use bytes::Bytes;
+use posh_proto::{
+    executor::{
+        ClientFile, Guard, MountPoint, RunSpec, Stage, VolumeSession, WatchedTree, descriptor::Source, rejected::Kind,
+    },
+    packed,
+};
+use prost::Message as _;
+
+use super::{audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, plumbing::PIPE_BYTES};
+use crate::{
+    callers::Caller,
+    error::Refusal,
+    load::{BytesShare, Need, RunShare, Wanted},
+    runner::{WAITS_BYTES, wire::Fence},
+    service::Shared,
+    wiring::{Wiring, descriptors_to_begin},
+};
+
+/// Chunks in a run's queue, and about as much again in HTTP/2.
+const OUTPUT_BYTES: usize = 2 << 20;
+
+/// A specification as it came.
+pub enum Asked {
+    Plain(Box<RunSpec>),
+    Packed(Bytes),
+}
+
+/// What may be started.
+pub struct Prepared {
+    pub run_id: String,
+    pub grace_ms: u32,
+    pub trace: bool,
+    pub record: Record,
+    pub spec: Rest,
+    pub client_files: Vec<ClientFile>,
+    pub fences: Vec<Fence>,
+    pub wiring: Wiring,
+    pub share: RunShare,
+    /// What of the share is the specification's.
+    pub specification_bytes: usize,
+}
+
+/// What else of the specification counts.
+pub struct Rest {
+    pub mounts: Vec<MountPoint>,
+    pub volumes: Vec<VolumeSession>,
+    pub ahead: bool,
+    pub to_be_confirmed: bool,
+}
+
+/// What waits for its turn, and the room that it has.
+enum Waiting {
+    Admitted(Box<RunSpec>, RunShare, usize),
+    Packed(Bytes, BytesShare),
+}
+
+/// Admits and reads what `caller` asks for, or says why not; then nothing is left of it.
+pub async fn prepare(
+    shared: &Arc<Shared>,
+    (caller, peer): (&Arc<Caller>, &str),
+    asked: Asked,
+) -> Result<Prepared, Refusal> {
+    require_open(shared)?;
+    let waiting = match asked {
+        // Refused at once, where there is no room.
+        Asked::Plain(spec) => admit(shared, caller, spec)?,
+        Asked::Packed(packed) => {
+            let share = shared.load.hold(caller, packed.len())?;
+            Waiting::Packed(packed, share)
+        }
+    };
+    let (reader, asking, peer) = (shared.clone(), caller.clone(), peer.to_owned());
+    let reading = move || {
+        let waiting = match waiting {
+            Waiting::Packed(packed, share) => unpack(&reader, &asking, packed, share)?,
+            admitted => admitted,
+        };
+        match waiting {
+            Waiting::Admitted(spec, share, bytes) => read((&reader, &asking, &peer), *spec, (share, bytes)),
+            Waiting::Packed(..) => Err(not_one()),
+        }
+    };
+    shared.classifier.read(caller, reading).await
+}
+
+fn require_open(shared: &Shared) -> Result<(), Refusal> {
+    match shared.is_draining() {
+        true => Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down")),
+        false => Ok(()),
+    }
+}
+
+fn not_one() -> Refusal {
+    Refusal::protocol("the first message must be the specification")
+}
+
+fn unpack(shared: &Arc<Shared>, caller: &Caller, packed: Bytes, share: BytesShare) -> Result<Waiting, Refusal> {
+    let encoded = packed::inflate(&packed).ok_or_else(not_one)?;
+    drop((packed, share));
+    let inflated = shared.load.hold(caller, encoded.len())?;
+    let spec = RunSpec::decode(&*encoded).map_err(|_| not_one())?;
+    drop((encoded, inflated));
+    admit(shared, caller, Box::new(spec))
+}
+
+/// Room for the run, its specification with it.
+fn admit(shared: &Arc<Shared>, caller: &Caller, spec: Box<RunSpec>) -> Result<Waiting, Refusal> {
+    check_run_id(&spec.run_id)?;
+    let wanted = if spec.ahead { Wanted::Ahead } else { Wanted::Now };
+    shared.load.admit_call(caller, wanted)?;
+    let bytes = specification_bytes(&spec);
+    let need = need(&spec);
+    let need = Need { buffered_bytes: need.buffered_bytes.saturating_add(bytes), ..need };
+    let share = shared.load.admit_run(caller, need, wanted)?;
+    // Who waits for the last run to end has seen this one, or this sees that nothing may begin.
+    require_open(shared)?;
+    Ok(Waiting::Admitted(spec, share, bytes))
+}
+
+/// Reads the words of the commands, and checks what they are joined by.
+fn read(
+    (shared, caller, peer): (&Shared, &Caller, &str),
+    mut spec: RunSpec,
+    (share, specification_bytes): (RunShare, usize),
+) -> Result<Prepared, Refusal> {
+    for stage in &spec.stages {
+        caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
+    }
+    let client_files = std::mem::take(&mut spec.client_files);
+    let fences = shared.policy().fences(&mut spec.stages, &client_files)?;
+    let record = Record::of(&spec, &client_files, caller, peer);
+    let rest = Rest {
+        mounts: std::mem::take(&mut spec.mounts),
+        volumes: std::mem::take(&mut spec.volumes),
+        ahead: spec.ahead,
+        to_be_confirmed: spec.to_be_confirmed,
+    };
+    let (run_id, grace_ms, trace) = (std::mem::take(&mut spec.run_id), spec.grace_ms, spec.trace);
+    let wiring = Wiring::check(spec)?;
+    Ok(Prepared {
+        run_id,
+        grace_ms,
+        trace,
+        record,
+        spec: rest,
+        client_files,
+        fences,
+        wiring,
+        share,
+        specification_bytes,
+    })
+}
+
+/// What a run will hold: its commands, and for each of its streams a pipe of full size and
+/// what is on its way between pipe and network.
+fn need(spec: &RunSpec) -> Need {
+    // One process more each for those that carry what was held to its file.
+    let descriptors = spec.stages.iter().flat_map(|stage| &stage.descriptors);
+    let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
+    let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
+    let buffered_bytes = OUTPUT_BYTES
+        .saturating_add(held.saturating_mul(WAITS_BYTES))
+        .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
+        .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
+    Need {
+        processes: spec.stages.len() + held,
+        buffered_bytes,
+        descriptors: descriptors_to_begin(spec),
+        ptys: spec.ptys.len(),
+    }
+}
+
+/// What a specification takes in memory: its bytes, and what they were decoded into.
+fn specification_bytes(spec: &RunSpec) -> usize {
+    spec.encoded_len() + slots(&spec.stages) + spec.stages.iter().map(stage_bytes).sum::<usize>()
+}
+
+fn stage_bytes(stage: &Stage) -> usize {
+    let tree = |tree: &WatchedTree| slots(&tree.up_to) + slots(&tree.only) + slots(&tree.grows) + slots(&tree.own);
+    let guard = |guard: &Guard| slots(&guard.files) + slots(&guard.settings);
+    let words = slots(&stage.argv) + slots(&stage.env) + slots(&stage.paths) + slots(&stage.covered);
+    let others = slots(&stage.descriptors) + slots(&stage.limits) + slots(&stage.guards) + slots(&stage.watched_trees);
+    words + others + stage.watched_trees.iter().map(tree).sum::<usize>() + stage.guards.iter().map(guard).sum::<usize>()
+}
+
+fn slots<T>(list: &Vec<T>) -> usize {
+    list.capacity() * size_of::<T>()
+}
+
+#[cfg(test)]
+mod tests {
+    use posh_proto::executor::PathUse;
+
+    use super::*;
+
+    #[test]
+    fn what_words_are_decoded_into_counts() {
+        let paths = vec![PathUse { path: "f".into(), ..PathUse::default() }; 100_000];
+        let spec = RunSpec { stages: vec![Stage { paths, ..Stage::default() }], ..RunSpec::default() };
+        let decoded = RunSpec::decode(&*spec.encode_to_vec()).unwrap();
+        assert!(specification_bytes(&decoded) > 100_000 * size_of::<PathUse>());
+    }
+}
