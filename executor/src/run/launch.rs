@@ -1,6 +1,6 @@
 //! Starting a run: bounds, checks, pipes, and the job on its way to a supervisor.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use posh_proto::executor::{RunSpec, Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
 use tokio::task::JoinSet;
@@ -9,7 +9,7 @@ use super::{
     Report, Run,
     farewells::Farewells,
     inlet::WINDOW_BYTES,
-    link::Link,
+    link::{Admitted, Link},
     plumbing::{PIPE_BYTES, Plumbing},
     times::Clock,
 };
@@ -19,7 +19,7 @@ use crate::{
     error::Refusal,
     load::{Need, Wanted},
     own_mounts::OwnMounts,
-    pool::{Identified, Lease},
+    pool::Identified,
     runner::{WAITS_BYTES, wire::Job},
     service::Shared,
     volume::trees_of,
@@ -67,6 +67,7 @@ pub async fn start(
     let descriptors = shared.descriptors.clone().try_acquire_many_owned(count);
     let descriptors =
         descriptors.map_err(|_| Refusal::new(Kind::Overloaded, "the executor is at its limit of open files"))?;
+    let admitted = Arc::new(Admitted::new(share, descriptors));
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
@@ -79,12 +80,12 @@ pub async fn start(
         ahead,
         to_be_confirmed,
     };
-    let Launched { link, lease, plumbing, times, written_files, cgroup } =
-        match launch(shared, &view, &wiring, (&job, clock)).await {
+    let Launched { link, plumbing, times, written_files, cgroup } =
+        match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
-            Err(Failure::Lost(lease)) => {
-                lease.forget_if_dead().await;
-                launch(shared, &view, &wiring, (&job, clock)).await
+            Err(Failure::Lost(mut link)) => {
+                link.forget_runner_if_dead().await;
+                launch((shared, &admitted), &view, &wiring, (&job, clock)).await
             }
             other => other,
         }
@@ -105,9 +106,6 @@ pub async fn start(
         signals_taken: 0,
         is_released: false,
         _cgroup: cgroup,
-        _lease: lease,
-        _share: share,
-        _descriptors: descriptors,
     })
 }
 
@@ -128,7 +126,6 @@ fn need(spec: &RunSpec) -> Need {
 /// A run whose commands were let go.
 struct Launched {
     link: Link,
-    lease: Lease,
     plumbing: Plumbing,
     times: Option<StartTimes>,
     written_files: Vec<WrittenFile>,
@@ -138,7 +135,7 @@ struct Launched {
 enum Failure {
     Refused(Refusal),
     /// The supervisor ended without a word: nothing has started.
-    Lost(Lease),
+    Lost(Link),
 }
 
 impl Failure {
@@ -158,12 +155,13 @@ impl From<Refusal> for Failure {
 
 /// Hands the job to a fresh supervisor; returns once its commands run.
 async fn launch(
-    shared: &Shared,
+    (shared, admitted): (&Shared, &Arc<Admitted>),
     view: &Identified,
     wiring: &Wiring,
     (job, clock): (&Job, Option<Clock>),
 ) -> Result<Launched, Failure> {
     let (socket, lease) = shared.pool.open(view).await?;
+    let mut link = Link::new(socket, lease, admitted.clone());
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
     let mut ends = plumbing.take_stage_ends(&job.ends)?;
@@ -175,20 +173,19 @@ async fn launch(
         ends.push(entrance);
         cgroup = Some(run);
     }
-    let mut link = Link::new(socket);
     // When sending fails, the supervisor may still have said why.
     let _ = link.send_job(job, ends).await;
     match link.next().await.ok().flatten().and_then(|output| output.kind) {
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files, cgroup })
+            Ok(Launched { link, plumbing, times, written_files: started.written_files, cgroup })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;
             Err(Refusal::new(rejected.kind(), rejected.message).at(rejected.stage).into())
         }
-        _ => Err(Failure::Lost(lease)),
+        _ => Err(Failure::Lost(link)),
     }
 }
 

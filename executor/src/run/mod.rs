@@ -33,11 +33,7 @@ use posh_proto::{
     },
     packed,
 };
-use tokio::{
-    net::unix::pipe,
-    sync::{OwnedSemaphorePermit, mpsc},
-    task::JoinSet,
-};
+use tokio::{net::unix::pipe, sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 
 use self::{
@@ -53,8 +49,8 @@ use self::{
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, pool::Lease,
-    service::Shared, sys, tls::serving::Proof, volume::trees_of, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, service::Shared, sys, tls::serving::Proof,
+    volume::trees_of, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -247,8 +243,18 @@ async fn attend(
             std::future::pending::<()>().await;
         }
     };
+    let stopped = async {
+        tokio::select! {
+            _ = kill.wait_for(|kill| *kill) => End::Killed,
+            Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
+        }
+    };
     let starting = tokio::select! {
         () = is_unwanted => return End::Cancelled,
+        end = stopped => {
+            say(&end, output).await;
+            return end;
+        }
         starting = launch::start((shared, &origin.caller), spec, report.clock) => starting,
     };
     let mut run = match starting {
@@ -316,9 +322,6 @@ struct Run {
     farewells: Farewells,
     report: Report,
     _cgroup: Option<RunCgroup>,
-    _lease: Lease,
-    _share: RunShare,
-    _descriptors: OwnedSemaphorePermit,
 }
 
 impl Run {
