@@ -101,6 +101,8 @@ pub struct Export {
 /// What an executor serves, where and within which bounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// The file that it was read from.
+    pub file: Option<PathBuf>,
     /// Where to listen; [`crate::run`] takes a bound listener and ignores it.
     pub listen: SocketAddr,
     /// Serve plain text also on addresses that others can reach.
@@ -203,7 +205,8 @@ impl Config {
     /// `FILE:LINE:COLUMN: sentence`.
     pub fn load(file: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(file).attempting(|| format!("read {}", file.display()))?;
-        Self::parse(&file.display().to_string(), &text)
+        let config = Self::parse(&file.display().to_string(), &text)?;
+        Ok(Self { file: Some(std::path::absolute(file).unwrap_or_else(|_| file.to_owned())), ..config })
     }
 
     fn parse(name: &str, text: &str) -> Result<Self, Error> {
@@ -278,6 +281,7 @@ impl Config {
 
     fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {
         Self {
+            file: None,
             listen,
             allow_plaintext,
             volumes: true,

@@ -19,6 +19,7 @@
 //! * `classifier`: has the words of commands read, away from the runtime's threads
 //! * `policy`: what may run, and what of the mounts it reaches
 //! * `pool`: the runners, one per mount table
+//! * `hidden`: what no view shows of the directories that all of them have
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
 //! * [`verify`]: a third program of it, which tells what files commands use that their annotations do not name
@@ -34,6 +35,7 @@ pub mod config;
 mod describe;
 mod enrolment;
 mod error;
+mod hidden;
 mod load;
 mod metered;
 mod own_mounts;

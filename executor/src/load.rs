@@ -220,10 +220,11 @@ impl Load {
         need: Need,
         wanted: Wanted,
     ) -> Result<RunShare, Refusal> {
-        let refused_by_machine = self.pressure.refusal();
+        let pressure = self.pressure.refusal();
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
         let usage = state.account(caller).usage;
+        let refused_by_machine = pressure.filter(|_| !self.is_below_share(&state, usage));
         let runs = Limit {
             name: "concurrent runs",
             want: wanted.factor(),
@@ -326,6 +327,16 @@ impl Load {
         Ok(CallShare { load: self.clone(), identity: caller.identity.clone() })
     }
 
+    /// Whether others must be what the machine is busy with. One identity's commands make as much load as they like, and
+    /// must not keep from the machine who has none at work, or fewer than its part.
+    fn is_below_share(&self, state: &State, own: Usage) -> bool {
+        if !self.is_shared.load(Ordering::Relaxed) {
+            return false;
+        }
+        let at_work = state.by.values().filter(|account| account.usage.runs > 0).count();
+        own.runs == 0 || own.need.processes.saturating_mul(at_work) < state.whole.need.processes
+    }
+
     /// Counts a call; refuses one too many in too short a time.
     pub(crate) fn admit_call(&self, caller: &Caller, wanted: Wanted) -> Result<(), Refusal> {
         let Some(rate) = caller.limits.calls_per_second else { return Ok(()) };
@@ -363,9 +374,10 @@ impl Load {
     #[must_use]
     pub fn status(&self, caller: &Caller) -> StatusReply {
         let (load_average, memory_pressure) = self.pressure.now();
-        let refusing = self.pressure.refusal().unwrap_or_default();
+        let pressure = self.pressure.refusal();
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.account(caller).usage;
+        let refusing = pressure.filter(|_| !self.is_below_share(&state, own)).unwrap_or_default();
         let bounds = Limits {
             runs: Some(self.bounds.runs),
             processes: Some(self.bounds.processes),
@@ -572,6 +584,34 @@ mod tests {
     fn who_is_alone_may_have_it_all() {
         let (shares, why) = fill(&load(3, false), &Caller::anybody(&Config::new(Vec::new())));
         assert_eq!((shares.len(), why.as_str()), (3, "the executor is at its limit of concurrent runs"));
+    }
+
+    #[test]
+    fn who_has_less_at_work_than_others_is_not_refused_by_the_load() {
+        let capacity = Capacity { descriptors: 1000, ptys: 64 };
+        let mut load = Load::new(Bounds::default(), capacity, true);
+        load.pressure = Pressure::seen_as_busy();
+        let load = Arc::new(load);
+        let [ada, bob, eve] = ["ada", "bob", "eve"].map(|name| caller(name, Limits::default()));
+        let admit = |caller: &Caller, processes: usize| {
+            load.admit_run(caller, Need { processes, buffered_bytes: 1, ..Need::default() }, Wanted::Now)
+        };
+        // Nobody says who made it, but who has nothing at work has not.
+        let of_ada = admit(&ada, 20).unwrap();
+        let refused = admit(&ada, 1).unwrap_err();
+        assert!(refused.kind == Kind::Overloaded && refused.message.contains("load average"), "{refused}");
+        assert!(load.status(&ada).refusing.contains("load average"));
+        let _of_bob = [admit(&bob, 1).unwrap(), admit(&bob, 1).unwrap()];
+        assert_eq!(load.status(&bob).refusing, "");
+        let _of_eve = admit(&eve, 1).unwrap();
+        drop(of_ada);
+        // Two thirds are more than one half.
+        assert!(admit(&bob, 1).is_err());
+        let _one_more_of_eve = admit(&eve, 1).unwrap();
+        assert!(admit(&eve, 1).is_err());
+        load.share(false);
+        let why = "who is alone keeps nobody out, and has a workstation";
+        assert!(admit(&caller("new", Limits::default()), 1).is_err(), "{why}");
     }
 
     #[test]

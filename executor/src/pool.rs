@@ -6,7 +6,7 @@
 //! the server is seen by the next run.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     ffi::OsString,
     fs,
     io::{self, ErrorKind},
@@ -41,6 +41,7 @@ use crate::{
     Config, Export,
     callers::Caller,
     error::Refusal,
+    hidden,
     load::Limit,
     runner::{
         open_export,
@@ -80,6 +81,8 @@ pub struct Pool {
     /// The soft limit of open files that commands start with.
     open_files: u64,
     slots: Mutex<HashMap<Vec<u8>, Arc<Slot>>>,
+    /// What no view shows by its own name.
+    hidden: Mutex<Vec<Vec<u8>>>,
 }
 
 /// A place for one runner, also while it is being started.
@@ -105,6 +108,13 @@ struct Runner {
 pub struct Lease(Arc<Slot>);
 
 impl Lease {
+    /// Of a runner that nobody has started, and how many runs are on it.
+    #[cfg(test)]
+    pub fn of_test() -> (Self, impl Fn() -> usize) {
+        let slot = Arc::new(Slot::of(None, 0, 1));
+        (Self(slot.clone()), move || slot.runs.load(Ordering::Relaxed))
+    }
+
     /// After a run was lost before it had started: forgets the runner if it is
     /// dead, which its guard tells within moments.
     pub async fn forget_if_dead(&self) {
@@ -143,7 +153,9 @@ impl Pool {
             bounds,
             open_files,
             slots: Mutex::default(),
+            hidden: Mutex::default(),
         };
+        pool.hide(hidden::paths(&[config]));
         for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts, Isolation::Nothing] {
             pool.isolation = isolation;
             match pool.start(&ViewSpec { isolation: isolation.into(), bounds, ..ViewSpec::default() }).await {
@@ -159,6 +171,12 @@ impl Pool {
             }
         }
         pool
+    }
+
+    /// From now on a run's view does not show these by their own names.
+    pub fn hide(&self, paths: BTreeSet<PathBuf>) {
+        let paths = paths.into_iter().map(|path| path.into_os_string().into_vec());
+        *self.hidden.lock().expect("not poisoned") = paths.collect();
     }
 
     /// How far commands are confined here.
@@ -186,6 +204,7 @@ impl Pool {
             client_files: client_files.to_vec(),
             user: caller.user.as_ref().map(Into::into),
             bounds: self.bounds.with_memory(caller.limits.memory_bytes),
+            hidden: self.hidden.lock().expect("not poisoned").clone(),
             ..ViewSpec::default()
         };
         let holder = caller.identity.clone();
@@ -231,15 +250,7 @@ impl Pool {
             make_room(&mut slots, holder)?;
         }
         let tmp_halves = free_halves(&slots, holder);
-        let slot = slots.entry(key).or_insert_with(|| {
-            Arc::new(Slot {
-                holder: holder.cloned(),
-                tmp_halves,
-                runner: tokio::sync::Mutex::new(None),
-                runs: AtomicUsize::new(0),
-                last_used: Mutex::new(Instant::now()),
-            })
-        });
+        let slot = slots.entry(key).or_insert_with(|| Arc::new(Slot::of(holder.cloned(), tmp_halves, 0)));
         slot.runs.fetch_add(1, Ordering::Relaxed);
         Ok(Lease(slot.clone()))
     }
@@ -343,6 +354,16 @@ impl Identifying {
 }
 
 impl Slot {
+    fn of(holder: Option<String>, tmp_halves: u32, runs: usize) -> Self {
+        Self {
+            holder,
+            tmp_halves,
+            runner: tokio::sync::Mutex::new(None),
+            runs: AtomicUsize::new(runs),
+            last_used: Mutex::new(Instant::now()),
+        }
+    }
+
     fn is_idle_for(&self, time: Duration) -> bool {
         self.runs.load(Ordering::Relaxed) == 0 && self.last_used.lock().expect("not poisoned").elapsed() >= time
     }
@@ -464,13 +485,8 @@ mod tests {
     impl Views {
         fn add(&mut self, holder: &str, runs: usize) -> Result<(), Refusal> {
             make_room(&mut self.0, Some(&holder.to_owned()))?;
-            let slot = Slot {
-                holder: Some(holder.to_owned()),
-                tmp_halves: free_halves(&self.0, Some(&holder.to_owned())),
-                runner: tokio::sync::Mutex::new(None),
-                runs: AtomicUsize::new(runs),
-                last_used: Mutex::new(Instant::now()),
-            };
+            let tmp_halves = free_halves(&self.0, Some(&holder.to_owned()));
+            let slot = Slot::of(Some(holder.to_owned()), tmp_halves, runs);
             self.1 += 1;
             self.0.insert(self.1.to_ne_bytes().to_vec(), Arc::new(slot));
             Ok(())

@@ -40,6 +40,7 @@ use crate::{
     describe::Machine,
     enrolment::Enrolments,
     error::Attempt as _,
+    hidden,
     load::{Capacity, Load},
     policy::Policy,
     pool::Pool,
@@ -290,6 +291,10 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
         let (policy, mistakes) = Policy::new(&changed.confinement);
         mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
         *shared.policy.write().expect("not poisoned") = Arc::new(policy);
+        let configs = [shared.config.clone(), changed.clone()];
+        let hidden = tokio::task::spawn_blocking(move || hidden::paths(&configs.each_ref())).await;
+        // Before anybody may have them.
+        shared.pool.hide(hidden.unwrap_or_else(|_| changed.exports.iter().map(|export| export.path.clone()).collect()));
         let callers = Callers::new(&changed);
         shared.load.share(callers.are_several());
         shared.admission.change(callers);

@@ -19,7 +19,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, fcntl},
+    fcntl::{FcntlArg, OFlag, fcntl},
     libc,
     sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
     unistd::{ForkResult, Gid, Pid, Uid, setfsgid, setfsuid},
@@ -320,6 +320,39 @@ pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     Ok(received)
 }
 
+/// As long as this lives, the kernel kills this process when something comes on a socket or its other end is closed or shut
+/// down, whatever the process is doing, also where it waits for a file system. Nothing must be left on it to be read.
+pub struct Deadly<'a>(BorrowedFd<'a>);
+
+impl<'a> Deadly<'a> {
+    /// Begins it. What came before shows when the socket is read.
+    pub fn begin(socket: BorrowedFd<'a>) -> nix::Result<Self> {
+        // SAFETY: these requests take numbers only.
+        unsafe {
+            Errno::result(libc::fcntl(socket.as_raw_fd(), libc::F_SETOWN, nix::unistd::getpid().as_raw()))?;
+            Errno::result(libc::fcntl(socket.as_raw_fd(), F_SETSIG, libc::SIGKILL))?;
+        }
+        let deadly = Self(socket);
+        deadly.set(true)?;
+        Ok(deadly)
+    }
+
+    fn set(&self, is_on: bool) -> nix::Result<()> {
+        let mut flags = OFlag::from_bits_retain(fcntl(self.0, FcntlArg::F_GETFL)?);
+        flags.set(OFlag::O_ASYNC, is_on);
+        fcntl(self.0, FcntlArg::F_SETFL(flags)).map(drop)
+    }
+}
+
+impl Drop for Deadly<'_> {
+    fn drop(&mut self) {
+        let _ = self.set(false);
+    }
+}
+
+/// Of fcntl(2); the libc crate has it not for all systems.
+const F_SETSIG: libc::c_int = 10;
+
 /// Reads one byte; false at the end.
 pub fn has_byte(pipe: &OwnedFd) -> io::Result<bool> {
     loop {
@@ -378,5 +411,64 @@ pub fn wait_for_any() -> nix::Result<(Pid, i32)> {
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::Shutdown,
+        os::{fd::AsFd as _, unix::net::UnixStream},
+        time::Duration,
+    };
+
+    use nix::{
+        sys::{
+            signal::Signal,
+            wait::{WaitStatus, waitpid},
+        },
+        unistd::pause,
+    };
+
+    use super::*;
+
+    /// How a process ends that waits for something else while `end` happens to the socket's other end.
+    fn ended_by(is_over: bool, end: impl FnOnce(UnixStream)) -> WaitStatus {
+        let (ours, its) = UnixStream::pair().unwrap();
+        let (ready, tell) = nix::unistd::pipe().unwrap();
+        // SAFETY: the child makes system calls only.
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            ForkResult::Child => {
+                // SAFETY: it is the child's own copy, which it never uses.
+                unsafe { libc::close(ours.as_raw_fd()) };
+                let deadly = Deadly::begin(its.as_fd());
+                if is_over {
+                    drop(deadly);
+                }
+                let _ = nix::unistd::write(&tell, b"r");
+                // SAFETY: it takes a number only.
+                unsafe { libc::alarm(2) };
+                pause();
+                exit_now(0)
+            }
+            ForkResult::Parent { child } => {
+                assert!(has_byte(&ready).unwrap());
+                std::thread::sleep(Duration::from_millis(20));
+                drop(its);
+                end(ours);
+                waitpid(child, None).unwrap()
+            }
+        }
+    }
+
+    #[test]
+    fn who_gives_a_run_up_kills_what_prepares_it() {
+        let is_killed = |status| matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _));
+        assert!(is_killed(ended_by(false, drop)));
+        assert!(is_killed(ended_by(false, |ours| {
+            ours.shutdown(Shutdown::Write).unwrap();
+            std::thread::sleep(Duration::from_secs(3));
+        })));
+        assert!(!is_killed(ended_by(true, drop)));
     }
 }

@@ -6,7 +6,7 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt as _, symlink},
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -868,6 +868,53 @@ async fn who_may_only_read_locks_nobody_out() {
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     assert_eq!(call(&store, Op::Open { file: place.file, flags: RW }).await, Err(Errno::EROFS));
+}
+
+// What is open for writing is no program that can be started (ETXTBSY); the other way around, a program at work can't be
+// opened so, which shows here what is tried.
+#[tokio::test]
+async fn who_asks_about_locks_opens_nothing_to_write_to() {
+    let site = Site::new();
+    fs::copy("/bin/sleep", site.path("f")).unwrap();
+    let mut program =
+        Command::new(site.path("f")).arg("20").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let path = site.path("");
+    let read_only = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    for store in [DirectorySession::open(read_only, Liveness::Own), site.session()] {
+        let (place, _) = open(&store, "f", OpenFlags::READ).await;
+        for place in [place, place.file.into()] {
+            let lock = RangeLock { range: 0..10, access: Some(Access::Exclusive) };
+            let asked = call(&store, Op::TestLock { place, owner: 7, lock }).await;
+            assert_eq!(asked, Ok(Answer::Locked(None)));
+        }
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+}
+
+#[tokio::test]
+async fn a_change_that_is_refused_takes_nobodys_leases() {
+    let site = Site::new();
+    fs::write(site.path("f"), "x").unwrap();
+    let path = site.path("");
+    let directory = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let store = DirectorySession::open(directory, Liveness::Own);
+    let (file, root) = (find(&store, "f").await.attributes.id, store.root());
+    let owner = site.session();
+    let mut notices = owner.notices();
+    let (_, entry) = open(&owner, "f", RW).await;
+    assert!(entry.leases.contains(Leases::WRITE), "{entry:?}");
+    let changes = Changes { mode: Some(0o777), ..Changes::default() };
+    let set = Op::Set { place: file.into(), changes };
+    let made = Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700 };
+    let allocated = Op::Allocate { place: file.into(), range: 0..10, how: Allocation::Extend };
+    for op in [set, made, allocated] {
+        assert_eq!(call(&store, op.clone()).await, Err(Errno::EROFS), "{op:?}");
+    }
+    let write = Write::Set { place: file.into(), changes };
+    assert_eq!(store.write(&me(), vec![write]).await.unwrap()[0], Err(Errno::EROFS));
+    let heard = tokio::time::timeout(Duration::from_millis(300), notices.next()).await;
+    assert!(heard.is_err(), "{heard:?}");
 }
 
 #[tokio::test]

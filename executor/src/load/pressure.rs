@@ -66,6 +66,16 @@ impl Pressure {
         (seen.load, seen.memory)
     }
 
+    /// Of a machine that has more to do than it should.
+    #[cfg(test)]
+    pub fn seen_as_busy() -> Self {
+        let busy = Self::new(&Bounds { load_per_core: Some(0), ..Bounds::unbounded() });
+        // Nothing is as old as that.
+        let at = Instant::now() + Duration::from_secs(3600);
+        *busy.seen.lock().expect("not poisoned") = Some((at, Seen { load: 1.0, ..Seen::default() }));
+        busy
+    }
+
     fn look(&self) -> Seen {
         let mut seen = self.seen.lock().expect("not poisoned");
         if let Some((at, seen)) = *seen

@@ -1,6 +1,6 @@
 //! Starting a run that is prepared: its view, pipes, and the job on its way to a supervisor.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use posh_proto::executor::{Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
 use tokio::task::JoinSet;
@@ -8,21 +8,14 @@ use tokio::task::JoinSet;
 use super::{
     Report, Run,
     farewells::Farewells,
-    link::Link,
+    link::{Admitted, Link},
     plumbing::Plumbing,
     prepare::{Prepared, Rest},
     times::Clock,
 };
 use crate::{
-    callers::Caller,
-    cgroup::RunCgroup,
-    error::Refusal,
-    own_mounts::OwnMounts,
-    pool::{Identified, Lease},
-    runner::wire::Job,
-    service::Shared,
-    volume::trees_of,
-    wiring::Wiring,
+    callers::Caller, cgroup::RunCgroup, error::Refusal, own_mounts::OwnMounts, pool::Identified, runner::wire::Job,
+    service::Shared, volume::trees_of, wiring::Wiring,
 };
 
 /// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
@@ -31,7 +24,7 @@ pub async fn start(
     prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<Run, Refusal> {
-    let Prepared { spec, client_files, fences, mut wiring, mut share, specification_bytes, .. } = prepared;
+    let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, .. } = prepared;
     let Rest { mounts, volumes, ahead, to_be_confirmed } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
@@ -46,6 +39,7 @@ pub async fn start(
     };
     let trees = trees_of(caller, |export| mounts.iter().any(|mount| mount.export == export));
     let volumes = shared.volumes.begin_run(caller, volumes, &trees).await;
+    let admitted = Arc::new(Admitted::new(share));
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
@@ -58,19 +52,19 @@ pub async fn start(
         ahead,
         to_be_confirmed,
     };
-    let Launched { link, lease, plumbing, times, written_files, cgroup } =
-        match launch(shared, &view, &wiring, (&job, clock)).await {
+    let Launched { link, plumbing, times, written_files, cgroup } =
+        match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
             // It did not start, so that it may be tried once more.
-            Err(Failure::Lost(lease)) => {
-                lease.forget_if_dead().await;
-                launch(shared, &view, &wiring, (&job, clock)).await
+            Err(Failure::Lost(mut link)) => {
+                link.forget_runner_if_dead().await;
+                launch((shared, &admitted), &view, &wiring, (&job, clock)).await
             }
             other => other,
         }
         .map_err(Failure::into_refusal)?;
     let (terminal_stages, stages_left) = (terminal_stages(&job.stages), job.stages.len());
     drop(job);
-    share.has_begun(usize::MAX, specification_bytes);
+    admitted.has_begun(usize::MAX, specification_bytes);
     Ok(Run {
         link,
         streams: JoinSet::new(),
@@ -87,15 +81,13 @@ pub async fn start(
         signals_taken: 0,
         is_released: false,
         _cgroup: cgroup,
-        _lease: lease,
-        share,
+        admitted,
     })
 }
 
 /// A run whose commands were let go.
 struct Launched {
     link: Link,
-    lease: Lease,
     plumbing: Plumbing,
     times: Option<StartTimes>,
     written_files: Vec<WrittenFile>,
@@ -105,7 +97,7 @@ struct Launched {
 enum Failure {
     Refused(Refusal),
     /// The supervisor ended without a word: nothing has started.
-    Lost(Lease),
+    Lost(Link),
 }
 
 impl Failure {
@@ -125,12 +117,13 @@ impl From<Refusal> for Failure {
 
 /// Hands the job to a fresh supervisor; returns once its commands run.
 async fn launch(
-    shared: &Shared,
+    (shared, admitted): (&Shared, &Arc<Admitted>),
     view: &Identified,
     wiring: &Wiring,
     (job, clock): (&Job, Option<Clock>),
 ) -> Result<Launched, Failure> {
     let (socket, lease) = shared.pool.open(view).await?;
+    let mut link = Link::new(socket, lease, admitted.clone());
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring)?;
     let mut ends = plumbing.take_stage_ends(&job.ends)?;
@@ -142,20 +135,19 @@ async fn launch(
         ends.push(entrance);
         cgroup = Some(run);
     }
-    let mut link = Link::new(socket);
     // When sending fails, the supervisor may still have said why.
     let _ = link.send_job(job, ends).await;
     match link.next().await.ok().flatten().and_then(|output| output.kind) {
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });
-            Ok(Launched { link, lease, plumbing, times, written_files: started.written_files, cgroup })
+            Ok(Launched { link, plumbing, times, written_files: started.written_files, cgroup })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             link.close().await;
             Err(Refusal::new(rejected.kind(), rejected.message).at(rejected.stage).into())
         }
-        _ => Err(Failure::Lost(lease)),
+        _ => Err(Failure::Lost(link)),
     }
 }
 

@@ -41,7 +41,7 @@ use self::{
     farewells::Farewells,
     inlet::Inlet,
     kept::{Return, check_run_id},
-    link::Link,
+    link::{Admitted, Link},
     outbox::{Outbox, Unheard},
     outlet::Gate,
     plumbing::Plumbing,
@@ -50,8 +50,8 @@ use self::{
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, load::RunShare, pool::Lease,
-    service::Shared, sys, tls::serving::Proof, volume::trees_of, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, service::Shared, sys, tls::serving::Proof,
+    volume::trees_of, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -271,8 +271,18 @@ async fn attend(
             std::future::pending::<()>().await;
         }
     };
+    let stopped = async {
+        tokio::select! {
+            _ = kill.wait_for(|kill| *kill) => End::Killed,
+            Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
+        }
+    };
     let starting = tokio::select! {
         () = is_unwanted => return End::Cancelled,
+        end = stopped => {
+            say(&end, output).await;
+            return end;
+        }
         starting = launch::start((shared, &origin.caller), prepared, report.clock) => starting,
     };
     let mut run = match starting {
@@ -340,8 +350,7 @@ struct Run {
     farewells: Farewells,
     report: Report,
     _cgroup: Option<RunCgroup>,
-    _lease: Lease,
-    share: RunShare,
+    admitted: Arc<Admitted>,
 }
 
 impl Run {
@@ -374,7 +383,7 @@ impl Run {
             self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
         }
         drop(plumbing);
-        self.share.has_begun(wiring.own_descriptors(), 0);
+        self.admitted.has_begun(wiring.own_descriptors(), 0);
         Ok(())
     }
 

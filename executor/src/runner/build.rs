@@ -23,7 +23,7 @@ use super::{
     view::{failed, open_export, path_of, refuse},
     wire::{ViewMount, ViewSpec, ViewUser},
 };
-use crate::error::Refusal;
+use crate::{error::Refusal, hidden};
 
 /// Directories that the view has besides: most workstations have their mounts there.
 const EMPTY: [&str; 3] = ["/run", "/home", "/mnt"];
@@ -41,12 +41,15 @@ pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
     umask(Mode::S_IWGRP | Mode::S_IWOTH);
     let user = spec.user.as_ref();
     let exports = spec.mounts.iter().map(|entry| take_export(entry, user)).collect::<Result<Vec<_>, _>>()?;
+    let hidden = hidden::shown(spec.hidden.iter().map(|path| path_of(path)));
+    let hidden = hidden.map_err(|error| refuse(error.to_string()))?;
     let of_server = system::take(spec.isolation(), &files)?;
     let scratch = path_of(&spec.scratch);
     let private = system::take_private(scratch, spec.bounds.tmp_bytes)?;
     let root = Root::enter(scratch)?;
     // The server's tree has left: what follows reaches nothing of it but what was taken.
     of_server.into_iter().chain(private).try_for_each(|taken| taken.place(&root))?;
+    hidden.iter().try_for_each(|path| hide(&root, path))?;
     for path in EMPTY {
         root.directory(Path::new(path)).map_err(failed(|| format!("make {path}")))?;
     }
@@ -59,6 +62,16 @@ pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
     }
     builder.root.close().map_err(failed(|| "make the root read-only".to_owned()))?;
     Ok((builder.root, builder.mounts))
+}
+
+/// Covers what is at a path of the server's, where the view shows that.
+fn hide(root: &Root, path: &Path) -> Result<(), Refusal> {
+    let hidden = match root.find(path) {
+        // What is not there now, or lies in what is hidden already; nor do commands get where this process doesn't.
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES) => return Ok(()),
+        found => found.and_then(|at| root.hide(&at)),
+    };
+    hidden.map_err(failed(|| format!("hide {}", path.display())))
 }
 
 /// Takes an export's directory, with the rights that commands have in it.

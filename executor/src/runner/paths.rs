@@ -5,6 +5,7 @@
 //! else is another file there than here.
 
 use std::{
+    collections::{BTreeSet, HashSet},
     ffi::OsStr,
     fs,
     os::{
@@ -14,7 +15,6 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use bytes::Bytes;
 use nix::{
     errno::Errno,
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat},
@@ -73,18 +73,24 @@ pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> 
 
 /// Checks every path that the stage is known to use.
 pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
+    let named = Named::of(stage);
     stage.paths.iter().try_for_each(|used| {
         let path = path_of(&used.path);
         if budget.spend(1 + path.components().count() / 8) {
-            return check_one((view, budget), cwd, stage, used);
+            return check_one((view, budget), cwd, &named, used);
         }
         Err(Refusal::new(Kind::PathOutside, format!("{}: {SPENT}", path.display())))
     })
 }
 
-fn check_one((view, budget): (&View, &Budget), cwd: &OwnedFd, stage: &Stage, used: &PathUse) -> Result<(), Refusal> {
+fn check_one(
+    (view, budget): (&View, &Budget),
+    cwd: &OwnedFd,
+    named: &Named<'_>,
+    used: &PathUse,
+) -> Result<(), Refusal> {
     // An empty path names nothing anywhere.
-    if used.path.is_empty() || SAME_DEVICES.contains(&&used.path[..]) || is_own_descriptor(stage, &used.path) {
+    if used.path.is_empty() || SAME_DEVICES.contains(&&used.path[..]) || named.has_descriptor(&used.path) {
         return Ok(());
     }
     let outside = |why: String| Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()));
@@ -97,7 +103,7 @@ fn check_one((view, budget): (&View, &Budget), cwd: &OwnedFd, stage: &Stage, use
     if rule::holds(Rule::Files) {
         require_inside(view, &at).map_err(&outside)?;
         require_plain(&status, used.no_follow).map_err(&outside)?;
-        require_uncovered(&at, used.recursive, &stage.covered).map_err(&outside)?;
+        named.require_uncovered(&at, used.recursive).map_err(&outside)?;
         if used.plain_symlinks_below {
             require_plain_symlinks(&at, budget).map_err(&outside)?;
         }
@@ -190,18 +196,47 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     Ok(opened)
 }
 
-/// `/dev/stdin`, `/dev/fd/N` and their like mean what the stage has open.
-fn is_own_descriptor(stage: &Stage, path: &[u8]) -> bool {
-    let fd = match path {
-        b"/dev/stdin" => Some(0),
-        b"/dev/stdout" => Some(1),
-        b"/dev/stderr" => Some(2),
-        _ => path
-            .strip_prefix(b"/dev/fd/")
-            .or_else(|| path.strip_prefix(b"/proc/self/fd/"))
-            .and_then(|number| std::str::from_utf8(number).ok()?.parse().ok()),
-    };
-    fd.is_some_and(|fd: u32| stage.descriptors.iter().any(|descriptor| descriptor.fd == fd))
+/// What each path of a stage is looked up in. The client makes both as long as it likes, so that nothing is compared with
+/// each of the other.
+struct Named<'a> {
+    /// Where the workstation has mounted something inside of a mount; in the order of their components.
+    covered: BTreeSet<&'a Path>,
+    /// What the stage has open.
+    descriptors: HashSet<u32>,
+}
+
+impl<'a> Named<'a> {
+    fn of(stage: &'a Stage) -> Self {
+        Self {
+            covered: stage.covered.iter().map(|point| path_of(point)).collect(),
+            descriptors: stage.descriptors.iter().map(|descriptor| descriptor.fd).collect(),
+        }
+    }
+
+    /// `/dev/stdin`, `/dev/fd/N` and their like mean what the stage has open.
+    fn has_descriptor(&self, path: &[u8]) -> bool {
+        let fd = match path {
+            b"/dev/stdin" => Some(0),
+            b"/dev/stdout" => Some(1),
+            b"/dev/stderr" => Some(2),
+            _ => path
+                .strip_prefix(b"/dev/fd/")
+                .or_else(|| path.strip_prefix(b"/proc/self/fd/"))
+                .and_then(|number| std::str::from_utf8(number).ok()?.parse().ok()),
+        };
+        fd.is_some_and(|fd: u32| self.descriptors.contains(&fd))
+    }
+
+    /// Nothing that the workstation has mounted inside a mount is known here.
+    fn require_uncovered(&self, at: &Path, recursive: bool) -> Result<(), String> {
+        let around = at.ancestors().find_map(|above| self.covered.get(&above).copied());
+        // What lies below a path comes right behind it.
+        let below = || self.covered.range(at..).next().copied().filter(|point| recursive && point.starts_with(at));
+        match around.or_else(below) {
+            None => Ok(()),
+            Some(point) => Err(format!("the workstation has something else mounted at {}", point.display())),
+        }
+    }
 }
 
 /// Where `path` leads; when it does not exist, the directory in which it would
@@ -256,15 +291,6 @@ pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
 }
 
-/// Nothing that the workstation has mounted inside a mount is known here.
-fn require_uncovered(at: &Path, recursive: bool, covered: &[Bytes]) -> Result<(), String> {
-    let hidden = |point: &&Path| at.starts_with(point) || (recursive && point.starts_with(at));
-    match covered.iter().map(|point| path_of(point)).find(hidden) {
-        None => Ok(()),
-        Some(point) => Err(format!("the workstation has something else mounted at {}", point.display())),
-    }
-}
-
 /// A mount with contain_symlinks (sshfs) refuses to read links that are absolute or have `..`.
 fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
     let mut queue = vec![tree.to_owned()];
@@ -300,5 +326,49 @@ fn require_plain(status: &FileStat, link_itself: bool) -> Result<(), String> {
         SFlag::S_IFIFO => Err("is a FIFO".to_owned()),
         SFlag::S_IFSOCK => Err("is a socket".to_owned()),
         _ => Err("is a device".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posh_proto::executor::Descriptor;
+
+    use super::*;
+
+    #[test]
+    fn what_the_workstation_has_covered_is_found_among_many() {
+        let others =
+            (0..5000).flat_map(|number| [format!("/m/a-{number}"), format!("/m/a/{number}/x"), "/m/a.b".into()]);
+        let covered = others.chain(["/m/a/c".to_owned(), "/m/b//d/".to_owned()]).map(|path| path.into()).collect();
+        let descriptors = vec![Descriptor { fd: 7, ..Descriptor::default() }];
+        let stage = Stage { covered, descriptors, ..Stage::default() };
+        let named = Named::of(&stage);
+        for (path, itself, with_all_below) in [
+            ("/m/a", true, false),
+            ("/m/a/c", false, false),
+            ("/m/a/c/f", false, false),
+            ("/m/a/cc", true, true),
+            ("/m/a/17", true, false),
+            ("/m/b", true, false),
+            ("/m/b/d/f", false, false),
+            ("/m/z", true, true),
+            ("/m/a-", true, true),
+            ("/", true, false),
+        ] {
+            let is_fine = |recursive| named.require_uncovered(Path::new(path), recursive).is_ok();
+            assert_eq!((is_fine(false), is_fine(true)), (itself, with_all_below), "{path}");
+        }
+        assert!(named.has_descriptor(b"/dev/fd/7") && !named.has_descriptor(b"/dev/stdin"));
+    }
+
+    // As many as one message has, of both; it takes no longer than it does to read them.
+    #[test]
+    fn paths_and_what_is_covered_are_not_compared_with_each_other() {
+        let covered = (0..60_000).map(|number| format!("/q/g/{number}").into()).collect();
+        let stage = Stage { covered, ..Stage::default() };
+        let named = Named::of(&stage);
+        let began = std::time::Instant::now();
+        assert!((0..100_000).all(|_| named.require_uncovered(Path::new("/q/f"), true).is_ok()));
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
     }
 }

@@ -47,7 +47,11 @@ use super::{
     wait_for, wait_for_any,
     wire::{Fence, Job, read_descriptors, read_frame, write_frame},
 };
-use crate::{cgroup, error::Refusal, sys};
+use crate::{
+    cgroup,
+    error::Refusal,
+    sys::{self, Deadly},
+};
 
 /// What commands write where it waits gathers so long. A pipe has room for more than that.
 const GATHERS: Duration = Duration::from_millis(1);
@@ -120,6 +124,9 @@ fn start(
     children: &SignalFd,
     socket: &UnixStream,
 ) -> Result<Running, Failure> {
+    // Whoever gives the run up waits for nothing that is done here: it is killed. Until the daemon knows that the commands
+    // run it has nothing to say.
+    let deadly = Deadly::begin(socket.as_fd()).map_err(spawn_failed)?;
     let now_ns = || if job.trace { monotonic_ns() } else { 0 };
     let taken_ns = now_ns();
     let ends: Ends = job.ends.into_iter().zip(descriptors.into_iter().map(Rc::new)).collect();
@@ -167,6 +174,7 @@ fn start(
         running.by_id.insert(live.stage.id, pid);
         running.stages.insert(pid, live);
     }
+    drop(deadly);
     // The daemon must know first: once released, the run has happened.
     let started = RunOutput { kind: Some(run_output::Kind::Started(Started { times, written_files })) };
     write_frame(socket, &started).map_err(Failure::Broken)?;

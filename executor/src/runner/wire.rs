@@ -67,6 +67,9 @@ pub struct ViewSpec {
     /// What commands may use.
     #[prost(message, required, tag = "7")]
     pub bounds: Bounds,
+    /// What commands do not see by its own name; see [`crate::hidden`].
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    pub hidden: Vec<Vec<u8>>,
 }
 
 /// What commands may use; 0 is no bound.

@@ -13,7 +13,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use nix::libc;
+use nix::{
+    libc,
+    mount::MsFlags,
+    sched::{CloneFlags, unshare},
+};
 use posh_executor::{callers::UnixUser, config::Confinement, runner::ALLOWED_CALLS};
 use posh_proto::executor::{
     ClientFile, EnvVar, Guard, PathUse, RunSpec, WatchedTree, exited::How, guard, rejected::Kind, run_input, run_output,
@@ -493,6 +497,62 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     is_over.store(true, Ordering::Relaxed);
     racer.join().unwrap();
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
+}
+
+/// Gives this thread, and what it starts, a tree of its own in which /opt is an empty directory.
+fn take_an_opt_of_its_own() {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let mount = |source: Option<&str>, at: &str, kind: Option<&str>, flags| {
+        nix::mount::mount(source, at, kind, flags, None::<&str>).unwrap();
+    };
+    mount(None, "/", None, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+    mount(Some("none"), "/opt", Some("tmpfs"), MsFlags::empty());
+}
+
+// Guard: hidden::shown and Root::hide. Every view shows /opt, with its programs.
+#[tokio::test]
+async fn exports_below_opt_are_only_where_they_are_mounted() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    take_an_opt_of_its_own();
+    for (directory, name) in [("payroll/data", "list"), ("tool/bin", "told"), ("posh/tls", "key"), ("other", "x")] {
+        fs::create_dir_all(Path::new("/opt").join(directory)).unwrap();
+        let file = Path::new("/opt").join(directory).join(name);
+        fs::write(&file, format!("#!/bin/sh\necho content of {name}\n")).unwrap();
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::write("/opt/posh/executor.toml", "content of toml").unwrap();
+    symlink("/opt/payroll", "/opt/elsewhere").unwrap();
+    for user in [own_user(), UnixUser::named(NOBODY).unwrap()] {
+        let lab = Lab::with(|config| {
+            let export = |name: &str, path: &str| posh_executor::Export {
+                name: name.into(),
+                path: path.into(),
+                ..config.exports[0].clone()
+            };
+            let more = [export("payroll", "/opt/elsewhere/data"), export("old", "/opt/posh/tls")];
+            config.exports.extend(more);
+            config.file = Some("/opt/posh/executor.toml".into());
+            config.confinement.user = Some(user.clone());
+            config.confinement.trust_caller_ids = false;
+        })
+        .await;
+        fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::create_dir("/opt/beside").ok();
+        nix::mount::mount(Some(lab.store.path()), "/opt/beside", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        lab.write("f", "content of the store");
+        let hidden = "for f in payroll/data/list posh/tls/key posh/executor.toml beside/f; do cat /opt/$f; done
+            /opt/payroll/data/list; ls /opt/payroll/data /opt/beside; cd /opt/payroll/data && ls";
+        let said = lab.says(shell(hidden)).await;
+        assert!(!said.contains("content of") && !said.lines().any(|line| line == "list" || line == "f"), "{said}");
+        let said = lab.says(shell("/opt/tool/bin/told; cat /opt/other/x")).await;
+        assert!(said.contains("content of told") && said.contains("echo content of x"), "{said}");
+        let mut spec = shell("cat /mnt/p/list");
+        spec.mounts.push(mount("/mnt/p", "payroll", ""));
+        assert!(lab.says(spec).await.contains("content of list"));
+        nix::mount::umount("/opt/beside").unwrap();
+    }
 }
 
 // Guard: runner::budget. Without it the server looks at each of these names again and again, before the command and after it.

@@ -24,7 +24,13 @@ use nix::{
 };
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-use super::{Fault, account::Charge, attributes, files::Target, session::Session};
+use super::{
+    Fault,
+    account::Charge,
+    attributes,
+    files::{Opened, Target},
+    session::Session,
+};
 use crate::store::{Access, Answer, Caller, FileId, Lock, OpenFlags, Place, RangeLock, Wait};
 
 /// Nobody tells when a program of the server gives a lock back: it is looked for after an eighth of the
@@ -172,14 +178,16 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
     Ok(())
 }
 
-/// What is in the way of a lock.
+/// What is in the way of a lock. Who has none of the file asks by a description that is closed at once.
 pub fn test(session: &Session, (place, owner): (Place, u64), range: &RangeLock) -> Result<Answer, Fault> {
-    let description = match session.locks.of(place.file, owner) {
-        Some(description) => description,
-        None => describe(session, (place, owner))?,
+    let known = session.locks.of(place.file, owner);
+    let own = match &known {
+        Some(_) => None,
+        None => Some(open_to_ask(session, place)?),
     };
+    let fd = known.as_ref().map(|description| &description.fd).or(own.as_ref()).ok_or(Errno::EBADF)?;
     let mut asked = request(range)?;
-    fcntl(&description.fd, FcntlArg::F_OFD_GETLK(&mut asked))?;
+    fcntl(fd, FcntlArg::F_OFD_GETLK(&mut asked))?;
     let access = match i32::from(asked.l_type) {
         libc::F_UNLCK => return Ok(Answer::Locked(None)),
         libc::F_RDLCK => Access::Shared,
@@ -205,10 +213,7 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
     let charge = session.directory.machine.descriptors.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
     let fd = match session.target(place)? {
         Target::Opened(opened) => {
-            let open = |access| {
-                let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-                rustix::fs::open(attributes::link_to(opened.fd.as_fd()), flags, Mode::empty())
-            };
+            let open = |access| open_again(&opened, access);
             match (opened.flags.contains(OpenFlags::READ), opened.flags.contains(OpenFlags::WRITE)) {
                 (true, true) => open(OFlags::RDWR)?,
                 (false, true) => open(OFlags::WRONLY)?,
@@ -231,6 +236,30 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
         return Err(Errno::ESTALE.into());
     }
     Ok(by_owner.entry((place.file, owner)).or_insert(description).clone())
+}
+
+/// Opens the file once more to ask about locks, as the caller may: to read, wherever that is possible. One that is open for
+/// writing is no program that can be started.
+fn open_to_ask(session: &Session, place: Place) -> Result<OwnedFd, Fault> {
+    match session.target(place)? {
+        Target::Opened(opened)
+            if !opened.flags.contains(OpenFlags::READ) && opened.flags.contains(OpenFlags::WRITE) =>
+        {
+            Ok(open_again(&opened, OFlags::WRONLY)?)
+        }
+        Target::Opened(opened) => Ok(open_again(&opened, OFlags::RDONLY)?),
+        Target::Node(_) => {
+            // An export that is not to be changed gives nothing to write to.
+            let usable = session.usable(place, OpenFlags::READ);
+            let usable = usable.or_else(|_| session.usable(place, OpenFlags::WRITE))?;
+            usable.as_fd().try_clone_to_owned().map_err(super::files::errno_of)
+        }
+    }
+}
+
+fn open_again(opened: &Opened, access: OFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    rustix::fs::open(attributes::link_to(opened.fd.as_fd()), flags, Mode::empty())
 }
 
 fn request(lock: &RangeLock) -> Result<libc::flock, Fault> {

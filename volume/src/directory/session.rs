@@ -334,7 +334,7 @@ impl Session {
     /// Does it at once, if nobody is in the way.
     fn attempt(&self, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
-        let mut begun = self.keeper().begin(self.id, &intents);
+        let mut begun = self.announce(intents);
         if !begun.is_clear() {
             return Ok(Attempt::Wait(begun));
         }
@@ -394,6 +394,15 @@ impl Session {
             Ok(())
         };
         self.directory.machine.workers.run(&self.account, catch_up).await
+    }
+
+    /// Says what is about to happen. A change of an export that is not to be changed does not happen: it is refused when it
+    /// is executed, and until then nobody gives anything up for it.
+    pub fn announce(&self, mut intents: Intents) -> Begun {
+        if self.directory.require_writable().is_err() {
+            intents.retain(|(_, _, intent)| *intent == Intent::Look);
+        }
+        self.keeper().begin(self.id, &intents)
     }
 
     /// What the op looks at or changes, as far as names tell now.

@@ -19,7 +19,7 @@ const MAX_ALLOCATION_STEPS: u64 = 1024;
 /// See [`Op::CopyRange`] and [`Op::Allocate`].
 pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
     let intents = session.intents(&op)?;
-    let mut begun = session.keeper().begin(session.id, &intents);
+    let mut begun = session.announce(intents);
     begun.clear().await;
     let answer = match op {
         Op::CopyRange { from, to, length } => copy(session, caller, (from, to), length).await,

@@ -184,8 +184,7 @@ pub async fn write(
 
 impl Session {
     fn begin_of(&self, files: &[(FileId, Intent)]) -> Begun {
-        let intents: Vec<_> = files.iter().map(|(id, what)| (self.directory.nodes.file(*id), *id, *what)).collect();
-        self.keeper().begin(self.id, &intents)
+        self.announce(files.iter().map(|(id, what)| (self.directory.nodes.file(*id), *id, *what)).collect())
     }
 
     fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {

@@ -1,0 +1,128 @@
+//! What no view shows, although it may lie in what all of them show (`/opt`, `/usr`): the exports, which have their own
+//! mount points, and the executor's own files. A view covers them before it makes anything that a client has named.
+//!
+//! Nothing that waits for a disk is done for a view: an export of somebody else's that hangs holds up nobody. Where the
+//! paths lead is looked at when the configuration is read, and what else they are called by the list of mounts.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use fs_mapper::mountinfo::{MountEntry, MountInfo, MountInfoError};
+
+use crate::{Config, runner::is_shown, tools::PATH};
+
+/// What programs are made of, beside the directories of PATH. Whoever exports these, or what they lie in, exports what
+/// everybody has.
+const PROGRAMS: [&str; 18] = [
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libo32",
+    "/libx32",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/usr/share",
+    "/usr/local/lib",
+    "/usr/local/share",
+    "/nix/store",
+    "/gnu/store",
+    "/snap/bin",
+    "/etc",
+];
+
+/// The exports of these configurations and the files of their executor, by the names that they have without links.
+#[must_use]
+pub fn paths(configs: &[&Config]) -> BTreeSet<PathBuf> {
+    let mut all = BTreeSet::from([std::env::temp_dir()]);
+    for config in configs {
+        all.extend(config.exports.iter().map(|export| export.path.clone()));
+        all.extend(config.tls.iter().map(|tls| tls.directory.clone()));
+        all.extend(config.confinement.annotations.iter().cloned());
+        all.extend([&config.file, &config.audit, &config.confinement.cgroup].into_iter().flatten().cloned());
+        // The file beside the record; see `audit::chain`.
+        all.extend(config.audit.iter().map(|audit| {
+            let mut name = audit.clone().into_os_string();
+            name.push(".head");
+            PathBuf::from(name)
+        }));
+    }
+    all.into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path)).collect()
+}
+
+/// Where the server shows them besides, shallow ones first. To be called in the server's tree.
+///
+/// # Errors
+/// The list of mounts can't be read.
+pub fn shown<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<BTreeSet<PathBuf>, MountInfoError> {
+    let mounts = MountInfo::read()?;
+    Ok(shown_among(paths, &mounts.visible()))
+}
+
+fn shown_among<'a>(paths: impl Iterator<Item = &'a Path>, mounts: &[&MountEntry]) -> BTreeSet<PathBuf> {
+    let names = paths.filter(|path| !holds_programs(path)).flat_map(|path| {
+        let others = other_names(path, mounts);
+        std::iter::once(path.to_owned()).chain(others)
+    });
+    names.filter(|name| is_shown(name) && !holds_programs(name)).collect()
+}
+
+fn holds_programs(path: &Path) -> bool {
+    PATH.split(':').chain(PROGRAMS).any(|needed| Path::new(needed).starts_with(path))
+}
+
+/// By what other names the same directory, or a part of it, is mounted.
+fn other_names(path: &Path, mounts: &[&MountEntry]) -> Vec<PathBuf> {
+    let around = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
+    let Some(around) = around.max_by_key(|mount| mount.mount_point.as_os_str().len()) else { return Vec::new() };
+    let Ok(below) = path.strip_prefix(&around.mount_point) else { return Vec::new() };
+    let inside = around.root.join(below);
+    let name = |mount: &&&MountEntry| match inside.strip_prefix(&mount.root) {
+        Ok(below) => Some(mount.mount_point.join(below)),
+        Err(_) => mount.root.starts_with(&inside).then(|| mount.mount_point.clone()),
+    };
+    mounts.iter().filter(|mount| mount.device == around.device).filter_map(|mount| name(&mount)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+21 1 8:1 / / rw - ext4 /dev/sda1 rw
+22 21 8:2 / /srv/disk rw - ext4 /dev/sdb1 rw
+23 21 8:2 /data/payroll /opt/payroll rw - ext4 /dev/sdb1 rw
+24 21 8:1 /srv/logs/old /opt/old rw - ext4 /dev/sda1 rw
+25 21 8:1 /usr/share/doc /usr/local/doc rw - ext4 /dev/sda1 rw
+";
+
+    #[test]
+    fn exports_are_found_by_all_their_names() {
+        let mounts = MountInfo::parse(MOUNTS.as_bytes()).unwrap();
+        for (path, names) in [
+            ("/opt/x/data", vec!["/opt/x/data"]),
+            ("/srv/other", vec![]),
+            ("/srv/disk/data/payroll/2026", vec!["/opt/payroll/2026"]),
+            ("/srv/disk/data", vec!["/opt/payroll"]),
+            ("/srv/disk/data/pay", vec![]),
+            ("/srv/logs", vec!["/opt/old"]),
+            ("/usr/src", vec!["/usr/src"]),
+            // All commands need that.
+            ("/usr", vec![]),
+            ("/usr/share", vec![]),
+            ("/usr/local", vec![]),
+            ("/", vec![]),
+            ("/opt", vec!["/opt"]),
+        ] {
+            let found = shown_among([Path::new(path)].into_iter(), &mounts.visible());
+            let names: BTreeSet<PathBuf> = names.into_iter().map(PathBuf::from).collect();
+            assert_eq!(found, names, "{path}");
+        }
+    }
+}
