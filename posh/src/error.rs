@@ -26,6 +26,14 @@ pub enum Error {
     /// The directory of the sockets can't be used.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
+    /// Others than root and the user could listen there.
+    #[error("the gateway's socket {} (POSH_SOCKET or --socket) is not trusted: {why}", socket.display())]
+    UntrustedSocket {
+        /// The socket that was named.
+        socket: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Nobody listens on the socket.
     #[error("no gateway answers at {}", socket.display())]
     NotRunning {

@@ -273,7 +273,7 @@ pub(crate) struct Session {
     /// The gateway.
     pub(crate) place: gateway::Place,
     /// Its name there, where it may be asked for.
-    pub(crate) id: Option<String>,
+    pub(crate) id: String,
     shims: PathBuf,
 }
 

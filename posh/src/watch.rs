@@ -67,7 +67,7 @@ fn run_and_report(
     // From here on Ctrl-C is for us: a report may wait for pipelines in the background.
     drop(held);
     let times = trace.as_ref().map(|trace| trace.times);
-    let request = ReportRequest { session: session.id.unwrap_or_default(), json: explain == Some(Format::Json), times };
+    let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
     let told = match Client::connect(session.place.socket()).and_then(|mut client| client.report(request)) {
         Ok(reply) => tell(&reply, explain, trace.as_mut(), notes),
         Err(error) => trace.as_mut().map_or(Ok(()), |trace| trace.write(None)).and(Err(error)),

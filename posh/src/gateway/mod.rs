@@ -9,6 +9,7 @@ mod start;
 use std::{
     env, fs,
     io::{self, Write as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -19,7 +20,11 @@ use fs_mapper::{
     mountinfo::MountInfo,
     sshfs,
 };
-use posh_proto::{runtime::RuntimeDir, untrusted::escaped};
+use nix::unistd::geteuid;
+use posh_proto::{
+    runtime::{RuntimeDir, stage_socket},
+    untrusted::escaped,
+};
 
 pub use client::Client;
 pub use opening::{Opened, open_session};
@@ -83,6 +88,7 @@ pub fn search(target: &Target) -> Result<(Option<Place>, Vec<PassedOver>), Error
     // What the command line says is stronger than what the environment says.
     let from_environment = || non_empty("POSH_SOCKET").filter(|_| target.config.is_none());
     if let Some(socket) = target.socket.clone().or_else(from_environment) {
+        expect_trusted(&socket)?;
         return Ok((Some(Place::Socket(socket)), Vec::new()));
     }
     let Search { found, passed_over } = search_config(target)?;
@@ -183,6 +189,81 @@ fn is_running(process: u32) -> bool {
     !status.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['Z', 'X']))
 }
 
+/// A socket that was named, and the one beside it, have to be root's or the user's, where nobody else can change
+/// them: an environment may be somebody else's (`sudo -E`), and what a gateway says is what is executed.
+fn expect_trusted(socket: &Path) -> Result<(), Error> {
+    let user = geteuid().as_raw();
+    let untrusted = |why: String| Error::UntrustedSocket { socket: socket.to_owned(), why };
+    let directory = socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match trusted_path::directory(directory, user) {
+        // Nobody answers there, which is said when it is called.
+        Err(missing) if missing.is_missing() => return Ok(()),
+        walked => walked.map_err(|why| untrusted(why.to_string()))?,
+    };
+    for file in [socket.to_owned(), stage_socket(socket)] {
+        let Ok(about) = fs::symlink_metadata(&file) else { continue };
+        if !about.file_type().is_socket() {
+            return Err(untrusted(format!("{} is no socket", file.display())));
+        }
+        if about.uid() != user && about.uid() != 0 {
+            return Err(untrusted(format!("{} belongs to user {}", file.display(), about.uid())));
+        }
+    }
+    Ok(())
+}
+
 fn non_empty(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        net::UnixListener,
+    };
+
+    use super::*;
+
+    fn at(socket: &Path) -> Result<Option<Place>, Error> {
+        find(&Target { config: None, socket: Some(socket.to_owned()) })
+    }
+
+    #[test]
+    fn a_socket_where_others_can_write_is_none() {
+        let top = tempfile::tempdir().unwrap();
+        let directory = top.path().join("d");
+        fs::create_dir(&directory).unwrap();
+        let socket = directory.join("e.sock");
+        let _listeners = [&socket, &top.path().join("other")].map(|path| UnixListener::bind(path).unwrap());
+        assert!(at(&socket).is_ok());
+        for mode in [0o777, 0o1777, 0o770] {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(at(&socket), Err(Error::UntrustedSocket { .. })), "{mode:o}");
+        }
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+        for link in ["e.stage", "f.sock"] {
+            symlink(top.path().join("other"), directory.join(link)).unwrap();
+            let named = directory.join(link).with_extension("sock");
+            assert!(matches!(at(&named), Err(Error::UntrustedSocket { .. })), "{link}");
+            fs::remove_file(directory.join(link)).unwrap();
+        }
+        assert!(at(&socket).is_ok());
+    }
+
+    #[test]
+    fn a_socket_of_another_user_is_none() {
+        let top = tempfile::tempdir().unwrap();
+        let directory = top.path().join("d");
+        fs::create_dir(&directory).unwrap();
+        let socket = directory.join("e.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        for path in [&socket, &directory] {
+            if std::os::unix::fs::chown(path, Some(54_321), None).is_err() {
+                return;
+            }
+            assert!(matches!(at(&socket), Err(Error::UntrustedSocket { .. })));
+            std::os::unix::fs::chown(path, Some(0), None).unwrap();
+        }
+    }
 }

@@ -2,14 +2,11 @@
 //! one message each way. The gRPC client needs half a millisecond to be there.
 
 use std::{
-    ffi::{OsStr, OsString},
-    fs, io,
+    ffi::OsString,
+    io,
     os::{
-        fd::{AsFd, AsRawFd},
-        unix::{
-            ffi::{OsStrExt, OsStringExt},
-            net::UnixStream,
-        },
+        fd::AsRawFd,
+        unix::{ffi::OsStringExt, net::UnixStream},
     },
     path::{Path, PathBuf},
 };
@@ -17,16 +14,11 @@ use std::{
 use bytes::BytesMut;
 use nix::{
     errno::Errno,
-    sys::{
-        socket::{MsgFlags, send},
-        stat::{SFlag, fstat},
-        statfs::{FsType, fstatfs},
-    },
+    sys::socket::{MsgFlags, send},
 };
 use posh_proto::{
     frame,
     gateway::LookAhead,
-    ready::{self, MadeFor, SHIMS},
     runtime::stage_socket,
     stage::{Enlist, OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
 };
@@ -37,9 +29,6 @@ use super::{
     reach_by,
 };
 use crate::{Error, stage};
-
-/// What pipe(2) makes is on it (statfs(2)).
-const PIPEFS_MAGIC: FsType = FsType(0x5049_5045);
 
 /// An answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
@@ -52,29 +41,25 @@ type Ahead<'a> = &'a dyn Fn(Option<bool>) -> Option<LookAhead>;
 pub struct Opened {
     /// Where its shims are.
     pub shims: PathBuf,
-    /// Its name; `None` if it was ready, and nobody has asked.
-    pub id: Option<String>,
+    /// Its name.
+    pub id: String,
 }
 
-/// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be. One that
-/// nobody tells of afterwards is taken, if there is one ready: then nothing is waited for. `look_ahead` is what the shell will
-/// list and name; it is told whether there are volumes, which alone want the names, if that is known.
+/// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be.
+/// `look_ahead` is what the shell will list and name.
 ///
 /// # Errors
 /// [`Error::NoSession`], and whatever kept the gateway from being reached.
 pub fn open_session(place: &Place, request: &OpenSession, look_ahead: Ahead<'_>) -> Result<Opened, Error> {
     let ask = || {
         let stream = reach_by(place, connect)?;
-        if let Some(shims) = take_ready(&stream, place, request, look_ahead) {
-            return Ok(Some(Opened { shims, id: None }));
-        }
         let look_ahead = look_ahead(None);
         let question = encoded(OpenSession { shell: shell(&look_ahead), look_ahead, ..request.clone() });
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
         match converse(&stream, &question) {
             Ok(Some(to_stage::Kind::SessionOpened(SessionOpened { session, shim_directory }))) => {
                 let shims = PathBuf::from(OsString::from_vec(shim_directory.into()));
-                Ok(Some(Opened { shims, id: Some(session) }))
+                Ok(Some(Opened { shims, id: session }))
             }
             Ok(Some(to_stage::Kind::SessionRefused(why))) => Err(refused(why)),
             Ok(Some(_)) => Err(refused("it said something else".to_owned())),
@@ -104,37 +89,6 @@ fn encoded(request: OpenSession) -> BytesMut {
 /// Our process, which is the shell's: it must be known where a first command may be begun.
 fn shell(look_ahead: &Option<LookAhead>) -> Option<Enlist> {
     look_ahead.as_ref().is_some_and(|ahead| !ahead.commands.is_empty()).then(stage::shell_to_be)
-}
-
-/// Takes what the gateway has ready for shells with this PATH, and tells it. Where its shims are.
-fn take_ready(stream: &UnixStream, place: &Place, request: &OpenSession, look_ahead: Ahead<'_>) -> Option<PathBuf> {
-    if request.explain || request.trace {
-        return None;
-    }
-    let [path, stage_program] = [&request.path, &request.stage_program].map(|bytes| OsStr::from_bytes(bytes));
-    let ready = MadeFor::now(path, Path::new(stage_program)).place(&stage_socket(place.socket()));
-    let directory = ready::take(&ready, request.pid).ok()?;
-    let has_volumes = ready::session_file(&directory).is_ok_and(|file| file.volumes);
-    let taken = directory.as_os_str().as_bytes().to_vec().into();
-    let outputs = [pipe(io::stdout()), pipe(io::stderr())].into_iter().flatten().collect();
-    let input = pipe(io::stdin());
-    let look_ahead = look_ahead(Some(has_volumes));
-    let shell = shell(&look_ahead);
-    let message = encoded(OpenSession { taken, outputs, input, look_ahead, shell, ..request.clone() });
-    // Who does not hear of it is about to end, and commands find nobody to ask: the next gateway serves this shell.
-    if send_all(stream, &message).is_err() {
-        let _ = fs::remove_dir_all(directory);
-        return None;
-    }
-    Some(directory.join(SHIMS))
-}
-
-/// The inode of the pipe that a descriptor is. A FIFO's is one among those of another file system.
-fn pipe(descriptor: impl AsFd) -> Option<u64> {
-    let about = fstat(&descriptor).ok()?;
-    let is_fifo = SFlag::from_bits_truncate(about.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO;
-    let is_pipe = is_fifo && fstatfs(&descriptor).is_ok_and(|system| system.filesystem_type() == PIPEFS_MAGIC);
-    is_pipe.then_some(about.st_ino)
 }
 
 fn connect(socket: &Path) -> Result<UnixStream, Error> {
