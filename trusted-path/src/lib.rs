@@ -8,7 +8,8 @@
 //!   ACL show in the group's);
 //! * a directory that others may write is passed only with the sticky bit (`/tmp`), only on the way, and
 //!   only to an entry that itself belongs to root or to the user, for nobody else can rename or remove
-//!   that; no symbolic link is followed out of it;
+//!   that; no symbolic link is followed out of it, and no other file system is entered: whoever may mount one there (FUSE) has it
+//!   say that its files are the user's;
 //! * a symbolic link elsewhere is followed, and its target is walked under the same rule.
 //!
 //! **Invariant.** Whoever could rename, replace or remount a part of a path that was accepted is root or
@@ -74,6 +75,9 @@ pub enum Untrusted {
     /// Anybody may have put it into a directory such as /tmp.
     #[error("{} is a symbolic link in a directory that all users may write", .0.display())]
     SharedLink(PathBuf),
+    /// Users may be let to mount (fuse.conf(5)), and such a file system says of its files what it likes.
+    #[error("{} is a mount in a directory that all users may write", .0.display())]
+    SharedMount(PathBuf),
     /// A file where a directory should be, or the other way round.
     #[error("{} is not a {wanted}", path.display())]
     Kind {
@@ -223,6 +227,9 @@ impl Walk {
         let about = fstat(&next).map_err(failed)?;
         if FileType::from_raw_mode(about.st_mode) == FileType::Symlink {
             return self.follow(&next, &about, &path, is_in_shared);
+        }
+        if is_in_shared && about.st_dev != self.about.st_dev {
+            return Err(Untrusted::SharedMount(path));
         }
         self.parent = Some(std::mem::replace(&mut self.at, next));
         (self.about, self.path, self.is_in_shared) = (about, path, is_in_shared);

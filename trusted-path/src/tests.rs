@@ -116,3 +116,29 @@ fn files_are_regular_and_directories_are_directories() {
     set_mode(&at("file"), 0o644);
     assert_eq!(io::read_to_string(open_file(&at("file"), user()).unwrap().file).unwrap(), "text");
 }
+
+/// In a mount namespace of its own, by this program itself.
+#[test]
+fn a_mount_in_a_directory_of_all_users_is_not_entered() {
+    const PLACE: &str = "TRUSTED_PATH_TEST_MOUNT";
+    if let Some(place) = std::env::var_os(PLACE) {
+        let found = directory(&Path::new(&place).join("tmp/mine/inner"), user());
+        assert!(matches!(&found, Err(Untrusted::SharedMount(path)) if path.ends_with("tmp/mine")), "{found:?}");
+        assert!(directory(&Path::new(&place).join("ours/inner"), user()).is_ok());
+        return;
+    }
+    if user() != 0 {
+        return;
+    }
+    let top = made(&["tmp/mine", "ours"]);
+    set_mode(&top.path().join("tmp"), 0o1777);
+    let script = "for at in tmp/mine ours; do mount -t tmpfs -o mode=700 none \"$1/$at\" && mkdir -m 700 \"$1/$at/inner\" || exit; done; exec \"$2\" --exact tests::a_mount_in_a_directory_of_all_users_is_not_entered";
+    let test = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-c", script, "sh"])
+        .args([top.path().as_os_str(), std::env::current_exe().unwrap().as_os_str()])
+        .env(PLACE, top.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&test.stdout);
+    assert!(test.status.success() && said.contains("1 passed"), "{said}");
+}
