@@ -67,7 +67,7 @@ pub struct ViewSpec {
     /// What commands may use.
     #[prost(message, required, tag = "7")]
     pub bounds: Bounds,
-    /// What commands do not see by its own name; see [`crate::hidden`].
+    /// What commands do not see by its own name; see the module `hidden`.
     #[prost(bytes = "vec", repeated, tag = "8")]
     pub hidden: Vec<Vec<u8>>,
 }
