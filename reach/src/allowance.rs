@@ -80,7 +80,7 @@ impl Allowance {
     /// Charges a message.
     ///
     /// # Errors
-    /// [`Exceeded`], and then nobody should keep it.
+    /// `Exceeded`, and then nobody should keep it.
     pub fn take(&self, message: &RunOutput) -> Result<(), Exceeded> {
         let mut left = self.lock();
         match &message.kind {
