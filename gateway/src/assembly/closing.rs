@@ -216,7 +216,7 @@ impl Pipe<'_> {
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.
     fn edge_from(&self, writer: usize, end: &Descriptor) -> Option<Edge> {
         let alone = rule::holds(Rule::PipeHolders);
-        if end.queued_bytes > 0 && alone {
+        if alone && (end.queued_bytes > 0 || self.snapshot.may_be_held_unseen(self.inode)) {
             return None;
         }
         let mut reader: Option<(usize, u32)> = None;

@@ -496,13 +496,21 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
 /// same offset. A shell that waits for its only child, our stage, will not.
 fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
     let files: HashSet<PathBuf> = output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
+    // Daemons have a session of their own and none of the descriptors that they were started with.
+    let session = nix::unistd::getsid(nix_pid(stage.pid)).ok().and_then(|session| Pid::try_from(session.as_raw()).ok());
+    let is_unseen = snapshot.opaque().any(|p| session.is_none_or(|session| p.session == session));
     let shared = |file: &PathBuf| {
-        snapshot.processes().any(|p| {
-            let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);
-            holds && !waits_only_for(p, stage.pid, members, snapshot)
-        })
+        is_unseen
+            || snapshot.processes().any(|p| {
+                let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);
+                holds && !waits_only_for(p, stage.pid, members, snapshot)
+            })
     };
     files.into_iter().filter(shared).collect()
+}
+
+fn nix_pid(pid: Pid) -> Option<nix::unistd::Pid> {
+    i32::try_from(pid).ok().map(nix::unistd::Pid::from_raw)
 }
 
 fn waits_only_for(shell: &Process, pid: Pid, members: &HashSet<Pid>, snapshot: &Snapshot) -> bool {
@@ -517,9 +525,10 @@ fn waits_only_for(shell: &Process, pid: Pid, members: &HashSet<Pid>, snapshot: &
 fn shared_inputs(stage: &Enlisted, snapshot: &Snapshot) -> HashSet<u32> {
     let ends = closing::used_ends(stage).filter(|d| d.reads());
     let shared = ends.filter(|end| {
-        snapshot.processes().any(|p| {
-            p.pid != stage.pid && !p.is_dead() && p.pipe_ends.iter().any(|e| e.inode == end.identity.1 && e.reads)
-        })
+        snapshot.may_be_held_unseen(end.identity.1)
+            || snapshot.processes().any(|p| {
+                p.pid != stage.pid && !p.is_dead() && p.pipe_ends.iter().any(|e| e.inode == end.identity.1 && e.reads)
+            })
     });
     shared.map(|d| d.fd).collect()
 }

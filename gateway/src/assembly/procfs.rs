@@ -6,7 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs,
     io::{self, Read as _},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt as _, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -18,6 +18,8 @@ use crate::enlisted::{Descriptor, Enlisted, Pid};
 #[derive(Debug, Default)]
 pub struct Snapshot {
     processes: HashMap<Pid, Process>,
+    /// When pipes were made, in clock ticks after boot, where it matters and can be told.
+    made: HashMap<u64, u64>,
 }
 
 /// One process.
@@ -31,6 +33,13 @@ pub struct Process {
     pub state: char,
     /// The program it runs.
     pub executable: PathBuf,
+    /// Its session, as setsid(2) has it.
+    pub session: Pid,
+    /// When it was forked, in clock ticks after boot.
+    pub started: u64,
+    /// This user may not read its descriptors: a set-user-id program, say. It may hold anything that it
+    /// can have inherited.
+    pub is_opaque: bool,
     /// It is in the middle of its exit(2): it has no program any more.
     pub ending: bool,
     /// The pipe ends it holds, of those that were asked for.
@@ -86,7 +95,37 @@ impl Snapshot {
         // Who loses its parent while the trees are walked is found behind them.
         let cut_off = orphans.find(roots, |pid| snapshot.processes.contains_key(&pid));
         snapshot.read_below(&cut_off, wanted);
+        if snapshot.opaque().next().is_some() {
+            snapshot.read_times_of_pipes();
+        }
         snapshot
+    }
+
+    /// Processes whose descriptors can't be read.
+    pub fn opaque(&self) -> impl Iterator<Item = &Process> {
+        self.processes().filter(|process| process.is_opaque && !process.is_dead())
+    }
+
+    /// Whether a process whose descriptors can't be read may hold an end of the pipe. It has inherited that if it
+    /// has it, so that one that was forked before the pipe was made has none.
+    #[must_use]
+    pub fn may_be_held_unseen(&self, pipe: u64) -> bool {
+        let made = self.made.get(&pipe).copied().unwrap_or_default();
+        self.opaque().any(|process| process.started >= made)
+    }
+
+    /// A pipe that nothing was written to and nothing read from has the time of its making in all of its times
+    /// (inode(7)). Of others nothing is known.
+    fn read_times_of_pipes(&mut self) {
+        let ends = self.processes.values().flat_map(|p| p.pipe_ends.iter().map(|end| (p.pid, *end)));
+        let made = ends.filter_map(|(pid, end)| {
+            let meta = fs::metadata(format!("/proc/{pid}/fd/{}", end.fd)).ok().filter(|m| m.ino() == end.inode)?;
+            let times = [meta.atime(), meta.mtime(), meta.ctime()];
+            let parts = [meta.atime_nsec(), meta.mtime_nsec(), meta.ctime_nsec()];
+            let is_untouched = times.iter().all(|at| *at == times[0]) && parts.iter().all(|at| *at == parts[0]);
+            is_untouched.then(|| Some((end.inode, ticks_after_boot(times[0])?))).flatten()
+        });
+        self.made = made.collect();
     }
 
     fn read_below(&mut self, tops: &[Pid], wanted: &Wanted) {
@@ -110,7 +149,7 @@ impl Snapshot {
     /// A snapshot of made-up processes.
     #[cfg(test)]
     pub fn of(processes: impl Iterator<Item = Process>) -> Self {
-        Self { processes: processes.map(|p| (p.pid, p)).collect() }
+        Self { processes: processes.map(|p| (p.pid, p)).collect(), made: HashMap::new() }
     }
 
     /// All of them.
@@ -159,6 +198,9 @@ impl Process {
             parent,
             state: 'S',
             executable: PathBuf::new(),
+            session: 0,
+            started: 0,
+            is_opaque: false,
             ending: false,
             pipe_ends: Vec::new(),
             files: Vec::new(),
@@ -207,7 +249,13 @@ impl Process {
 impl Process {
     /// Adds what it holds to what was found before.
     fn read_descriptors(&mut self, wanted: &Wanted) {
-        let Ok(directory) = fs::read_dir(format!("/proc/{}/fd", self.pid)) else { return };
+        let directory = match fs::read_dir(format!("/proc/{}/fd", self.pid)) {
+            Ok(directory) => directory,
+            Err(error) => {
+                self.is_opaque = error.kind() == io::ErrorKind::PermissionDenied;
+                return;
+            }
+        };
         for entry in directory.flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             if let Some(inode) = pipe_inode(&target).filter(|inode| wanted.pipes.contains(inode)) {
@@ -242,7 +290,7 @@ pub fn pipe_inode(link: &Path) -> Option<u64> {
 /// Whether a process is one of `roots`, or one of them is above it.
 #[must_use]
 pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
-    let parent = |pid: &Pid| read_stat(*pid).map(|(parent, ..)| parent).filter(|parent| *parent > 0);
+    let parent = |pid: &Pid| read_stat(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     !roots.is_empty() && std::iter::successors(Some(pid), parent).any(|pid| roots.contains(&pid))
 }
 
@@ -264,15 +312,15 @@ pub fn processes_below(roots: &[Pid], childless: &HashSet<Pid>, orphans: &mut Or
 }
 
 fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
-    let (parent, state, _) = read_stat(pid)?;
+    let Stat { parent, state, session, started } = read_stat(pid)?;
     let executable = fs::read_link(format!("/proc/{pid}/exe"));
     let ending = executable.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let executable = executable.unwrap_or_default();
-    let mut process = Process { state, ending, executable, ..Process::asleep(pid, parent) };
+    let mut process = Process { state, session, started, ending, executable, ..Process::asleep(pid, parent) };
     process.read_descriptors(wanted);
     // A shell's child that moves a pipe from a high number to a low one while they are read in order has it
     // nowhere. What ran has moved it by now, so that a second reading finds it.
-    if process.is_running() || read_stat(pid).is_some_and(|(_, state, _)| state == 'R') {
+    if process.is_running() || read_stat(pid).is_some_and(|stat| stat.state == 'R') {
         process.read_descriptors(wanted);
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
@@ -294,8 +342,16 @@ fn read_end(link: &Path, inode: u64) -> Option<PipeEnd> {
     Some(PipeEnd { inode, fd, reads: mode & 0o400 != 0, writes: mode & 0o200 != 0 })
 }
 
-/// Parent, state and start time (clock ticks after boot) from proc_pid_stat(5).
-fn read_stat(pid: Pid) -> Option<(Pid, char, u64)> {
+/// What is used of proc_pid_stat(5).
+struct Stat {
+    parent: Pid,
+    state: char,
+    session: Pid,
+    /// Clock ticks after boot.
+    started: u64,
+}
+
+fn read_stat(pid: Pid) -> Option<Stat> {
     // Numbers of at most 20 digits, 52 of them, and the name. By fs::read it takes twice as long: that does not know how much there is.
     let mut buffer = [0; 1200];
     let count = fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
@@ -305,9 +361,19 @@ fn read_stat(pid: Pid) -> Option<(Pid, char, u64)> {
     let mut words = rest.split_ascii_whitespace();
     let state = words.next()?.chars().next()?;
     let parent = words.next()?.parse().ok()?;
-    // Field 22 of the line is the start time; two words after the name are taken.
-    let started = words.nth(17)?.parse().ok()?;
-    Some((parent, state, started))
+    let session = words.nth(1)?.parse().ok()?;
+    // Field 22 of the line is the start time; four words after the name are taken.
+    let started = words.nth(15)?.parse().ok()?;
+    Some(Stat { parent, state, session, started })
+}
+
+/// A second earlier than that time of the clock, which somebody may set meanwhile by a little.
+fn ticks_after_boot(time_s: i64) -> Option<u64> {
+    use nix::time::{ClockId, clock_gettime};
+    const TICKS_PER_SECOND: i64 = 100;
+    let now = clock_gettime(ClockId::CLOCK_REALTIME).ok()?.tv_sec();
+    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec();
+    u64::try_from((since_boot - (now - time_s) - 2).max(0) * TICKS_PER_SECOND).ok()
 }
 
 fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
@@ -343,7 +409,7 @@ impl Orphans {
     /// Processes younger than the oldest root whose parent is no part of a
     /// session: init, or a subreaper, took them over. Those that are `known` are not looked at.
     fn find(&mut self, roots: &[Pid], known: impl Fn(Pid) -> bool) -> Vec<Pid> {
-        let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.2)).min() else { return Vec::new() };
+        let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.started)).min() else { return Vec::new() };
         let looked_at = self.looked_at.replace(Instant::now());
         if oldest < self.oldest_start || looked_at.is_none_or(|at| at.elapsed() > NUMBERS_HOLD) {
             self.old.clear();
@@ -361,7 +427,7 @@ impl Orphans {
             if known(pid) {
                 continue;
             }
-            let Some((parent, _, started)) = read_stat(pid) else { continue };
+            let Some(Stat { parent, started, .. }) = read_stat(pid) else { continue };
             if started < oldest {
                 seen.insert(pid);
             } else if parent <= 1 || self.old.contains(&parent) {
@@ -389,7 +455,7 @@ mod tests {
     fn an_older_root_makes_younger_what_was_old() {
         let older = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         // Starts are counted in ticks of the clock: wait for one.
-        let start = |pid: Pid| read_stat(pid).unwrap().2;
+        let start = |pid: Pid| read_stat(pid).unwrap().started;
         let mut younger = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         while start(younger.id()) == start(older.id()) {
             younger.kill().unwrap();
@@ -421,6 +487,40 @@ mod tests {
         let ends = &snapshot.get(me).unwrap().pipe_ends;
         assert_eq!((ends.iter().filter(|e| e.reads).count(), ends.iter().filter(|e| e.writes).count()), (1, 1));
         drop((read, write));
+    }
+
+    #[test]
+    fn a_process_that_hides_its_descriptors_may_hold_only_pipes_that_are_older() {
+        let hidden = |started| Process { started, is_opaque: true, ..Process::asleep(9, 1) };
+        let mut snapshot = Snapshot::of([hidden(500)].into_iter());
+        snapshot.made = [(1, 499), (2, 501)].into();
+        assert_eq!([1, 2, 3].map(|pipe| snapshot.may_be_held_unseen(pipe)), [true, false, true]);
+        let dead = Snapshot::of([Process { state: 'Z', ..hidden(500) }].into_iter());
+        assert!(!dead.may_be_held_unseen(1));
+    }
+
+    #[test]
+    fn the_making_of_a_pipe_is_known_or_not_told() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&input));
+        let pipe = pipe_inode(&fs::read_link(link).unwrap()).unwrap();
+        let made = || {
+            let wanted = Wanted { pipes: [pipe].into(), ..Wanted::default() };
+            let mut snapshot = Snapshot::take(&[std::process::id()], &wanted, &mut Orphans::default());
+            snapshot.read_times_of_pipes();
+            let started = snapshot.get(child.id()).unwrap().started;
+            snapshot.made.get(&pipe).map(|made| started.saturating_sub(*made))
+        };
+        // Of a child that was forked just after it.
+        let at_first = made();
+        assert!(at_first.is_some_and(|since| since < 1000), "{at_first:?}");
+        // Older kernels than 6.15 note the use of a pipe in its times.
+        std::thread::sleep(Duration::from_millis(20));
+        std::io::Write::write_all(&mut input, b"x").unwrap();
+        assert!(made().is_none_or(|since| Some(since) == at_first));
+        drop(input);
+        child.wait().unwrap();
     }
 
     #[test]

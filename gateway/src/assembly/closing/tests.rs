@@ -51,6 +51,9 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
         parent: if pid == SHELL { 1 } else { SHELL },
         state,
         executable: executable.into(),
+        session: 1,
+        started: 1,
+        is_opaque: false,
         ending: executable.is_empty(),
         pipe_ends: pipe_ends.collect(),
         files: Vec::new(),
@@ -187,6 +190,16 @@ fn a_foreign_reader_is_no_reason_to_wait_once_it_sleeps() {
     less.system_call = Some((nix::libc::SYS_read, 0));
     let found = look(&writer, vec![less]);
     assert_eq!((found.edges, found.pending.len()), (vec![], 0));
+}
+
+#[test]
+fn nothing_is_joined_past_a_process_whose_descriptors_can_not_be_read() {
+    let stages = [stage(20, &[(1, 7, true)], 0, &[]), stage(21, &[(0, 7, false)], 0, &[])];
+    let joined = [edge((0, 1), (1, 0))];
+    assert_eq!(look(&stages, vec![]).edges, joined);
+    let opaque = |state| Process { is_opaque: true, ..process(30, state, "", &[], None) };
+    assert_eq!(look(&stages, vec![opaque('S')]).edges, []);
+    assert_eq!(look(&stages, vec![opaque('Z')]).edges, joined);
 }
 
 #[test]
