@@ -312,12 +312,17 @@ impl Register {
         let issued = self.authority.issue(request, identity)?;
         let entries = &mut content.certificates;
         let shown = self.shown.lock().expect("not poisoned").clone();
-        let is_unused = |entry: &Entry| !entry.revoked && !entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
+        // What was renewed over was shown, though this process may not have seen it.
+        let renewed: HashSet<String> = entries.iter().filter_map(|entry| entry.replaces.clone()).collect();
+        let is_unused = |entry: &Entry| {
+            let was_shown = entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
+            !entry.revoked && !was_shown && !renewed.contains(&entry.sha256)
+        };
         if let Some(before) = entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone()) {
             for entry in entries.iter_mut().filter(|entry| entry.sha256 == before) {
                 entry.superseded_s = entry.superseded_s.min(Some(now_s())).or(Some(now_s()));
             }
-            entries.retain(|e| e.sha256 == present || e.replaces.as_ref() != Some(&before) || !is_unused(e));
+            forget(entries, |e| e.sha256 != present && e.replaces.as_ref() == Some(&before) && is_unused(e));
         }
         let successors = |entries: &[Entry]| -> Vec<Entry> {
             entries.iter().filter(|e| e.replaces.as_ref() == Some(&present) && e.counts_at(now_s())).cloned().collect()
@@ -325,7 +330,7 @@ impl Register {
         while successors(entries).len() >= SUCCESSORS {
             let unused = successors(entries).into_iter().filter(is_unused).min_by_key(|entry| entry.issued_s);
             let unused = unused.ok_or_else(|| TlsError::NotRenewable(identity.to_owned()))?;
-            entries.retain(|entry| entry.sha256 != unused.sha256);
+            forget(entries, |entry| entry.sha256 == unused.sha256);
         }
         if let Some(entry) = entries.iter_mut().find(|entry| entry.sha256 == present) {
             entry.superseded_s = Some(now_s() + SUPERSEDED_S);
@@ -452,7 +457,7 @@ impl Register {
     pub(super) fn save(&self, content: &Content) -> Result<(), TlsError> {
         let now = now_s();
         let mut content = content.clone();
-        content.certificates.retain(|entry| entry.expires_s + REMEMBERED_S > now);
+        forget(&mut content.certificates, |entry| entry.expires_s + REMEMBERED_S <= now);
         content.tokens.retain(|token| token.expires_s + TOKEN_LIFETIME_S > now);
         let text = serde_json::to_string_pretty(&content).map_err(|error| TlsError::Make(error.to_string()))?;
         Ok(secret::write(&self.path, &(text + "\n"))?)
@@ -503,6 +508,22 @@ impl From<&Entry> for Certificate {
     }
 }
 
+/// Removes entries. Those that were got over one of them count as got over the one that it replaced.
+///
+/// Invariant: whatever is removed, following `replaces` from a certificate leads to all those in the
+/// register over which it was got, so that the revocation of any of these takes it back, too.
+fn forget(certificates: &mut Vec<Entry>, is_gone: impl Fn(&Entry) -> bool) {
+    let gone: HashMap<String, Option<String>> =
+        certificates.extract_if(.., |entry| is_gone(entry)).map(|entry| (entry.sha256, entry.replaces)).collect();
+    for entry in certificates.iter_mut() {
+        // Each step leads to an older certificate; a file that somebody has edited may have circles.
+        for _ in 0..gone.len() {
+            let Some(before) = entry.replaces.as_ref().and_then(|replaced| gone.get(replaced)) else { break };
+            entry.replaces.clone_from(before);
+        }
+    }
+}
+
 /// Whoever had the key of a revoked certificate may have renewed over it.
 fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
     let mut revoked = vec![sha256.to_owned()];
@@ -523,14 +544,15 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
     let now = now_s();
     trim_shares(certificates, now);
     while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
-        let spent = certificates.iter().position(|entry| entry.identity == identity && !entry.counts_at(now));
-        let Some(spent) = spent else { return Err(TlsError::FullOf(identity.to_owned(), MAX_OF_ONE)) };
-        certificates.remove(spent);
+        let spent = certificates.iter().find(|entry| entry.identity == identity && !entry.counts_at(now));
+        let spent = spent.ok_or_else(|| TlsError::FullOf(identity.to_owned(), MAX_OF_ONE))?.sha256.clone();
+        forget(certificates, |entry| entry.sha256 == spent);
     }
     while certificates.len() >= MAX_CERTIFICATES {
         // Also unknown ones let nobody in.
-        let spent = certificates.iter().position(|entry| !entry.counts_at(now));
-        certificates.remove(spent.ok_or(TlsError::Full(MAX_CERTIFICATES))?);
+        let spent = certificates.iter().find(|entry| !entry.counts_at(now));
+        let spent = spent.ok_or(TlsError::Full(MAX_CERTIFICATES))?.sha256.clone();
+        forget(certificates, |entry| entry.sha256 == spent);
     }
     Ok(())
 }
@@ -541,14 +563,17 @@ fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
     let mut newest_first: Vec<usize> = (0..certificates.len()).rev().collect();
     newest_first.sort_by_key(|index| !certificates[*index].counts_at(now));
     let mut counts: HashMap<String, usize> = HashMap::new();
-    let mut kept = vec![false; certificates.len()];
+    let mut beyond = HashSet::new();
     for index in newest_first {
         let count = counts.entry(certificates[index].identity.clone()).or_default();
         *count += 1;
-        kept[index] = *count <= MAX_OF_ONE;
+        if *count > MAX_OF_ONE {
+            beyond.insert(certificates[index].sha256.clone());
+        }
     }
-    let mut kept = kept.into_iter();
-    certificates.retain(|_| kept.next().unwrap_or(true));
+    if !beyond.is_empty() {
+        forget(certificates, |entry| beyond.contains(&entry.sha256));
+    }
 }
 
 #[cfg(test)]
@@ -570,6 +595,23 @@ mod tests {
         assert!(all.iter().all(|entry| !entry.revoked));
         assert_eq!(all.last().unwrap().sha256, format!("{:064x}", MAX_CERTIFICATES - 1));
         assert!(matches!(make_room(&mut all, "bob"), Err(TlsError::FullOf(..))));
+    }
+
+    #[test]
+    fn a_revocation_reaches_what_was_got_over_certificates_that_are_forgotten() {
+        let mut all: Vec<_> = (0..5).map(|number| entry("ada", number, false)).collect();
+        for number in 1..5 {
+            all[number].replaces = Some(all[number - 1].sha256.clone());
+        }
+        forget(&mut all, |entry| ["1", "2", "3"].iter().any(|digit| entry.sha256.ends_with(digit)));
+        let [first, last] = &all[..] else { panic!("{all:?}") };
+        assert_eq!(last.replaces.as_ref(), Some(&first.sha256));
+        let first = first.sha256.clone();
+        revoke_with_successors(&mut all, &first);
+        assert!(all.iter().all(|entry| entry.revoked));
+        // What nothing is left of leads nowhere.
+        forget(&mut all, |entry| entry.sha256 == first);
+        assert_eq!((all.len(), all[0].replaces.as_ref()), (1, None));
     }
 
     #[test]
