@@ -1,62 +1,79 @@
 //! Exports that this machine itself mounts from elsewhere (a proxy near a cloud's
 //! storage): it remembers things too. What it remembers is dropped before
 //! commands read there, and what they wrote is waited for afterwards, until
-//! others can see it. Exports on local disks cost one stat(2).
+//! others can see it. Exports on local disks cost one poll(2).
+//!
+//! Invariant: which mounts those are is decided by the exports' own paths and the table of mounts. The paths that
+//! a run names are text here, until they are looked at with its user's rights.
 
 use std::{
     ffi::OsStr,
-    fs,
-    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    fs::File,
+    os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
     path::{Component, Path, PathBuf},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use fs_mapper::{coherence::Adapter, mountinfo::MountInfo};
-use nix::sys::statfs::{BTRFS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use posh_proto::{
     executor::{MountPoint, Stage, descriptor::Source, rejected::Kind},
     rule::{self, Rule},
 };
 use tokio::task::spawn_blocking;
 
-use crate::{Export, error::Refusal};
+use crate::{Export, callers::Caller, error::Refusal, runner::wire::ViewUser, sys::ActingAs};
 
 /// A mount that does not forget in this time is not used: the gateway waits not much longer for a run to start.
 const RENEW_LIMIT: Duration = Duration::from_secs(5);
 
-/// File systems of this machine that are on no disk, or on several.
-const OWN_FILE_SYSTEMS: [FsType; 3] = [TMPFS_MAGIC, BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC];
+/// Paths of one run that are looked at one by one. Of a run with more the whole mount is meant, of which the kernel
+/// drops what it does not use.
+const MAX_PATHS: usize = 1000;
 
-/// The paths of one run that lie on such exports, by export.
+/// Bytes of a path that the kernel looks up.
+const PATH_MAX: usize = 4096;
+
+/// The paths of one run that lie on such mounts.
 #[derive(Debug, Clone)]
 pub struct OwnMounts {
-    used: Vec<(Adapter, Vec<PathBuf>)>,
+    used: Vec<Used>,
+    user: Option<ViewUser>,
     since: SystemTime,
+}
+
+/// One mount of this machine that a run uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Used {
+    adapter: Adapter,
+    /// Where it is mounted, or the export for which the configuration says what it is.
+    top: PathBuf,
+    /// What the run names there.
+    paths: Vec<PathBuf>,
 }
 
 impl OwnMounts {
     /// Finds out which there are.
-    pub async fn of(exports: &[Export], mounts: &[MountPoint], stages: &[Stage]) -> Result<Self, Refusal> {
-        let mut candidates = Vec::new();
+    pub async fn of(caller: &Caller, mounts: &[MountPoint], stages: &[Stage]) -> Result<Self, Refusal> {
         let mounts = if rule::holds(Rule::Coherence) { mounts } else { &[] };
-        for mount in mounts {
-            let Some(export) = exports.iter().find(|export| export.name == mount.export) else { continue };
-            let paths = paths_below(mount, &export.path, stages);
-            if !paths.is_empty() {
-                candidates.push((export.coherence, paths));
-            }
-        }
-        let look = spawn_blocking(move || {
-            let adapter = |(configured, paths): (Option<Adapter>, Vec<PathBuf>)| {
-                let adapter = configured.map_or_else(|| adapter_of(&paths[0]), Ok)?;
-                Ok((adapter, paths))
-            };
-            candidates.into_iter().map(adapter).collect::<Result<Vec<_>, String>>()
+        let exports: Vec<Export> =
+            caller.exports.iter().filter(|e| mounts.iter().any(|m| m.export == e.name)).cloned().collect();
+        let look = spawn_blocking(move || Ok(exports.iter().flat_map(tops_of).collect::<Vec<_>>()));
+        let tops = within_limit(look).await?;
+        let named = if tops.is_empty() { Vec::new() } else { named_paths(stages) };
+        let used = tops.into_iter().map(|(adapter, export, top)| {
+            let paths = paths_on(
+                &top,
+                named.as_slice(),
+                mounts.iter().filter(|mount| mount.export == export.name),
+                &export.path,
+            );
+            Used { adapter, top, paths }
         });
-        let used = within_limit(look).await?;
-        let used = used.into_iter().filter(|(adapter, _)| *adapter != Adapter::Bind).collect();
+        let user = caller.user.as_ref().map(Into::into);
         // Times of files are those of the kernel's last tick.
-        Ok(Self { used, since: SystemTime::now() - Duration::from_millis(20) })
+        Ok(Self { used: used.collect(), user, since: SystemTime::now() - Duration::from_millis(20) })
     }
 
     /// No such export is used.
@@ -69,10 +86,16 @@ impl OwnMounts {
         if self.is_empty() {
             return Ok(());
         }
-        let used = self.used.clone();
+        let (used, user) = (self.used.clone(), self.user.clone());
         within_limit(spawn_blocking(move || {
-            let renew = |(adapter, paths): &(Adapter, Vec<PathBuf>)| adapter.coherence().renew(paths);
-            used.iter().try_for_each(renew).map_err(|error| error.to_string())
+            for Used { adapter, top, paths } in &used {
+                adapter.coherence().renew(top, paths).map_err(|error| error.to_string())?;
+            }
+            let _acting = ActingAs::begin(user.as_ref()).map_err(|errno| errno.to_string())?;
+            for Used { adapter, paths, .. } in &used {
+                adapter.coherence().look_again(paths).map_err(|error| error.to_string())?;
+            }
+            Ok(())
         }))
         .await
     }
@@ -80,8 +103,7 @@ impl OwnMounts {
     /// Waits until what was written is where others see it; the error says what is not.
     pub async fn publish(self) -> Result<(), String> {
         let work = spawn_blocking(move || {
-            let publish =
-                |(adapter, paths): &(Adapter, Vec<PathBuf>)| adapter.coherence().publish(&paths[0], self.since);
+            let publish = |used: &Used| used.adapter.coherence().publish(&used.top, self.since);
             self.used.iter().try_for_each(publish).map_err(|error| error.to_string())
         });
         work.await.unwrap_or_else(|error| Err(error.to_string()))
@@ -97,58 +119,97 @@ async fn within_limit<T>(work: tokio::task::JoinHandle<Result<T, String>>) -> Re
     Err(Refusal::new(Kind::Stale, format!("commands there may see an old state: {reason}")))
 }
 
-/// Where the stages' paths are on this machine, as far as they lie in one mount;
-/// its top, if one of them can't be told from its text.
-fn paths_below(mount: &MountPoint, export: &Path, stages: &[Stage]) -> Vec<PathBuf> {
-    let point = path_of(&mount.path);
-    let top = export.join(path_of(&mount.sub_path));
-    let mut found = Vec::new();
-    for path in stages.iter().flat_map(named_paths) {
-        if path.components().any(|part| part == Component::ParentDir) {
-            return vec![top];
+/// The mounts of this machine that remember things: the one that the export lies on, and those within it, since links
+/// may lead there.
+fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
+    if let Some(adapter) = export.coherence {
+        let is_meant = adapter != Adapter::Bind;
+        return is_meant.then(|| (adapter, export.clone(), export.path.clone())).into_iter().collect();
+    }
+    let table = mount_table();
+    let around = table.iter().filter(|(point, _)| export.path.starts_with(point));
+    let around = around.max_by_key(|(point, _)| point.components().count());
+    let within = table.iter().filter(|(point, _)| point.starts_with(&export.path) && *point != export.path);
+    let all = around.into_iter().chain(within).filter(|(_, adapter)| *adapter != Adapter::Bind);
+    all.map(|(point, adapter)| (*adapter, export.clone(), point.clone())).collect()
+}
+
+/// Where what is mounted, as it is now.
+fn mount_table() -> Arc<Vec<(PathBuf, Adapter)>> {
+    static KNOWN: Mutex<Option<(File, Arc<Vec<(PathBuf, Adapter)>>)>> = Mutex::new(None);
+    let mut known = KNOWN.lock().expect("not poisoned");
+    if let Some((file, table)) = &*known {
+        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition, told once.
+        let mut asked = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];
+        if poll(&mut asked, PollTimeout::ZERO) == Ok(0) {
+            return table.clone();
         }
-        if let Ok(rest) = path.strip_prefix(point) {
+    }
+    // Opened before it is read, so that no change is missed.
+    let file = File::open("/proc/self/mountinfo");
+    let info = MountInfo::read().inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
+    let visible = info.iter().flat_map(MountInfo::visible);
+    let table = visible.map(|mount| (mount.mount_point.clone(), Adapter::of(&mount.fs_type))).collect();
+    let table = Arc::new(table);
+    *known = file.ok().map(|file| (file, Arc::clone(&table)));
+    table
+}
+
+/// Which of the paths lie on a mount of this machine; its top, if one of them can't be told from its text, leads
+/// around it, or there are too many.
+fn paths_on<'a>(
+    top: &Path,
+    named: &[PathBuf],
+    mounts: impl Iterator<Item = &'a MountPoint>,
+    export: &Path,
+) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for mount in mounts {
+        let point = path_of(&mount.path);
+        let start = export.join(path_of(&mount.sub_path));
+        for path in named {
+            if path.components().any(|part| part == Component::ParentDir) {
+                return vec![top.to_owned()];
+            }
+            let Ok(rest) = path.strip_prefix(point) else { continue };
             // Without the slash that joining nothing leaves behind.
-            found.push(top.join(rest).components().collect());
+            let path: PathBuf = start.join(rest).components().collect();
+            if path.starts_with(top) {
+                found.push(path);
+            } else {
+                // It, or a link in it, may lead there.
+                return vec![top.to_owned()];
+            }
+            if found.len() > MAX_PATHS {
+                return vec![top.to_owned()];
+            }
         }
     }
     found.sort_unstable();
     found.dedup();
-    found
+    if found.is_empty() { vec![top.to_owned()] } else { found }
 }
 
-/// The paths that a stage is known to use, absolute.
-fn named_paths(stage: &Stage) -> Vec<PathBuf> {
-    let cwd = path_of(&stage.cwd);
-    let files = stage.descriptors.iter().filter_map(|descriptor| match &descriptor.source {
-        Some(Source::File(file)) => Some(path_of(&file.path)),
-        _ => None,
-    });
-    let paths = stage.paths.iter().map(|used| path_of(&used.path));
-    let trees = stage.watched_trees.iter().map(|tree| path_of(&tree.path));
-    std::iter::once(cwd).chain(paths).chain(files).chain(trees).map(|path| cwd.join(path)).collect()
+/// The paths that stages are known to use, absolute: as many as count.
+fn named_paths(stages: &[Stage]) -> Vec<PathBuf> {
+    let of_stage = |stage: &Stage| {
+        let cwd = path_of(&stage.cwd).to_owned();
+        let files = stage.descriptors.iter().filter_map(|descriptor| match &descriptor.source {
+            Some(Source::File(file)) => Some(&file.path),
+            _ => None,
+        });
+        let paths = stage.paths.iter().map(|used| &used.path);
+        let trees = stage.watched_trees.iter().map(|tree| &tree.path);
+        let all = std::iter::once(&stage.cwd).chain(paths).chain(files).chain(trees);
+        // Longer ones lead nowhere.
+        let all = all.filter(|path| stage.cwd.len() + path.len() < PATH_MAX);
+        all.take(MAX_PATHS + 2).map(|path| cwd.join(path_of(path))).collect::<Vec<_>>()
+    };
+    stages.iter().flat_map(of_stage).take(MAX_PATHS + 2).collect()
 }
 
 fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
-}
-
-/// By the file system that the nearest existing directory lies on.
-fn adapter_of(path: &Path) -> Result<Adapter, String> {
-    let there = path.ancestors().find_map(|above| fs::canonicalize(above).ok());
-    let there = there.ok_or_else(|| format!("{} cannot be found", path.display()))?;
-    // Disks have a major number; network, FUSE and memory file systems have none.
-    if fs::metadata(&there).is_ok_and(|found| nix::sys::stat::major(found.dev()) != 0) {
-        return Ok(Adapter::Bind);
-    }
-    // Those that have none and are no mount of somebody else's: the table of mounts, which takes long to read, need not be asked.
-    if statfs(&there).is_ok_and(|found| OWN_FILE_SYSTEMS.contains(&found.filesystem_type())) {
-        return Ok(Adapter::Bind);
-    }
-    let info = MountInfo::read().map_err(|error| error.to_string())?;
-    let around = info.visible().into_iter().filter(|mount| there.starts_with(&mount.mount_point));
-    let mount = around.max_by_key(|mount| mount.mount_point.components().count());
-    Ok(mount.map_or(Adapter::Bind, |mount| Adapter::of(&mount.fs_type)))
 }
 
 #[cfg(test)]
@@ -156,20 +217,27 @@ mod tests {
     use super::*;
     use posh_proto::executor::{Descriptor, File, PathUse};
 
+    fn used(cwd: &'static str, path: &'static str) -> Stage {
+        let used = PathUse { path: path.into(), ..PathUse::default() };
+        Stage { cwd: cwd.into(), paths: vec![used], ..Stage::default() }
+    }
+
     #[test]
-    fn paths_of_a_run_on_an_export() {
+    fn paths_of_a_run_on_a_mount_of_this_machine() {
         let mount = MountPoint { path: "/mnt/w".into(), export: "w".into(), sub_path: "sub".into() };
-        let check = |cwd: &'static str, path: &'static str, expect: &[&str]| {
-            let used = PathUse { path: path.into(), ..PathUse::default() };
-            let stage = Stage { cwd: cwd.into(), paths: vec![used], ..Stage::default() };
+        let check = |top: &str, (cwd, path): (&'static str, &'static str), expect: &[&str]| {
             let expect: Vec<PathBuf> = expect.iter().map(PathBuf::from).collect();
-            assert_eq!(paths_below(&mount, Path::new("/srv/w"), &[stage]), expect, "{cwd} {path}");
+            let named = named_paths(&[used(cwd, path)]);
+            let found = paths_on(Path::new(top), &named, std::iter::once(&mount), Path::new("/srv/w"));
+            assert_eq!(found, expect, "{top} {cwd} {path}");
         };
-        check("/home/u", "/mnt/w/d/f", &["/srv/w/sub/d/f"]);
-        check("/mnt/w/d", "f", &["/srv/w/sub/d", "/srv/w/sub/d/f"]);
-        check("/mnt/w", ".", &["/srv/w/sub"]);
-        check("/home/u", "../../mnt/w/f", &["/srv/w/sub"]);
-        check("/home/u", "/mnt/other/f", &[]);
+        check("/srv", ("/home/u", "/mnt/w/d/f"), &["/srv/w/sub/d/f"]);
+        check("/srv", ("/mnt/w/d", "f"), &["/srv/w/sub/d", "/srv/w/sub/d/f"]);
+        check("/srv", ("/mnt/w", "."), &["/srv/w/sub"]);
+        check("/srv/w", ("/home/u", "../../mnt/w/f"), &["/srv/w"]);
+        // Only the whole of it is sure to hold what is meant.
+        check("/srv/w/sub/inner", ("/mnt/w", "inner/f"), &["/srv/w/sub/inner"]);
+        check("/srv/w", ("/home/u", "/mnt/other/f"), &["/srv/w"]);
     }
 
     #[test]
@@ -177,13 +245,27 @@ mod tests {
         let mount = MountPoint { path: "/mnt/w".into(), export: "w".into(), ..MountPoint::default() };
         let file = File { path: "/mnt/w/out".into(), ..File::default() };
         let descriptor = Descriptor { fd: 1, source: Some(Source::File(file)) };
-        let stage = Stage { cwd: "/".into(), descriptors: vec![descriptor], ..Stage::default() };
-        assert_eq!(paths_below(&mount, Path::new("/srv/w"), &[stage]), [PathBuf::from("/srv/w/out")]);
+        let named = named_paths(&[Stage { cwd: "/".into(), descriptors: vec![descriptor], ..Stage::default() }]);
+        let found = paths_on(Path::new("/srv/w"), &named, std::iter::once(&mount), Path::new("/srv/w"));
+        assert_eq!(found, [PathBuf::from("/srv/w/out")]);
+    }
+
+    #[test]
+    fn of_many_paths_and_long_ones_little_is_looked_at() {
+        let paths = vec![PathUse { path: "f".into(), ..PathUse::default() }; 130_000];
+        let stage =
+            |depth| Stage { cwd: format!("/{}", "d/".repeat(depth)).into(), paths: paths.clone(), ..Stage::default() };
+        assert_eq!(named_paths(&vec![stage(2000); 3]).len(), MAX_PATHS + 2);
+        assert_eq!(named_paths(&[stage(30_000)]).len(), 0);
     }
 
     #[test]
     fn a_local_directory_needs_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(adapter_of(&directory.path().join("not/there")), Ok(Adapter::Bind));
+        let path = directory.path().canonicalize().unwrap();
+        let export = Export { name: "w".to_owned(), path, read_only: false, exec: false, coherence: None };
+        assert_eq!(tops_of(&export), []);
+        let configured = Export { coherence: Some(Adapter::Nfs), ..export };
+        assert_eq!(tops_of(&configured).len(), 1);
     }
 }

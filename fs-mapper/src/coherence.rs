@@ -105,10 +105,16 @@ pub trait Coherence: Send + Sync {
     /// Whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;
     /// For an executor whose export is itself such a mount: makes this machine
-    /// forget what it remembers of the mount that these paths lie on, before
+    /// forget what it remembers of the mount that `top` lies on, before
     /// commands read there what others have written. An error means that a
-    /// command could see an old state.
-    fn renew(&self, paths: &[PathBuf]) -> io::Result<()>;
+    /// command could see an old state. The paths are those that the commands name,
+    /// which must not be looked up here: whoever named them may have fewer rights.
+    fn renew(&self, top: &Path, paths: &[PathBuf]) -> io::Result<()>;
+    /// The rest of it, with the rights of whoever has named the paths: has the kernel look
+    /// at them anew, as far as it did not forget them.
+    fn look_again(&self, _paths: &[PathBuf]) -> io::Result<()> {
+        Ok(())
+    }
     /// For such an executor, after its commands: waits until what they have
     /// written since then to the mount of `path` is where others can see it.
     fn publish(&self, path: &Path, since: SystemTime) -> io::Result<()>;
@@ -225,7 +231,7 @@ mod tests {
         assert!(rclone.settle(&path).is_err());
         assert!(rclone.hand_over(&path).is_err());
         assert!(rclone.refresh(&Change::FileWritten(path.clone())).is_err());
-        assert!(rclone.renew(std::slice::from_ref(&path)).is_err());
+        assert!(rclone.renew(&path, std::slice::from_ref(&path)).is_err());
         assert!(rclone.publish(&path, SystemTime::UNIX_EPOCH).is_err());
     }
 }

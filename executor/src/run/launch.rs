@@ -28,7 +28,7 @@ pub async fn start(
     let Rest { mounts, volumes, ahead, to_be_confirmed } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
-    let own_mounts = OwnMounts::of(&caller.exports, &mounts, &wiring.stages).await?;
+    let own_mounts = OwnMounts::of(caller, &mounts, &wiring.stages).await?;
     let identifying = match own_mounts.is_empty() {
         true => identifying,
         false => {

@@ -26,7 +26,7 @@ impl Coherence for Bind {
         WriteBehind::Allowed
     }
 
-    fn renew(&self, _paths: &[PathBuf]) -> io::Result<()> {
+    fn renew(&self, _top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
 

@@ -39,9 +39,8 @@ impl Coherence for Generic {
         WriteBehind::ThroughLocalDescriptor
     }
 
-    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
-        let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
-        Err(super::unknown_daemon(path))
+    fn renew(&self, top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
+        Err(super::unknown_daemon(top))
     }
 
     fn publish(&self, path: &Path, _since: SystemTime) -> io::Result<()> {

@@ -51,12 +51,15 @@ impl Coherence for Nfs {
     }
 
     /// All that an NFS client remembers is in the kernel.
-    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
-        let Some(first) = paths.first() else { return Ok(()) };
-        let options = Options::of(first)?;
+    fn renew(&self, top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
+        let options = Options::of(top)?;
         if options.keeps_attributes || options.keeps_names {
-            kernel::drop_caches(first)?;
+            kernel::drop_caches(top)?;
         }
+        Ok(())
+    }
+
+    fn look_again(&self, paths: &[PathBuf]) -> io::Result<()> {
         paths.iter().try_for_each(|path| look::attributes_at(path))
     }
 

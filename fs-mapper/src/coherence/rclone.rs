@@ -91,9 +91,8 @@ impl Coherence for Rclone {
         WriteBehind::ThroughLocalDescriptor
     }
 
-    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
-        let Some(first) = paths.first() else { return Ok(()) };
-        let daemon = Daemon::of(first)?;
+    fn renew(&self, top: &Path, paths: &[PathBuf]) -> io::Result<()> {
+        let daemon = Daemon::of(top)?;
         if let Some(cache) = daemon.cache()? {
             for path in paths {
                 if let Some(copy) = cache.find(&daemon.inside(path), |copy| !copy.dirty && copy.is_weak())? {
@@ -103,8 +102,12 @@ impl Coherence for Rclone {
         }
         daemon.remote_control()?.forget_all()?;
         if !daemon.attribute_life().is_zero() {
-            kernel::drop_caches(first)?;
+            kernel::drop_caches(top)?;
         }
+        Ok(())
+    }
+
+    fn look_again(&self, paths: &[PathBuf]) -> io::Result<()> {
         paths.iter().try_for_each(|path| kernel::forget(path))
     }
 

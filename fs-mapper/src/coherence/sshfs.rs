@@ -88,9 +88,8 @@ impl Coherence for Sshfs {
         WriteBehind::Allowed
     }
 
-    fn renew(&self, paths: &[PathBuf]) -> io::Result<()> {
-        let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
-        Err(super::unknown_daemon(path))
+    fn renew(&self, top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
+        Err(super::unknown_daemon(top))
     }
 
     /// A closed file is on the server.

@@ -31,7 +31,7 @@ impl Coherence for Volume {
     }
 
     /// Another executor's changes are seen by the leases that this machine holds.
-    fn renew(&self, _paths: &[PathBuf]) -> io::Result<()> {
+    fn renew(&self, _top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
 
