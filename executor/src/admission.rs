@@ -12,7 +12,7 @@ use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 use crate::{
     audit::AuditLog,
     callers::{Caller, Callers},
-    load::{ConnectionShare, Load},
+    load::{CallShare, ConnectionShare, Load},
     metered::{Arrived, Metered, Unfinished},
     tls::{
         accept::Peer,
@@ -119,19 +119,22 @@ impl Admission {
         self.load.admit_connection(&caller).map_err(Denied)
     }
 
-    /// Has what a request brings counted. A stranger's is bounded by its connection; who is refused
-    /// here, hears of it from the call itself.
-    pub fn meter(&self, mut request: http::Request<Body>) -> http::Request<Body> {
+    /// Has what a request brings counted, and gives its place among the open calls. A stranger's is bounded by
+    /// its connection; who is refused here, hears of it from the call itself.
+    pub fn meter(&self, mut request: http::Request<Body>) -> (http::Request<Body>, Option<CallShare>) {
         let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
-        let Ok(caller) = self.caller(&proof) else { return request };
-        let share = self.load.admit_open_call(&caller).map(Some).map_err(Status::resource_exhausted);
+        let Ok(caller) = self.caller(&proof) else { return (request, None) };
+        let (share, refused) = match self.load.admit_open_call(&caller) {
+            Ok(share) => (Some(share), None),
+            Err(why) => (None, Some(Status::resource_exhausted(why))),
+        };
         let account = self.unfinished.account(caller.identity.as_ref());
         if request.uri().path() != WRITE {
-            return request.map(|body| Body::new(Metered::new(body, account, share)));
+            return (request.map(|body| Body::new(Metered::new(body, account, refused))), share);
         }
         let arrived = Arrived::default();
         request.extensions_mut().insert(arrived.clone());
-        request.map(|body| Body::new(Metered::new(body, account, share).held_by(arrived)))
+        (request.map(|body| Body::new(Metered::new(body, account, refused).held_by(arrived))), share)
     }
 }
 
@@ -151,8 +154,10 @@ impl Interceptor for Admission {
                 Ok(request)
             }
             Err(Denied(why)) => {
-                tracing::info!(peer = peer_name(peer), why, "call refused");
-                self.audit.refused("-", &peer_name(peer), "call");
+                let peer = peer_name(peer);
+                if self.audit.refused("-", &peer, "call") {
+                    tracing::info!(peer, why, "call refused");
+                }
                 Err(Status::unauthenticated(why))
             }
         }

@@ -16,8 +16,40 @@ use crate::{callers::Caller, error::Refusal};
 const READS_OF_ONE: usize = 2;
 
 /// Who reads how many.
-#[derive(Debug, Default)]
-pub struct Classifier(Mutex<HashMap<Option<String>, Weak<Semaphore>>>);
+#[derive(Debug)]
+pub struct Classifier(Turns);
+
+/// So many things of each identity at a time.
+#[derive(Debug)]
+pub struct Turns {
+    of_one: usize,
+    shares: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
+}
+
+impl Default for Classifier {
+    fn default() -> Self {
+        Self(Turns::new(READS_OF_ONE))
+    }
+}
+
+impl Turns {
+    /// Nothing is at work.
+    pub fn new(of_one: usize) -> Self {
+        Self { of_one, shares: Mutex::default() }
+    }
+
+    /// Those of one identity.
+    pub fn share_of(&self, caller: &Caller) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock().expect("not poisoned");
+        if let Some(share) = shares.get(&caller.identity).and_then(Weak::upgrade) {
+            return share;
+        }
+        shares.retain(|_, share| share.strong_count() > 0);
+        let share = Arc::new(Semaphore::new(self.of_one));
+        shares.insert(caller.identity.clone(), Arc::downgrade(&share));
+        share
+    }
+}
 
 impl Classifier {
     /// Has something of `caller`'s read when it is its turn.
@@ -27,24 +59,13 @@ impl Classifier {
         reading: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
         let failed = |why: String| Refusal::new(Kind::SpawnFailed, format!("cannot read the commands: {why}"));
-        let turn = self.share_of(caller).acquire_owned().await.map_err(|closed| failed(closed.to_string()))?;
+        let turn = self.0.share_of(caller).acquire_owned().await.map_err(|closed| failed(closed.to_string()))?;
         let reading = tokio::task::spawn_blocking(move || {
             // Held until it has been read, also when nobody waits any more.
             let _turn = turn;
             reading()
         });
         reading.await.unwrap_or_else(|panicked| Err(failed(panicked.to_string())))
-    }
-
-    fn share_of(&self, caller: &Caller) -> Arc<Semaphore> {
-        let mut shares = self.0.lock().expect("not poisoned");
-        if let Some(share) = shares.get(&caller.identity).and_then(Weak::upgrade) {
-            return share;
-        }
-        shares.retain(|_, share| share.strong_count() > 0);
-        let share = Arc::new(Semaphore::new(READS_OF_ONE));
-        shares.insert(caller.identity.clone(), Arc::downgrade(&share));
-        share
     }
 }
 

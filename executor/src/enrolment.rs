@@ -81,8 +81,9 @@ impl Enrolments {
         if !self.failures.lock().expect("not poisoned").take(source) {
             return Status::resource_exhausted("too many failed enrolments from this address; try again in a minute");
         }
-        tracing::warn!(peer = peer_name(peer), "enrolment refused: {invalid}");
-        self.audit.refused("-", &peer_name(peer), "enrolment");
+        if self.audit.refused("-", &peer_name(peer), "enrolment") {
+            tracing::warn!(peer = peer_name(peer), "enrolment refused: {invalid}");
+        }
         Status::permission_denied(invalid.to_string())
     }
 }

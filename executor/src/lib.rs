@@ -10,6 +10,7 @@
 //!   for the one connection that is there ([`run_stdio`], `stdio`)
 //! * [`callers`]: who asks, and what they may
 //! * [`tls`], `admission`, `enrolment`: how a connection proves who it is, and what follows
+//! * `runtimes`: a runtime for each identity, so that what one computes holds up no other
 //! * `load`, `metered`: whether there is room, for runs and for messages that are not whole yet
 //! * [`audit`]: what was done here, in a file that shows changes
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
@@ -43,6 +44,7 @@ mod policy;
 mod pool;
 mod run;
 pub mod runner;
+mod runtimes;
 mod server;
 mod service;
 mod stdio;
@@ -57,3 +59,4 @@ pub use config::{Config, Export};
 pub use error::Error;
 pub use server::{longest_end, run, run_stdio, run_with_changes};
 pub use stdio::Stdio;
+pub use sys::set_nice as lower_priority;

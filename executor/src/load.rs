@@ -508,6 +508,13 @@ impl Drop for BytesShare {
     }
 }
 
+impl ConnectionShare {
+    /// The identity that has it; `None` where nobody proves one.
+    pub(crate) fn identity(&self) -> Option<&str> {
+        self.identity.as_deref()
+    }
+}
+
 impl Drop for ConnectionShare {
     fn drop(&mut self) {
         let mut state = self.load.state.lock().expect("not poisoned");

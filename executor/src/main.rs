@@ -23,6 +23,9 @@ use tracing_subscriber::EnvFilter;
 /// belong to the commands.
 const MAX_WORKERS: usize = 4;
 
+/// Niceness of the threads that serve strangers, whose floods are to cost nobody else a processor.
+const STRANGERS_NICE: i32 = 10;
+
 /// Beyond the longest orderly end, before the process ends all the same.
 const END_SLACK: Duration = Duration::from_secs(2);
 
@@ -316,8 +319,15 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
         let _ = told.await;
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // Identities have runtimes of their own: this one serves handshakes and whoever has proved nothing.
+    let serves_strangers = config.tls.is_some();
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(cores.clamp(1, MAX_WORKERS))
+        .on_thread_start(move || {
+            if serves_strangers {
+                posh_executor::lower_priority(STRANGERS_NICE);
+            }
+        })
         .enable_all()
         .build()
         .context("cannot start the runtime")?;

@@ -3,8 +3,12 @@
 //! there is no room, nothing more of the call is read until there is. So what unfinished messages
 //! hold is bounded for each account, HTTP/2's own windows aside, and one identity's unfinished
 //! messages never wait for another's. A message that does not come to its end in time ends its call.
+//!
+//! And what of calls is on its way out: a call has its place among its identity's open calls until its answer was
+//! taken, not only until it was made.
 
 use std::{
+    any::Any,
     collections::HashMap,
     future::Future as _,
     pin::Pin,
@@ -20,9 +24,10 @@ use tokio::{
     sync::{AcquireError, OwnedSemaphorePermit, Semaphore},
     time::{Instant, Sleep, sleep_until},
 };
-use tonic::{Status, body::Body};
+use tonic::{Response, Status, body::Body, codegen::http};
+use tower::{Layer, Service};
 
-use crate::load::CallShare;
+use crate::{admission::Admission, load::CallShare};
 
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
@@ -72,7 +77,6 @@ pub struct Metered {
     body: Body,
     account: Arc<Semaphore>,
     refused: Option<Status>,
-    _share: Option<CallShare>,
     /// What has come and was not passed on.
     pending: Bytes,
     head: Vec<u8>,
@@ -86,13 +90,12 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// On that account, and in that room among the open calls; without, the call ends with a status.
-    pub fn new(body: Body, account: Arc<Semaphore>, share: Result<Option<CallShare>, Status>) -> Self {
-        let (share, refused) = share.map_or_else(|status| (None, Some(status)), |share| (share, None));
+    /// On that account; a call that is refused ends with that status.
+    pub fn new(body: Body, account: Arc<Semaphore>, refused: Option<Status>) -> Self {
         let deadline = Some(Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         let (pending, head) = (Bytes::new(), Vec::with_capacity(HEAD_BYTES));
         let (acquire, permit, arrived) = (None, None, None);
-        Self { body, account, refused, _share: share, pending, head, left: 0, acquire, permit, deadline, arrived }
+        Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived }
     }
 
     /// The same for a call whose message stays on the account after it has come.
@@ -190,6 +193,85 @@ impl http_body::Body for Metered {
     }
 }
 
+/// Counts what calls hold, from the request's first byte until the answer's last one was taken.
+#[derive(Clone)]
+pub struct MeterLayer(pub Admission);
+
+/// See [`MeterLayer`].
+#[derive(Clone)]
+pub struct Meter<S> {
+    admission: Admission,
+    inner: S,
+}
+
+impl<S> Layer<S> for MeterLayer {
+    type Service = Meter<S>;
+
+    fn layer(&self, inner: S) -> Meter<S> {
+        Meter { admission: self.0.clone(), inner }
+    }
+}
+
+impl<S> Service<http::Request<Body>> for Meter<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let (request, share) = self.admission.meter(request);
+        let answering = self.inner.call(request);
+        Box::pin(async move {
+            let mut answer = answering.await?;
+            let kept = answer.extensions_mut().remove::<KeptUntilSent>();
+            Ok(answer.map(|body| Body::new(Answer { body, _share: share, _kept: kept })))
+        })
+    }
+}
+
+/// Whatever an answer is charged with.
+#[derive(Clone)]
+struct KeptUntilSent(#[expect(dead_code, reason = "given back with the answer")] Arc<dyn Any + Send + Sync>);
+
+/// Has something kept until the answer has gone out: until then HTTP/2 holds it, for as long as whoever asked
+/// leaves its window closed.
+pub fn kept_until_sent<T>(mut response: Response<T>, charge: impl Send + Sync + 'static) -> Response<T> {
+    response.extensions_mut().insert(KeptUntilSent(Arc::new(charge)));
+    response
+}
+
+/// An answer's body. HTTP/2 asks for the next frame, or drops it, when what went before has a place in the
+/// peer's window.
+struct Answer {
+    body: Body,
+    _share: Option<CallShare>,
+    _kept: Option<KeptUntilSent>,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use http_body_util::{BodyExt as _, StreamBody};
@@ -207,7 +289,7 @@ mod tests {
     fn metered(account: &Arc<Semaphore>) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
         let frames = UnboundedReceiverStream::new(receiver).map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
-        (sender, Metered::new(Body::new(StreamBody::new(frames)), account.clone(), Ok(None)))
+        (sender, Metered::new(Body::new(StreamBody::new(frames)), account.clone(), None))
     }
 
     #[tokio::test]

@@ -57,6 +57,10 @@ const LOCALTIME: &str = "/etc/localtime";
 /// The word by which programs are asked which version they are.
 const VERSION: &[u8] = b"--version";
 
+/// Of one client file, as much as a gateway sends, and of all those of a run.
+const CLIENT_FILE_BYTES: usize = 256 << 10;
+const CLIENT_FILES_BYTES: usize = 1 << 20;
+
 /// Begins the names of client files that lie in the user's home.
 const IN_HOME: &str = "~/";
 
@@ -100,6 +104,7 @@ impl Policy {
         let is_open = self.is_lax || self.commands == Commands::Any;
         let is_described = !is_open && fences.iter().all(|fence| !fence.everything);
         client_files.iter().try_for_each(|file| check_client_file(file, &listed, is_described))?;
+        check_size(client_files)?;
         Ok(fences)
     }
 
@@ -256,7 +261,9 @@ fn check_name(stage: &Stage) -> Result<(), Refusal> {
     let called = stage.argv.first().and_then(|word| Path::new(OsStr::from_bytes(word)).file_name());
     let called = called.unwrap_or_default().to_string_lossy();
     let called = called.strip_prefix('-').unwrap_or(&called);
-    if called != name && tools::find(called).is_some() {
+    // git takes `git-log` as `git log`, whether there is such a program or not.
+    let is_part = called.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-'));
+    if called != name && (is_part || tools::find(called).is_some()) {
         return Err(refuse(format!("{name} would be called by the name of another program, {called}")));
     }
     Ok(())
@@ -268,6 +275,21 @@ fn client_path(stage: &Stage, name: &str) -> Option<PathBuf> {
     let Some(rest) = name.strip_prefix(IN_HOME) else { return Some(name.into()) };
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
     Some(Path::new(OsStr::from_bytes(&home.value)).join(rest))
+}
+
+/// Client files stay in memory as long as their view.
+fn check_size(client_files: &[ClientFile]) -> Result<(), Refusal> {
+    let total: usize = client_files.iter().map(|file| file.content.len()).sum();
+    match client_files.iter().find(|file| file.content.len() > CLIENT_FILE_BYTES) {
+        Some(file) => {
+            let path = Path::new(OsStr::from_bytes(&file.path)).display();
+            Err(refuse(format!("{path} is larger than {CLIENT_FILE_BYTES} bytes")))
+        }
+        None if total > CLIENT_FILES_BYTES => {
+            Err(refuse(format!("the workstation's files have more than {CLIENT_FILES_BYTES} bytes")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// A client file lies in no place of the server's, and is one that the annotations of the run's commands

@@ -30,6 +30,7 @@ use posh_proto::{
     frame,
 };
 use prost::Message;
+use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
     net::UnixStream,
@@ -314,6 +315,13 @@ fn make_room(slots: &mut HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -
     {
         return Err(Refusal::new(Kind::Overloaded, why));
     }
+    // Those that are idle count, too: they take memory, though nobody waits for them.
+    while is_shared && slots.values().filter(|slot| slot.holder.as_ref() == holder).count() >= MAX_VIEWS_OF_ONE {
+        let idle = slots.iter().filter(|(_, slot)| slot.holder.as_ref() == holder && slot.is_idle_for(Duration::ZERO));
+        let oldest = idle.min_by_key(|(_, slot)| *slot.last_used.lock().expect("not poisoned"));
+        let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
+        slots.remove(&oldest);
+    }
     while slots.len() >= MAX_RUNNERS {
         let mut idle: HashMap<&Option<String>, Vec<(Instant, &Vec<u8>)>> = HashMap::new();
         for (key, slot) in slots.iter().filter(|(_, slot)| slot.is_idle_for(Duration::ZERO)) {
@@ -462,17 +470,21 @@ fn has_parent(path: &Path) -> bool {
 
 /// The view's description, and which directories its exports are just now.
 fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
-    let mut key = spec.encode_to_vec();
+    // A view is as large as the files that the workstation shows in it; of its key nobody needs more than that it is another one.
+    let mut key = Sha256::new();
+    let encoded = spec.encode_to_vec();
+    key.update(encoded.len().to_le_bytes());
+    key.update(encoded);
     // Each identity has views of its own, so that it is clear whose share they are.
-    key.extend_from_slice(holder.unwrap_or_default().as_bytes());
-    key.push(0);
+    key.update(holder.unwrap_or_default().as_bytes());
+    key.update([0]);
     for mount in &spec.mounts {
         let directory = open_export(mount, spec.user.as_ref())?;
         let status = fstat(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
-        key.extend_from_slice(&status.st_dev.to_le_bytes());
-        key.extend_from_slice(&status.st_ino.to_le_bytes());
+        key.update(status.st_dev.to_le_bytes());
+        key.update(status.st_ino.to_le_bytes());
     }
-    Ok(key)
+    Ok(key.finalize().to_vec())
 }
 
 #[cfg(test)]
@@ -528,8 +540,10 @@ mod tests {
     #[test]
     fn idle_views_go_first_and_never_those_in_use() {
         let mut views = Views::default();
-        assert_eq!(views.fill("ada", 0), 2 * MAX_RUNNERS);
+        // Its own idle ones make way for each other.
+        assert_eq!((views.fill("ada", 0), views.of("ada")), (2 * MAX_RUNNERS, MAX_VIEWS_OF_ONE));
         assert!(views.add("eve", 0).is_ok());
+        (0..MAX_RUNNERS).for_each(|number| drop(views.add(&format!("{}", number / MAX_VIEWS_OF_ONE), 0)));
         assert_eq!(views.fill("bob", 1), MAX_VIEWS_OF_ONE);
         assert_eq!((views.of("bob"), views.of("eve"), views.0.len()), (MAX_VIEWS_OF_ONE, 1, MAX_RUNNERS));
         // Who has its share ends nobody's.

@@ -20,14 +20,18 @@ use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
 };
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{
     service::interceptor::InterceptedService,
     transport::{Server, server::Connected},
 };
-use tower::util::{MapRequestLayer, MapResponseLayer};
+use tonic_health::{
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+use tower::util::MapResponseLayer;
 
 use crate::{
     Config, Error, Stdio,
@@ -35,18 +39,23 @@ use crate::{
     audit::AuditLog,
     callers::Callers,
     cgroup::Cgroups,
-    classifier::Classifier,
+    classifier::{Classifier, Turns},
     config::Level,
     describe::Machine,
     enrolment::Enrolments,
     error::Attempt as _,
     hidden,
     load::{Capacity, Load},
+    metered::MeterLayer,
     policy::Policy,
     pool::Pool,
     run::KeptRuns,
-    service::{Service, Shared},
-    tls::{accept::Incoming, serving::Serving},
+    runtimes::Runtimes,
+    service::{Service, Shared, TOOLS_OF_ONE},
+    tls::{
+        accept::{Connection, Incoming},
+        serving::Serving,
+    },
     tools::Tools,
     volume::{VolumeService, Volumes},
 };
@@ -81,6 +90,11 @@ const MAX_CONCURRENT_CALLS: u32 = 4096;
 /// Streams that a peer may reset before we have seen them: a loop of cancelled
 /// pipelines is no attack.
 const MAX_RESETS: usize = 4096;
+
+/// The same for a connection without a certificate that counts: each call takes some 10 KB, and its frame 15 bytes.
+const STRANGERS_CALLS: u32 = 4;
+const STRANGERS_RESETS: usize = 16;
+const STRANGERS_HEADER_BYTES: u32 = 8 << 10;
 
 /// After runs are told to die: until their processes are reaped.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -135,11 +149,34 @@ pub async fn run_with_changes(
     let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
     let (shared, admission) = share(config, tls.clone()).await?;
     tracing::info!("listening on {address}");
-    let incoming = Incoming::new(listener, tls.clone(), admission.clone());
-    let taking = take_changes(shared.clone(), changes);
+    let mut services = Services::new(shared.clone(), admission.clone(), tls.clone(), builder(KEEPALIVE_TIMEOUT))?;
+    let (drain, draining) = watch::channel(false);
+    let for_one = services.clone();
+    if tls.is_some() {
+        // Who has an identity is served elsewhere.
+        services.builder = for_strangers(services.builder);
+    }
+    let runtimes = Arc::new(Runtimes::new(move |connections: ReceiverStream<Connection>| {
+        serve_one(for_one.clone(), connections, draining.clone())
+    }));
+    let incoming = Incoming::new(listener, tls, admission, runtimes.clone());
+    let taking = take_changes(shared, changes);
     tokio::select! {
-        served = serve((shared, admission, tls), builder(KEEPALIVE_TIMEOUT), incoming, shutdown) => served,
+        served = serve(services, incoming, (drain, Some(runtimes)), shutdown) => served,
         never = taking => match never {},
+    }
+}
+
+/// Serves the connections of one identity until the executor ends.
+async fn serve_one(services: Services, connections: ReceiverStream<Connection>, mut draining: watch::Receiver<bool>) {
+    let adopted = connections.map(Connection::adopt).filter(|connection| {
+        connection.as_ref().inspect_err(|error| tracing::warn!(%error, "a connection is lost")).is_ok()
+    });
+    let shutdown = async move {
+        let _ = draining.wait_for(|is_draining| *is_draining).await;
+    };
+    if let Err(error) = services.serve(adopted, shutdown).await {
+        tracing::error!(%error, "the connections of an identity are not served any more");
     }
 }
 
@@ -166,50 +203,85 @@ pub async fn run_stdio(
             () = shutdown => {}
         }
     };
-    serve((shared, admission, None), builder(STDIO_KEEPALIVE_TIMEOUT), incoming, end).await
+    let services = Services::new(shared, admission, None, builder(STDIO_KEEPALIVE_TIMEOUT))?;
+    serve(services, incoming, (watch::Sender::new(false), None), end).await
+}
+
+/// All that answers calls. Clones share everything.
+#[derive(Clone)]
+struct Services {
+    shared: Arc<Shared>,
+    admission: Admission,
+    tls: Option<Arc<Serving>>,
+    builder: Server,
+    health: HealthReporter,
+    enrolment: EnrolmentServer<Enrolments>,
+}
+
+impl Services {
+    fn new(
+        shared: Arc<Shared>,
+        admission: Admission,
+        tls: Option<Arc<Serving>>,
+        builder: Server,
+    ) -> Result<Self, Error> {
+        // The only one that can fail is known to work from here on.
+        reflection()?;
+        let enrolments = Enrolments::new(tls.clone(), admission.clone(), shared.audit.clone());
+        let enrolment = EnrolmentServer::new(enrolments).max_decoding_message_size(ENROLMENT_BYTES);
+        Ok(Self { shared, admission, tls, builder, health: HealthReporter::new(), enrolment })
+    }
+
+    /// Serves connections until `shutdown` completes and each has ended.
+    async fn serve<C>(
+        self,
+        incoming: impl Stream<Item = io::Result<C>>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error>
+    where
+        C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Self { shared, admission, builder, health, enrolment, .. } = self;
+        let health = HealthServer::new(HealthService::from_health_reporter(health));
+        let executor = ExecutorServer::new(Service(shared.clone()))
+            .max_decoding_message_size(RUN_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let volume = VolumeServer::new(VolumeService(shared))
+            .max_decoding_message_size(VOLUME_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let router = builder
+            .layer(MeterLayer(admission.clone()))
+            .layer(MapResponseLayer::new(brief::shortened))
+            .add_service(InterceptedService::new(health, admission.clone()))
+            .add_service(InterceptedService::new(reflection()?, admission.clone()))
+            .add_service(InterceptedService::new(executor, admission.clone()))
+            .add_service(InterceptedService::new(volume, admission))
+            .add_service(enrolment);
+        router.serve_with_incoming_shutdown(incoming, shutdown).await.map_err(Error::Serve)
+    }
 }
 
 async fn serve<C>(
-    (shared, admission, tls): (Arc<Shared>, Admission, Option<Arc<Serving>>),
-    builder: Server,
+    services: Services,
     incoming: impl Stream<Item = io::Result<C>>,
+    (drain, runtimes): (watch::Sender<bool>, Option<Arc<Runtimes<Connection>>>),
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error>
 where
     C: Connected + AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let Services { shared, tls, health, .. } = services.clone();
     if let Some(reason) = shared.pool.no_namespaces() {
         tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
     }
-    let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ExecutorServer<Service>>().await;
-    let (drain, draining) = oneshot::channel();
-    let executor = ExecutorServer::new(Service(shared.clone()))
-        .max_decoding_message_size(RUN_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let volume = VolumeServer::new(VolumeService(shared.clone()))
-        .max_decoding_message_size(VOLUME_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let enrolment = EnrolmentServer::new(Enrolments::new(tls.clone(), admission.clone(), shared.audit.clone()))
-        .max_decoding_message_size(ENROLMENT_BYTES);
-    let meter = {
-        let admission = admission.clone();
-        MapRequestLayer::new(move |request| admission.meter(request))
-    };
-    let router = builder
-        .layer(meter)
-        .layer(MapResponseLayer::new(brief::shortened))
-        .add_service(InterceptedService::new(health_service, admission.clone()))
-        .add_service(InterceptedService::new(reflection()?, admission.clone()))
-        .add_service(InterceptedService::new(executor, admission.clone()))
-        .add_service(InterceptedService::new(volume, admission))
-        .add_service(enrolment);
-    let serving = router.serve_with_incoming_shutdown(incoming, async {
-        let _ = draining.await;
+    let mut draining = drain.subscribe();
+    let serving = services.serve(incoming, async move {
+        let _ = draining.wait_for(|is_draining| *is_draining).await;
     });
     tokio::pin!(serving);
     tokio::select! {
-        ended = &mut serving => return ended.map_err(Error::Serve),
+        ended = &mut serving => return ended,
         () = shared.pool.retire_idle() => {}
         () = keep_fresh(tls.as_deref()) => {}
         () = record_administration(tls.as_deref(), &shared.audit) => {}
@@ -217,18 +289,26 @@ where
     }
     shared.draining.store(true, Ordering::Relaxed);
     health.set_not_serving::<ExecutorServer<Service>>().await;
-    let _ = drain.send(());
+    drain.send_replace(true);
+    let all_served = async {
+        let ended = serving.await;
+        if let Some(runtimes) = &runtimes {
+            runtimes.finish().await;
+        }
+        ended
+    };
+    tokio::pin!(all_served);
     let ended = tokio::select! {
-        ended = &mut serving => Some(ended),
+        ended = &mut all_served => Some(ended),
         () = end_runs(&shared) => None,
     };
     let ended = match ended {
         Some(ended) => ended,
         // The last messages are still on their way out.
-        None => tokio::time::timeout(FLUSH_TIMEOUT, serving).await.unwrap_or(Ok(())),
+        None => tokio::time::timeout(FLUSH_TIMEOUT, all_served).await.unwrap_or(Ok(())),
     };
     shared.audit.stop().await;
-    ended.map_err(Error::Serve)
+    ended
 }
 
 /// The longest that an executor takes to end after it was told to, by its own account: whoever waits
@@ -337,6 +417,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         admission: admission.clone(),
         machine: Machine::default(),
         tools: Tools::default(),
+        tool_turns: Turns::new(TOOLS_OF_ONE),
         kept: KeptRuns::default(),
         volumes: Volumes::default(),
         audit,
@@ -369,6 +450,15 @@ fn builder(keepalive_timeout: Duration) -> Server {
         .http2_keepalive_timeout(Some(keepalive_timeout))
         .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
         .http2_max_local_error_reset_streams(Some(MAX_RESETS))
+}
+
+/// Who has proved nothing makes one call, and hears for any other one why not.
+fn for_strangers(builder: Server) -> Server {
+    builder
+        .max_concurrent_streams(STRANGERS_CALLS)
+        .http2_max_pending_accept_reset_streams(Some(STRANGERS_RESETS))
+        .http2_max_local_error_reset_streams(Some(STRANGERS_RESETS))
+        .http2_max_header_list_size(STRANGERS_HEADER_BYTES)
 }
 
 fn reflection() -> Result<

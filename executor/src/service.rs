@@ -21,9 +21,10 @@ use crate::{
     audit::AuditLog,
     callers::{Caller, caller_of},
     cgroup::Cgroups,
-    classifier::Classifier,
+    classifier::{Classifier, Turns},
     describe::Machine,
     load::{Load, Wanted},
+    metered::kept_until_sent,
     policy::Policy,
     pool::Pool,
     run,
@@ -35,6 +36,10 @@ use crate::{
 
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
+
+/// `Tools` requests of one identity from their beginning until their answers have gone out: some 0.5 MB each.
+/// A gateway makes one when it connects.
+pub const TOOLS_OF_ONE: usize = 4;
 
 /// What all calls share.
 pub struct Shared {
@@ -52,6 +57,8 @@ pub struct Shared {
     pub cgroups: Option<Cgroups>,
     pub machine: Machine,
     pub tools: Tools,
+    /// Who is being told of them.
+    pub tool_turns: Turns,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
     /// Who did what.
@@ -89,10 +96,13 @@ impl Executor for Service {
         if names.len() > MAX_TOOL_NAMES {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
+        let turn = self.0.tool_turns.share_of(&caller).try_acquire_owned();
+        let turn = turn.map_err(|_| Status::resource_exhausted("too many answers about tools are not read"))?;
         let (shared, asking) = (self.0.clone(), caller.clone());
         let reading = move || Ok(shared.tools.describe_all(names, |name| asking.may_run(name)));
         let tools = self.0.classifier.read(&caller, reading).await;
-        Ok(Response::new(ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? }))
+        let reply = ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? };
+        Ok(kept_until_sent(Response::new(reply), turn))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

@@ -97,20 +97,25 @@ impl<K: Copy + Eq + Hash> Drop for Waiter<'_, K> {
 pub struct Begun {
     keeper: Arc<Keeper>,
     ticket: Option<Ticket>,
+    /// The identity that waits for it.
+    waiter: String,
 }
 
 impl Default for Keeper {
     fn default() -> Self {
-        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        // More than there are answers in the meantime.
-        let stamp = Stamp(u64::try_from(since.as_micros()).unwrap_or_default());
         Self {
-            table: Mutex::new(LeaseTable::starting_at(stamp)),
+            table: Mutex::new(LeaseTable::starting_at(stamp_of_clock())),
             answered: Waits::default(),
             lost: Waits::default(),
             unlocked: Waits::default(),
         }
     }
+}
+
+/// More than all stamps before: there are fewer answers than microseconds.
+fn stamp_of_clock() -> Stamp {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    Stamp(u64::try_from(since.as_micros()).unwrap_or_default())
 }
 
 impl Keeper {
@@ -119,16 +124,31 @@ impl Keeper {
         self.table.lock().expect("not poisoned")
     }
 
-    /// Says what is about to happen; see [`LeaseTable::begin`].
-    pub fn begin(self: &Arc<Self>, session: SessionId, intents: &[(File, FileId, Intent)]) -> Begun {
-        let ticket = self.table().begin(Some(session), intents, Instant::now());
-        Begun { keeper: self.clone(), ticket: Some(ticket) }
+    /// See [`LeaseTable::open_session_of`]. Its stamps begin with the clock: whoever opens it may come from another
+    /// machine's executor, whose stamps must all be earlier.
+    pub fn open_session(&self, owner: &str, tree: &Path) -> SessionId {
+        let mut table = self.table();
+        table.count_on_from(stamp_of_clock());
+        table.open_session_of(owner, tree, Instant::now())
     }
 
-    /// Completes when those whose trees `of` says, but `session`, have written what they hold back, or have lost it: within
+    /// Says what is about to happen; see [`LeaseTable::begin`].
+    pub fn begin(self: &Arc<Self>, session: SessionId, intents: &[(File, FileId, Intent)]) -> Begun {
+        let mut table = self.table();
+        let ticket = table.begin(Some(session), intents, Instant::now());
+        let waiter = table.owner_of(session).unwrap_or_default().to_owned();
+        Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
+    }
+
+    /// Completes when those whose trees `of` says, but the session, have written what they hold back, or have lost it: within
     /// `time` of the last recall. However many files these are, the lock is held for a step at a time, and what is waited for
-    /// is one answer of each session.
-    pub async fn flush(self: &Arc<Self>, session: Option<SessionId>, of: impl Fn(&Path) -> bool, time: Duration) {
+    /// is one answer of each session. `waiter`: the identity that waits.
+    pub async fn flush(
+        self: &Arc<Self>,
+        (waiter, session): (&str, Option<SessionId>),
+        of: impl Fn(&Path) -> bool,
+        time: Duration,
+    ) {
         let holders = self.table().writers(session, of);
         for holder in &holders {
             let mut after = None;
@@ -141,13 +161,15 @@ impl Keeper {
             }
         }
         let ticket = self.table().begin_flush(&holders, time, Instant::now());
-        Begun { keeper: self.clone(), ticket: Some(ticket) }.clear().await;
+        Begun { keeper: self.clone(), ticket: Some(ticket), waiter: waiter.to_owned() }.clear().await;
     }
 
     /// See [`LeaseTable::begin_answers`].
     pub fn begin_answers(self: &Arc<Self>, session: SessionId) -> Begun {
-        let ticket = self.table().begin_answers(session, Instant::now());
-        Begun { keeper: self.clone(), ticket: Some(ticket) }
+        let mut table = self.table();
+        let ticket = table.begin_answers(session, Instant::now());
+        let waiter = table.owner_of(session).unwrap_or_default().to_owned();
+        Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
     }
 
     /// See [`LeaseTable::recall_all`]: all its steps.
@@ -160,22 +182,6 @@ impl Keeper {
             }
             tokio::task::yield_now().await;
         }
-    }
-
-    /// See [`LeaseTable::missed`]: all its steps, and that these are all.
-    pub fn missed(&self, session: SessionId) -> (Stamp, Vec<Notice>) {
-        let (lost, stamp) = self.table().missed(session);
-        let (mut all, mut after) = (Vec::new(), None);
-        loop {
-            let (step, next) = self.table().missed_recalls(session, after, stamp);
-            all.extend(step);
-            after = next;
-            if after.is_none() {
-                break;
-            }
-        }
-        all.push(Notice::All { stamp });
-        (lost, all)
     }
 
     /// See [`LeaseTable::mark`].
@@ -257,11 +263,11 @@ impl Begun {
                         let (answer, loss) =
                             (self.keeper.answered.wait_for((session, file)), self.keeper.lost.wait_for(session));
                         let wakes = (answer.wake.clone().notified_owned(), loss.wake.clone().notified_owned());
-                        Some((until.min(now + LOOK_AGAIN), wakes, (answer, loss)))
+                        Some((session, until.min(now + LOOK_AGAIN), wakes, (answer, loss)))
                     }
                 }
             };
-            let Some((until, wakes, _waiters)) = found else {
+            let Some((session, until, wakes, _waiters)) = found else {
                 tokio::task::yield_now().await;
                 continue;
             };
@@ -269,6 +275,9 @@ impl Begun {
                 () = wakes.0 => {}
                 () = wakes.1 => {}
                 () = tokio::time::sleep_until(until.into()) => {}
+            }
+            if self.keeper.table().waited((&self.waiter, session), now, Instant::now()) {
+                self.keeper.lost.notify(session);
             }
         }
     }

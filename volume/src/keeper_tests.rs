@@ -44,7 +44,7 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     }
     let flushes = (0..FLUSHES).map(|_| {
         let keeper = keeper.clone();
-        tokio::spawn(async move { keeper.flush(Some(adas), |_| true, crate::leases::FLUSH_TIME).await })
+        tokio::spawn(async move { keeper.flush(("ada", Some(adas)), |_| true, crate::leases::FLUSH_TIME).await })
     });
     let flushes: Vec<_> = flushes.collect();
     let recalling = longest_op(&keeper, bob, |count| count >= 1000).await;

@@ -7,7 +7,8 @@
 //! files until it is done ([`LeaseTable::finish`]).
 //!
 //! Invariant: nobody waits for a lease longer than the time that its recall states. Who is alive and does not answer
-//! in that time loses all leases of its owner, hears so, and gets none for [`LAPSED_TIME`].
+//! in that time loses all leases of its owner, hears so, and gets none for [`LAPSED_TIME`]. So does an owner for whose
+//! answers others have waited longer than [`WAIT_BUDGET`] within that time, since each of them may come late.
 //!
 //! Invariant: no identity makes the work for another one longer, since all share one lock. An op costs as much as the
 //! files that it names have holders, and its waiting O(1) at each look; work over all files of a session is done in steps
@@ -47,6 +48,9 @@ pub const RUN_TIME: Duration = Duration::from_secs(5);
 /// An owner that has let a recall lapse gets no leases for this time: it makes others wait once, not for each file
 /// that it opens. What it does goes on without leases.
 pub const LAPSED_TIME: Duration = Duration::from_secs(300);
+/// For so long in all others wait for an owner's answers within [`LAPSED_TIME`], however soon before their ends
+/// these come: three runs. An owner that takes longer is one that does not answer.
+pub const WAIT_BUDGET: Duration = Duration::from_secs(15);
 /// Notices that wait for a session, about 100 bytes each.
 const MAX_UNTAKEN: usize = 65_536;
 /// Recalls of a file that a session has not answered; it gets no new lease of it before. Bounds the looks at one file.
@@ -164,6 +168,17 @@ struct Owner {
     files: usize,
     /// It gets no leases before.
     lapsed_until: Option<Instant>,
+    delays: Delays,
+}
+
+/// For how long others have waited for an owner's answers. Times at which several wait count once.
+#[derive(Debug, Default)]
+struct Delays {
+    total: Duration,
+    /// Since when that is counted.
+    since: Option<Instant>,
+    /// What was before is counted.
+    counted: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -195,6 +210,11 @@ impl LeaseTable {
         Self { last_stamp: last.0, ..Self::default() }
     }
 
+    /// Further stamps are later than this one.
+    pub fn count_on_from(&mut self, stamp: Stamp) {
+        self.last_stamp = self.last_stamp.max(stamp.0);
+    }
+
     /// A new holder, without any lease, of nobody in particular.
     #[cfg(test)]
     pub fn open_session(&mut self, now: Instant) -> SessionId {
@@ -208,8 +228,7 @@ impl LeaseTable {
         let id = SessionId(self.last_session);
         // What somebody remembers from before, of another session, is not covered.
         let lost = self.next_stamp();
-        self.owners
-            .retain(|_, owner| !owner.sessions.is_empty() || owner.lapsed_until.is_some_and(|until| until > now));
+        self.owners.retain(|_, owner| !owner.sessions.is_empty() || owner.is_remembered_at(now));
         self.owners.entry(owner.to_owned()).or_default().sessions.insert(id);
         let (outbox, changed, valid_until) = (Vec::new(), Vec::new(), now + LEASE_TIME);
         let (owner, tree, index, wake) = (owner.to_owned(), tree.to_owned(), Index::default(), Arc::default());
@@ -620,6 +639,25 @@ impl LeaseTable {
         None
     }
 
+    /// Whose session that is.
+    #[must_use]
+    pub fn owner_of(&self, session: SessionId) -> Option<&str> {
+        self.sessions.get(&session).map(|session| &*session.owner)
+    }
+
+    /// The owner `waiter` has waited for an answer of the session from `since` until now. Whether that used
+    /// [`WAIT_BUDGET`] up, so that the session's owner has lost its leases.
+    pub fn waited(&mut self, (waiter, session): (&str, SessionId), since: Instant, now: Instant) -> bool {
+        let Some(owner) = self.owner_of(session).filter(|owner| *owner != waiter).map(str::to_owned) else {
+            return false;
+        };
+        let is_used_up = self.owners.get_mut(&owner).is_some_and(|owner| owner.delays.add(since, now));
+        if is_used_up {
+            self.lapse(session, now);
+        }
+        is_used_up
+    }
+
     fn lapse(&mut self, session: SessionId, now: Instant) {
         self.lose(session);
         let Some(its) = self.sessions.get(&session).filter(|its| !its.owner.is_empty()) else { return };
@@ -691,6 +729,31 @@ impl LeaseTable {
         if self.files.get(&file).is_some_and(Held::is_unused) {
             self.files.remove(&file);
         }
+    }
+}
+
+impl Owner {
+    /// Whether anything of it counts beyond its sessions.
+    fn is_remembered_at(&self, now: Instant) -> bool {
+        let is_counting = self.delays.since.is_some_and(|since| now.duration_since(since) < LAPSED_TIME);
+        is_counting || self.lapsed_until.is_some_and(|until| until > now)
+    }
+}
+
+impl Delays {
+    /// Counts a wait. Whether the budget is used up, which begins anew then.
+    fn add(&mut self, since: Instant, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= LAPSED_TIME) {
+            *self = Self { total: Duration::ZERO, since: Some(now), counted: self.counted };
+        }
+        let from = self.counted.map_or(since, |counted| counted.max(since));
+        self.total += now.saturating_duration_since(from);
+        self.counted = Some(now);
+        if self.total < WAIT_BUDGET {
+            return false;
+        }
+        *self = Self { counted: self.counted, ..Self::default() };
+        true
     }
 }
 

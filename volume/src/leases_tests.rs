@@ -462,3 +462,26 @@ fn who_takes_no_notices_is_told_only_what_it_needs() {
     }
     assert_eq!(table.take_notices(own).len(), MAX_UNTAKEN);
 }
+
+#[test]
+fn an_owner_that_answers_late_again_and_again_makes_others_wait_no_longer_than_its_budget() {
+    let (mut table, began) = (LeaseTable::default(), Instant::now());
+    let [ada, adas] = [(); 2].map(|()| table.open_session_of("ada", Path::new("/a"), began));
+    let at = |seconds| began + Duration::from_secs(seconds);
+    // Several that wait at a time count once, and whoever waits for oneself does not.
+    assert!(!table.waited(("bob", ada), at(0), at(9)));
+    assert!(!table.waited(("cara", adas), at(1), at(9)));
+    assert!(!table.waited(("ada", adas), at(10), at(100)));
+    [ada, adas].iter().for_each(|session| table.renew(*session, at(9)));
+    assert_eq!(table.grant(ada, file(1), Leases::WRITE, at(9)).0, Leases::WRITE);
+    assert!(table.waited(("bob", ada), at(9), at(9) + WAIT_BUDGET - Duration::from_secs(9)));
+    // It is treated as one that has not answered.
+    assert_eq!(table.held(ada, file(1).0), Leases::empty());
+    table.renew(adas, at(16));
+    assert_eq!(table.grant(adas, file(1), Leases::DATA, at(16)).0, Leases::empty());
+    // The budget is one for so long: seldom waits cost nothing.
+    for n in 1..10 {
+        let since = at(16) + LAPSED_TIME * n;
+        assert!(!table.waited(("bob", ada), since, since + WAIT_BUDGET - Duration::from_secs(1)));
+    }
+}

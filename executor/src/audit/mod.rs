@@ -55,12 +55,18 @@ const STRANGER: &str = "-";
 
 /// The way to the record, if there is one.
 #[derive(Debug, Clone, Default)]
-pub struct AuditLog(Option<Arc<Writer>>);
+pub struct AuditLog {
+    writer: Option<Arc<Writer>>,
+    refusals: Arc<Refusals>,
+}
+
+/// Refusals that may still be told of, by identity, and since when that is so.
+#[derive(Debug, Default)]
+struct Refusals(Mutex<HashMap<String, (f64, Instant)>>);
 
 #[derive(Debug)]
 struct Writer {
     queue: mpsc::Sender<Entry>,
-    refusals: Mutex<HashMap<String, (f64, Instant)>>,
     /// Room in the queue, by identity.
     shares: Mutex<HashMap<String, Arc<Semaphore>>>,
     left_out: AtomicU64,
@@ -102,7 +108,7 @@ impl AuditLog {
         chain.append(START, record).attempting(attempt)?;
         let (queue, entries) = mpsc::channel(QUEUE);
         thread::Builder::new().name("audit".to_owned()).spawn(move || write_all(chain, entries)).attempting(attempt)?;
-        Ok(Self(Some(Arc::new(Writer::new(queue)))))
+        Ok(Self { writer: Some(Arc::new(Writer::new(queue))), refusals: Arc::default() })
     }
 
     /// Records that something begins; it may begin once this returns.
@@ -115,7 +121,7 @@ impl AuditLog {
         identity: Option<&str>,
         record: &(impl Serialize + Sync),
     ) -> Result<(), Refusal> {
-        let Some(writer) = &self.0 else { return Ok(()) };
+        let Some(writer) = &self.writer else { return Ok(()) };
         let (written, done) = oneshot::channel();
         let writing = async {
             let share = writer.share(identity).await;
@@ -132,7 +138,7 @@ impl AuditLog {
 
     /// Records what has happened. Waits for room in the queue, not for the disk.
     pub(crate) async fn note(&self, event: &'static str, identity: &str, record: &(impl Serialize + Sync)) {
-        let Some(writer) = &self.0 else { return };
+        let Some(writer) = &self.writer else { return };
         let sending = async {
             let share = writer.share(Some(identity)).await;
             let _ = writer.queue.send(Entry { event, record: object(record), written: None, _share: share }).await;
@@ -143,14 +149,17 @@ impl AuditLog {
         }
     }
 
-    /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the number.
-    pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) {
-        let Some(writer) = &self.0 else { return };
-        if !writer.may_record_refusal(identity) {
-            writer.left_out.fetch_add(1, Ordering::Relaxed);
-            return;
+    /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the number. Whether it is one
+    /// of those that are recorded, or would be if there were a record: others are no line of the log either.
+    pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) -> bool {
+        if !self.refusals.may_tell(identity) {
+            if let Some(writer) = &self.writer {
+                writer.left_out.fetch_add(1, Ordering::Relaxed);
+            }
+            return false;
         }
         self.try_note("refused", json!({ "identity": identity, "peer": peer, "what": what }));
+        true
     }
 
     /// Records a certificate that was issued.
@@ -191,7 +200,7 @@ impl AuditLog {
     }
 
     fn try_note(&self, event: &'static str, record: Value) {
-        let Some(writer) = &self.0 else { return };
+        let Some(writer) = &self.writer else { return };
         let left_out = writer.left_out.swap(0, Ordering::Relaxed);
         let mut record = object(&record);
         if left_out > 0 {
@@ -205,7 +214,7 @@ impl AuditLog {
 
 impl Writer {
     fn new(queue: mpsc::Sender<Entry>) -> Self {
-        Self { queue, refusals: Mutex::default(), shares: Mutex::default(), left_out: AtomicU64::new(0) }
+        Self { queue, shares: Mutex::default(), left_out: AtomicU64::new(0) }
     }
 
     /// Waits for room among the records of an identity.
@@ -215,14 +224,16 @@ impl Writer {
         let share = self.shares.lock().expect("not poisoned").entry(identity).or_insert_with(new).clone();
         share.acquire_owned().await.ok()
     }
+}
 
-    fn may_record_refusal(&self, identity: &str) -> bool {
+impl Refusals {
+    fn may_tell(&self, identity: &str) -> bool {
         let (at_once, per_second) = match identity {
             STRANGER => (REFUSALS_AT_ONCE, REFUSALS_PER_SECOND),
             _ => (REFUSALS_OF_ONE_AT_ONCE, REFUSALS_OF_ONE_PER_SECOND),
         };
         let now = Instant::now();
-        let mut buckets = self.refusals.lock().expect("not poisoned");
+        let mut buckets = self.0.lock().expect("not poisoned");
         let bucket = buckets.entry(identity.to_owned()).or_insert((at_once, now));
         let left = (bucket.0 + now.duration_since(bucket.1).as_secs_f64() * per_second).min(at_once);
         let may = left >= 1.0;
@@ -381,7 +392,8 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join("audit");
         let log = AuditLog::open(Some(&path)).unwrap();
-        (0..5000).for_each(|_| log.refused("-", "192.0.2.1:1", "call"));
+        let told = (0..5000).filter(|_| log.refused("-", "192.0.2.1:1", "call")).count();
+        assert!((100..200).contains(&told), "{told}");
         log.reconfigured(1, &[]);
         log.stop().await;
         let text = fs::read_to_string(&path).unwrap();
@@ -393,7 +405,8 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join("audit");
         let log = AuditLog::open(Some(&path)).unwrap();
-        (0..500).for_each(|_| log.refused("ada", "192.0.2.1:1", "run: NOT_ALLOWED"));
+        let told = (0..500).filter(|_| log.refused("ada", "192.0.2.1:1", "run: NOT_ALLOWED")).count();
+        assert!((20..60).contains(&told), "{told}");
         log.refused("bob", "192.0.2.1:2", "run: NOT_ALLOWED");
         log.refused(STRANGER, "192.0.2.1:3", "call");
         log.stop().await;
@@ -406,7 +419,7 @@ mod tests {
     #[tokio::test]
     async fn one_identity_does_not_fill_the_queue_of_the_record() {
         let (queue, entries) = mpsc::channel(QUEUE);
-        let log = AuditLog(Some(Arc::new(Writer::new(queue))));
+        let log = AuditLog { writer: Some(Arc::new(Writer::new(queue))), refusals: Arc::default() };
         for number in 0..2 * QUEUE {
             let log = log.clone();
             tokio::spawn(async move { log.note("run_end", "ada", &json!({ "n": number })).await });

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -41,6 +41,8 @@ enum Fate {
 struct Entry {
     outbox: Arc<Outbox>,
     returns: mpsc::Sender<Return>,
+    /// How often its client has come back.
+    resumes: watch::Sender<u64>,
     fate: watch::Sender<Fate>,
 }
 
@@ -53,6 +55,8 @@ struct State {
     runs: HashMap<String, Entry>,
     /// Those that have ended, by whose they are.
     ended: HashMap<String, Remembered>,
+    /// Held by those at work, by whose they are.
+    sharers: HashMap<String, Weak<()>>,
 }
 
 /// Ended runs of one client, the oldest first.
@@ -88,9 +92,12 @@ impl KeptRuns {
         if state.runs.contains_key(name) {
             return Err(Refusal::protocol("a run of that name was started before"));
         }
+        outbox.share(state.sharers_of(client_of(name)));
         let (returns, coming) = mpsc::channel(1);
         let fate = watch::Sender::new(Fate::AtWork);
-        state.runs.insert(name.to_owned(), Entry { outbox: outbox.clone(), returns, fate });
+        state
+            .runs
+            .insert(name.to_owned(), Entry { outbox: outbox.clone(), returns, resumes: watch::Sender::new(0), fate });
         Ok(coming)
     }
 
@@ -118,16 +125,28 @@ impl KeptRuns {
 
     /// A client wants to go on with a run.
     ///
+    /// Invariant: of one run at most one client waits until the run hears it, with its message in memory: the
+    /// last one. A client that comes back again has lost the connection before.
+    ///
     /// # Errors
     /// Why it can't.
     pub async fn resume(&self, resume: Resume, input: Streaming<RunInput>) -> Result<Messages, Refusal> {
-        let found =
-            self.lock().runs.get(&resume.run_id).map(|e| (e.outbox.clone(), e.returns.clone(), e.fate.subscribe()));
         let unknown = || Refusal::new(Kind::UnknownRun, "no such run is remembered");
-        let (outbox, returns, mut fate) = found.ok_or_else(unknown)?;
+        let (outbox, returns, mut later, mut fate) = {
+            let state = self.lock();
+            let entry = state.runs.get(&resume.run_id).ok_or_else(unknown)?;
+            entry.resumes.send_modify(|count| *count += 1);
+            (entry.outbox.clone(), entry.returns.clone(), entry.resumes.subscribe(), entry.fate.subscribe())
+        };
         let received = resume.received;
-        if *fate.borrow() == Fate::AtWork && returns.send((resume, input)).await.is_err() {
-            let _ = tokio::time::timeout(ENDING, fate.wait_for(|fate| *fate != Fate::AtWork)).await;
+        if *fate.borrow() == Fate::AtWork {
+            let is_heard = tokio::select! {
+                sent = returns.send((resume, input)) => sent.is_ok(),
+                _ = later.changed() => return Err(Refusal::protocol("another connection goes on with the run")),
+            };
+            if !is_heard {
+                let _ = tokio::time::timeout(ENDING, fate.wait_for(|fate| *fate != Fate::AtWork)).await;
+            }
         }
         if *fate.borrow() == Fate::Killed {
             return Err(Refusal::new(Kind::RunKilled, "the run was ended before it was done"));
@@ -141,6 +160,16 @@ impl KeptRuns {
 }
 
 impl State {
+    fn sharers_of(&mut self, client: &str) -> Arc<()> {
+        if let Some(sharers) = self.sharers.get(client).and_then(Weak::upgrade) {
+            return sharers;
+        }
+        self.sharers.retain(|_, sharers| sharers.strong_count() > 0);
+        let sharers = Arc::new(());
+        self.sharers.insert(client.to_owned(), Arc::downgrade(&sharers));
+        sharers
+    }
+
     /// Forgets what is too old or too much. Looks at one run of each client, and at those that it forgets.
     fn forget(&mut self, now: Instant) {
         for remembered in self.ended.values_mut() {
@@ -181,7 +210,7 @@ fn client_of(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use posh_proto::executor::{Rejected, RunOutput, run_output};
+    use posh_proto::executor::{Chunk, Rejected, RunOutput, run_output};
 
     use super::*;
 
@@ -241,5 +270,36 @@ mod tests {
             runs.end(&format!("ada\0{n}"), false);
         }
         assert!((32..=64).contains(&runs.lock().runs.len()), "{}", runs.lock().runs.len());
+    }
+
+    #[tokio::test]
+    async fn many_runs_of_one_client_hold_little_each() {
+        const RUNS: usize = 384;
+        let runs = KeptRuns::default();
+        let mut outboxes = Vec::new();
+        for n in 0..RUNS {
+            let outbox = Outbox::new(true);
+            runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
+            // As much as it takes now, which nobody acknowledges.
+            let chunk = || Chunk { data: vec![0; 64 << 10].into(), ..Chunk::default() };
+            let output = || Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk())) });
+            loop {
+                tokio::select! {
+                    biased;
+                    sent = outbox.send(output()) => sent.unwrap(),
+                    () = std::future::ready(()) => break,
+                }
+            }
+            outboxes.push(outbox);
+        }
+        let held: Vec<usize> = outboxes.iter().map(|outbox| outbox.held_bytes()).collect();
+        assert!(held[0] >= 4 << 20 && held[RUNS - 1] < 512 << 10, "{held:?}");
+        assert!(held.iter().sum::<usize>() < 256 << 20, "{}", held.iter().sum::<usize>());
+        // Those of another client, and those that come when these have ended, have all they need.
+        (0..RUNS).for_each(|n| {
+            outboxes[n].end();
+            runs.end(&format!("ada\0{n}"), false);
+        });
+        assert_eq!(Arc::strong_count(&runs.lock().sharers_of("ada")), 1);
     }
 }

@@ -127,8 +127,9 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
         Ok(prepared) => begin(shared, origin, (prepared, arrived_ns), input).unwrap_or_else(refused),
         Err(refusal) => {
             let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
-            tracing::info!(identity, peer, kind, stage = refusal.stage, "run refused");
-            shared.audit.refused(identity, peer, &format!("run: {kind}"));
+            if shared.audit.refused(identity, peer, &format!("run: {kind}")) {
+                tracing::info!(identity, peer, kind, stage = refusal.stage, "run refused");
+            }
             refused(refusal)
         }
     }
@@ -173,7 +174,9 @@ async fn serve(
         }
     };
     output.end();
+    // A run that is not kept may have the name of one that is, which is none of its business.
     match end {
+        _ if !output.keeps() => {}
         // Nothing of it has run: who has not heard it asks again.
         End::Rejected(_) => shared.kept.forget(&name),
         _ => shared.kept.end(&name, end.is_violent()),

@@ -23,11 +23,15 @@ const QUEUE: u64 = 4;
 
 /// Output of a kept run that its client has not acknowledged, beyond which it waits, client or not. A
 /// gateway acknowledges what has arrived at each MiB, whoever reads it there, so that this is a
-/// matter of the link alone: 8 MiB are 60 ms at 1 Gbit/s.
-const HELD_BYTES: usize = 8 << 20;
+/// matter of the link alone: 4 MiB are 30 ms at 1 Gbit/s.
+pub const HELD_BYTES: usize = 4 << 20;
+/// The kept runs of one client share this: each holds its part, where there are many.
+const HELD_TOGETHER_BYTES: usize = 48 << 20;
+/// But a part is never less, which is a chunk.
+const LEAST_HELD_BYTES: usize = 256 << 10;
 /// What is no output, such as a status or credit, may be what its client waits for: it has as much again, some
-/// ten thousand messages. A gateway acknowledges at each 64.
-const HELD_WITH_WORDS_BYTES: usize = 2 * HELD_BYTES;
+/// hundreds of messages at least. A gateway acknowledges at each 64.
+const WITH_WORDS: usize = 2;
 /// A message beside its content, here.
 const MESSAGE_BYTES: usize = 512;
 
@@ -48,6 +52,8 @@ struct State {
     first: u64,
     next: u64,
     keeps: bool,
+    /// One for each kept run of its client that is at work.
+    sharers: Option<Arc<()>>,
     /// Counts the clients; only the last one gets messages.
     client: u64,
     is_attached: bool,
@@ -69,6 +75,7 @@ impl Outbox {
             first: 0,
             next: 0,
             keeps,
+            sharers: None,
             client: 0,
             is_attached: false,
             is_ended: false,
@@ -86,8 +93,8 @@ impl Outbox {
     pub async fn send(&self, message: Message) -> Result<(), Unheard> {
         let size = bytes_of(&message);
         let is_output = matches!(&message, Ok(RunOutput { kind: Some(run_output::Kind::Chunk(_)) }));
-        let limit = if is_output { HELD_BYTES } else { HELD_WITH_WORDS_BYTES };
         self.wait(|state| {
+            let limit = state.held_limit() * if is_output { 1 } else { WITH_WORDS };
             if state.is_ended || !(state.is_attached || state.keeps) {
                 return Some(Err(Unheard));
             }
@@ -140,9 +147,15 @@ impl Outbox {
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_ended = true;
+        state.sharers = None;
         state.wake();
         drop(state);
         self.changed.notify_waiters();
+    }
+
+    /// From now on its client's other runs, which have the same, hold the less for it.
+    pub fn share(&self, sharers: Arc<()>) {
+        self.lock().sharers = Some(sharers);
     }
 
     /// What is held of messages.
@@ -191,6 +204,12 @@ impl State {
         let message = self.messages.pop_front()?;
         self.held_bytes -= bytes_of(&message);
         Some(message)
+    }
+
+    /// What output may be held of.
+    fn held_limit(&self) -> usize {
+        let count = self.sharers.as_ref().map_or(1, Arc::strong_count);
+        (HELD_TOGETHER_BYTES / count).clamp(LEAST_HELD_BYTES, HELD_BYTES)
     }
 
     fn wake(&mut self) {

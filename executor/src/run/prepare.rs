@@ -13,7 +13,7 @@ use posh_proto::{
 };
 use prost::Message as _;
 
-use super::{audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, plumbing::PIPE_BYTES};
+use super::{audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES, plumbing::PIPE_BYTES};
 use crate::{
     callers::Caller,
     error::Refusal,
@@ -165,7 +165,8 @@ fn need(spec: &RunSpec) -> Need {
     let descriptors = spec.stages.iter().flat_map(|stage| &stage.descriptors);
     let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
     let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
-    let buffered_bytes = OUTPUT_BYTES
+    let held_bytes = if spec.grace_ms > 0 { HELD_BYTES } else { 0 };
+    let buffered_bytes = (OUTPUT_BYTES + held_bytes)
         .saturating_add(held.saturating_mul(WAITS_BYTES))
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));

@@ -19,7 +19,6 @@ use std::{
 };
 
 use nix::sys::resource::{Resource, getrlimit};
-use socket2::Socket;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -35,6 +34,7 @@ use super::serving::{Proof, Serving};
 use crate::{
     admission::{Admission, Denied},
     load::ConnectionShare,
+    runtimes::Runtimes,
 };
 
 /// How many have a seat in a room, and how many of them may be of one source address: enough for a network
@@ -89,6 +89,8 @@ pub struct Peer {
 pub struct Connection {
     stream: Stream,
     peer: Peer,
+    /// Whose runtime serves it.
+    identity: Option<String>,
     stranger: Option<Stranger>,
     _closing: Option<Closing>,
     _share: Option<ConnectionShare>,
@@ -99,22 +101,114 @@ struct Closing(JoinHandle<()>);
 
 enum Stream {
     Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<Socket>>),
 }
 
-/// Connections as they are let in; dropping it ends what is under way.
+/// A TCP socket that can move to the reactor of another runtime.
+struct Socket(Option<TcpStream>);
+
+/// Connections of nobody in particular (plain text, strangers), as they are let in; those of identities
+/// go to the identities' runtimes. Dropping it ends what is under way.
 pub struct Incoming {
     accepted: ReceiverStream<io::Result<Connection>>,
     _work: JoinSet<()>,
 }
 
+/// Takes accepted connections to whoever serves them.
+#[derive(Clone)]
+struct Dispatch {
+    common: mpsc::Sender<io::Result<Connection>>,
+    runtimes: Arc<Runtimes<Connection>>,
+}
+
 impl Incoming {
     /// Accepts on `listener`, with TLS if there is any, for as long as this exists.
-    pub fn new(listener: TcpListener, tls: Option<Arc<Serving>>, admission: Admission) -> Self {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+    pub fn new(
+        listener: TcpListener,
+        tls: Option<Arc<Serving>>,
+        admission: Admission,
+        runtimes: Arc<Runtimes<Connection>>,
+    ) -> Self {
+        let (common, receiver) = mpsc::channel(QUEUE);
         let mut work = JoinSet::new();
-        work.spawn(accept(listener, tls, admission, sender));
+        work.spawn(accept(listener, tls, admission, Dispatch { common, runtimes }));
         Self { accepted: ReceiverStream::new(receiver), _work: work }
+    }
+}
+
+impl Dispatch {
+    /// Waits while the server has no room for it.
+    async fn send(&self, connection: Connection) {
+        match connection.identity.clone() {
+            Some(identity) => self.runtimes.serve(&identity, connection).await,
+            None => {
+                // The server has ended.
+                let _ = self.common.send(Ok(connection)).await;
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Has readiness told by the present runtime from here on.
+    ///
+    /// # Errors
+    /// When the runtime has no room for another descriptor.
+    pub fn adopt(mut self) -> io::Result<Self> {
+        match &mut self.stream {
+            Stream::Plain(_) => {}
+            Stream::Tls(stream) => stream.get_mut().0.adopt()?,
+        }
+        Ok(self)
+    }
+}
+
+impl Socket {
+    fn stream(&self) -> &TcpStream {
+        self.0.as_ref().expect("only `adopt` takes it, and puts it back")
+    }
+
+    fn stream_mut(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(self.0.as_mut().expect("only `adopt` takes it, and puts it back"))
+    }
+
+    /// On an error the socket is gone, and so is whatever holds it.
+    fn adopt(&mut self) -> io::Result<()> {
+        let stream = self.0.take().expect("only `adopt` takes it, and puts it back");
+        self.0 = Some(TcpStream::from_std(stream.into_std()?)?);
+        Ok(())
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.stream_mut().poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream_mut().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream_mut().poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream_mut().poll_shutdown(cx)
     }
 }
 
@@ -126,12 +220,7 @@ impl tokio_stream::Stream for Incoming {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    tls: Option<Arc<Serving>>,
-    admission: Admission,
-    sender: mpsc::Sender<io::Result<Connection>>,
-) {
+async fn accept(listener: TcpListener, tls: Option<Arc<Serving>>, admission: Admission, dispatch: Dispatch) {
     let rooms = Arc::new(Rooms::new());
     let mut handshakes = JoinSet::new();
     loop {
@@ -154,16 +243,15 @@ async fn accept(
                 let connection = Connection {
                     stream: Stream::Plain(stream),
                     peer,
+                    identity: None,
                     stranger: None,
                     _closing: None,
                     _share: Some(share),
                 };
-                if sender.send(Ok(connection)).await.is_err() {
-                    return;
-                }
+                dispatch.send(connection).await;
             }
             Some(tls) => {
-                let (tls, admission, sender) = (tls.clone(), admission.clone(), sender.clone());
+                let (tls, admission, dispatch) = (tls.clone(), admission.clone(), dispatch.clone());
                 let rooms = rooms.clone();
                 let silent = rooms.silent.enter(Source::of(address.ip()));
                 handshakes.spawn(async move {
@@ -171,7 +259,7 @@ async fn accept(
                         return;
                     }
                     if let Some(connection) = shake_hands(&tls, (stream, address), &rooms, &admission).await {
-                        let _ = sender.send(Ok(connection)).await;
+                        dispatch.send(connection).await;
                     }
                 });
             }
@@ -202,7 +290,7 @@ async fn shake_hands(
     let mut seat = rooms.shaking.enter(source);
     let shaken = tokio::select! {
         _ = &mut seat.lost => return None,
-        shaken = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)) => shaken,
+        shaken = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(Socket(Some(stream)))) => shaken,
     };
     let stream = match shaken {
         Ok(Ok(stream)) => stream,
@@ -213,10 +301,13 @@ async fn shake_hands(
         Err(_) => return None,
     };
     let mut proof = tls.proof(stream.get_ref().1.peer_certificates());
-    let mut share = None;
+    let (mut share, mut identity) = (None, None);
     if let Proof::Certificate(_) = proof {
         match admission.connection(&proof) {
-            Ok(admitted) => share = Some(admitted),
+            Ok(admitted) => {
+                identity = admitted.identity().map(str::to_owned);
+                share = Some(admitted);
+            }
             Err(Denied(why)) => proof = Proof::Useless(why),
         }
     }
@@ -225,7 +316,7 @@ async fn shake_hands(
         timeout: Box::pin(sleep(STRANGER_TIMEOUT)),
         left_bytes: STRANGER_BYTES,
     });
-    let closing = share.is_some().then(|| Closing::of(stream.get_ref().0, admission.clone(), proof.clone()));
+    let closing = share.is_some().then(|| Closing::of(stream.get_ref().0.stream(), admission.clone(), proof.clone()));
     let closing = match closing.transpose() {
         Ok(closing) => closing,
         Err(error) => {
@@ -234,12 +325,13 @@ async fn shake_hands(
         }
     };
     let peer = Peer { address: Some(address), proof };
-    Some(Connection { stream: Stream::Tls(Box::new(stream)), peer, stranger, _closing: closing, _share: share })
+    let stream = Stream::Tls(Box::new(stream));
+    Some(Connection { stream, peer, identity, stranger, _closing: closing, _share: share })
 }
 
 impl Closing {
     fn of(stream: &TcpStream, admission: Admission, proof: Proof) -> io::Result<Self> {
-        let socket = Socket::from(stream.as_fd().try_clone_to_owned()?);
+        let socket = socket2::Socket::from(stream.as_fd().try_clone_to_owned()?);
         Ok(Self(tokio::spawn(async move {
             let _ = admission.removed(&proof).await;
             sleep(LAST_WORDS).await;

@@ -38,7 +38,8 @@ impl Volumes {
         }
         if let Some(machine) = self.machine_in_use() {
             let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
-            machine.keeper.flush(None, is_used, RUN_TIME).await;
+            let waiter = (caller.identity.as_deref().unwrap_or_default(), None);
+            machine.keeper.flush(waiter, is_used, RUN_TIME).await;
         }
         beside
     }

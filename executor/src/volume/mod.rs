@@ -29,7 +29,8 @@ use posh_volume::{
         Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, WriteRoom,
         is_share,
     },
-    store::{Caller as FileCaller, Pieces, ReadPart},
+    keeper::Keeper,
+    store::{Caller as FileCaller, Pieces, ReadPart, Stamp},
     wire,
 };
 use prost::Message as _;
@@ -38,13 +39,13 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 pub use self::beside::{Beside, trees_of};
-use self::session::Served;
+use self::session::{Charges, Outgoing, Served};
 use crate::{
     Export,
     admission::peer_name,
     callers::{Caller, caller_of},
     load::Wanted,
-    metered::Arrived,
+    metered::{Arrived, kept_until_sent},
     service::Shared,
     tls::{accept::Peer, serving::Proof},
 };
@@ -87,6 +88,8 @@ pub struct Volumes {
     /// Started for the first session: most executors have none. Its directories have it, and they are the sessions': with the last one what
     /// other programs change is watched no more, which costs them something.
     machine: Mutex<Weak<Machine>>,
+    /// The leases of each machine in turn, with the penalties of those who did not give theirs back.
+    keeper: Arc<Keeper>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
@@ -104,6 +107,7 @@ impl Default for Volumes {
     fn default() -> Self {
         Self {
             machine: Mutex::default(),
+            keeper: Arc::default(),
             directories: Mutex::default(),
             sessions: Mutex::default(),
             answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
@@ -155,26 +159,32 @@ impl Volume for VolumeService {
         let (served, resumed) = self.session_of(&caller, &peer, &hello).await?;
         let (sender, receiver) = mpsc::channel(OUTGOING);
         served.store.renew();
-        let (lost, missed) = served.store.missed();
+        let mut hello = served.begin_hello();
+        let (Stamp(lost), until) = served.store.missed();
         let welcome = Welcome {
             root: Some(served.store.root().into()),
             resumed,
             watched: wire::watched_number(served.store.state().watched),
-            lost: lost.0,
+            lost,
             read_only: served.export.read_only,
         };
         let shared = self.0.clone();
         tokio::spawn(async move {
             // Nobody takes any of it before the call is answered.
             session::send(&sender, from_volume::Kind::Welcome(welcome), None).await;
-            for notice in missed {
-                session::send(&sender, from_volume::Kind::Notice(notice.into()), None).await;
+            if session::tell_missed(&served, &mut hello, until, &sender).await {
+                served.attach(sender.clone(), peer.proof);
+                session::attend(shared, served, incoming, (hello, sender)).await;
             }
-            served.attach(sender.clone(), peer.proof);
-            session::attend(shared, served, incoming, sender).await;
         });
-        // What an answer is charged with is given back when the connection takes it.
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|outgoing| Ok(outgoing.message)))))
+        // What an answer is charged with is given back when the connection asks for the next one: until then
+        // HTTP/2 holds it, for as long as whoever is served leaves its window closed.
+        let mut untaken: Option<Charges> = None;
+        let messages = ReceiverStream::new(receiver).map(move |Outgoing { message, charge }| {
+            drop(std::mem::replace(&mut untaken, charge));
+            Ok(message)
+        });
+        Ok(Response::new(Box::pin(messages)))
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
@@ -212,6 +222,8 @@ impl Volume for VolumeService {
         let request = request.into_inner();
         let served = self.admitted(&caller, &request.session).await?;
         served.acknowledge(request.acknowledged);
+        // Before anything is waited for.
+        let calls = served.charge_writes(request.writes.len())?;
         let writes: Vec<_> =
             request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let file_caller = request.caller.unwrap_or_default().into();
@@ -220,7 +232,8 @@ impl Volume for VolumeService {
         let charge = volumes.writes.take(&served.account, bytes).await;
         drop(arrived);
         let room = WriteRoom { charge, waiting: volumes.waiting_writes.clone(), bytes };
-        served.write(request.number, file_caller, writes, room).await.map(Response::new)
+        let (reply, charge) = served.write(request.number, file_caller, writes, (calls, room)).await?;
+        Ok(kept_until_sent(Response::new(reply), charge))
     }
 }
 
@@ -348,7 +361,7 @@ impl Volumes {
             match machine.upgrade() {
                 Some(machine) => machine,
                 None => {
-                    let started = Machine::start()?;
+                    let started = Machine::start_with(self.keeper.clone())?;
                     *machine = Arc::downgrade(&started);
                     started
                 }
@@ -431,5 +444,24 @@ async fn pack(mut pieces: Pieces, sender: mpsc::Sender<Result<ReadReply, Status>
         if sender.send(Ok(reply)).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn penalties_of_leases_do_not_end_with_the_last_session() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        let export = Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
+        let volumes = Volumes::default();
+        let opened = volumes.directory(&export, Rights::Own).unwrap();
+        let keeper = volumes.machine_in_use().unwrap().keeper.clone();
+        drop(opened);
+        assert!(volumes.machine_in_use().is_none());
+        let _opened = volumes.directory(&export, Rights::Own).unwrap();
+        assert!(Arc::ptr_eq(&keeper, &volumes.machine_in_use().unwrap().keeper));
     }
 }

@@ -18,7 +18,7 @@ use posh_proto::{
 use posh_volume::{
     Errno, Store as _,
     directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
-    store::{Caller as FileCaller, Op, Write},
+    store::{Caller as FileCaller, Notice, Op, OpenFlags, Stamp, Write},
 };
 use prost::Message as _;
 use serde::Serialize;
@@ -61,12 +61,12 @@ const ATTRIBUTE_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Outgoing {
     pub message: FromVolume,
-    /// What it is charged with until the connection takes it.
-    _charge: Option<Charges>,
+    /// What it is charged with until the connection has taken it.
+    pub charge: Option<Charges>,
 }
 
 /// What a call is charged with, and its answer.
-type Charges = Arc<(Charge, Option<Charge>)>;
+pub type Charges = Arc<(Charge, Option<Charge>)>;
 
 /// A session.
 #[derive(Debug)]
@@ -87,6 +87,8 @@ pub struct Served {
     calls: Mutex<Calls>,
     /// Where notices go.
     outgoing: watch::Sender<Option<mpsc::Sender<Outgoing>>>,
+    /// How often it was opened or taken up.
+    hellos: watch::Sender<u64>,
     counts: Counts,
 }
 
@@ -124,6 +126,7 @@ impl Deed {
             | Op::Link { .. }
             | Op::Create { .. } => Some(Self::Made),
             Op::Allocate { .. } | Op::CopyRange { .. } => Some(Self::Written),
+            Op::Open { flags, .. } if flags.contains(OpenFlags::TRUNCATE) => Some(Self::Written),
             Op::Set { .. } | Op::SetAttribute { .. } | Op::RemoveAttribute { .. } => Some(Self::Changed),
             Op::Rename { .. } => Some(Self::Renamed),
             Op::Remove { .. } => Some(Self::Removed),
@@ -143,6 +146,27 @@ impl Deed {
 impl Counts {
     fn note(&self, deed: Deed) {
         self.deeds[deed as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A deed that is under way. It counts unless it is known not to have happened: one that is given up may have.
+struct UnderWay {
+    session: Arc<Served>,
+    deed: Option<Deed>,
+}
+
+impl UnderWay {
+    /// It did not happen, if `has_failed`.
+    fn end(mut self, has_failed: bool) {
+        if has_failed {
+            self.deed = None;
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.deed.take().into_iter().for_each(|deed| self.session.counts.note(deed));
     }
 }
 
@@ -166,7 +190,7 @@ struct Numbered {
 #[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
 enum Outcome {
     Answered(Reply, Charges),
-    Written(Result<WriteReply, Errno>, #[expect(dead_code, reason = "given back with the outcome")] Arc<Charge>),
+    Written(Result<WriteReply, Errno>, Arc<Charge>),
 }
 
 /// The audit record of a session.
@@ -219,8 +243,15 @@ impl Served {
             call_bytes,
             calls: Mutex::default(),
             outgoing: watch::Sender::new(None),
+            hellos: watch::Sender::new(0),
             counts: Counts::default(),
         })
+    }
+
+    /// A connection opens the session or takes it up. What it gives changes when the next one does.
+    pub fn begin_hello(&self) -> watch::Receiver<u64> {
+        self.hellos.send_modify(|count| *count += 1);
+        self.hellos.subscribe()
     }
 
     /// From now on this is the connection, by that proof.
@@ -290,6 +321,11 @@ impl Served {
         });
     }
 
+    /// What a call of so many writes is charged with, from when it was decoded until its answer was taken.
+    pub fn charge_writes(&self, count: usize) -> Result<Charge, Status> {
+        self.call_bytes.try_take(&self.account, CALL_BYTES + count * ENTRY_BYTES).ok_or_else(too_many)
+    }
+
     /// Writes once for each number. What has to wait where there is no room to wait in has not begun: whoever asked
     /// sends it again.
     pub async fn write(
@@ -297,18 +333,20 @@ impl Served {
         number: u64,
         caller: FileCaller,
         writes: Vec<Write>,
-        room: WriteRoom,
-    ) -> Result<WriteReply, Status> {
+        (charge, room): (Charge, WriteRoom),
+    ) -> Result<(WriteReply, Arc<Charge>), Status> {
         self.store.renew();
-        let bytes = CALL_BYTES + writes.len() * ENTRY_BYTES;
-        let charge = self.call_bytes.try_take(&self.account, bytes).ok_or_else(too_many)?;
         let session = self.clone();
         let work = async move {
             session.counts.bytes_written.fetch_add(room.bytes as u64, Ordering::Relaxed);
-            let deeds: Vec<Deed> = writes.iter().map(Deed::of_write).collect();
+            let under_way = |write: &Write| UnderWay { session: session.clone(), deed: Some(Deed::of_write(write)) };
+            let deeds: Vec<UnderWay> = writes.iter().map(under_way).collect();
             let results = session.store.write_in(&caller, writes, room).await;
-            let done = results.iter().flatten().zip(deeds).filter(|(result, _)| result.is_ok());
-            done.for_each(|(_, deed)| session.counts.note(deed));
+            match &results {
+                Ok(results) => deeds.into_iter().zip(results).for_each(|(deed, result)| deed.end(result.is_err())),
+                // None has begun.
+                Err(_) => deeds.into_iter().for_each(|deed| deed.end(true)),
+            }
             let reply = results.map(|results| WriteReply { results: results.into_iter().map(written).collect() });
             Outcome::Written(reply, Arc::new(charge))
         };
@@ -317,7 +355,9 @@ impl Served {
                 self.calls.lock().expect("not poisoned").by_number.remove(&number);
                 Err(Status::unavailable("too many writes of this identity wait for leases of others"))
             }
-            Some(Outcome::Written(written, _)) => written.map_err(|errno| Status::internal(errno.desc())),
+            Some(Outcome::Written(written, charge)) => {
+                written.map(|written| (written, charge)).map_err(|errno| Status::internal(errno.desc()))
+            }
             _ => Err(Status::invalid_argument("that number is another call's")),
         }
     }
@@ -439,12 +479,14 @@ pub async fn attend(
     shared: Arc<Shared>,
     served: Arc<Served>,
     mut incoming: Streaming<ToVolume>,
-    sender: mpsc::Sender<Outgoing>,
+    (mut hello, sender): (watch::Receiver<u64>, mpsc::Sender<Outgoing>),
 ) {
     loop {
         let message = tokio::select! {
             message = incoming.message() => message,
             () = sender.closed() => break,
+            // Another connection takes the session up.
+            _ = hello.changed() => break,
             () = served.store.ended() => return,
         };
         let Ok(Some(ToVolume { kind: Some(kind) })) = message else { break };
@@ -476,6 +518,37 @@ pub async fn attend(
         if !taken_up {
             end(&shared, &served).await;
         }
+    }
+}
+
+/// Tells a connection the recalls that the session may not have heard of, up to a stamp. Whether all were
+/// told: when the next connection says hello (`hello` changes), this one is not needed any more.
+///
+/// Invariant: of one session at most one step of recalls is held for that, however many connections
+/// say hello and leave untaken what they are told.
+pub async fn tell_missed(
+    served: &Served,
+    hello: &mut watch::Receiver<u64>,
+    until: Stamp,
+    sender: &mpsc::Sender<Outgoing>,
+) -> bool {
+    let telling = async {
+        let mut after = None;
+        loop {
+            let (notices, next) = served.store.missed_recalls(after, until);
+            for notice in notices {
+                send(sender, from_volume::Kind::Notice(notice.into()), None).await;
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        send(sender, from_volume::Kind::Notice(Notice::All { stamp: until }.into()), None).await;
+    };
+    tokio::select! {
+        () = telling => true,
+        _ = hello.changed() => false,
     }
 }
 
@@ -546,10 +619,10 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
             0 => None,
             bytes => Some(shared.volumes.answers.take(&session.account, bytes).await),
         };
-        let deed = Deed::of(&op);
+        let under_way = UnderWay { session: session.clone(), deed: Deed::of(&op) };
         let charges = Arc::new((charge, for_answer));
         let answer = HELD.scope(charges.clone(), session.store.call(&caller, op)).await;
-        deed.filter(|_| answer.is_ok()).into_iter().for_each(|deed| session.counts.note(deed));
+        under_way.end(answer.is_err());
         Outcome::Answered(reply(number, answer), charges)
     };
     match served.once(number, is_remembered, work) {
@@ -588,7 +661,7 @@ async fn answer(sender: &mpsc::Sender<Outgoing>, reply: Reply, charges: Option<C
 /// Whether it could be sent.
 pub async fn send(sender: &mpsc::Sender<Outgoing>, kind: from_volume::Kind, charges: Option<Charges>) -> bool {
     let message = FromVolume { kind: Some(kind) };
-    sender.send(Outgoing { message, _charge: charges }).await.is_ok()
+    sender.send(Outgoing { message, charge: charges }).await.is_ok()
 }
 
 /// `None`: it was given up.

@@ -8,14 +8,20 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    thread,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// The long work of one account keeps half of the processors busy, or the one that there is.
+const STEPS_PART: usize = 2;
 
 /// One identity, as far as shares go.
 #[derive(Debug)]
 pub struct Account {
     name: String,
+    /// Places for steps of long work; see [`super::steps`].
+    steps: Arc<Semaphore>,
 }
 
 /// Something that is there once for all.
@@ -51,7 +57,15 @@ impl Account {
     /// With nothing. Two accounts of one name are one account.
     #[must_use]
     pub fn named(name: &str) -> Arc<Self> {
-        Arc::new(Self { name: name.to_owned() })
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let steps = (processors / STEPS_PART).max(1);
+        Arc::new(Self { name: name.to_owned(), steps: Arc::new(Semaphore::new(steps)) })
+    }
+
+    /// A turn for one step of long work, which keeps a processor busy: as soon as fewer are at work than an account may have.
+    pub async fn step(&self) -> Option<OwnedSemaphorePermit> {
+        // It is never closed.
+        self.steps.clone().acquire_owned().await.ok()
     }
 
     /// The identity.

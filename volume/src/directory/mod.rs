@@ -137,7 +137,15 @@ impl Machine {
     /// # Errors
     /// When the system has no threads left.
     pub fn start() -> io::Result<Arc<Self>> {
-        let keeper = Arc::<Keeper>::default();
+        Self::start_with(Arc::default())
+    }
+
+    /// The same over leases that outlive it: penalties for leases that were not given back in time
+    /// must not end with the sessions of whoever has earned them.
+    ///
+    /// # Errors
+    /// See [`Machine::start`].
+    pub fn start_with(keeper: Arc<Keeper>) -> io::Result<Arc<Self>> {
         Self::with(Watch::start(keeper.clone()), keeper)
     }
 

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     keeper::{Begun, Keeper},
-    leases::{FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
+    leases::{self, FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
     store::{
         Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, MOST_PATHS, Notice, Notices, Op, OpenFlags,
         Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
@@ -94,7 +94,7 @@ impl DirectorySession {
     /// A new one, without anything.
     #[must_use]
     pub fn open_for(account: Arc<Account>, directory: Arc<Directory>, liveness: Liveness) -> Self {
-        let id = directory.machine.keeper.table().open_session_of(account.name(), directory.tree(), Instant::now());
+        let id = directory.machine.keeper.open_session(account.name(), directory.tree());
         Self(Arc::new(Session {
             directory,
             id,
@@ -128,8 +128,14 @@ impl DirectorySession {
 
     /// What may not have been heard because of a break; see [`crate::leases::LeaseTable::missed`].
     #[must_use]
-    pub fn missed(&self) -> (Stamp, Vec<Notice>) {
-        self.0.keeper().missed(self.0.id)
+    pub fn missed(&self) -> (Stamp, Stamp) {
+        self.0.keeper().table().missed(self.0.id)
+    }
+
+    /// See [`crate::leases::LeaseTable::missed_recalls`].
+    #[must_use]
+    pub fn missed_recalls(&self, after: Option<leases::Place>, until: Stamp) -> (Vec<Notice>, Option<leases::Place>) {
+        self.0.keeper().table().missed_recalls(self.0.id, after, until)
     }
 
     /// What other programs of this machine have changed until now is told to the listener before its notice with this stamp. `None`: the
@@ -355,7 +361,8 @@ impl Session {
         }
         if how == Settling::Flush {
             let tree = self.directory.tree();
-            self.keeper().flush(Some(self.id), |other| overlap(tree, other), FLUSH_TIME).await;
+            let waiter = (self.account.name(), Some(self.id));
+            self.keeper().flush(waiter, |other| overlap(tree, other), FLUSH_TIME).await;
         }
         self.catch_up().await?;
         if self.directory.watched == Watched::LeaseEnd {

@@ -1,4 +1,6 @@
-//! What may take long is done in steps, each of which waits for a thread behind everybody else's work.
+//! What may take long is done in steps, each of which waits for a thread behind everybody else's work, and for
+//! earlier steps of its own account: copies in memory keep a processor busy, and all threads of an account would
+//! keep all of them so.
 
 use std::{ops::Range, sync::Arc};
 
@@ -46,6 +48,7 @@ async fn copy(
     loop {
         let step = COPY_STEP_BYTES.min(length - done);
         let (source, target) = (source.clone(), target.clone());
+        let _turn = session.account.step().await;
         let offsets = from.1.checked_add(done).zip(to.1.checked_add(done)).ok_or(Errno::EFBIG)?;
         let copied = session.as_caller(caller, move |_| super::files::copy_step(&source, &target, offsets, step)).await;
         match copied {
@@ -71,6 +74,7 @@ async fn allocate(
     let file = session.as_caller(caller, move |session| session.usable(place, OpenFlags::WRITE)).await?;
     for step in steps_of(range, how) {
         let file = file.clone();
+        let _turn = session.account.step().await;
         session.as_caller(caller, move |_| super::files::allocate_step(&file, step, how)).await?;
     }
     session.as_caller(caller, move |session| session.entry_of_open(&file, place.file)).await.map(Answer::Entry)

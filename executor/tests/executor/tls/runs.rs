@@ -79,6 +79,19 @@ async fn a_run_that_was_refused_may_be_tried_again_under_its_name() {
 }
 
 #[tokio::test]
+async fn a_run_that_is_not_kept_has_nothing_to_do_with_one_of_its_name() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let ada = lab.client("ada").await;
+    let named = |program: &str, grace_ms| RunSpec { run_id: "18-1".into(), grace_ms, ..pipeline(&[program]) };
+    let waiting = RunSpec { run_id: "18-1".into(), grace_ms: 60_000, ..pipeline_with_input(&["cat"]) };
+    let _kept = starts(&ada, waiting).await.unwrap();
+    assert!(run(&ada, named("no-such-command-here", 0), Bytes::new()).await.rejected.is_some());
+    assert_eq!(run(&ada, named("echo x", 0), Bytes::new()).await.text(), "x\n");
+    // The one at work is neither forgotten nor taken for ended.
+    assert_eq!(run(&ada, named("true", 1000), Bytes::new()).await.refusal().kind(), Kind::Protocol);
+}
+
+#[tokio::test]
 async fn refused_runs_do_not_fill_the_record() {
     const RUNS: usize = 200;
     let directory = tempfile::tempdir().unwrap();

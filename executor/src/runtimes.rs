@@ -1,0 +1,247 @@
+//! One tokio runtime for each identity, on a thread of its own. The connections of nobody in
+//! particular (plain text, strangers) and the handshakes stay on the program's common runtime.
+//!
+//! Invariant: all that an identity's connections make this process compute (TLS records, HTTP/2
+//! frames, messages, handlers, and the tasks and blocking calls that handlers start) runs on that
+//! identity's runtime. So it is the kernel's scheduler that divides the processors between
+//! identities, not the order of tasks in one queue; one identity keeps one processor busy with
+//! asynchronous work at most, and blocking calls that hang use up its own threads alone.
+
+use std::{
+    collections::{HashMap, hash_map::DefaultHasher},
+    future::Future,
+    hash::{Hash as _, Hasher as _},
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use tokio::{
+    runtime::Builder,
+    sync::{mpsc, watch},
+};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Each is a thread, an epoll instance and some 100 KB once its identity has connected. Beyond
+/// that number identities share the runtimes that there are.
+const MAX_RUNTIMES: usize = 256;
+
+/// Threads for blocking calls of one identity: looking at exports, reading command lines.
+const BLOCKING_THREADS: usize = 32;
+
+/// Connections of one identity that wait for its runtime.
+const QUEUE: usize = 16;
+
+/// Serves connections until no more come and all are closed.
+type Server<C> = dyn Fn(ReceiverStream<C>) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync;
+
+/// The runtimes, started when their identities first connect. They end with this.
+pub struct Runtimes<C> {
+    server: Arc<Server<C>>,
+    /// By identity.
+    queues: Mutex<Queues<C>>,
+    /// Servers that are at work.
+    at_work: watch::Sender<usize>,
+    over: watch::Sender<bool>,
+}
+
+struct Queues<C> {
+    of: HashMap<String, mpsc::Sender<C>>,
+    all: Vec<mpsc::Sender<C>>,
+    is_closed: bool,
+}
+
+/// One server at work.
+struct AtWork(watch::Sender<usize>);
+
+impl<C: Send + 'static> Runtimes<C> {
+    /// With a server for each, which makes its future on the runtime's own thread.
+    pub fn new<F>(server: impl Fn(ReceiverStream<C>) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        Self {
+            server: Arc::new(move |connections| Box::pin(server(connections))),
+            queues: Mutex::new(Queues { of: HashMap::new(), all: Vec::new(), is_closed: false }),
+            at_work: watch::Sender::new(0),
+            over: watch::Sender::new(false),
+        }
+    }
+
+    /// Has a connection served by the runtime of its identity; waits while that has no room for it.
+    pub async fn serve(&self, identity: &str, connection: C) {
+        match self.queue_of(identity) {
+            // The server has ended.
+            Ok(queue) => drop(queue.send(connection).await),
+            Err(error) => tracing::error!(identity, %error, "cannot start a runtime; a connection is closed"),
+        }
+    }
+
+    /// Takes no more connections, and resolves when all that were taken are closed.
+    pub async fn finish(&self) {
+        {
+            let mut queues = self.queues.lock().expect("not poisoned");
+            queues.is_closed = true;
+            queues.of.clear();
+            queues.all.clear();
+        }
+        // The sender lives as long as we do.
+        let _ = self.at_work.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    fn queue_of(&self, identity: &str) -> io::Result<mpsc::Sender<C>> {
+        let mut queues = self.queues.lock().expect("not poisoned");
+        if let Some(queue) = queues.of.get(identity) {
+            return Ok(queue.clone());
+        }
+        if queues.is_closed {
+            return Err(io::Error::other("this executor is ending"));
+        }
+        let queue = if queues.all.len() < MAX_RUNTIMES {
+            let queue = self.start(queues.all.len())?;
+            queues.all.push(queue.clone());
+            queue
+        } else {
+            let mut hasher = DefaultHasher::new();
+            identity.hash(&mut hasher);
+            let number = hasher.finish() % MAX_RUNTIMES as u64;
+            queues.all[usize::try_from(number).unwrap_or_default()].clone()
+        };
+        queues.of.insert(identity.to_owned(), queue.clone());
+        Ok(queue)
+    }
+
+    fn start(&self, number: usize) -> io::Result<mpsc::Sender<C>> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_THREADS).build()?;
+        let (server, mut over) = (self.server.clone(), self.over.subscribe());
+        let at_work = AtWork::begin(&self.at_work);
+        thread::Builder::new().name(format!("identity-{number}")).spawn(move || {
+            runtime.block_on(async {
+                let serving = async {
+                    server(ReceiverStream::new(receiver)).await;
+                    drop(at_work);
+                    // Runs go on without a connection, until all is over.
+                    std::future::pending::<()>().await;
+                };
+                tokio::select! {
+                    () = serving => {}
+                    _ = over.wait_for(|is_over| *is_over) => {}
+                }
+            });
+            // Work that hangs in the kernel must not hold up the end.
+            runtime.shutdown_background();
+        })?;
+        Ok(sender)
+    }
+}
+
+impl<C> Drop for Runtimes<C> {
+    fn drop(&mut self) {
+        self.over.send_replace(true);
+    }
+}
+
+impl AtWork {
+    fn begin(count: &watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{sync::oneshot, time::timeout};
+    use tokio_stream::StreamExt as _;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// What a connection has its server do.
+    type Work = Box<dyn FnOnce() + Send>;
+
+    fn runtimes() -> Runtimes<Work> {
+        Runtimes::new(|mut connections: ReceiverStream<Work>| async move {
+            while let Some(work) = connections.next().await {
+                work();
+            }
+        })
+    }
+
+    #[tokio::test]
+    async fn an_identity_whose_work_never_yields_holds_up_no_other() {
+        let runtimes = runtimes();
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let hold = Box::new(move || {
+            let _ = held.recv();
+        });
+        runtimes.serve("ada", hold).await;
+        let (done, is_done) = oneshot::channel();
+        runtimes
+            .serve(
+                "bob",
+                Box::new(move || {
+                    let _ = done.send(thread::current().id());
+                }),
+            )
+            .await;
+        let bobs = timeout(PATIENCE, is_done).await.unwrap().unwrap();
+        let (done, mut is_done) = oneshot::channel();
+        runtimes
+            .serve(
+                "ada",
+                Box::new(move || {
+                    let _ = done.send(thread::current().id());
+                }),
+            )
+            .await;
+        assert!(timeout(Duration::from_millis(50), &mut is_done).await.is_err());
+        drop(let_go);
+        assert_ne!(timeout(PATIENCE, is_done).await.unwrap().unwrap(), bobs);
+        timeout(PATIENCE, runtimes.finish()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_taken_once_it_is_finishing() {
+        let runtimes = runtimes();
+        timeout(PATIENCE, runtimes.finish()).await.unwrap();
+        let (done, is_done) = oneshot::channel::<()>();
+        runtimes
+            .serve(
+                "ada",
+                Box::new(move || {
+                    let _ = done.send(());
+                }),
+            )
+            .await;
+        assert!(timeout(PATIENCE, is_done).await.unwrap().is_err());
+    }
+
+    #[tokio::test]
+    async fn more_identities_than_runtimes_share_them() {
+        let runtimes = runtimes();
+        let (done, mut is_done) = mpsc::unbounded_channel();
+        for number in 0..=MAX_RUNTIMES {
+            let done = done.clone();
+            let work = Box::new(move || {
+                let _ = done.send(thread::current().id());
+            });
+            runtimes.serve(&number.to_string(), work).await;
+        }
+        let mut threads = std::collections::HashSet::new();
+        for _ in 0..=MAX_RUNTIMES {
+            threads.insert(timeout(PATIENCE, is_done.recv()).await.unwrap().unwrap());
+        }
+        assert_eq!(threads.len(), MAX_RUNTIMES);
+    }
+}
