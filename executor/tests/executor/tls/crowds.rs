@@ -121,3 +121,72 @@ async fn an_identity_has_so_many_connections() {
     };
     tokio::time::timeout(PATIENCE, has_room).await.expect("there is room again");
 }
+
+/// HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS, as the executor tells whoever is connected (RFC 9113, sections 4.1 and 6.5).
+async fn calls_at_a_time(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> u32 {
+    const SETTINGS: u8 = 4;
+    const MAX_CONCURRENT_STREAMS: u16 = 3;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    stream.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+        stream.read_exact(&mut payload).await.unwrap();
+        let mut settings = payload.chunks(6).map(|s| (u16::from_be_bytes([s[0], s[1]]), &s[2..]));
+        if head[3] == SETTINGS
+            && let Some((_, value)) = settings.find(|(name, _)| *name == MAX_CONCURRENT_STREAMS)
+        {
+            return u32::from_be_bytes(value.try_into().unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stranger_has_few_calls_at_a_time() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let stream = TcpStream::connect((lab.host.host.as_str(), lab.host.port)).await.unwrap();
+    let name = ServerName::try_from(lab.host.host.clone()).unwrap();
+    let stranger = TlsConnector::from(lab.without_certificate()).connect(name, stream).await.unwrap();
+    assert_eq!(timeout(PATIENCE, calls_at_a_time(stranger)).await.unwrap(), 4);
+    let ada = Credentials::load(&lab.enrol("ada").await.unwrap()).unwrap();
+    let ada = lab.connection(&ada).await;
+    assert!(timeout(PATIENCE, calls_at_a_time(ada)).await.unwrap() > 1000);
+}
+
+/// Whose windows stay closed.
+#[tokio::test]
+async fn answers_that_nobody_reads_are_few() {
+    const UNREAD: usize = 4;
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    let ada = Credentials::load(&lab.enrol("ada").await.unwrap()).unwrap();
+    let only = std::sync::Mutex::new(Some(TokioIo::new(lab.connection(&ada).await)));
+    let connector = tower::service_fn(move |_| {
+        let only = only.lock().unwrap().take();
+        async move { only.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)) }
+    });
+    let endpoint = Endpoint::from_static("http://tls").initial_stream_window_size(0);
+    let channel = endpoint.connect_with_connector(connector).await.unwrap();
+    let ask = |mut client: Client| async move {
+        client.tools(ToolsRequest { names: vec!["cat".to_owned(); 4096] }).await.map(drop)
+    };
+    let unread: Vec<_> = (0..UNREAD).map(|_| tokio::spawn(ask(client(channel.clone())))).collect();
+    let refused = async {
+        loop {
+            if let Ok(answer) = timeout(Duration::from_millis(500), ask(client(channel.clone()))).await {
+                break answer.unwrap_err();
+            }
+        }
+    };
+    let refused = timeout(PATIENCE, refused).await.unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    assert!(unread.iter().all(|call| !call.is_finished()));
+    // Others are told, and so is it when it has given up.
+    ask(lab.client("bob").await).await.unwrap();
+    drop(channel);
+    unread.iter().for_each(|call| call.abort());
+    let again = lab.client_of(&lab.credentials("ada")).await;
+    while ask(again.clone()).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

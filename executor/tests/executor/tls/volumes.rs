@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
 use bytes::Bytes;
 use fs_mapper::config::TlsHost;
 use posh_executor::config::Identity;
-use posh_proto::volume::{ReadPart as WirePart, ReadRequest, volume_client::VolumeClient};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    volume::{Hello, ReadPart as WirePart, ReadRequest, ToVolume, to_volume, volume_client::VolumeClient},
+};
 use posh_reach::tls;
 use posh_volume::{
     Errno, Store as _,
@@ -13,9 +16,10 @@ use posh_volume::{
     store::*,
 };
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     time::{Instant, timeout},
 };
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
 use super::{TlsLab, identity};
@@ -228,4 +232,29 @@ async fn reads_that_nobody_takes_hold_up_no_other_identity() {
     assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     // And ada's own calls go on.
     find(&remote, "f").await;
+}
+
+#[tokio::test]
+async fn a_session_has_one_connection_at_a_time() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let channel = tls::channel(&lab.host, &lab.enrol("ada").await.unwrap()).await.unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        let hello = Hello {
+            protocol: PROTOCOL_VERSION,
+            session: Bytes::from_static(&[7; 16]),
+            export: "logs".to_owned(),
+            ..Hello::default()
+        };
+        let (sender, receiver) = mpsc::channel(1);
+        sender.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await.unwrap();
+        let opened = VolumeClient::new(channel.clone()).session(ReceiverStream::new(receiver)).await.unwrap();
+        streams.push((sender, opened.into_inner()));
+    }
+    let (_, mut last) = streams.pop().unwrap();
+    for (_sender, mut stream) in streams {
+        let ends = async { while let Ok(Some(_)) = stream.message().await {} };
+        timeout(PATIENCE, ends).await.expect("the next one has taken the session up");
+    }
+    assert!(last.message().await.unwrap().is_some());
 }
