@@ -1,12 +1,17 @@
 //! The reading and writing of git's configuration files, held to git itself.
 
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
 use std::{fs, path::Path, process::Command};
 
 use posh_annotations::settings::{Setting, parse, write};
 use proptest::prelude::*;
 
+type Pairs = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
 /// Name and value of each setting as git reads them; `None` if git refuses the file.
-fn as_git_reads(content: &[u8], file: &Path) -> Option<Vec<(Vec<u8>, Option<Vec<u8>>)>> {
+fn as_git_reads(content: &[u8], file: &Path) -> Option<Pairs> {
     fs::write(file, content).unwrap();
     let output = Command::new("git").args(["config", "-z", "--list", "-f"]).arg(file).output().unwrap();
     let entry = |text: &[u8]| match text.iter().position(|byte| *byte == b'\n') {
@@ -17,7 +22,7 @@ fn as_git_reads(content: &[u8], file: &Path) -> Option<Vec<(Vec<u8>, Option<Vec<
     output.status.success().then(|| list.unwrap_or_default())
 }
 
-fn pairs(settings: &[Setting]) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+fn pairs(settings: &[Setting]) -> Pairs {
     settings.iter().map(|setting| (setting.name.clone(), setting.value.clone())).collect()
 }
 
