@@ -191,6 +191,7 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         line_ends: facts.case(&annotation.line_ends).copied().unwrap_or(LineEnds::Unknown),
         environment: annotation.environment.clone(),
         client_files: annotation.client_files.clone(),
+        same_files: annotation.same_files.clone(),
         deterministic: annotation.deterministic.as_ref().is_none_or(|condition| facts.holds(condition)),
         idempotent: annotation.idempotent.as_ref().map_or(!side_effects, |condition| facts.holds(condition)),
         side_effects,
@@ -337,6 +338,7 @@ fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, w
     let annotation = outer.annotation;
     invocation.environment.extend(annotation.environment.iter().cloned());
     invocation.client_files.extend(annotation.client_files.iter().cloned());
+    invocation.same_files.extend(annotation.same_files.iter().cloned());
     invocation.searches_up.extend(annotation.searches_up.iter().cloned());
     invocation.changes_only.extend(outer.holding(&annotation.changes_only).cloned());
     invocation.only_grows.extend(annotation.only_grows.iter().cloned());
@@ -355,9 +357,12 @@ fn settle(invocation: &mut Invocation) {
     invocation.environment.extend(ENVIRONMENT_OF_ALL.map(str::to_owned));
     let guarded = invocation.guards.iter().flat_map(|guard| &guard.files);
     invocation.client_files.extend(guarded.filter(|file| file.starts_with(['/', '~'])).cloned());
+    let Invocation { client_files, same_files, .. } = invocation;
+    client_files.retain(|file| !same_files.contains(file));
     for list in [
         &mut invocation.environment,
         &mut invocation.client_files,
+        &mut invocation.same_files,
         &mut invocation.searches_up,
         &mut invocation.runs,
         &mut invocation.helpers,

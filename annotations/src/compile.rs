@@ -174,9 +174,12 @@ impl Compiler<'_> {
             annotation.environment = self.word_list(node, "a variable's name");
         }
         if let Some(node) = fields.take("client_files") {
-            annotation.client_files = self.word_list(node, "a path");
-            if annotation.client_files.iter().any(|path| !path.starts_with('/') && !path.starts_with("~/")) {
-                self.faults.add(node.place, "a client file is absolute or starts with ~/");
+            annotation.client_files = self.user_files(node, "a client file");
+        }
+        if let Some(node) = fields.take("same_files") {
+            annotation.same_files = self.user_files(node, "a file of same_files");
+            if annotation.same_files.iter().any(|path| annotation.client_files.contains(path)) {
+                self.faults.add(node.place, "a file is either sent (client_files) or compared (same_files)");
             }
         }
         if let Some(node) = fields.take("searches_up") {
@@ -207,6 +210,14 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("stays_here") {
             annotation.stays_here = self.reasons(node);
         }
+    }
+
+    fn user_files(&mut self, node: &Node, what: &str) -> Vec<String> {
+        let files = self.word_list(node, "a path");
+        if files.iter().any(|path| !path.starts_with('/') && !path.starts_with("~/")) {
+            self.faults.add(node.place, format!("{what} is absolute or starts with ~/"));
+        }
+        files
     }
 
     fn splitting(&mut self, fields: &mut Fields<'_>, annotation: &mut Annotation) {

@@ -111,6 +111,7 @@ fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str
     add("starts", starts.join(", "));
     add("environment", invocation.environment.join(", "));
     add("reads", invocation.client_files.join(", "));
+    add("same there", invocation.same_files.join(", "));
     add(
         "depends on",
         invocation.shows.iter().map(|shown| format!("{shown:?}").to_lowercase()).collect::<Vec<_>>().join(", "),

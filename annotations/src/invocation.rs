@@ -3,6 +3,8 @@
 
 use std::ffi::OsString;
 
+use crate::settings::Setting;
+
 /// One command with its arguments, read by the annotation that fits it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Invocation {
@@ -28,6 +30,9 @@ pub struct Invocation {
     pub environment: Vec<String>,
     /// Configuration files of the user it reads: absolute, or starting with `~/`.
     pub client_files: Vec<String>,
+    /// Files that must be the same on this machine and on the executor's: absolute, or starting with `~/`. None of them
+    /// is sent.
+    pub same_files: Vec<String>,
     /// Same input, same output: may be run again to resume an interrupted stream.
     pub deterministic: bool,
     /// Running it twice leaves what running it once leaves.
@@ -97,10 +102,48 @@ pub enum GuardTest {
     Executable,
     /// A directory holds all of the files.
     AllExist,
-    /// A setting in one of the files is none of these.
-    SettingsAllowed(Vec<String>),
+    /// A setting in one of the files matches neither list.
+    SettingsAllowed {
+        /// Settings that the command may need: those of the user's files are sent with it.
+        allowed: Vec<String>,
+        /// Settings that it does not need: those of the user's files are not sent.
+        withheld: Vec<String>,
+    },
     /// No setting in any of the files is one of these.
     SettingRequired(Vec<String>),
+}
+
+impl GuardTest {
+    /// All patterns of a test on settings.
+    pub fn patterns(&self) -> impl Iterator<Item = &String> {
+        let (patterns, more) = match self {
+            Self::Exists | Self::Executable | Self::AllExist => (&[][..], &[][..]),
+            Self::SettingsAllowed { allowed, withheld } => (&allowed[..], &withheld[..]),
+            Self::SettingRequired(patterns) => (&patterns[..], &[][..]),
+        };
+        patterns.iter().chain(more)
+    }
+
+    /// The use of a setting of the user by a [`GuardTest::SettingsAllowed`]; `None` if it does not pass, or if this is
+    /// another test.
+    #[must_use]
+    pub fn admits(&self, setting: &Setting) -> Option<Admitted> {
+        let Self::SettingsAllowed { allowed, withheld } = self else { return None };
+        let is_one_of = |patterns: &[String]| patterns.iter().any(|pattern| setting.is_like(pattern));
+        if is_one_of(allowed) {
+            return Some(Admitted::Sent);
+        }
+        is_one_of(withheld).then_some(Admitted::Withheld)
+    }
+}
+
+/// See [`GuardTest::admits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admitted {
+    /// It goes along with the command.
+    Sent,
+    /// It stays on this machine.
+    Withheld,
 }
 
 /// See [`Invocation::shows`].

@@ -20,12 +20,13 @@ mod files;
 mod invocation;
 mod library;
 mod model;
+pub mod settings;
 mod words;
 
 pub use coverage::Coverage;
 pub use diagnostic::Diagnostic;
 pub use invocation::{
-    Aggregator, Because, BehindMerge, CurrentDir, FileAttribute, FileKind, FileUse, Guard, GuardTest, Invocation,
-    LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion, Unknown,
+    Admitted, Aggregator, Because, BehindMerge, CurrentDir, FileAttribute, FileKind, FileUse, Guard, GuardTest,
+    Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion, Unknown,
 };
 pub use library::{DeclaredSplits, Library, check, check_text};

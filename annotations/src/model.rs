@@ -55,6 +55,7 @@ pub struct Annotation {
     pub terminal: Cases<TerminalUse>,
     pub environment: Vec<String>,
     pub client_files: Vec<String>,
+    pub same_files: Vec<String>,
     pub runs: Vec<Conditional<String>>,
     pub helpers: Vec<Conditional<String>>,
     pub tool_version: Cases<ToolVersion>,

@@ -203,7 +203,11 @@ tool:
   - {settings: a, allowed: b, required: c, reason: x}
   - {exists: a, unless: -x, reason: x}
   - {exsits: a, reason: x}
+  - {settings: a, withheld: b, required: c, reason: x}
+  - {settings: a, allowed: [b.c, d.*], withheld: [b.*, B.C, d.e=f, d.*], reason: x}
 - guards: word
+- client_files: [/a, ~/b]
+  same_files: [/a, c]
 ";
     insta::assert_snapshot!(faults(text), @r"
     tool.yaml:3:5: a guard has a reason
@@ -215,6 +219,12 @@ tool:
     tool.yaml:9:25: the condition names flag -x, which this annotation does not declare
     tool.yaml:10:5: a guard has one of exists, executable, all_exist and settings, and settings one of allowed and required
     tool.yaml:10:6: unknown key exsits; did you mean exists?
-    tool.yaml:11:11: a list is needed here, not a word
+    tool.yaml:11:19: withheld without allowed
+    tool.yaml:12:56: B.C would be sent, since b.c is allowed
+    tool.yaml:12:61: d.e=f would be sent, since d.* is allowed
+    tool.yaml:12:68: d.* would be sent, since d.* is allowed
+    tool.yaml:13:11: a list is needed here, not a word
+    tool.yaml:15:15: a file is either sent (client_files) or compared (same_files)
+    tool.yaml:15:15: a file of same_files is absolute or starts with ~/
     ");
 }

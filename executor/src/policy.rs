@@ -192,11 +192,11 @@ fn asks_for_version(stage: &Stage) -> bool {
 /// keeps to its annotations has sent the same, and each test is made once.
 fn add_guards(stage: &mut Stage, invocation: &Invocation) {
     for guard in &invocation.guards {
-        let (test, settings) = match &guard.test {
-            GuardTest::Exists => (Test::Exists, &[][..]),
-            GuardTest::Executable => (Test::Executable, &[][..]),
-            GuardTest::AllExist => (Test::AllExist, &[][..]),
-            GuardTest::SettingsAllowed(settings) => (Test::SettingsAllowed, &settings[..]),
+        let test = match &guard.test {
+            GuardTest::Exists => Test::Exists,
+            GuardTest::Executable => Test::Executable,
+            GuardTest::AllExist => Test::AllExist,
+            GuardTest::SettingsAllowed { .. } => Test::SettingsAllowed,
             // Whether the result is the workstation's: it is the gateway that knows how its mount shows files.
             GuardTest::SettingRequired(_) => continue,
         };
@@ -206,8 +206,9 @@ fn add_guards(stage: &mut Stage, invocation: &Invocation) {
             below: guard.below.clone().unwrap_or_default(),
             files: files.collect(),
             test: test.into(),
-            settings: settings.to_vec(),
+            settings: guard.test.patterns().cloned().collect(),
             reason: guard.reason.clone(),
+            ..Guard::default()
         };
         if !own.files.is_empty() && !stage.guards.contains(&own) {
             stage.guards.push(own);

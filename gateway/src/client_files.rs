@@ -1,58 +1,117 @@
-//! The user's configuration files that a command reads: what of them goes along
-//! with a run, and the guards, by which an executor finds out whether what is
-//! configured there lets the command run there.
+//! The user's configuration files that a command reads: those that go along with a run, without the
+//! settings that it has no need of, those that must be the same on the executor's machine, and the
+//! guards, by which an executor finds out if what is configured there lets the command run there.
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
 use bytes::Bytes;
 use fs_mapper::MountTable;
-use posh_annotations::{GuardTest, Invocation};
+use posh_annotations::{
+    Admitted, Guard as Annotated, GuardTest, Invocation,
+    settings::{self, Setting},
+};
 use posh_proto::executor::{ClientFile, Guard, guard::Test};
+use sha2::{Digest as _, Sha256};
 
 use crate::{aside::aside_if_far, enlisted::Enlisted};
 
 /// They are sent with every run, and no one writes so much by hand.
 const CLIENT_FILE_BYTES: u64 = 256 << 10;
 
-/// Whether all that exist can be sent along.
+/// A command's configuration files, read once: what was checked is what is sent.
+#[derive(Debug, Default)]
+pub struct ClientFiles {
+    /// Those that exist, as the executor is to show them.
+    pub sent: Vec<ClientFile>,
+    /// Those that the executor must have too.
+    compared: Vec<Compared>,
+}
+
+/// A file whose content must be the same on both machines.
+#[derive(Debug)]
+struct Compared {
+    path: Bytes,
+    /// Empty where it does not exist.
+    sha256: Bytes,
+}
+
+/// Reads a command's configuration files.
 ///
 /// # Errors
-/// Names the one that can't be.
-pub fn check(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Result<(), String> {
-    let files = files(enlisted, invocation);
-    aside_if_far(table, &files, || files.iter().try_for_each(|path| check_one(path, invocation)))
+/// The file that can't be sent, or the setting that keeps the command on this machine.
+pub fn read(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Result<ClientFiles, String> {
+    let files = |names: &[String]| names.iter().filter_map(|name| client_path(enlisted, name)).collect::<Vec<_>>();
+    let (to_send, to_compare) = (files(&invocation.client_files), files(&invocation.same_files));
+    let all = [&to_send[..], &to_compare[..]].concat();
+    aside_if_far(table, &all, || {
+        let sent = to_send.iter().filter_map(|path| sent(path, enlisted, invocation).transpose());
+        let compared = to_compare.iter().map(|path| compared(path, invocation));
+        Ok(ClientFiles { sent: sent.collect::<Result<_, _>>()?, compared: compared.collect::<Result<_, _>>()? })
+    })
 }
 
-fn check_one(path: &Path, invocation: &Invocation) -> Result<(), String> {
-    let refuse = |why: &str| Err(format!("{} reads {}, which {why}", invocation.command, path.display()));
-    match fs::metadata(path) {
-        Ok(meta) if !meta.is_file() => refuse("is no plain file"),
-        Ok(meta) if meta.len() > CLIENT_FILE_BYTES => refuse("is too large to be sent along"),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => refuse("can't be looked at"),
-        Ok(_) | Err(_) => Ok(()),
+fn sent(path: &Path, enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<ClientFile>, String> {
+    let Some((content, mode)) = content(path, invocation)? else { return Ok(None) };
+    let is_of = |guard: &&Annotated| {
+        let mut files = guard.files.iter().filter_map(|name| client_path(enlisted, name));
+        matches!(guard.test, GuardTest::SettingsAllowed { .. }) && files.any(|file| file == path)
+    };
+    let guards: Vec<&Annotated> = invocation.guards.iter().filter(is_of).collect();
+    let content = if guards.is_empty() { content } else { allowed_part(path, &content, &guards)? };
+    Ok(Some(ClientFile { path: bytes(path.as_os_str()), content: content.into(), mode }))
+}
+
+/// The settings of a file that the command may need, as a file of their own.
+fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    let stays = |guard: &Annotated, found: String| format!("{} ({found})", guard.reason);
+    let settings =
+        settings::parse(content).map_err(|line| stays(guards[0], format!("line {line} of {shown} is no setting")))?;
+    let mut kept: Vec<&Setting> = Vec::new();
+    for setting in &settings {
+        let name = || format!("{} in {shown}", String::from_utf8_lossy(&setting.name));
+        let mut is_sent = true;
+        for guard in guards {
+            let admitted = guard.test.admits(setting).ok_or_else(|| stays(guard, name()))?;
+            is_sent &= admitted == Admitted::Sent;
+        }
+        if is_sent && setting.depends_on_version {
+            return Err(stays(guards[0], format!("{}, whose white space depends on the version of git", name())));
+        }
+        kept.extend(is_sent.then_some(setting));
     }
+    Ok(settings::write(kept))
 }
 
-/// Those that exist, as the executor is to show them.
-#[must_use]
-pub fn of(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Vec<ClientFile> {
-    let files = files(enlisted, invocation);
-    aside_if_far(table, &files, || files.iter().filter_map(|path| client_file(path)).collect())
+fn compared(path: &Path, invocation: &Invocation) -> Result<Compared, String> {
+    let sha256 = content(path, invocation)?.map(|(content, _)| Bytes::copy_from_slice(&Sha256::digest(content)));
+    Ok(Compared { path: bytes(path.as_os_str()), sha256: sha256.unwrap_or_default() })
 }
 
-fn files(enlisted: &Enlisted, invocation: &Invocation) -> Vec<PathBuf> {
-    invocation.client_files.iter().filter_map(|name| client_path(enlisted, name)).collect()
-}
-
-fn client_file(path: &Path) -> Option<ClientFile> {
-    let meta = fs::metadata(path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
-    let content = fs::read(path).ok()?.into();
-    Some(ClientFile { path: bytes(path.as_os_str()), content, mode: meta.mode() & 0o777 })
+/// Content and permissions of a file; `None` if it does not exist.
+fn content(path: &Path, invocation: &Invocation) -> Result<Option<(Vec<u8>, u32)>, String> {
+    let refuse = |why: &str| format!("{} reads {}, which {why}", invocation.command, path.display());
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(_) => return Err(refuse("can't be looked at")),
+    };
+    if !meta.is_file() {
+        return Err(refuse("is no plain file"));
+    }
+    let mut content = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(CLIENT_FILE_BYTES + 1).read_to_end(&mut content));
+    match read {
+        Err(_) => Err(refuse("can't be read")),
+        Ok(_) if content.len() as u64 > CLIENT_FILE_BYTES => Err(refuse("is too large to be sent along")),
+        Ok(_) => Ok(Some((content, meta.mode() & 0o777))),
+    }
 }
 
 /// `None` is below a home directory that the command does not know.
@@ -65,46 +124,53 @@ fn client_path(enlisted: &Enlisted, name: &str) -> Option<PathBuf> {
     }
 }
 
-/// It asks for settings by which git's index is the same whoever looks at the files.
+/// Tells if a test asks for settings by which git's index is the same whoever looks at the files.
 fn is_about_the_index(test: &GuardTest) -> bool {
     const SETTINGS: [&str; 2] = ["core.checkStat=minimal", "core.trustctime=false"];
     matches!(test, GuardTest::SettingRequired(all) if all.iter().all(|setting| SETTINGS.contains(&setting.as_str())))
 }
 
 /// The annotation's guards, without those about git's index where both sides see the same
-/// inodes (`same_index`), and one more: what this machine has not must not be
-/// found there among the server's own files.
+/// inodes (`same_index`), and two more: files that this machine has not must not be found there
+/// among the server's own, and those of `same_files` must be the same there.
 #[must_use]
-pub fn guards(enlisted: &Enlisted, invocation: &Invocation, same_index: bool) -> Vec<Guard> {
+pub fn guards(enlisted: &Enlisted, invocation: &Invocation, files: &ClientFiles, same_index: bool) -> Vec<Guard> {
     let needed = invocation.guards.iter().filter(|guard| !same_index || !is_about_the_index(&guard.test));
-    let annotated = needed.map(|guard| {
-        let (test, settings) = test_of(&guard.test);
-        Guard {
-            directory: invocation.working_dir.as_deref().map(bytes).unwrap_or_default(),
-            below: guard.below.clone().unwrap_or_default(),
-            files: paths(enlisted, guard.files.iter()),
-            test: test.into(),
-            settings: settings.to_vec(),
-            reason: guard.reason.clone(),
-        }
+    let annotated = needed.map(|guard| Guard {
+        directory: invocation.working_dir.as_deref().map(bytes).unwrap_or_default(),
+        below: guard.below.clone().unwrap_or_default(),
+        files: paths(enlisted, guard.files.iter()),
+        test: test_of(&guard.test).into(),
+        settings: guard.test.patterns().cloned().collect(),
+        reason: guard.reason.clone(),
+        ..Guard::default()
     });
-    let missing = invocation.client_files.iter().filter(|name| name.starts_with('/') && !Path::new(name).exists());
+    let is_missing =
+        |name: &&String| name.starts_with('/') && !files.sent.iter().any(|file| file.path == name.as_bytes());
     let not_here = Guard {
-        files: paths(enlisted, missing),
+        files: paths(enlisted, invocation.client_files.iter().filter(is_missing)),
         test: Test::Exists.into(),
         reason: "the server has a file of its own that this machine has not".to_owned(),
         ..Guard::default()
     };
-    annotated.chain([not_here]).filter(|guard| !guard.files.is_empty()).collect()
+    let compared = files.compared.iter();
+    let same = Guard {
+        files: compared.clone().map(|file| file.path.clone()).collect(),
+        sha256: compared.map(|file| file.sha256.clone()).collect(),
+        test: Test::SameContent.into(),
+        reason: format!("a file that {} reads is not the same on the server", invocation.command),
+        ..Guard::default()
+    };
+    annotated.chain([not_here, same]).filter(|guard| !guard.files.is_empty()).collect()
 }
 
-fn test_of(test: &GuardTest) -> (Test, &[String]) {
+fn test_of(test: &GuardTest) -> Test {
     match test {
-        GuardTest::Exists => (Test::Exists, &[]),
-        GuardTest::Executable => (Test::Executable, &[]),
-        GuardTest::AllExist => (Test::AllExist, &[]),
-        GuardTest::SettingsAllowed(settings) => (Test::SettingsAllowed, settings),
-        GuardTest::SettingRequired(settings) => (Test::SettingRequired, settings),
+        GuardTest::Exists => Test::Exists,
+        GuardTest::Executable => Test::Executable,
+        GuardTest::AllExist => Test::AllExist,
+        GuardTest::SettingsAllowed { .. } => Test::SettingsAllowed,
+        GuardTest::SettingRequired(_) => Test::SettingRequired,
     }
 }
 

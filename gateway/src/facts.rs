@@ -22,7 +22,7 @@ use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::Edge,
-    client_files,
+    client_files::{self, ClientFiles},
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::{Executors, State},
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
@@ -58,6 +58,8 @@ pub struct Reading {
     pub places: Vec<Option<Place>>,
     /// Owner of the current directory, where the command uses it.
     pub cwd: Option<Place>,
+    /// The user's configuration files that it reads.
+    pub client_files: ClientFiles,
 }
 
 /// Whose a path is.
@@ -110,12 +112,12 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
             Some(place(world, &mut resolver, &stage.cwd, LastLink::Follow, Tree::Whole)?)
         }
     };
-    let reading = Reading { invocation, places, cwd };
+    let mut reading = Reading { invocation, places, cwd, client_files: ClientFiles::default() };
     check_distance(world, stage, &reading)?;
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
-    client_files::check(world.table, stage, &reading.invocation)?;
+    reading.client_files = client_files::read(world.table, stage, &reading.invocation)?;
     Ok(reading)
 }
 

@@ -248,7 +248,12 @@ impl<'a> Builder<'a> {
             argv: argv_of(&enlisted.argv, &reading.invocation, part).iter().map(|w| bytes(w)).collect(),
             descriptors,
             paths: paths_of(self.world, reading, part),
-            guards: client_files::guards(enlisted, &reading.invocation, self.has_same_inodes(reading)),
+            guards: client_files::guards(
+                enlisted,
+                &reading.invocation,
+                &reading.client_files,
+                self.has_same_inodes(reading),
+            ),
             watched_trees: watched_trees(self.world, reading),
             covered: self.covered(part.executor),
             ..bare(id, enlisted, &reading.invocation)
@@ -256,7 +261,7 @@ impl<'a> Builder<'a> {
         let zone = self.zone(enlisted, &reading.invocation, part.executor);
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
-        for file in client_files::of(self.world.table, enlisted, &reading.invocation).into_iter().chain(zone) {
+        for file in reading.client_files.sent.iter().cloned().chain(zone) {
             if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
                 spec.client_files.push(file);
             }

@@ -21,9 +21,10 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
         ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, RunInput,
-        RunOutput, Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        RunOutput, RunSpec, Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
         executor_server::{Executor, ExecutorServer},
         exited::How,
+        guard::Test,
         run_input,
         run_output::Kind,
     },
@@ -32,6 +33,7 @@ use posh_proto::{
     packed,
     stage::{self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage},
 };
+use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -75,6 +77,8 @@ const SHOWN: &str = "x\\u{1b}]0;T\\u{7}\\nFORGED: ok";
 #[derive(Clone, Default)]
 struct Liar {
     run: Arc<Mutex<Vec<Kind>>>,
+    /// All that it was asked to run.
+    asked: Arc<Mutex<Vec<RunSpec>>>,
 }
 
 #[tonic::async_trait]
@@ -111,6 +115,7 @@ impl Executor for Liar {
             Some(run_input::Kind::Packed(packed)) => packed::unpack(&packed).unwrap(),
             other => panic!("{other:?}"),
         };
+        self.asked.lock().unwrap().push(spec.clone());
         let mut answers = self.run.lock().unwrap().clone();
         for answer in &mut answers {
             if let Kind::Chunk(chunk) = answer {
@@ -213,9 +218,14 @@ impl Site {
 
     /// `cat its/f`, as its stage program would have it, until it was to run remotely or was refused; gives how it ended.
     async fn cat(&self, answers: Vec<Kind>) -> to_stage::Kind {
+        self.command(self.enlist(), answers).await
+    }
+
+    /// The same of any command.
+    async fn command(&self, enlist: Enlist, answers: Vec<Kind>) -> to_stage::Kind {
         *self.liar.run.lock().unwrap() = answers;
         loop {
-            let mut socket = self.connect(to_gateway::Kind::Enlist(self.enlist())).await;
+            let mut socket = self.connect(to_gateway::Kind::Enlist(enlist.clone())).await;
             let mut buffer = BytesMut::new();
             loop {
                 match timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap() {
@@ -371,5 +381,141 @@ async fn say_escapes() {
         let request = ReportRequest { session: site.session.clone(), json, ..ReportRequest::default() };
         let text = site.client.report(request).await.unwrap().into_inner().text;
         assert!(text.contains("FORGED") && !text.contains('\u{1b}') && !text.contains("\nFORGED"), "{text}");
+    }
+}
+
+impl Site {
+    /// A command in the repository `its/d`, by a user whose home is `own` and whose variables hold secrets.
+    fn enlist_in_repository(&self, words: &[&str]) -> Enlist {
+        let home = format!("HOME={}", self.at("own").display());
+        let env = [
+            "PATH=/usr/bin:/bin",
+            "TZ=UTC",
+            "GIT_AUTHOR_NAME=Ann",
+            "GIT_ASKPASS=/SECRET",
+            "GIT_CONFIG_VALUE_0=SECRET",
+            "GIT_SSH_COMMAND=ssh SECRET",
+            "GIT_TOKEN=SECRET",
+            &home,
+        ];
+        Enlist {
+            name: words[0].to_owned(),
+            program: format!("/usr/bin/{}", words[0]).into(),
+            argv: words.iter().map(|word| word.to_string().into()).collect(),
+            env: env.iter().map(|variable| variable.to_string().into()).collect(),
+            cwd: self.at("its/d").into_os_string().into_encoded_bytes().into(),
+            ..self.enlist()
+        }
+    }
+
+    /// The reason why a command ran here, and what the executor was asked to run before that.
+    async fn refused(&self, words: &[&str]) -> (String, Vec<RunSpec>) {
+        let refused = Rejected { message: "as it likes".to_owned(), ..Rejected::default() };
+        let ended = self.command(self.enlist_in_repository(words), vec![Kind::Rejected(refused)]).await;
+        let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
+        (here.reason, std::mem::take(&mut *self.liar.asked.lock().unwrap()))
+    }
+}
+
+/// Settings that git needs, and secrets that it does not.
+const SETTINGS: &str = "\
+# SECRET
+[user]
+\tname = Ann # SECRET
+\temail = ann@example.org
+\tsigningKey = SECRET
+[url \"https://SECRET@example.org/\"]
+\tinsteadOf = gh:
+[http \"https://example.org/\"]
+\textraHeader = Authorization: SECRET
+[credential \"https://example.org\"]
+\tusername = SECRET
+\thelper = \"!echo password=SECRET\"
+[github]
+\ttoken = SECRET
+[sendemail]
+\tsmtpPass = SECRET
+[alias]
+\tup = !curl -H SECRET
+[remote \"origin\"]
+\tpushurl = https://SECRET@example.org/
+[core]
+\tsshCommand = ssh -i SECRET
+\tquotePath
+[color \"diff\"]
+\tmeta = \"yellow\\t; bold\"
+";
+
+#[test]
+fn no_secret_goes_to_a_server_that_has_no_need_of_it() {
+    in_own_namespace("no_secret_goes_to_a_server_that_has_no_need_of_it", keep_secrets());
+}
+
+async fn keep_secrets() {
+    let site = Site::new().await;
+    fs::write(site.at("own/.gitconfig"), SETTINGS).unwrap();
+    fs::create_dir_all(site.at("own/.config/git")).unwrap();
+    fs::write(site.at("own/.config/git/config"), "[http]\n\tcookieFile = SECRET\n").unwrap();
+    let (_, asked) = site.refused(&["git", "log", "-1"]).await;
+    let [spec] = &asked[..] else { panic!("{asked:?}") };
+    let text = String::from_utf8_lossy(&spec.encode_to_vec()).into_owned();
+    assert!(text.contains("GIT_AUTHOR_NAME") && !text.contains("SECRET"), "{text}");
+    let sent = |name: &str| {
+        let path = site.at(name).into_os_string().into_encoded_bytes();
+        let file = spec.client_files.iter().find(|file| file.path == path).unwrap();
+        String::from_utf8(file.content.to_vec()).unwrap()
+    };
+    let kept = "[user]\n\tname = \"Ann\"\n\temail = \"ann@example.org\"\n[core]\n\tquotepath\n\
+                [color \"diff\"]\n\tmeta = \"yellow\\t; bold\"\n";
+    assert_eq!(sent("own/.gitconfig"), kept);
+    assert_eq!(sent("own/.config/git/config"), "");
+}
+
+#[test]
+fn a_setting_that_keeps_git_here_goes_nowhere() {
+    in_own_namespace("a_setting_that_keeps_git_here_goes_nowhere", keep_git());
+}
+
+async fn keep_git() {
+    let site = Site::new().await;
+    for (added, found) in [
+        ("[filter \"x\"]\n\tclean = tr a b\n", "filter.x.clean in "),
+        ("[include]\n\tpath = ~/secrets\n", "include.path in "),
+        ("[core\n", "line 27 of "),
+        ("[user]\n\tname = A\tB\n", "user.name in "),
+    ] {
+        fs::write(site.at("own/.gitconfig"), format!("{SETTINGS}{added}")).unwrap();
+        let (reason, asked) = site.refused(&["git", "log", "-1"]).await;
+        let expected = format!("git's configuration may start programs or name files ({found}");
+        assert!(reason.contains(&expected) && asked.is_empty(), "{reason} {asked:?}");
+    }
+}
+
+#[test]
+fn the_policy_of_the_workstation_is_compared_and_not_sent() {
+    in_own_namespace("the_policy_of_the_workstation_is_compared_and_not_sent", compare_policy());
+}
+
+async fn compare_policy() {
+    let site = Site::new().await;
+    let own = site.at("own/.config/ImageMagick/policy.xml");
+    for content in [None, Some("<policymap> SECRET </policymap>")] {
+        if let Some(content) = content {
+            fs::create_dir_all(own.parent().unwrap()).unwrap();
+            fs::write(&own, content).unwrap();
+        }
+        let (_, asked) = site.refused(&["identify", "f.png"]).await;
+        let [spec] = &asked[..] else { panic!("{asked:?}") };
+        assert_eq!(spec.client_files, []);
+        let guard = spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
+        let sha256 = |path: &Path| {
+            let at = guard.files.iter().position(|file| *file == path.as_os_str().as_encoded_bytes()).unwrap();
+            guard.sha256[at].to_vec()
+        };
+        let expected = |path: &Path| fs::read(path).map(|file| Sha256::digest(file).to_vec()).unwrap_or_default();
+        for path in [Path::new("/etc/ImageMagick-6/policy.xml"), &own] {
+            assert_eq!(sha256(path), expected(path), "{}", path.display());
+        }
+        assert_eq!(guard.files.len(), guard.sha256.len());
     }
 }

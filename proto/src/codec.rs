@@ -108,6 +108,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.WatchedTree", "own", 16_384),
     ("posh.executor.v1.Guard", "files", 16_384),
     ("posh.executor.v1.Guard", "settings", 16_384),
+    ("posh.executor.v1.Guard", "sha256", 16_384),
     // A gateway asks for all commands that it knows.
     ("posh.executor.v1.ToolsRequest", "names", 4096),
     // Leases that a table of files gives back when it is full.

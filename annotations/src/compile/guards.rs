@@ -5,6 +5,7 @@ use super::fields::Fields;
 use crate::document::{Content, Node};
 use crate::invocation::{Guard, GuardTest};
 use crate::model::Conditional;
+use crate::settings::Setting;
 
 impl Compiler<'_> {
     pub(super) fn guards(&mut self, node: &Node) -> Vec<Conditional<Guard>> {
@@ -41,12 +42,9 @@ impl Compiler<'_> {
             found.extend(fields.take(key).map(|node| (self.words(node, "a file"), test)));
         }
         if let Some(files) = fields.take("settings").map(|node| self.words(node, "a file")) {
-            let mut settings = |key| fields.take(key).map(|node| self.words(node, "a setting"));
-            let tests = [
-                settings("allowed").map(GuardTest::SettingsAllowed),
-                settings("required").map(GuardTest::SettingRequired),
-            ];
-            found.extend(tests.into_iter().flatten().map(|test| (files.clone(), test)));
+            found.extend(self.allowed(fields).map(|test| (files.clone(), test)));
+            let required = fields.take("required").map(|node| self.words(node, "a setting"));
+            found.extend(required.map(|patterns| (files, GuardTest::SettingRequired(patterns))));
         }
         if found.len() == 1 {
             return found.pop();
@@ -56,4 +54,32 @@ impl Compiler<'_> {
         self.faults.add(fields.place, wanted);
         None
     }
+
+    /// `allowed` and `withheld`.
+    fn allowed(&mut self, fields: &mut Fields<'_>) -> Option<GuardTest> {
+        let withheld = fields.take("withheld");
+        let Some(allowed) = fields.take("allowed").map(|node| self.words(node, "a setting")) else {
+            if withheld.is_some() {
+                self.faults.add(fields.place_of("withheld"), "withheld without allowed");
+            }
+            return None;
+        };
+        let withheld = withheld.map(|node| self.placed_words(node, "a setting")).unwrap_or_default();
+        for (pattern, place) in &withheld {
+            if let Some(other) = allowed.iter().find(|other| is_hidden(pattern, other)) {
+                self.faults.add(*place, format!("{pattern} would be sent, since {other} is allowed"));
+            }
+        }
+        let withheld = withheld.into_iter().map(|(pattern, _)| pattern).collect();
+        Some(GuardTest::SettingsAllowed { allowed, withheld })
+    }
+}
+
+/// Tells if all settings of `pattern` match `other` too.
+fn is_hidden(pattern: &str, other: &str) -> bool {
+    let (name, value) = match pattern.split_once('=') {
+        Some((name, value)) => (name, Some(value.into())),
+        None => (pattern, None),
+    };
+    Setting { name: name.into(), value, depends_on_version: false }.is_like(other)
 }

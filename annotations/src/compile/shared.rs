@@ -6,12 +6,13 @@ use crate::diagnostic::Faults;
 use crate::document::{Content, Node, Place};
 
 /// Keywords whose lists are joined, the shared ones first. All others are replaced.
-const JOINED: [&str; 15] = [
+const JOINED: [&str; 16] = [
     "FLAGS",
     "OPTPARAMS",
     "EXPRESSION",
     "environment",
     "client_files",
+    "same_files",
     "runs",
     "helpers",
     "shows",

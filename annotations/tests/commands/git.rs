@@ -1,6 +1,6 @@
 //! git, subcommand by subcommand.
 
-use posh_annotations::{GuardTest, Library};
+use posh_annotations::{Admitted, GuardTest, Library, settings::Setting};
 
 use crate::reading::{check, classify};
 
@@ -21,6 +21,10 @@ fn git_is_read_up_to_its_subcommand() {
         ("GIT_DIR=/m/.git git status", "here: git: variables say where the repository is"),
         ("GIT_CONFIG_COUNT=1 git status", "here: git: variables say where git's configuration is"),
         ("XDG_CONFIG_HOME=/x git status", "here: git: variables say where git's configuration is"),
+        ("GIT_ATTR_SOURCE=HEAD git status", "here: git: variables name programs or files"),
+        ("GIT_TRACE_REFS=1 git status", "here: git: git is being traced"),
+        ("GIT_TEST_DATE_NOW=1 git log", "here: git: git is being tested"),
+        ("GIT_ASKPASS=/x GIT_TOKEN=x git status", "writes .; only .git; tty"),
         ("git -p status", "here: git: starts a pager"),
         ("git bisect start", "here: git bisect has no annotation"),
         ("git stash", "here: git stash has no annotation"),
@@ -77,19 +81,22 @@ fn git_guards() {
     assert!(status.client_files.contains(&"~/.gitconfig".to_owned()));
 }
 
-/// What is allowed must not start a program, nor name a file that only the workstation has.
+/// The guard on git's settings.
+fn test_of_settings() -> GuardTest {
+    let status = classify(&Library::builtin(), "git status").unwrap();
+    let is_meant = |test: &&GuardTest| matches!(test, GuardTest::SettingsAllowed { .. });
+    status.guards.iter().map(|guard| &guard.test).find(is_meant).unwrap().clone()
+}
+
+fn setting(text: &str) -> Setting {
+    let (name, value) = text.split_once('=').unwrap_or((text, "x"));
+    Setting { name: name.into(), value: Some(value.into()), depends_on_version: false }
+}
+
+/// A setting that is admitted must not start a program, nor name a file that only the workstation has.
 #[test]
 fn git_settings_that_start_programs_are_not_allowed() {
-    let status = classify(&Library::builtin(), "git status").unwrap();
-    let allowed = status.guards.iter().find_map(|guard| match &guard.test {
-        GuardTest::SettingsAllowed(settings) => Some(settings),
-        _ => None,
-    });
-    let allowed: Vec<String> = allowed.unwrap().iter().map(|setting| setting.to_lowercase()).collect();
-    let is_like = |pattern: &str, name: &str| match pattern.split_once('*') {
-        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
-        None => pattern == name,
-    };
+    let test = test_of_settings();
     for refused in [
         "core.hookspath",
         "core.worktree",
@@ -122,11 +129,65 @@ fn git_settings_that_start_programs_are_not_allowed() {
         "grep.patterntype",
         "gc.recentobjectshook",
     ] {
-        let found = allowed.iter().find(|pattern| is_like(pattern, refused));
-        assert_eq!(found, None, "{refused}");
+        assert_eq!(test.admits(&setting(refused)), None, "{refused}");
     }
-    for usual in ["core.filemode", "remote.origin.fetch", "branch.main.merge", "user.email", "gc.auto", "alias.st"] {
-        assert!(allowed.iter().any(|pattern| is_like(pattern, usual)), "{usual}");
+    for usual in ["core.filemode", "remote.origin.fetch", "branch.main.merge", "user.email", "gc.auto"] {
+        assert_eq!(test.admits(&setting(usual)), Some(Admitted::Sent), "{usual}");
+    }
+}
+
+#[test]
+fn git_settings_that_may_hold_secrets_are_withheld() {
+    let test = test_of_settings();
+    for withheld in [
+        "alias.st",
+        "core.askpass",
+        "core.editor",
+        "core.gitproxy",
+        "core.sshcommand",
+        "credential.helper",
+        "credential.https://example.org.username",
+        "github.token",
+        "gitlab.token",
+        "gpg.program",
+        "hub.oauthtoken",
+        "http.extraheader",
+        "http.https://example.org/.extraheader",
+        "http.proxy",
+        "push.pushoption",
+        "receive.certnonceseed",
+        "remote.origin.pushurl",
+        "remote.origin.url",
+        "sendemail.smtppass",
+        "sequence.editor",
+        "url.https://token@example.org/.insteadof",
+        "user.signingkey",
+        "web.browser",
+    ] {
+        assert_eq!(test.admits(&setting(withheld)), Some(Admitted::Withheld), "{withheld}");
+    }
+}
+
+/// Settings that other guards require are looked for in the files that were sent.
+#[test]
+fn git_settings_that_are_required_are_sent() {
+    let (test, commit) = (test_of_settings(), classify(&Library::builtin(), "git commit -m x").unwrap());
+    let required = commit.guards.iter().filter(|guard| matches!(guard.test, GuardTest::SettingRequired(_)));
+    for pattern in required.flat_map(|guard| guard.test.patterns()) {
+        assert_eq!(test.admits(&setting(pattern)), Some(Admitted::Sent), "{pattern}");
+    }
+}
+
+#[test]
+fn git_gets_the_variables_that_it_needs_and_no_secrets() {
+    let log = classify(&Library::builtin(), "git log").unwrap();
+    for needed in ["GIT_AUTHOR_NAME", "GIT_COMMITTER_DATE", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EMAIL", "TZ"] {
+        assert!(log.environment.iter().any(|name| name == needed), "{needed}");
+    }
+    let prefixes: Vec<_> = log.environment.iter().filter(|name| name.ends_with('*')).collect();
+    assert_eq!(prefixes, ["LC_*"]);
+    for secret in ["GIT_ASKPASS", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND", "GIT_TOKEN", "GIT_CONFIG_VALUE_0"] {
+        assert!(log.environment.iter().all(|name| name != secret), "{secret}");
     }
 }
 

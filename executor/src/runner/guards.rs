@@ -1,6 +1,6 @@
 //! The guards of a stage: tests on files that decide whether its command does here
 //! what it would do on the workstation. They only look: at names, modes, and the
-//! settings of small files. Which files matter to which command is the gateway's
+//! settings and contents of small files. Which files matter to which command is the gateway's
 //! knowledge. (The guard of `runner` is a process, and another thing.)
 
 use std::{
@@ -18,19 +18,23 @@ use nix::{
     libc,
     sys::stat::{FileStat, Mode, SFlag, fstat},
 };
+use posh_annotations::settings::{self, Setting};
 use posh_proto::executor::{Guard, Stage, guard::Test, rejected::Kind};
+use sha2::{Digest as _, Sha256};
 
 use super::{
     budget::{Budget, SPENT},
     paths::{find, landing, name_of, path_of, require_inside},
     places::PRIVATE,
-    settings::{self, Setting},
     view::View,
 };
 use crate::error::Refusal;
 
 /// Configuration files are far smaller; a larger one is not read but refused.
-const MAX_SETTINGS_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Reading so many bytes costs a run as much as looking at a name.
+const BYTES_OF_A_NAME: usize = 4096;
 
 /// Makes the tests of all guards of a stage.
 pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
@@ -52,13 +56,13 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn run(&self) -> Result<(), String> {
-        let places = self.places()?;
         match self.guard.test() {
-            Test::Exists => self.no_file(&places, |_| true),
-            Test::Executable => self.no_file(&places, |status| is_file(status) && status.st_mode & 0o111 != 0),
-            Test::AllExist => places.iter().try_for_each(|place| self.not_all_exist(place)),
-            Test::SettingsAllowed => self.files(&places).try_for_each(|file| self.settings_allowed(&file)),
-            Test::SettingRequired => places.iter().try_for_each(|place| self.setting_required(place)),
+            Test::Exists => self.no_file(&self.places()?, |_| true),
+            Test::Executable => self.no_file(&self.places()?, |status| is_file(status) && status.st_mode & 0o111 != 0),
+            Test::AllExist => self.places()?.iter().try_for_each(|place| self.not_all_exist(place)),
+            Test::SettingsAllowed => self.files(&self.places()?).try_for_each(|file| self.settings_allowed(&file)),
+            Test::SettingRequired => self.places()?.iter().try_for_each(|place| self.setting_required(place)),
+            Test::SameContent => self.same_content(),
             Test::Unspecified => Err("a test that this executor does not know".to_owned()),
         }
     }
@@ -171,18 +175,44 @@ impl Check<'_> {
         Err(String::new())
     }
 
+    fn same_content(&self) -> Result<(), String> {
+        let Guard { files, sha256, .. } = self.guard;
+        if files.len() != sha256.len() {
+            return Err("not every file has its hash".to_owned());
+        }
+        for (path, expected) in files.iter().map(|file| path_of(file)).zip(sha256) {
+            if !path.is_absolute() {
+                return Err(format!("{} is not absolute", path.display()));
+            }
+            let own = self.content(path)?.map(|content| Sha256::digest(content).to_vec());
+            if own.unwrap_or_default() != expected[..] {
+                return Err(path.display().to_string());
+            }
+        }
+        Ok(())
+    }
+
     /// The settings of a file; none, if it does not exist.
     fn settings(&self, path: &Path) -> Result<Vec<Setting>, String> {
-        let Some((at, status)) = self.look(path)? else { return Ok(Vec::new()) };
+        let Some(content) = self.content(path)? else { return Ok(Vec::new()) };
+        settings::parse(&content).map_err(|line| format!("line {line} of {} is no setting", path.display()))
+    }
+
+    /// The content of a plain file, if it exists.
+    fn content(&self, path: &Path) -> Result<Option<Vec<u8>>, String> {
+        let Some((at, status)) = self.look(path)? else { return Ok(None) };
         let shown = path.display();
         if !is_file(&status) {
             return Err(format!("{shown} is no plain file"));
         }
         let content = read(self.cwd, &at).map_err(|why| format!("cannot read {shown}: {why}"))?;
-        if content.len() as u64 > MAX_SETTINGS_BYTES {
+        if content.len() as u64 > MAX_BYTES {
             return Err(format!("{shown} is larger than 1 MiB"));
         }
-        settings::parse(&content).map_err(|line| format!("line {line} of {shown} is no setting"))
+        if !self.budget.spend(content.len() / BYTES_OF_A_NAME) {
+            return Err(SPENT.to_owned());
+        }
+        Ok(Some(content))
     }
 }
 
@@ -193,7 +223,7 @@ fn read(cwd: &OwnedFd, path: &Path) -> Result<Vec<u8>, String> {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = open(own.as_str(), flags, Mode::empty()).map_err(|errno| errno.desc().to_owned())?;
     let mut content = Vec::new();
-    let limited = std::fs::File::from(file).take(MAX_SETTINGS_BYTES + 1).read_to_end(&mut content);
+    let limited = std::fs::File::from(file).take(MAX_BYTES + 1).read_to_end(&mut content);
     limited.map(|_| content).map_err(|error| error.to_string())
 }
 

@@ -28,7 +28,6 @@ mod programs;
 mod reads;
 mod root;
 mod scratch;
-mod settings;
 mod spawn;
 mod supervisor;
 mod system;

@@ -65,12 +65,13 @@ impl Scope {
         let base = open_directory(cwd)?;
         let program = tools::find(name).unwrap_or_default();
         let programs = Programs::new(&program, &starts(invocation), &library_directories());
+        let files_of_user = invocation.client_files.iter().chain(&invocation.same_files);
         let mut own: Vec<_> = ground()
             .chain(programs.trees().map(|tree| (tree, READ)))
             .map(|(path, access)| (PathBuf::from(path), access))
             .chain(programs.files().filter_map(|(file, access)| Some((name_of(file).ok()?, access))))
             .chain([(temporary.to_owned(), CHANGE)])
-            .chain(invocation.client_files.iter().filter_map(|file| Some((in_home(file)?, READ))))
+            .chain(files_of_user.filter_map(|file| Some((in_home(file)?, READ))))
             .filter_map(|(path, access)| Some((fs::canonicalize(path).ok()?, access)))
             .collect();
         let grants = grants(invocation);

@@ -711,6 +711,7 @@ async fn the_workstation_has_only_files_that_a_command_reads() {
         ("file f", "/home/u/.gitconfig", false),
         ("file f", "/etc/gitconfig", false),
         ("cat f", "/home/u/.magic", false),
+        ("identify f.png", "/home/u/.config/ImageMagick/policy.xml", false),
         ("cat f", "/etc/localtime", true),
     ] {
         let mut spec = with_variable(pipeline(&[command]), "HOME", "/home/u");

@@ -8,6 +8,7 @@ use std::{
 
 use posh_executor::config::Commands;
 use posh_proto::executor::{ClientFile, EnvVar, Guard, RunSpec, guard::Test, rejected::Kind};
+use sha2::{Digest as _, Sha256};
 
 use crate::harness::*;
 
@@ -185,6 +186,47 @@ async fn the_inside_of_a_repository_is_found_by_what_is_in_it() {
     lab.passes(&inside).await;
     let outcome = lab.run(guarded(&inside, &format!("{MOUNT}/repository/.git/hooks"))).await;
     assert_eq!(outcome.refusal().message, format!("{REASON} ({MOUNT}/repository/.git)"));
+}
+
+fn same(files: &[(&str, Option<&[u8]>)]) -> Guard {
+    let sha256 = |content: &[u8]| Sha256::digest(content).to_vec().into();
+    Guard {
+        sha256: files.iter().map(|(_, content)| content.map(sha256).unwrap_or_default()).collect(),
+        ..guard(Test::SameContent, "", &files.iter().map(|(file, _)| *file).collect::<Vec<_>>())
+    }
+}
+
+#[tokio::test]
+async fn files_must_be_the_same_on_both_machines() {
+    let lab = Lab::start().await;
+    lab.write("f", "ours\n");
+    lab.write("large", vec![b'x'; (1 << 20) + 1]);
+    fs::create_dir(lab.store.path().join("d")).unwrap();
+    let [f, none, large, d] = ["f", "none", "large", "d"].map(|name| format!("{MOUNT}/{name}"));
+    let policy = fs::read("/etc/ImageMagick-6/policy.xml").ok();
+    let policy = ("/etc/ImageMagick-6/policy.xml", policy.as_deref());
+    let (ours, theirs) = (Some(&b"ours\n"[..]), Some(&b"theirs\n"[..]));
+    for (files, found) in [
+        (&[(&f[..], ours), (&none, None), policy][..], None),
+        (&[(&f, theirs)], Some(f.clone())),
+        (&[(&f, ours), (&f, None)], Some(f.clone())),
+        (&[(&none, ours)], Some(none.clone())),
+        (&[(policy.0, theirs)], Some(policy.0.to_owned())),
+        (&[("f", ours)], Some("f is not absolute".to_owned())),
+        (&[(&d, None)], Some(format!("{d} is no plain file"))),
+        (&[(&large, ours)], Some(format!("{large} is larger than 1 MiB"))),
+    ] {
+        // A directory that is in no mount is as good as any other.
+        for directory in [MOUNT, "/tmp"] {
+            let outcome = lab.run(guarded(&same(files), directory)).await;
+            match &found {
+                None => assert_eq!(outcome.text(), "ok\n", "{files:?}"),
+                Some(found) => assert_eq!(outcome.refusal().message, format!("{REASON} ({found})")),
+            }
+        }
+    }
+    let without = Guard { sha256: Vec::new(), ..same(&[(&f, ours)]) };
+    assert_eq!(lab.run(guarded(&without, MOUNT)).await.refusal().kind(), Kind::Guard);
 }
 
 #[tokio::test]

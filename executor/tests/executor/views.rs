@@ -564,21 +564,27 @@ async fn a_working_directory_is_made_on_the_views_own_only() {
 #[tokio::test]
 async fn files_of_etc_are_replaced_by_whole_names_only() {
     let lab = Lab::start().await;
-    for path in
-        ["/etc/localtime", "/etc/gitconfig", "/etc/gitattributes", "/etc/magic", "/etc/ImageMagick-6/policy.xml"]
-    {
+    for path in ["/etc/localtime", "/etc/gitconfig", "/etc/gitattributes", "/etc/magic"] {
         let own = fs::read(path).ok();
         let mut spec = command(&["cat", path]);
         spec.client_files = vec![client_file(path, 0o644)];
-        let outcome = lab.run(spec).await;
-        // A server that has the directory without the file refuses.
-        let is_incomplete = Path::new(path).parent().unwrap() != Path::new("/etc") && own.is_none();
-        if is_incomplete && Path::new(path).parent().unwrap().exists() {
-            assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{path}");
-        } else {
-            assert_eq!(outcome.text(), "of the client\n", "{path}");
-        }
+        assert_eq!(lab.run(spec).await.text(), "of the client\n", "{path}");
         assert_eq!(fs::read(path).ok(), own, "{path}");
+    }
+}
+
+// Guard: `places::REPLACEABLE`.
+#[tokio::test]
+async fn the_servers_policy_of_imagemagick_counts() {
+    let lab = Lab::start().await;
+    for name in ["policy.xml", "coder.xml", "thresholds.xml"] {
+        let path = format!("/etc/ImageMagick-6/{name}");
+        let mut spec = command(&["cat", &path]);
+        if let Ok(own) = fs::read_to_string(&path) {
+            assert_eq!(lab.run(spec.clone()).await.text(), own, "{path}");
+        }
+        spec.client_files = vec![client_file(&path, 0o644)];
+        assert_eq!(lab.run(spec).await.refusal().kind(), Kind::NotAllowed, "{path}");
     }
 }
 

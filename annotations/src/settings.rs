@@ -1,16 +1,21 @@
-//! Files in the form of git-config(1), read as git 2.39 reads them, and patterns
-//! for what they set. What a setting means is not known here.
+//! Files in the form of git-config(1): reading them as git 2.39 does, writing them, and patterns
+//! for settings. The meaning of a setting is not known here.
 
 /// One setting: `core.bare`, `remote.origin.url`; section and key in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
+    /// `section.key` or `section.subsection.key`.
     pub name: Vec<u8>,
     /// None: the key stands alone, which means yes.
     pub value: Option<Vec<u8>>,
+    /// Outside of quotes the value has white space other than blanks. git before 2.45 reads it as
+    /// blanks, and so does [`parse`]; later versions keep it.
+    pub depends_on_version: bool,
 }
 
 impl Setting {
-    /// Whether `pattern` (`name` or `name=value`, `*` for any text) is of it.
+    /// Tells if the setting matches `pattern`: `name` or `name=value`, with `*` for any text.
+    #[must_use]
     pub fn is_like(&self, pattern: &str) -> bool {
         let (name, value) = match pattern.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -21,7 +26,7 @@ impl Setting {
     }
 }
 
-/// Whether `text` is what `pattern` says, upper case being as lower case.
+/// Matches a whole text with a pattern, upper case being as lower case.
 fn is_like(pattern: &[u8], text: &[u8]) -> bool {
     let mut parts = pattern.split(|byte| *byte == b'*');
     let first = parts.next().unwrap_or_default();
@@ -43,11 +48,73 @@ fn is_like(pattern: &[u8], text: &[u8]) -> bool {
 /// All settings of a file, in its order.
 ///
 /// # Errors
-/// The number of the line that git would complain of.
+/// The number of a line that is no setting. A NUL byte is an error too: git would read the value
+/// only up to it.
 pub fn parse(content: &[u8]) -> Result<Vec<Setting>, usize> {
     let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
     let mut reader = Reader { content, at: 0, line: 1 };
     reader.settings().ok_or(reader.line)
+}
+
+/// A file from which git, and [`parse`], read exactly these settings in this order, if they are
+/// ones that [`parse`] gives. It has no comments.
+#[must_use]
+pub fn write<'a>(settings: impl IntoIterator<Item = &'a Setting>) -> Vec<u8> {
+    let (mut file, mut section) = (Vec::new(), &b""[..]);
+    for Setting { name, value, .. } in settings {
+        let (own, key) = match name.iter().rposition(|byte| *byte == b'.') {
+            Some(dot) => (&name[..=dot], &name[dot + 1..]),
+            // Keys before the first section.
+            None => (&b""[..], &name[..]),
+        };
+        if own != section {
+            write_section(&mut file, &own[..own.len().saturating_sub(1)]);
+            section = own;
+        }
+        file.push(b'\t');
+        file.extend(key);
+        if let Some(value) = value {
+            file.extend(b" = \"");
+            value.iter().for_each(|byte| write_byte(&mut file, *byte));
+            file.push(b'"');
+        }
+        file.push(b'\n');
+    }
+    file
+}
+
+/// The line `[section]` or `[section "subsection"]`. The first dot of a name ends the section; all
+/// others are the subsection's.
+fn write_section(file: &mut Vec<u8>, name: &[u8]) {
+    let (section, subsection) = match name.iter().position(|byte| *byte == b'.') {
+        Some(dot) => (&name[..dot], Some(&name[dot + 1..])),
+        None => (name, None),
+    };
+    file.push(b'[');
+    file.extend(section);
+    if let Some(subsection) = subsection {
+        file.extend(b" \"");
+        for byte in subsection {
+            if matches!(byte, b'"' | b'\\') {
+                file.push(b'\\');
+            }
+            file.push(*byte);
+        }
+        file.push(b'"');
+    }
+    file.extend(b"]\n");
+}
+
+/// A byte of a value, between quotes.
+fn write_byte(file: &mut Vec<u8>, byte: u8) {
+    let escaped = match byte {
+        b'"' | b'\\' => byte,
+        b'\n' => b'n',
+        b'\t' => b't',
+        8 => b'b',
+        other => return file.push(other),
+    };
+    file.extend([b'\\', escaped]);
 }
 
 struct Reader<'a> {
@@ -71,6 +138,10 @@ impl Reader<'_> {
     fn settings(&mut self) -> Option<Vec<Setting>> {
         let mut settings = Vec::new();
         let mut section = Vec::new();
+        if let Some(nul) = self.content.iter().position(|byte| *byte == 0) {
+            self.line += self.content[..nul].iter().filter(|byte| **byte == b'\n').count();
+            return None;
+        }
         while self.at < self.content.len() {
             match self.next() {
                 b'#' | b';' => while self.next() != b'\n' {},
@@ -97,8 +168,9 @@ impl Reader<'_> {
                 _ => return None,
             }
         }
+        let is_empty = name.is_empty();
         name.push(b'.');
-        Some(name)
+        (!is_empty).then_some(name)
     }
 
     fn subsection(&mut self, name: &mut Vec<u8>) -> Option<()> {
@@ -136,30 +208,38 @@ impl Reader<'_> {
             byte = self.next();
         }
         match byte {
-            b'\n' => Some(Setting { name, value: None }),
-            b'=' => Some(Setting { name, value: Some(self.value()?) }),
+            b'\n' => Some(Setting { name, value: None, depends_on_version: false }),
+            b'=' => {
+                let (value, depends_on_version) = self.value()?;
+                Some(Setting { name, value: Some(value), depends_on_version })
+            }
             _ => None,
         }
     }
 
-    fn value(&mut self) -> Option<Vec<u8>> {
+    /// The value, and [`Setting::depends_on_version`].
+    fn value(&mut self) -> Option<(Vec<u8>, bool)> {
         let (mut value, mut spaces) = (Vec::new(), 0);
-        let mut is_quoted = false;
+        let (mut is_quoted, mut has_others, mut depends_on_version) = (false, false, false);
         loop {
             let byte = self.next();
             match byte {
-                b'\n' => return (!is_quoted).then_some(value),
+                b'\n' => return (!is_quoted).then_some((value, depends_on_version)),
                 b'#' | b';' if !is_quoted => {
                     while self.next() != b'\n' {}
-                    return Some(value);
+                    return Some((value, depends_on_version));
                 }
                 space if is_space(space) && !is_quoted => {
-                    spaces += usize::from(!value.is_empty());
+                    if !value.is_empty() {
+                        spaces += 1;
+                        has_others |= space != b' ';
+                    }
                     continue;
                 }
                 _ => {}
             }
             value.extend(std::iter::repeat_n(b' ', std::mem::take(&mut spaces)));
+            depends_on_version |= std::mem::take(&mut has_others);
             match byte {
                 b'"' => is_quoted = !is_quoted,
                 b'\\' => value.extend(self.escaped()?),
@@ -218,12 +298,16 @@ mod tests {
             ("[a]\nk =\n[b]\n", "a.k="),
             ("[a]\nk = v\\", "a.k=v"),
             ("", ""),
+            ("k = v\n[ \"\"]\nk = x\n", "k=v|..k=x"),
+            ("[a]\n[]\n", "line 2"),
+            ("[a]\nk = \"x\\\n  y\" \\\n z\n", "a.k=x  y  z"),
             ("[a]\nk v\n", "line 2"),
             ("[a\n", "line 2"),
             ("[a \"b]\n", "line 2"),
             ("[a]\nk = \"v\nx\n", "line 3"),
             ("[a]\n= v\n", "line 2"),
             ("[a]\nk = \\q\n", "line 2"),
+            ("[a]\nk = v\n\tl = v\0w\n", "line 3"),
         ] {
             assert_eq!(shown(content), expected, "{content:?}");
         }
@@ -234,6 +318,7 @@ mod tests {
         let setting = |name: &str, value: Option<&str>| Setting {
             name: name.into(),
             value: value.map(|value| value.as_bytes().to_vec()),
+            depends_on_version: false,
         };
         let bare = setting("core.bare", Some("FALSE"));
         let url = setting("remote.a=b.url", Some("x=y"));
@@ -254,6 +339,36 @@ mod tests {
             ("*", &url, true),
         ] {
             assert_eq!(setting.is_like(pattern), expected, "{pattern} {setting:?}");
+        }
+    }
+
+    #[test]
+    fn white_space_within_a_value_depends_on_the_version() {
+        for (content, expected) in [
+            ("[a]\nk = \t v  w\t# c\n", false),
+            ("[a]\nk = v\tw\n", true),
+            ("[a]\nk = \"v\tw\"\n", false),
+            ("[a]\nk = v \\\n\tw\n", true),
+            ("[a]\nk = v\rw\n", true),
+        ] {
+            let settings = parse(content.as_bytes()).unwrap();
+            assert_eq!(settings[0].depends_on_version, expected, "{content:?}");
+        }
+    }
+
+    #[test]
+    fn files_are_written_without_comments_and_in_one_form() {
+        for (content, expected) in [
+            ("# c\n[Core] ; c\n  BARE\n", "[core]\n\tbare\n"),
+            (
+                "[a]k=1\n[a \"B.\\\"\"]\nk = x # y\n[a]\nk=",
+                "[a]\n\tk = \"1\"\n[a \"B.\\\"\"]\n\tk = \"x\"\n[a]\n\tk = \"\"\n",
+            ),
+            ("[a.B]\nk = \\t\\b\\n\\\\ \\\" \\\n;", "[a \"b\"]\n\tk = \"\\t\\b\\n\\\\ \\\" \"\n"),
+            ("k = v\n[ \"\"]\nk", "\tk = \"v\"\n[ \"\"]\n\tk\n"),
+        ] {
+            let written = write(&parse(content.as_bytes()).unwrap());
+            assert_eq!(String::from_utf8_lossy(&written), expected, "{content:?}");
         }
     }
 }
