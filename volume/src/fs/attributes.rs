@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{Volume, table::ROOT};
-use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
+use crate::store::{Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op, Stamp};
 
 impl Volume {
     /// stat(2). What is being written is on the server first, so that size and times are those of the server.
@@ -111,6 +111,48 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
+        match Acls::named(name) {
+            Some(acl) => self.acl(caller, number, (name, acl)).await,
+            None => self.ask_extended(caller, number, name).await,
+        }
+    }
+
+    /// The kernel asks for it before it lets anybody but the owner in, and keeps the answer as long as the attributes.
+    async fn acl(self: &Arc<Self>, caller: &Caller, number: u64, (name, acl): (&OsStr, Acls)) -> Result<Bytes, Errno> {
+        if self.has_no_acl(number, acl) {
+            return Err(Errno::ENODATA);
+        }
+        let before = self.leased(number);
+        let answer = match self.ask_extended(caller, number, name).await {
+            // The kernel would take any other error for a refusal.
+            Err(Errno::EOPNOTSUPP) => Err(Errno::ENODATA),
+            answer => answer,
+        };
+        if before.is_none() || self.leased(number) != before {
+            // Nobody would tell of a change of what the kernel is about to keep.
+            self.forget_attributes(number);
+        }
+        answer
+    }
+
+    /// Whether it is certain that a file has no such ACL.
+    fn has_no_acl(&self, number: u64, acl: Acls) -> bool {
+        let table = self.table();
+        let Some(node) = table.node(number) else { return false };
+        // Files are made in memory where they get none.
+        let is_known = node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node);
+        let acls = node.attributes.filter(|_| is_known).and_then(|attributes| attributes.acls);
+        node.unborn.is_some() || acls.is_some_and(|acls| !acls.contains(acl))
+    }
+
+    /// The stamp of what is remembered of a file's attributes under a lease.
+    fn leased(&self, number: u64) -> Option<Stamp> {
+        let table = self.table();
+        let node = table.node(number).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
+        Some(node.stamp)
+    }
+
+    async fn ask_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
         let file = self.born(number).await?;
         match self.ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() }).await? {
             Answer::Value { value, .. } => Ok(value),
@@ -131,7 +173,9 @@ impl Volume {
     ) -> Result<(), Errno> {
         let file = self.born(number).await?;
         let op = |place| Op::SetAttribute { place, name: name.to_owned(), value: value.clone(), how };
-        self.ask_of(caller, file, op).await.map(drop)
+        self.ask_of(caller, file, op).await?;
+        self.acl_changed(number, name);
+        Ok(())
     }
 
     /// listxattr(2)
@@ -152,6 +196,18 @@ impl Volume {
     /// Of the call.
     pub async fn remove_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<(), Errno> {
         let file = self.born(number).await?;
-        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await.map(drop)
+        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await?;
+        self.acl_changed(number, name);
+        Ok(())
+    }
+
+    /// By this session, which is not told of its own changes. What others may do, and what new files get, only the server knows
+    /// from now on.
+    fn acl_changed(&self, number: u64, name: &OsStr) {
+        let mut table = self.table();
+        if let Some(node) = table.node_mut(number).filter(|_| Acls::named(name).is_some()) {
+            node.own = None;
+            node.reader = None;
+        }
     }
 }

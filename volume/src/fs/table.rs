@@ -12,7 +12,7 @@ use super::{
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
-use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Walked};
+use crate::store::{Acls, Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Walked};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -110,6 +110,13 @@ pub(super) struct Table {
     floor: Stamp,
     /// What is on its way to the store.
     pub unborn: Unborn,
+}
+
+/// Whether whoever might read a file may do so still. What an ACL says is not known: any change may be one of it.
+fn has_same_rights(before: &Attributes, now: &Attributes) -> bool {
+    let rights = |of: &Attributes| (of.mode, of.uid, of.gid, of.acls);
+    let has_acl = now.acls.is_some_and(|acls| acls.contains(Acls::ACCESS));
+    rights(before) == rights(now) && (!has_acl || before.ctime == now.ctime)
 }
 
 /// Whether the store does not know the file, or did not when it was told of.
@@ -299,8 +306,7 @@ impl Table {
             return true;
         }
         let may = entry.leases.contains(Leases::ATTRIBUTES);
-        let rights = |of: &Attributes| (of.mode, of.uid, of.gid);
-        if node.attributes.as_ref().map(rights) != Some(rights(&entry.attributes)) {
+        if node.attributes.is_none_or(|before| !has_same_rights(&before, &entry.attributes)) {
             node.reader = None;
         }
         node.attributes = may.then_some(entry.attributes);
