@@ -7,8 +7,11 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{Volume, table::ROOT};
-use crate::store::{Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op, Stamp};
+use super::{
+    Volume,
+    table::{Node, ROOT},
+};
+use crate::store::{Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
 
 impl Volume {
     /// stat(2). What is being written is on the server first, so that size and times are those of the server.
@@ -39,7 +42,7 @@ impl Volume {
 
     fn remembered_attributes(&self, number: u64) -> Option<Attributes> {
         let table = self.table();
-        table.node(number).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?.attributes
+        table.node(number).filter(|node| self.is_leased(node))?.attributes
     }
 
     /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to, where there is one.
@@ -117,10 +120,11 @@ impl Volume {
         }
     }
 
-    /// The kernel asks for it before it lets anybody but the owner in, and keeps the answer as long as the attributes.
+    /// The kernel asks for it before it lets anybody but the owner in, and keeps the answer as long as the attributes; that of the root
+    /// it does not keep.
     async fn acl(self: &Arc<Self>, caller: &Caller, number: u64, (name, acl): (&OsStr, Acls)) -> Result<Bytes, Errno> {
-        if self.has_no_acl(number, acl) {
-            return Err(Errno::ENODATA);
+        if let Some(known) = self.remembered_acl(number, acl) {
+            return known;
         }
         let before = self.leased(number);
         let answer = match self.ask_extended(caller, number, name).await {
@@ -131,25 +135,33 @@ impl Volume {
         if before.is_none() || self.leased(number) != before {
             // Nobody would tell of a change of what the kernel is about to keep.
             self.forget_attributes(number);
+            return answer;
+        }
+        let value = answer
+            .as_ref()
+            .map_or_else(|errno| (*errno == Errno::ENODATA).then_some(None), |value| Some(Some(value.clone())));
+        if let (Some(value), Some(node)) = (value, self.table().node_mut(number)) {
+            node.note_acl(acl, value);
         }
         answer
     }
 
-    /// Whether it is certain that a file has no such ACL.
-    fn has_no_acl(&self, number: u64, acl: Acls) -> bool {
+    /// An ACL that nobody has to be asked for, or that it is not there.
+    pub fn remembered_acl(&self, number: u64, acl: Acls) -> Option<Result<Bytes, Errno>> {
         let table = self.table();
-        let Some(node) = table.node(number) else { return false };
-        // Files are made in memory where they get none.
-        let is_known = node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node);
-        let acls = node.attributes.filter(|_| is_known).and_then(|attributes| attributes.acls);
-        node.unborn.is_some() || acls.is_some_and(|acls| !acls.contains(acl))
+        let known = table.node(number).filter(|node| self.is_leased(node))?.known_acl(acl)?;
+        Some(known.ok_or(Errno::ENODATA))
     }
 
-    /// The stamp of what is remembered of a file's attributes under a lease.
-    fn leased(&self, number: u64) -> Option<Stamp> {
+    fn is_leased(&self, node: &Node) -> bool {
+        node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
+    }
+
+    /// The same as long as a lease of the file's attributes is held without a break, and they are as they were.
+    fn leased(&self, number: u64) -> Option<(u32, Attributes)> {
         let table = self.table();
-        let node = table.node(number).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
-        Some(node.stamp)
+        let node = table.node(number).filter(|node| self.is_leased(node))?;
+        Some((node.losses, node.attributes?))
     }
 
     async fn ask_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
@@ -208,6 +220,9 @@ impl Volume {
         if let Some(node) = table.node_mut(number).filter(|_| Acls::named(name).is_some()) {
             node.own = None;
             node.reader = None;
+            node.acls = None;
+            // What is on its way may be older.
+            node.losses = node.losses.wrapping_add(1);
         }
     }
 }

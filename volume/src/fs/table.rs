@@ -12,7 +12,11 @@ use super::{
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
-use crate::store::{Acls, Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Walked};
+use bytes::Bytes;
+
+use crate::store::{
+    Acls, Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Time, Walked,
+};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -25,6 +29,9 @@ const UNBORN: u64 = u64::MAX;
 
 /// Files that are remembered at most, at about 400 bytes each: a large source tree.
 const MAX_NODES: usize = 100_000;
+
+/// An ACL of up to 60 entries is remembered.
+const MAX_ACL_BYTES: usize = 512;
 
 /// Recalled files whose stamps are remembered one by one.
 const MAX_RECALLED: usize = 10_000;
@@ -40,6 +47,10 @@ pub(super) struct Node {
     pub handles: Vec<Handle>,
     /// Under [`Leases::ATTRIBUTES`].
     pub attributes: Option<Attributes>,
+    /// ACLs that the store was asked for, under [`Leases::ATTRIBUTES`].
+    pub acls: Option<Box<KnownAcls>>,
+    /// How often [`Leases::ATTRIBUTES`] was not given, or lost, or an ACL was set here.
+    pub losses: u32,
     /// What we hold.
     pub leases: Leases,
     /// Of the latest answer about it.
@@ -84,6 +95,14 @@ pub(super) struct Node {
     pub made: u64,
     /// Why it never came to be.
     pub fault: Option<Errno>,
+}
+
+/// ACLs of a file as it was when the store was asked for them.
+#[derive(Debug)]
+pub(super) struct KnownAcls {
+    of: (u64, Time, u32),
+    /// Each as an extended attribute; `None`: there is none.
+    known: Vec<(Acls, Option<Bytes>)>,
 }
 
 /// A name as it is remembered.
@@ -145,6 +164,8 @@ impl Table {
             lookups: 0,
             handles: Vec::new(),
             attributes: None,
+            acls: None,
+            losses: 0,
             leases: Leases::empty(),
             stamp: Stamp(0),
             heard: Instant::now(),
@@ -312,6 +333,8 @@ impl Table {
         node.attributes = may.then_some(entry.attributes);
         if !may {
             node.target = None;
+            node.acls = None;
+            node.losses = node.losses.wrapping_add(1);
         }
         may
     }
@@ -448,6 +471,35 @@ impl Table {
 }
 
 impl Node {
+    /// What an ACL depends on: also what was changed in memory.
+    fn acls_of(&self) -> Option<(u64, Time, u32)> {
+        self.attributes.map(|its| (its.version, its.ctime, its.mode))
+    }
+
+    /// What the store would say of an ACL of the file, if that is known; to be used under the lease.
+    pub fn known_acl(&self, acl: Acls) -> Option<Option<Bytes>> {
+        let told = self.attributes.and_then(|attributes| attributes.acls);
+        if self.unborn.is_some() || told.is_some_and(|acls| !acls.contains(acl)) {
+            // Files are made in memory where they get none.
+            return Some(None);
+        }
+        let acls = self.acls.as_ref().filter(|acls| Some(acls.of) == self.acls_of())?;
+        acls.known.iter().find(|(which, _)| *which == acl).map(|(_, value)| value.clone())
+    }
+
+    /// What the store has said of one.
+    pub fn note_acl(&mut self, acl: Acls, value: Option<Bytes>) {
+        let is_short = value.as_ref().is_none_or(|value| value.len() <= MAX_ACL_BYTES);
+        let Some(of) = self.acls_of().filter(|_| is_short) else { return };
+        if self.acls.as_ref().is_none_or(|acls| acls.of != of) {
+            self.acls = Some(Box::new(KnownAcls { of, known: Vec::new() }));
+        }
+        if let Some(acls) = &mut self.acls {
+            acls.known.retain(|(which, _)| *which != acl);
+            acls.known.push((acl, value));
+        }
+    }
+
     /// Whether the store has yet to hear of something that was done here.
     pub fn is_ahead(&self) -> bool {
         self.unborn.is_some() || self.children > 0 || self.changed.is_some()
@@ -471,6 +523,10 @@ impl Node {
             return;
         }
         self.leases -= leases;
+        if leases.contains(Leases::ATTRIBUTES) {
+            self.acls = None;
+            self.losses = self.losses.wrapping_add(1);
+        }
         if leases.contains(Leases::ATTRIBUTES) && !self.is_ahead() {
             self.attributes = None;
             self.target = None;

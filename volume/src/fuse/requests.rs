@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     fs::{Name, Opened, Source, Told, Volume},
-    store::{Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
+    store::{Acls, Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
 };
 
 /// What one write of the kernel carries, and what it reads ahead.
@@ -472,6 +472,10 @@ impl Filesystem for Adapter {
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        // With each look at a file: without a look at who asks.
+        if let Some(known) = Acls::named(name).and_then(|acl| self.volume.remembered_acl(number.0, acl)) {
+            return reply!(reply, known, |reply, value: Bytes| convert::sized(reply, &value, size));
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
