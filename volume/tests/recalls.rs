@@ -1,5 +1,5 @@
-//! A store that recalls, marks and loses leases as often as it likes: each recall is answered once, with its own stamp, and
-//! what waits for an answer or for the kernel is bounded.
+//! A store that recalls, marks and loses leases as often as it likes: each recall is answered once,
+//! with its own stamp, and what waits for an answer or for the kernel is bounded.
 #![allow(clippy::unwrap_used)]
 
 use std::{

@@ -116,7 +116,8 @@ pub fn value(fd: BorrowedFd<'_>, name: &OsString) -> Result<Bytes, Fault> {
     Ok(value.into())
 }
 
-/// Which POSIX ACLs a file has; `None` where that can't be told. The kernel keeps the answers with the inode.
+/// Which POSIX ACLs a file has; `None` where that can't be told. The kernel keeps the answers with
+/// the inode.
 pub fn acls(fd: BorrowedFd<'_>, kind: Kind) -> Option<Acls> {
     let link = link_to(fd);
     let mut acls = Acls::empty();
@@ -129,7 +130,7 @@ pub fn acls(fd: BorrowedFd<'_>, kind: Kind) -> Option<Acls> {
     Some(acls)
 }
 
-/// Whether the file system can have them at all.
+/// Says that the file system can have them at all.
 pub fn may_have_acls(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::getxattr_query(link_to(fd), ACCESS_ACL) != Err(rustix::io::Errno::OPNOTSUPP)
 }

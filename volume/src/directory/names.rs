@@ -155,7 +155,8 @@ impl super::Directory {
     }
 }
 
-/// Of something new in a directory. Whoever can change the directory's default ACL meanwhile could have given others as much by it.
+/// Of something new in a directory. Whoever can change the directory's default ACL meanwhile could
+/// have given others as much by it.
 pub fn permissions(parent: &Node, mode: NewMode) -> Mode {
     let is_masked = mode.withheld == 0 || attributes::has_no_default_acl(parent.fd.as_fd());
     let mode = if is_masked { mode.masked } else { mode.masked | mode.withheld };

@@ -71,7 +71,7 @@ pub struct Nodes {
     /// Whether handles can be opened; otherwise files are found again by name.
     opens_handles: bool,
     telling: Purpose,
-    /// Whether its files can have ACLs.
+    /// Its files can have ACLs.
     has_acls: bool,
     /// The root's path when it was last looked at. It only tells where to walk.
     root_path: Mutex<PathBuf>,
@@ -138,7 +138,7 @@ impl Nodes {
         &self.root
     }
 
-    /// Whether files of the export can have ACLs.
+    /// Says that files of the export can have ACLs.
     pub fn has_acls(&self) -> bool {
         self.has_acls
     }

@@ -45,6 +45,10 @@ impl Volume {
         table.node(number).filter(|node| self.is_leased(node))?.attributes
     }
 
+    pub(super) fn is_leased(&self, node: &Node) -> bool {
+        node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
+    }
+
     /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to, where there is one.
     ///
     /// # Errors
@@ -120,51 +124,12 @@ impl Volume {
         }
     }
 
-    /// The kernel asks for it before it lets anybody but the owner in, and keeps the answer as long as the attributes; that of the root
-    /// it does not keep.
-    async fn acl(self: &Arc<Self>, caller: &Caller, number: u64, (name, acl): (&OsStr, Acls)) -> Result<Bytes, Errno> {
-        if let Some(known) = self.remembered_acl(number, acl) {
-            return known;
-        }
-        let before = self.leased(number);
-        let answer = match self.ask_extended(caller, number, name).await {
-            // The kernel would take any other error for a refusal.
-            Err(Errno::EOPNOTSUPP) => Err(Errno::ENODATA),
-            answer => answer,
-        };
-        if before.is_none() || self.leased(number) != before {
-            // Nobody would tell of a change of what the kernel is about to keep.
-            self.forget_attributes(number);
-            return answer;
-        }
-        let value = answer
-            .as_ref()
-            .map_or_else(|errno| (*errno == Errno::ENODATA).then_some(None), |value| Some(Some(value.clone())));
-        if let (Some(value), Some(node)) = (value, self.table().node_mut(number)) {
-            node.note_acl(acl, value);
-        }
-        answer
-    }
-
-    /// An ACL that nobody has to be asked for, or that it is not there.
-    pub fn remembered_acl(&self, number: u64, acl: Acls) -> Option<Result<Bytes, Errno>> {
-        let table = self.table();
-        let known = table.node(number).filter(|node| self.is_leased(node))?.known_acl(acl)?;
-        Some(known.ok_or(Errno::ENODATA))
-    }
-
-    fn is_leased(&self, node: &Node) -> bool {
-        node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
-    }
-
-    /// The same as long as a lease of the file's attributes is held without a break, and they are as they were.
-    fn leased(&self, number: u64) -> Option<(u32, Attributes)> {
-        let table = self.table();
-        let node = table.node(number).filter(|node| self.is_leased(node))?;
-        Some((node.losses, node.attributes?))
-    }
-
-    async fn ask_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
+    pub(super) async fn ask_extended(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        name: &OsStr,
+    ) -> Result<Bytes, Errno> {
         let file = self.born(number).await?;
         match self.ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() }).await? {
             Answer::Value { value, .. } => Ok(value),
@@ -211,18 +176,5 @@ impl Volume {
         self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await?;
         self.acl_changed(number, name);
         Ok(())
-    }
-
-    /// By this session, which is not told of its own changes. What others may do, and what new files get, only the server knows
-    /// from now on.
-    fn acl_changed(&self, number: u64, name: &OsStr) {
-        let mut table = self.table();
-        if let Some(node) = table.node_mut(number).filter(|_| Acls::named(name).is_some()) {
-            node.own = None;
-            node.reader = None;
-            node.acls = None;
-            // What is on its way may be older.
-            node.losses = node.losses.wrapping_add(1);
-        }
     }
 }

@@ -1,5 +1,6 @@
-//! When the kernel has forgotten what it was told to forget: for marks of the store ([`Notice::All`]), and after a loss of all
-//! leases. However often a server says either, what waits for the kernel is a round at work and the one after it.
+//! When the kernel has forgotten what it was told to forget: for marks of the store
+//! ([`Notice::All`]), and after a loss of all leases. However often a server says either, a round
+//! at work and the one after it are all that waits for the kernel.
 //!
 //! [`Notice::All`]: crate::store::Notice::All
 
@@ -21,7 +22,7 @@ use crate::store::Stamp;
 /// Marks that wait. A server gives one for each run of this workstation.
 const MAX_MARKS: usize = 10_000;
 
-/// What is being forgotten between two marks: over when all shares are dropped.
+/// All that is to be forgotten between two marks: over when all shares are dropped.
 #[derive(Debug)]
 pub(super) struct Forgetting {
     number: u64,
@@ -96,7 +97,8 @@ impl Volume {
         self.losses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that the store had to say up to that stamp has been said; what is to be forgotten for it is `before`, and what came before that.
+    /// The store has said all that it had to say up to that stamp: `before` is to be forgotten for
+    /// it, and what came before that.
     pub(super) fn mark(self: &Arc<Self>, before: Forgetting, stamp: Stamp) {
         let mut losses = self.losses();
         if losses.marks.len() >= MAX_MARKS {
@@ -177,7 +179,8 @@ impl Volume {
         }
     }
 
-    /// Returns when the kernel has forgotten all that was lost for that round, or has had time for it.
+    /// Returns when the kernel has forgotten all that was lost for that round, or has had time for
+    /// it.
     pub(super) async fn forgotten_by(&self, round: u64) {
         let mut forgotten = self.losses().forgotten.subscribe();
         let _ = tokio::time::timeout(KERNEL_PATIENCE, forgotten.wait_for(|forgotten| *forgotten >= round)).await;

@@ -2,7 +2,7 @@
 //! leases allow, else by the [`Store`].
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
-//! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
+//! * `names`, `attributes`, `acls`, `listing`, `files`: what the kernel can ask, by subject
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named, `look` finds what a shell may look up
@@ -10,8 +10,8 @@
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
 //!   that a killed gateway has left
-//! * `recalls`: what the store says on its own account, and what the kernel must forget; `recalled`: recalls until they are answered;
-//!   `forgetting`: marks and losses until the kernel has forgotten
+//! * `recalls`: what the store says on its own account, and what the kernel must forget; `recalled`:
+//!   recalls until they are answered; `forgetting`: marks and losses until the kernel has forgotten
 //!
 //! # What holds
 //!
@@ -22,6 +22,7 @@
 //! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.* Files of a directory that this session
 //! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
+mod acls;
 mod ahead;
 mod at_hand;
 mod attributed;

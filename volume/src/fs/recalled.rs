@@ -1,17 +1,17 @@
-//! Recalls that are not answered yet, bounded whatever a server says: of each file one task is at work on recalls of
-//! rights to write, and one on the others. Recalls that come meanwhile wait for its next turn. Answers go out many in a
-//! call, a few calls at a time.
+//! Recalls that are not answered yet, bounded whatever a server says: of each file one task is at
+//! work on recalls of rights to write, and one on the others. Recalls that come meanwhile wait for
+//! its next turn. Answers go out many in a call, a few calls at a time.
 //!
-//! Invariant: each recall is answered by its own stamp and leases. Merged, the later stamp would give back what the file
-//! was leased for between the two.
+//! Invariant: each recall is answered by its own stamp and leases. Merged, the later stamp would
+//! give back what the file was leased for between the two.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore};
 
 use super::{
     Volume,
@@ -24,8 +24,8 @@ use crate::{
     store::{Caller, FileId, Leases, Op, Returned, Store},
 };
 
-/// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall is answered by the
-/// end of the lease.
+/// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall
+/// is answered all the same.
 pub(super) const KERNEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Recalls without an answer: a server of ours keeps no more for all its clients.
@@ -37,7 +37,8 @@ const ANSWERING_CALLS: usize = 64;
 /// Answers of one call, about 30 bytes each.
 const ANSWERS_OF_A_CALL: usize = 4096;
 
-/// One of a file's two queues: with [`Leases::WRITE`] for recalls that wait until all is written, and without.
+/// One of a file's two queues: with [`Leases::WRITE`] for recalls that wait until all is written,
+/// and without.
 type Lane = (FileId, Leases);
 
 /// A recall, with what was taken out of the table for it.
@@ -51,7 +52,7 @@ pub(super) struct Recall {
 /// All of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Recalled {
-    /// What has come while a task is at work.
+    /// Recalls that wait for the task at work.
     lanes: HashMap<Lane, Vec<Recall>>,
     /// Of files that are not known; while a task is at work.
     unknown: Option<Vec<Recall>>,
@@ -94,7 +95,7 @@ impl Recalled {
     }
 }
 
-/// What the kernel has to forget for some recalls of one file.
+/// Recalls of one file that are answered together, and all that the kernel has to forget for them.
 #[derive(Debug, Default)]
 struct Turn {
     recalls: Vec<(Returned, Share)>,
@@ -119,7 +120,7 @@ impl Turn {
 }
 
 /// Answers recalls for as long as there is a volume.
-pub(super) async fn answer(volume: std::sync::Weak<Volume>, store: Arc<dyn Store>, wake: Arc<Notify>) {
+pub(super) async fn answer(volume: Weak<Volume>, store: Arc<dyn Store>, wake: Arc<Notify>) {
     let calls = Arc::new(Semaphore::new(ANSWERING_CALLS));
     loop {
         wake.notified().await;
@@ -238,8 +239,8 @@ impl Volume {
         }
     }
 
-    /// Has the kernel forget, and answers. Returns when the kernel is done, so that it is not told of a file again and again while
-    /// it waits; gives what it has to forget then.
+    /// Has the kernel forget, and answers. Returns when the kernel is done, so that it is not
+    /// told of a file again and again while it waits; gives the turn that follows then.
     async fn carry_out(self: &Arc<Self>, lane: Lane, turn: Turn) -> Turn {
         let mut rest = Turn { number: turn.number, ..Turn::default() };
         let Some(number) = turn.number else {
@@ -248,18 +249,20 @@ impl Volume {
         };
         let (invalidate, mut is_done) = Invalidate::awaited(number, turn.pages, turn.names);
         let _ = self.invalidate.send(invalidate);
-        let mut is_in_time = in_time(&mut is_done).await;
+        let mut is_in_time = tokio::time::timeout(KERNEL_PATIENCE, &mut is_done).await.is_ok();
         self.answer_all(turn.recalls);
         if !is_in_time {
             tracing::warn!(number, "the kernel does not forget a file");
         }
         while !is_in_time {
-            is_in_time = in_time(&mut is_done).await;
-            // These have waited as long as any.
             let late = self.recalled().lanes.get_mut(&lane).map(std::mem::take).unwrap_or_default();
             if !late.is_empty() {
                 self.write_out(lane).await;
                 rest.add(late);
+            }
+            // A recall that comes meanwhile waits for the rest of this time and for another.
+            is_in_time = tokio::time::timeout(KERNEL_PATIENCE / 2, &mut is_done).await.is_ok();
+            if !is_in_time && !rest.recalls.is_empty() {
                 rest.is_owed = true;
                 self.answer_all(std::mem::take(&mut rest.recalls));
             }
@@ -272,8 +275,4 @@ impl Volume {
         let returned: Vec<Returned> = recalls.into_iter().map(|(returned, _)| returned).collect();
         self.recalled().answer(returned);
     }
-}
-
-async fn in_time(is_done: &mut oneshot::Receiver<()>) -> bool {
-    tokio::time::timeout(KERNEL_PATIENCE, is_done).await.is_ok()
 }

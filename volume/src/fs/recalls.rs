@@ -58,7 +58,8 @@ impl Invalidate {
         Self { number: ROOT, pages: false, names: Some(names), done: None }
     }
 
-    /// The same with contents and names of any directories; also what completes when it is carried out.
+    /// The same with contents and names of any directories; also what completes when it is carried
+    /// out.
     pub(super) fn awaited(number: u64, pages: bool, names: Option<Names>) -> (Self, oneshot::Receiver<()>) {
         let (done, is_done) = oneshot::channel();
         (Self { number, pages, names, done: Some(done) }, is_done)
@@ -73,7 +74,8 @@ impl Drop for Invalidate {
     }
 }
 
-/// Takes notices in until the volume or the store has gone. It waits for nothing: what one notice waits for may need another.
+/// Takes notices in until the volume or the store has gone. It waits for nothing: what one notice
+/// waits for may need another.
 pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
     let mut forgetting = Forgetting::default();
     while let Some(notice) = notices.next().await {
@@ -137,7 +139,8 @@ impl Volume {
         (number, told.zip(number).map(|(told, number)| vec![(number, told)]))
     }
 
-    /// A server that does not keep to the protocol: from now on nothing is remembered of what it says, and it is given no answers.
+    /// A server that does not keep to the protocol: from now on nothing is remembered of what it
+    /// says, and it is given no answers.
     pub(super) fn end_as_broken(self: &Arc<Self>) {
         if self.recalled().end() {
             tracing::error!("the server recalls leases without end: nothing is remembered any more");

@@ -9,14 +9,11 @@ use std::{
 };
 
 use super::{
+    acls::{KnownAcls, has_same_rights},
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
-use bytes::Bytes;
-
-use crate::store::{
-    Acls, Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Time, Walked,
-};
+use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Walked};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -29,9 +26,6 @@ const UNBORN: u64 = u64::MAX;
 
 /// Files that are remembered at most, at about 400 bytes each: a large source tree.
 const MAX_NODES: usize = 100_000;
-
-/// An ACL of up to 60 entries is remembered.
-const MAX_ACL_BYTES: usize = 512;
 
 /// Recalled files whose stamps are remembered one by one.
 const MAX_RECALLED: usize = 10_000;
@@ -97,14 +91,6 @@ pub(super) struct Node {
     pub fault: Option<Errno>,
 }
 
-/// ACLs of a file as it was when the store was asked for them.
-#[derive(Debug)]
-pub(super) struct KnownAcls {
-    of: (u64, Time, u32),
-    /// Each as an extended attribute; `None`: there is none.
-    known: Vec<(Acls, Option<Bytes>)>,
-}
-
 /// A name as it is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
@@ -129,13 +115,6 @@ pub(super) struct Table {
     floor: Stamp,
     /// What is on its way to the store.
     pub unborn: Unborn,
-}
-
-/// Whether whoever might read a file may do so still. What an ACL says is not known: any change may be one of it.
-fn has_same_rights(before: &Attributes, now: &Attributes) -> bool {
-    let rights = |of: &Attributes| (of.mode, of.uid, of.gid, of.acls);
-    let has_acl = now.acls.is_some_and(|acls| acls.contains(Acls::ACCESS));
-    rights(before) == rights(now) && (!has_acl || before.ctime == now.ctime)
 }
 
 /// Whether the store does not know the file, or did not when it was told of.
@@ -323,7 +302,10 @@ impl Table {
             node.forget_names();
         }
         if node.is_ahead() {
-            // What was done here since, the store will hear.
+            // What was done here since, the store will hear. ACLs are never changed in memory.
+            if let Some(attributes) = &mut node.attributes {
+                attributes.acls = entry.attributes.acls;
+            }
             return true;
         }
         let may = entry.leases.contains(Leases::ATTRIBUTES);
@@ -471,35 +453,6 @@ impl Table {
 }
 
 impl Node {
-    /// What an ACL depends on: also what was changed in memory.
-    fn acls_of(&self) -> Option<(u64, Time, u32)> {
-        self.attributes.map(|its| (its.version, its.ctime, its.mode))
-    }
-
-    /// What the store would say of an ACL of the file, if that is known; to be used under the lease.
-    pub fn known_acl(&self, acl: Acls) -> Option<Option<Bytes>> {
-        let told = self.attributes.and_then(|attributes| attributes.acls);
-        if self.unborn.is_some() || told.is_some_and(|acls| !acls.contains(acl)) {
-            // Files are made in memory where they get none.
-            return Some(None);
-        }
-        let acls = self.acls.as_ref().filter(|acls| Some(acls.of) == self.acls_of())?;
-        acls.known.iter().find(|(which, _)| *which == acl).map(|(_, value)| value.clone())
-    }
-
-    /// What the store has said of one.
-    pub fn note_acl(&mut self, acl: Acls, value: Option<Bytes>) {
-        let is_short = value.as_ref().is_none_or(|value| value.len() <= MAX_ACL_BYTES);
-        let Some(of) = self.acls_of().filter(|_| is_short) else { return };
-        if self.acls.as_ref().is_none_or(|acls| acls.of != of) {
-            self.acls = Some(Box::new(KnownAcls { of, known: Vec::new() }));
-        }
-        if let Some(acls) = &mut self.acls {
-            acls.known.retain(|(which, _)| *which != acl);
-            acls.known.push((acl, value));
-        }
-    }
-
     /// Whether the store has yet to hear of something that was done here.
     pub fn is_ahead(&self) -> bool {
         self.unborn.is_some() || self.children > 0 || self.changed.is_some()

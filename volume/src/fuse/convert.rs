@@ -190,13 +190,15 @@ pub(super) fn attribute_change(flags: i32) -> Option<AttributeChange> {
     }
 }
 
-/// Others mean something to the server's kernel, or are asked for with every `ls -l`. ACLs are where this kernel heeds them.
+/// Others mean something to the server's kernel, or are asked for with every `ls -l`. ACLs are
+/// where this kernel heeds them.
 pub(super) fn is_passed_on(attribute: &OsStr, users: Users) -> bool {
     let is_open = [&b"user."[..], b"trusted."].iter().any(|prefix| attribute.as_bytes().starts_with(prefix));
     is_open || users == Users::All && Acls::named(attribute).is_some()
 }
 
-/// Permissions of something new. Without [`InitFlags::FUSE_DONT_MASK`] the kernel has applied the umask.
+/// Permissions of something new. Without [`InitFlags::FUSE_DONT_MASK`] the kernel has applied the
+/// umask.
 ///
 /// [`InitFlags::FUSE_DONT_MASK`]: fuser::InitFlags::FUSE_DONT_MASK
 pub(super) fn new_mode(mode: u32, umask: u32, users: Users) -> NewMode {

@@ -89,8 +89,9 @@ impl Filesystem for Adapter {
             let _ = config.add_capabilities(wanted);
         }
         if self.users == Users::All {
-            // The kernel checks permissions, and the mode alone does not tell them where there is an ACL. The umask counts
-            // only where the directory has no default ACL, which the server knows.
+            // The kernel checks permissions, and the mode alone does not tell them where there is
+            // an ACL. The umask counts only where the directory has no default ACL, which the
+            // server knows.
             let wanted = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
             let lacks =
                 |_| io::Error::new(io::ErrorKind::Unsupported, "this kernel heeds no ACLs on mounts for everybody");

@@ -140,7 +140,8 @@ impl Remote {
         Self::open_for(connector, export, patience, Users::Own).await
     }
 
-    /// As [`Remote::open`], for a mount that these users have: for everybody attributes also tell which ACLs there are.
+    /// As [`Remote::open`], for a mount that these users have: for everybody attributes also tell
+    /// which ACLs there are.
     ///
     /// # Errors
     /// As there.

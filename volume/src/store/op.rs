@@ -114,7 +114,7 @@ impl Op {
 pub struct NewMode {
     /// With the umask applied.
     pub masked: u32,
-    /// What the umask has taken away. A default ACL of the directory takes the umask's place (acl(5)).
+    /// Taken away by the umask. A default ACL of the directory takes the umask's place (acl(5)).
     pub withheld: u32,
 }
 

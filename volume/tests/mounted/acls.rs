@@ -1,6 +1,6 @@
-//! POSIX ACLs on a mount for everybody: each user may do there what they may do in a directory of the server, with
-//! the same commands on a plain directory as the oracle. All of it needs root, and an `ext4` or `tmpfs` at the
-//! temporary directory.
+//! POSIX ACLs on a mount for everybody: each user may do there what they may do in a directory of
+//! the server, with the same commands on a plain directory as the oracle. All of it needs root, and
+//! an `ext4` or `tmpfs` at the temporary directory.
 
 use std::{path::Path, process::Command};
 
@@ -46,7 +46,7 @@ fn shell(directory: &Path, text: &str) -> String {
     format!("{}{errors}", String::from_utf8(output.stdout).unwrap())
 }
 
-/// What shell text prints on a mount and in a plain directory.
+/// Shell text prints the same on a mount and in a plain directory.
 fn check(text: &str) {
     if !geteuid().is_root() {
         return;
@@ -110,7 +110,8 @@ fn what_is_made_where_there_is_a_default_acl_gets_it() {
     }
 }
 
-/// Names of a directory that was made just now are made in memory, as long as the server would do nothing else.
+/// Names of a directory that was made just now are made in memory, as long as the server would do
+/// nothing else.
 #[test]
 fn a_directory_that_gets_a_default_acl_is_made_in_no_more_without_it() {
     check(
@@ -172,4 +173,15 @@ fn an_acl_that_a_program_of_the_server_has_removed_lets_nobody_in_any_more() {
         assert!(began.elapsed() < std::time::Duration::from_secs(2), "it is not seen");
     }
     println!("seen within {:?}", began.elapsed());
+}
+
+/// An ACL that is set while something of it is made in memory, which its answer must not hide.
+#[test]
+fn an_acl_that_is_set_on_a_directory_with_new_names_counts() {
+    check(
+        "umask 022; for n in 1 2 3 4 5 6 7 8; do mkdir d$n; printf $n > d$n/f
+        (for i in 1 2 3 4 5; do : > d$n/new$i; done) & setfacl -m u:20002:-,d:u:20002:r d$n; wait
+        : > d$n/last; as named \"cat d$n/f || echo no $n\"; as stranger \"cat d$n/f\"
+        getfacl -cnp d$n d$n/last; rm d$n/new*; done",
+    );
 }

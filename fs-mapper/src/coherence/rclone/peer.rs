@@ -1,5 +1,6 @@
-//! The process at the other end of a TCP connection within this machine, by what the kernel tells (proc_pid_net(5)): any user can
-//! listen at an address before the program does that is expected there.
+//! The process at the other end of a TCP connection within this machine, by what the kernel tells
+//! (proc_pid_net(5)): any user can listen at an address before the program does that is expected
+//! there.
 
 use std::{
     fs, io,
@@ -42,7 +43,8 @@ impl Peer {
         }
     }
 
-    /// Refuses any other process. Where another user's rights keep its descriptors from being read, that user must be root.
+    /// Refuses any other process. Where another user's rights keep its descriptors from being read,
+    /// that user must be root.
     pub(super) fn expect(self, process: &Path) -> io::Result<()> {
         let descriptors = match fs::read_dir(process.join("fd")) {
             Ok(descriptors) => descriptors,
@@ -56,7 +58,7 @@ impl Peer {
         if targets.any(|target| target == own) { Ok(()) } else { Err(self.refused()) }
     }
 
-    /// Whether it is of root or the user, who are told nothing that they could not find out.
+    /// Says that it is of root or the user, who are told nothing that they could not find out.
     fn is_trusted(self) -> bool {
         self.user == 0 || user_ids(Path::new("/proc/self")).is_some_and(|[_, effective, ..]| effective == self.user)
     }

@@ -1,5 +1,6 @@
 //! rclone's remote control: one short HTTP request for each call. Only what needs
-//! no password is used, and nothing is sent before it is certain that rclone has accepted the connection.
+//! no password is used, and nothing is sent before it is certain that rclone has accepted the
+//! connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
