@@ -366,3 +366,31 @@ fn refuse(message: impl Into<String>) -> Refusal {
 fn refuse_variable(command: &str, name: &[u8]) -> Refusal {
     refuse(format!("{} is no variable that {command} is given here", String::from_utf8_lossy(name)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_called_by_its_own_name() {
+        let stage = |called: &'static str| Stage {
+            program: "git".to_owned(),
+            argv: vec![called.into(), "log".into(), "var".into()],
+            ..Stage::default()
+        };
+        for called in ["git", "-git", "/usr/bin/git", "puma", "digit"] {
+            assert_eq!(check_name(&stage(called)), Ok(()), "{called}");
+        }
+        for called in ["git-var", "-git-var", "/x/git-shell", "cat"] {
+            assert_eq!(check_name(&stage(called)).unwrap_err().kind, Kind::NotAllowed, "{called}");
+        }
+    }
+
+    #[test]
+    fn the_workstations_files_are_small() {
+        let file = |bytes| ClientFile { path: "/etc/localtime".into(), content: vec![0; bytes].into(), mode: 0o644 };
+        assert_eq!(check_size(&vec![file(CLIENT_FILE_BYTES); 4]), Ok(()));
+        assert!(check_size(&[file(CLIENT_FILE_BYTES + 1)]).is_err());
+        assert!(check_size(&vec![file(CLIENT_FILE_BYTES); 5]).is_err());
+    }
+}

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 pub use processes::Process;
-pub(crate) use processes::{is_ours, runs};
+pub(crate) use processes::{is_ours, runs, user_ids};
 
 const FS_TYPE: &str = "fuse.sshfs";
 

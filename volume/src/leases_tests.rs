@@ -455,8 +455,22 @@ fn who_takes_no_notices_is_told_only_what_it_needs() {
     let (atime, mtime, ctime) = (then, then, then);
     let (mode, uid, gid, links, size, blocks, rdev, version) = (0, 0, 0, 0, 0, 0, 0, 0);
     let kind = crate::store::Kind::Regular;
-    let attributes =
-        crate::store::Attributes { id, kind, mode, uid, gid, links, size, blocks, rdev, atime, mtime, ctime, version };
+    let attributes = crate::store::Attributes {
+        id,
+        kind,
+        mode,
+        uid,
+        gid,
+        links,
+        size,
+        blocks,
+        rdev,
+        atime,
+        mtime,
+        ctime,
+        version,
+        acls: None,
+    };
     for _ in 0..=MAX_UNTAKEN {
         table.tell(own, Entry { attributes, leases: Leases::empty(), stamp: Stamp(1) });
     }

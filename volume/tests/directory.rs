@@ -78,7 +78,7 @@ async fn open(store: &dyn Store, path: &str, flags: OpenFlags) -> (Place, Entry)
 }
 
 async fn create(store: &dyn Store, name: &str, flags: OpenFlags) -> Place {
-    let op = Op::Create { parent: store.root(), name: name.into(), mode: 0o640, flags };
+    let op = Op::Create { parent: store.root(), name: name.into(), mode: 0o640.into(), flags };
     match call(store, op).await.unwrap() {
         Answer::Opened { handle, entry, .. } => Place { file: entry.attributes.id, handle: Some(handle) },
         other => panic!("{other:?}"),
@@ -137,7 +137,8 @@ async fn nothing_leads_out_of_the_export() {
     let link = find(&store, "link").await.attributes.id;
     assert_eq!(call(&store, Op::Open { file: link, flags: OpenFlags::READ }).await, Err(Errno::ELOOP));
     assert_eq!(content(&store, link.into()).await, Err(Errno::ELOOP));
-    let op = Op::Create { parent: store.root(), name: "link".into(), mode: 0o600, flags: RW | OpenFlags::TRUNCATE };
+    let op =
+        Op::Create { parent: store.root(), name: "link".into(), mode: 0o600.into(), flags: RW | OpenFlags::TRUNCATE };
     assert_eq!(call(&store, op).await, Err(Errno::ELOOP));
     for path in [vec!["up".into(), "new".into()], vec!["..".into(), "new".into()], vec!["link".into()], vec![]] {
         let what = NewFile::Regular { data: Bytes::from_static(b"y") };
@@ -195,7 +196,7 @@ async fn a_directory_that_was_moved_out_is_not_reached_any_more() {
     let store = site.session();
     let below = find(&store, "d/below").await.attributes.id;
     fs::rename(site.path("d"), site.top.path().join("elsewhere")).unwrap();
-    let op = Op::MakeDirectory { parent: below, name: "new".into(), mode: 0o700 };
+    let op = Op::MakeDirectory { parent: below, name: "new".into(), mode: 0o700.into() };
     assert_eq!(call(&store, op).await, Err(Errno::ESTALE));
     assert_eq!(fs::read_dir(site.top.path().join("elsewhere/below")).unwrap().count(), 0);
 }
@@ -470,7 +471,7 @@ async fn own_changes_are_not_recalled_from_oneself() {
     let mut notices = store.notices();
     let place = create(&store, "a", RW).await;
     put(&store, place, 0, b"x").await;
-    let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700 };
+    let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700.into() };
     call(&store, op).await.unwrap();
     call(&store, Op::Settle(Settling::Flush)).await.unwrap();
     // Whatever was to come has come: a change by another program is the first thing that is heard.
@@ -581,9 +582,9 @@ async fn a_read_only_export_is_not_changed() {
     let size = Changes { size: Some(0), ..Changes::default() };
     let ops = [
         Op::Open { file, flags: RW },
-        Op::Create { parent: root, name: "b".into(), mode: 0o600, flags: RW },
+        Op::Create { parent: root, name: "b".into(), mode: 0o600.into(), flags: RW },
         Op::Set { place: file.into(), changes: size },
-        Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700 },
+        Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700.into() },
         Op::Remove { parent: root, name: "a".into(), what: Removal::File },
         Op::Rename { from: (root, "a".into()), to: (root, "b".into()), how: Renaming::Replace },
         Op::SetAttribute { place: file.into(), name: "user.x".into(), value: Bytes::new(), how: AttributeChange::Any },
@@ -594,7 +595,7 @@ async fn a_read_only_export_is_not_changed() {
     let write = Write::At { place: file.into(), offset: 0, data: Bytes::from_static(b"x") };
     assert_eq!(store.write(&me(), vec![write]).await.unwrap()[0], Err(Errno::EROFS));
     assert_eq!(fs::read(site.path("a")).unwrap(), b"one");
-    let op = Op::Create { parent: root, name: "a".into(), mode: 0o600, flags: OpenFlags::READ };
+    let op = Op::Create { parent: root, name: "a".into(), mode: 0o600.into(), flags: OpenFlags::READ };
     assert!(call(&store, op).await.is_ok(), "what exists may be opened with O_CREAT");
 }
 
@@ -608,7 +609,7 @@ async fn files_belong_to_their_callers() {
     let directory = Directory::open(site.machine.clone(), &path, Rights::Callers, Mutability::ReadWrite).unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
     let user = Caller { uid: 1234, gid: 2345, groups: Arc::new([3456]) };
-    let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700 };
+    let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700.into() };
     store.call(&user, op).await.unwrap();
     let found = fs::metadata(site.path("d")).unwrap();
     assert_eq!((found.uid(), found.gid()), (1234, 2345));
@@ -649,7 +650,7 @@ async fn a_large_directory_is_listed_in_parts() {
 }
 
 async fn make_directory(store: &dyn Store, name: &str) -> Entry {
-    let op = Op::MakeDirectory { parent: store.root(), name: name.into(), mode: 0o755 };
+    let op = Op::MakeDirectory { parent: store.root(), name: name.into(), mode: 0o755.into() };
     match call(store, op).await.unwrap() {
         Answer::Made { entry, .. } => entry,
         other => panic!("{other:?}"),
@@ -703,7 +704,7 @@ async fn permissions_that_come_of_a_default_acl_are_the_servers_alone() {
     let value = Bytes::from(acl.concat());
     let op = Op::SetAttribute { place, name: "system.posix_acl_default".into(), value, how };
     call(&store, op).await.unwrap();
-    let op = Op::MakeDirectory { parent: above, name: "below".into(), mode: 0o755 };
+    let op = Op::MakeDirectory { parent: above, name: "below".into(), mode: 0o755.into() };
     let Answer::Made { entry, .. } = call(&store, op).await.unwrap() else { panic!("made") };
     assert!(!entry.leases.contains(Leases::WRITE));
 }
@@ -780,9 +781,9 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
         Op::Open { file: notes, flags: OpenFlags::READ },
         Op::Open { file: shared, flags: OpenFlags::WRITE },
         Op::List { directory: sub, cookie: 0, limit: 9 },
-        Op::MakeDirectory { parent: sub, name: "made".into(), mode: 0o755 },
+        Op::MakeDirectory { parent: sub, name: "made".into(), mode: 0o755.into() },
         Op::Symlink { parent: sub, name: "made".into(), target: "x".into() },
-        Op::Create { parent: sub, name: "made".into(), mode: 0o644, flags: RW },
+        Op::Create { parent: sub, name: "made".into(), mode: 0o644.into(), flags: RW },
         Op::Link { file: shared.into(), parent: store.root(), name: "link".into() },
         Op::Set { place: shared.into(), changes: Changes { size: Some(0), ..Changes::default() } },
         Op::Sync { place: notes.into(), what: Synced::Data },
@@ -831,7 +832,7 @@ async fn root_from_elsewhere_makes_no_devices_and_no_attributes_of_the_system() 
     let site = Site::new();
     let Some(store) = shared_by_callers(&site) else { return };
     for kind in [Kind::BlockDevice, Kind::CharacterDevice] {
-        let op = Op::MakeNode { parent: store.root(), name: "n".into(), mode: 0o666, kind, rdev: 0x103 };
+        let op = Op::MakeNode { parent: store.root(), name: "n".into(), mode: 0o666.into(), kind, rdev: 0x103 };
         assert_eq!(call(&store, op).await, Err(Errno::EPERM));
     }
     fs::write(site.path("f"), "").unwrap();
@@ -906,7 +907,7 @@ async fn a_change_that_is_refused_takes_nobodys_leases() {
     assert!(entry.leases.contains(Leases::WRITE), "{entry:?}");
     let changes = Changes { mode: Some(0o777), ..Changes::default() };
     let set = Op::Set { place: file.into(), changes };
-    let made = Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700 };
+    let made = Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700.into() };
     let allocated = Op::Allocate { place: file.into(), range: 0..10, how: Allocation::Extend };
     for op in [set, made, allocated] {
         assert_eq!(call(&store, op.clone()).await, Err(Errno::EROFS), "{op:?}");

@@ -63,6 +63,7 @@ fn entry(inode: u64) -> Entry {
         mtime: time,
         ctime: time,
         version: 1,
+        acls: Some(Acls::empty()),
     };
     let leases = Leases::ATTRIBUTES | Leases::ENTRIES | Leases::DATA;
     Entry { attributes, leases, stamp: Stamp(1) }
@@ -239,6 +240,23 @@ async fn read(volume: &Arc<Volume>, file: u64) {
 #[test]
 fn directories_of_a_walk_are_listed_ahead() {
     let taken = rounds(Tree { directories: 1000, files: 20 }, find);
+    assert!(taken <= 10, "{taken} round trips");
+}
+
+/// The kernel asks for the ACL of whatever anybody but its owner uses.
+#[test]
+fn acls_that_are_not_there_are_not_asked_for() {
+    let taken = rounds(Tree { directories: 1000, files: 20 }, |volume| async move {
+        find(Arc::clone(&volume)).await;
+        for (_, directory) in list(&volume, ROOT).await {
+            for (number, file) in list(&volume, directory).await.into_iter().chain([(name(1), directory)]) {
+                for acl in ["system.posix_acl_access", "system.posix_acl_default"] {
+                    let found = volume.extended(&Caller::default(), file, acl.as_ref()).await;
+                    assert_eq!(found, Err(Errno::ENODATA), "{number:?}");
+                }
+            }
+        }
+    });
     assert!(taken <= 10, "{taken} round trips");
 }
 

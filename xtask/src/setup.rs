@@ -45,6 +45,7 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("column", "bsdextrautils", false),
     ("strings", "binutils", false),
     ("setfattr", "attr", false),
+    ("setfacl", "acl", false),
     ("diff", "diffutils", false),
     ("tmux", "tmux", false),
     ("strace", "strace", false),

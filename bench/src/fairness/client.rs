@@ -104,7 +104,8 @@ impl Session {
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut name)?;
         let name = Bytes::copy_from_slice(&name);
         let (to, messages) = mpsc::channel(QUEUE);
-        let hello = Hello { protocol: PROTOCOL_VERSION, session: name.clone(), export: export.to_owned() };
+        let hello =
+            Hello { protocol: PROTOCOL_VERSION, session: name.clone(), export: export.to_owned(), tell_acls: true };
         to.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await?;
         let mut client = VolumeClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut from = client.session(ReceiverStream::new(messages)).await?.into_inner();

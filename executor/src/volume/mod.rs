@@ -295,6 +295,9 @@ impl VolumeService {
         })?;
         let account = volumes.account(caller);
         let store = DirectorySession::open_for(account.clone(), directory, Liveness::Served);
+        if hello.tell_acls {
+            store.tell_acls();
+        }
         let (session, calls) = (&hello.session, volumes.calls.clone());
         let served = Served::new(session, (caller.clone(), peer.clone()), (export, account), store, calls);
         let begun = served.begin(&self.0.audit).await;

@@ -191,7 +191,7 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
     let write = Write::At { place, offset: 0, data: Bytes::from_static(b"new") };
     remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
     for name in ["d", "d"] {
-        let make = Op::MakeDirectory { parent: remote.root(), name: name.into(), mode: 0o755 };
+        let make = Op::MakeDirectory { parent: remote.root(), name: name.into(), mode: 0o755.into() };
         let _ = remote.call(&Caller::default(), make).await;
     }
     let name = remote.session();

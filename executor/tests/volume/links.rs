@@ -34,7 +34,7 @@ async fn changes_happen_once_while_the_connection_breaks() {
         let line = format!("{number}\n");
         expected.extend_from_slice(line.as_bytes());
         let append = [Write::Append { place, data: Bytes::from(line.into_bytes()) }];
-        let make = Op::MakeDirectory { parent: store.root(), name: format!("d{number}").into(), mode: 0o700 };
+        let make = Op::MakeDirectory { parent: store.root(), name: format!("d{number}").into(), mode: 0o700.into() };
         let remove = Op::Remove {
             parent: store.root(),
             name: format!("d{}", number.wrapping_sub(1)).into(),
@@ -226,7 +226,7 @@ async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
     let mut notices = store.notices();
     let (place, before) = open(&store, "a", RW).await.unwrap();
     proxy.lead_to(second.address);
-    let change = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700 };
+    let change = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700.into() };
     let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
     // Nothing that the first has given out means anything to the second, until it is walked to.

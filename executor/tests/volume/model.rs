@@ -137,11 +137,11 @@ async fn on_volume(store: &dyn Store, step: &Step) -> Shown {
     match step {
         Step::Make(path, mode) => {
             let (parent, name) = parted(store, *path).await?;
-            done(call(store, Op::MakeDirectory { parent, name, mode: *mode }).await)
+            done(call(store, Op::MakeDirectory { parent, name, mode: (*mode).into() }).await)
         }
         Step::Create(path, mode) => {
             let (parent, name) = parted(store, *path).await?;
-            let op = Op::Create { parent, name, mode: *mode, flags: RW | OpenFlags::EXCLUSIVE };
+            let op = Op::Create { parent, name, mode: (*mode).into(), flags: RW | OpenFlags::EXCLUSIVE };
             let Answer::Opened { handle, .. } = call(store, op).await? else { panic!("opened") };
             done(call(store, Op::Close(handle)).await)
         }

@@ -14,6 +14,7 @@
 
 mod cache;
 mod daemon;
+mod peer;
 mod remote_control;
 
 use self::{cache::Copy, daemon::Daemon};

@@ -33,7 +33,7 @@ pub(crate) fn is_ours(process: &Path, others: &[u32]) -> bool {
 }
 
 /// Real, effective, saved and file system user id.
-fn user_ids(process: &Path) -> Option<[u32; 4]> {
+pub(crate) fn user_ids(process: &Path) -> Option<[u32; 4]> {
     let status = fs::read_to_string(process.join("status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     let ids: Vec<u32> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;

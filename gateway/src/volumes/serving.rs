@@ -61,7 +61,9 @@ impl Serving {
         let begun = runtime?.spawn(async move {
             let way = Arc::new(Way { route, carrier: tokio::sync::Mutex::default(), server: Mutex::default() });
             let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
-            let remote = Remote::open(Arc::<Way>::clone(&way), &config.export, patience).await;
+            // Root's mounts, whose server knows the same users.
+            let users = if geteuid().is_root() { Users::All } else { Users::Own };
+            let remote = Remote::open_for(Arc::<Way>::clone(&way), &config.export, patience, users).await;
             let remote = Arc::new(remote.map_err(|error| error.to_string())?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
@@ -76,14 +78,13 @@ impl Serving {
             }
             let path = config.path.clone();
             let source = config.source();
-            let for_everybody = geteuid().is_root();
+            let for_everybody = users == Users::All;
             let device = tokio::task::spawn_blocking(move || {
                 let wanted = Wanted { source: &source, read_only, for_everybody };
                 mount::mount(&wanted, &config.path)
             });
             let device = device.await.map_err(|error| error.to_string())?;
             let device = device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
-            let users = if for_everybody { Users::All } else { Users::Own };
             let served =
                 tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users));
             let thread =

@@ -139,7 +139,7 @@ pub fn calls(data: &[u8]) {
 async fn probe(store: &Remote) {
     let caller = Caller::default();
     let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::EXCLUSIVE;
-    let create = Op::Create { parent: store.root(), name: "probe".into(), mode: 0o600, flags };
+    let create = Op::Create { parent: store.root(), name: "probe".into(), mode: 0o600.into(), flags };
     let Answer::Opened { handle, entry, .. } = store.call(&caller, create).await.expect("a file is made") else {
         panic!("it was not opened")
     };
@@ -163,7 +163,8 @@ fn session(number: u8) -> Bytes {
 }
 
 fn hello(number: u8) -> wire::ToVolume {
-    let hello = wire::Hello { protocol: PROTOCOL_VERSION, session: session(number), export: "logs".into() };
+    let hello =
+        wire::Hello { protocol: PROTOCOL_VERSION, session: session(number), export: "logs".into(), tell_acls: true };
     wire::ToVolume { kind: Some(wire::to_volume::Kind::Hello(hello)) }
 }
 

@@ -1,7 +1,7 @@
 //! How files are: what stat(2) tells, what is changed of it, and extended attributes.
 
 use std::{
-    ffi::OsString,
+    ffi::{CStr, OsString},
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd},
         unix::ffi::{OsStrExt as _, OsStringExt as _},
@@ -14,16 +14,19 @@ use rustix::fs::{AtFlags, Gid, Mode, StatxFlags, Timespec, Timestamps, Uid, Xatt
 
 use super::Fault;
 use super::nodes::kind_of;
-use crate::store::{AttributeChange, Attributes, Changes, FileId, FileSystem, NewTime, Time};
+use crate::store::{Acls, AttributeChange, Attributes, Changes, FileId, FileSystem, Kind, NewTime, Time};
 
 /// XATTR_SIZE_MAX and XATTR_LIST_MAX.
 const MAX_VALUE_BYTES: usize = 64 << 10;
 /// Names that are the users' to set. Others are the system's: capabilities of programs, labels, what overlayfs keeps.
 const OPEN_NAMESPACES: [&str; 3] = ["user.", "system.posix_acl_access", "system.posix_acl_default"];
+/// Names of the two ACLs.
+const ACCESS_ACL: &CStr = c"system.posix_acl_access";
+const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 /// Permissions with the bits above.
 const PERMISSIONS: u32 = 0o7777;
 
-/// Attributes of an open file (`O_PATH` is enough).
+/// Attributes of an open file (`O_PATH` is enough), but for its ACLs.
 pub fn of(fd: BorrowedFd<'_>, id: FileId) -> Result<Attributes, Fault> {
     let found = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
     let time = |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
@@ -42,6 +45,7 @@ pub fn of(fd: BorrowedFd<'_>, id: FileId) -> Result<Attributes, Fault> {
         mtime: time(found.stx_mtime),
         ctime,
         version: version(ctime, found.stx_size),
+        acls: None,
     })
 }
 
@@ -112,11 +116,36 @@ pub fn value(fd: BorrowedFd<'_>, name: &OsString) -> Result<Bytes, Fault> {
     Ok(value.into())
 }
 
+/// Which POSIX ACLs a file has; `None` where that can't be told. The kernel keeps the answers with
+/// the inode.
+pub fn acls(fd: BorrowedFd<'_>, kind: Kind) -> Option<Acls> {
+    let link = link_to(fd);
+    let mut acls = Acls::empty();
+    if kind != Kind::Symlink {
+        acls.set(Acls::ACCESS, has_value(&link, ACCESS_ACL)?);
+    }
+    if kind == Kind::Directory {
+        acls.set(Acls::DEFAULT, has_value(&link, DEFAULT_ACL)?);
+    }
+    Some(acls)
+}
+
+/// Says that the file system can have them at all.
+pub fn may_have_acls(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::getxattr_query(link_to(fd), ACCESS_ACL) != Err(rustix::io::Errno::OPNOTSUPP)
+}
+
 /// Whether what is made in the directory has the mode that it was made with.
 pub fn has_no_default_acl(fd: BorrowedFd<'_>) -> bool {
-    let mut nothing: [u8; 0] = [];
-    let asked = rustix::fs::getxattr(link_to(fd), c"system.posix_acl_default", &mut nothing[..]);
-    matches!(asked, Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP))
+    has_value(&link_to(fd), DEFAULT_ACL) == Some(false)
+}
+
+fn has_value(link: &str, name: &CStr) -> Option<bool> {
+    match rustix::fs::getxattr_query(link, name) {
+        Ok(_) => Some(true),
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Some(false),
+        Err(_) => None,
+    }
 }
 
 /// setxattr(2).

@@ -18,7 +18,7 @@ use super::{
     session::{BYTES, Session, leases_of},
 };
 use crate::store::{
-    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, OpenFlags, Place, Sought, Synced,
+    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, NewMode, OpenFlags, Place, Sought, Synced,
 };
 
 /// Open files of one session.
@@ -139,7 +139,11 @@ impl Session {
     }
 
     /// open(2) with `O_CREAT`.
-    pub fn create(&self, (parent, name): (FileId, &OsStr), (mode, flags): (u32, OpenFlags)) -> Result<Answer, Fault> {
+    pub fn create(
+        &self,
+        (parent, name): (FileId, &OsStr),
+        (mode, flags): (NewMode, OpenFlags),
+    ) -> Result<Answer, Fault> {
         check_name(name)?;
         let parent = self.directory.nodes.node(parent)?;
         for _ in 0..ATTEMPTS {
@@ -155,14 +159,18 @@ impl Session {
         Err(Errno::EAGAIN.into())
     }
 
-    fn create_new(&self, (parent, name): (&Node, &OsStr), (mode, flags): (u32, OpenFlags)) -> Result<Answer, Fault> {
+    fn create_new(
+        &self,
+        (parent, name): (&Node, &OsStr),
+        (mode, flags): (NewMode, OpenFlags),
+    ) -> Result<Answer, Fault> {
         // On a read-only export opening what exists is all right, as long as it is not changed.
         if self.directory.require_writable().is_err() {
             let exists = self.directory.nodes.child(parent, name, Keep::Open).is_ok();
             return Err(if exists { Errno::EEXIST.into() } else { Errno::EROFS.into() });
         }
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let fd = rustix::fs::openat2(&parent.fd, name, how, Mode::from_raw_mode(mode & 0o7777), BENEATH)?;
+        let fd = rustix::fs::openat2(&parent.fd, name, how, super::names::permissions(parent, mode), BENEATH)?;
         let path =
             self.directory.nodes.remember(fd.try_clone().map_err(errno_of)?, Some((parent.id, name)), Keep::Way)?;
         let begun = self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);

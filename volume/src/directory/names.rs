@@ -14,7 +14,7 @@ use super::{
     nodes::{Keep, Node, check_name},
     session::{NAMES, Session},
 };
-use crate::store::{Answer, Entry, FileId, Kind, Leases, Op, Removal, Renaming};
+use crate::store::{Answer, Entry, FileId, Kind, Leases, NewMode, Op, Removal, Renaming};
 
 /// Permissions with the bits above.
 const PERMISSIONS: u32 = 0o7777;
@@ -35,9 +35,9 @@ impl Session {
                 _ => None,
             };
             match op {
-                Op::MakeDirectory { mode, .. } => rustix::fs::mkdirat(&parent.fd, name, permissions(*mode))?,
+                Op::MakeDirectory { mode, .. } => rustix::fs::mkdirat(&parent.fd, name, permissions(parent, *mode))?,
                 Op::MakeNode { mode, kind, .. } => {
-                    rustix::fs::mknodat(&parent.fd, name, node_type(*kind)?, permissions(*mode), 0)?;
+                    rustix::fs::mknodat(&parent.fd, name, node_type(*kind)?, permissions(parent, *mode), 0)?;
                 }
                 Op::Symlink { target, .. } => rustix::fs::symlinkat(target, &parent.fd, name)?,
                 _ => {
@@ -155,7 +155,11 @@ impl super::Directory {
     }
 }
 
-fn permissions(mode: u32) -> Mode {
+/// Of something new in a directory. Whoever can change the directory's default ACL meanwhile could
+/// have given others as much by it.
+pub fn permissions(parent: &Node, mode: NewMode) -> Mode {
+    let is_masked = mode.withheld == 0 || attributes::has_no_default_acl(parent.fd.as_fd());
+    let mode = if is_masked { mode.masked } else { mode.masked | mode.withheld };
     Mode::from_raw_mode(mode & PERMISSIONS)
 }
 

@@ -71,6 +71,8 @@ pub struct Nodes {
     /// Whether handles can be opened; otherwise files are found again by name.
     opens_handles: bool,
     telling: Purpose,
+    /// Its files can have ACLs.
+    has_acls: bool,
     /// The root's path when it was last looked at. It only tells where to walk.
     root_path: Mutex<PathBuf>,
     /// Files that all directories of the machine remember.
@@ -123,15 +125,22 @@ impl Nodes {
         let opens_handles = may_open_handles && sys::handle_of(root.as_fd(), Purpose::Opening).is_ok_and(opens);
         let system = rustix::fs::fstatvfs(&root)?.f_fsid;
         let id = FileId { inode: found.inode, generation: number_of(root.as_fd(), &found, telling).0 };
+        let has_acls = super::attributes::may_have_acls(root.as_fd());
         let root = Node { id, kind: Kind::Directory, fd: Arc::new(root) };
         let root_path = Mutex::new(path_of(&root.fd).unwrap_or_default());
         let mount = found.mount;
-        Ok(Self { root, mount, system, opens_handles, telling, root_path, remembered, state: Mutex::default() })
+        let state = Mutex::default();
+        Ok(Self { root, mount, system, opens_handles, telling, has_acls, root_path, remembered, state })
     }
 
     /// The export's own directory.
     pub fn root(&self) -> &Node {
         &self.root
+    }
+
+    /// Says that files of the export can have ACLs.
+    pub fn has_acls(&self) -> bool {
+        self.has_acls
     }
 
     /// As leases name it.

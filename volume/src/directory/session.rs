@@ -30,7 +30,7 @@ use crate::{
     keeper::{Begun, Keeper},
     leases::{self, FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
     store::{
-        Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, MOST_PATHS, Notice, Notices, Op, OpenFlags,
+        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, MOST_PATHS, Notice, Notices, Op, OpenFlags,
         Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
     },
 };
@@ -62,6 +62,8 @@ pub struct Session {
     settling: tokio::sync::Mutex<()>,
     liveness: Liveness,
     has_listener: AtomicBool,
+    /// Attributes tell which ACLs there are.
+    tells_acls: AtomicBool,
     /// Who called last: what the session is told without having asked is looked at with its rights.
     last_caller: Mutex<Caller>,
     /// Nothing more is done for it.
@@ -105,9 +107,15 @@ impl DirectorySession {
             settling: tokio::sync::Mutex::default(),
             liveness,
             has_listener: false.into(),
+            tells_acls: false.into(),
             last_caller: Mutex::default(),
             over: watch::Sender::new(false),
         }))
+    }
+
+    /// From now on attributes tell which ACLs there are, which costs a look more for each file.
+    pub fn tell_acls(&self) {
+        self.0.tells_acls.store(true, Ordering::Relaxed);
     }
 
     /// It ends, whoever still has a share of it: what it has open is closed, its locks and leases are given
@@ -574,7 +582,12 @@ impl Session {
         let has_listener = self.has_listener.load(Ordering::Relaxed);
         let wanted = if has_listener { wanted } else { Leases::empty() };
         let (leases, stamp) = self.keeper().table().grant(self.id, file, wanted, Instant::now());
-        Ok(Entry { attributes: attributes::of(fd, id)?, leases, stamp })
+        let mut attributes = attributes::of(fd, id)?;
+        if self.tells_acls.load(Ordering::Relaxed) {
+            let has_acls = self.directory.nodes.has_acls();
+            attributes.acls = if has_acls { attributes::acls(fd, attributes.kind) } else { Some(Acls::empty()) };
+        }
+        Ok(Entry { attributes, leases, stamp })
     }
 }
 

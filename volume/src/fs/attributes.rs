@@ -7,8 +7,11 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{Volume, table::ROOT};
-use crate::store::{Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
+use super::{
+    Volume,
+    table::{Node, ROOT},
+};
+use crate::store::{Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
 
 impl Volume {
     /// stat(2). What is being written is on the server first, so that size and times are those of the server.
@@ -39,7 +42,11 @@ impl Volume {
 
     fn remembered_attributes(&self, number: u64) -> Option<Attributes> {
         let table = self.table();
-        table.node(number).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?.attributes
+        table.node(number).filter(|node| self.is_leased(node))?.attributes
+    }
+
+    pub(super) fn is_leased(&self, node: &Node) -> bool {
+        node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
     }
 
     /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to, where there is one.
@@ -111,6 +118,18 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
+        match Acls::named(name) {
+            Some(acl) => self.acl(caller, number, (name, acl)).await,
+            None => self.ask_extended(caller, number, name).await,
+        }
+    }
+
+    pub(super) async fn ask_extended(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        name: &OsStr,
+    ) -> Result<Bytes, Errno> {
         let file = self.born(number).await?;
         match self.ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() }).await? {
             Answer::Value { value, .. } => Ok(value),
@@ -131,7 +150,9 @@ impl Volume {
     ) -> Result<(), Errno> {
         let file = self.born(number).await?;
         let op = |place| Op::SetAttribute { place, name: name.to_owned(), value: value.clone(), how };
-        self.ask_of(caller, file, op).await.map(drop)
+        self.ask_of(caller, file, op).await?;
+        self.acl_changed(number, name);
+        Ok(())
     }
 
     /// listxattr(2)
@@ -152,6 +173,8 @@ impl Volume {
     /// Of the call.
     pub async fn remove_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<(), Errno> {
         let file = self.born(number).await?;
-        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await.map(drop)
+        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await?;
+        self.acl_changed(number, name);
+        Ok(())
     }
 }

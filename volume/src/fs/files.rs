@@ -19,8 +19,8 @@ use super::{
     unborn::{What, Which},
 };
 use crate::store::{
-    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, Op, OpenFlags, Place, RangeLock,
-    Sought, Synced, Wait,
+    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, NewMode, Op, OpenFlags, Place,
+    RangeLock, Sought, Synced, Wait,
 };
 
 /// An open file.
@@ -79,10 +79,10 @@ impl Volume {
         self: &Arc<Self>,
         caller: &Caller,
         (parent, name): (u64, &OsStr),
-        mode: u32,
+        mode: NewMode,
         flags: OpenFlags,
     ) -> Result<(Opened, Entry), Errno> {
-        let new = (What::Regular(Vec::new()), mode);
+        let new = (What::Regular(Vec::new()), mode.masked);
         if let Some((entry, Some(opened))) = self.conceive(caller, (parent, name), new, flags).await {
             return Ok((opened, entry));
         }

@@ -2,7 +2,7 @@
 //! leases allow, else by the [`Store`].
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
-//! * `names`, `attributes`, `listing`, `files`: what the kernel can ask, by subject
+//! * `names`, `attributes`, `acls`, `listing`, `files`: what the kernel can ask, by subject
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named, `look` finds what a shell may look up
@@ -10,7 +10,8 @@
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
 //!   that a killed gateway has left
-//! * `recalls`: what the store says on its own account, and what the kernel must forget
+//! * `recalls`: what the store says on its own account, and what the kernel must forget; `recalled`:
+//!   recalls until they are answered; `forgetting`: marks and losses until the kernel has forgotten
 //!
 //! # What holds
 //!
@@ -21,6 +22,7 @@
 //! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.* Files of a directory that this session
 //! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
 
+mod acls;
 mod ahead;
 mod at_hand;
 mod attributed;
@@ -29,6 +31,7 @@ mod births;
 mod chunks;
 mod files;
 mod flights;
+mod forgetting;
 mod keep;
 mod listing;
 mod look;
@@ -38,6 +41,7 @@ mod openings;
 mod order;
 mod readers;
 mod reading;
+mod recalled;
 mod recalls;
 mod replay;
 mod table;
@@ -69,11 +73,13 @@ use at_hand::RoundTrip;
 use births::Births;
 use chunks::Chunks;
 use files::Open;
+use forgetting::Losses;
 use keep::Keep;
 use listing::Listings;
 use look::Looks;
 use readers::Readers;
 use reading::Loading;
+use recalled::Recalled;
 use table::{Node, Table};
 use tours::Tours;
 use writing::Writes;
@@ -147,6 +153,8 @@ pub struct Volume {
     /// Whenever a chunk has come.
     loaded: Notify,
     births: Arc<Births>,
+    recalled: Mutex<Recalled>,
+    losses: Mutex<Losses>,
     /// All that the store had to say up to there is forgotten.
     heard: watch::Sender<Stamp>,
     readers: Mutex<Readers>,
@@ -190,6 +198,8 @@ impl Volume {
             loading: Loading::default(),
             loaded: Notify::new(),
             births: Births::new(),
+            recalled: Mutex::default(),
+            losses: Mutex::default(),
             heard: watch::Sender::new(Stamp(0)),
             readers: Mutex::default(),
             tours: Mutex::default(),
@@ -200,7 +210,9 @@ impl Volume {
         });
         let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
         let sender = tokio::spawn(births::send(Arc::clone(&volume.births), Arc::downgrade(&volume)));
-        let tasks = [listener.abort_handle(), sender.abort_handle()];
+        let answers = (volume.store.clone(), volume.answers_wake());
+        let answerer = tokio::spawn(recalled::answer(Arc::downgrade(&volume), answers.0, answers.1));
+        let tasks = [listener.abort_handle(), sender.abort_handle(), answerer.abort_handle()];
         volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }
@@ -209,8 +221,12 @@ impl Volume {
     #[must_use]
     pub fn state(&self) -> State {
         let (files, leases) = self.table().counts();
+        let mut store = self.store.state();
+        if self.recalled().has_ended() {
+            store.fault.get_or_insert_with(|| "it recalls leases without end; nothing is remembered".to_owned());
+        }
         State {
-            store: self.store.state(),
+            store,
             cached_bytes: self.disk.as_ref().map_or_else(|| self.chunks.bytes(), Keep::bytes),
             dirty_bytes: self.writes.bytes(),
             leases,
@@ -227,7 +243,7 @@ impl Volume {
     }
 
     /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.
-    pub async fn catch_up(&self) {
+    pub async fn catch_up(self: &Arc<Self>) {
         let settled = self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await;
         if settled.is_err() || self.store.state().watched == Watched::LeaseEnd {
             // Nobody says what has changed: anything may have.

@@ -8,7 +8,7 @@ use super::{
     table::{Known, ROOT},
     unborn::What,
 };
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Op, OpenFlags, Removal, Renaming};
+use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming};
 
 /// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
 const SINGLE_QUESTIONS: u32 = 3;
@@ -122,9 +122,9 @@ impl Volume {
         caller: &Caller,
         parent: u64,
         name: &OsStr,
-        mode: u32,
+        mode: NewMode,
     ) -> Result<Entry, Errno> {
-        let new = (What::Directory, mode);
+        let new = (What::Directory, mode.masked);
         if let Some((entry, _)) = self.conceive(caller, (parent, name), new, OpenFlags::empty()).await {
             return Ok(entry);
         }
@@ -144,7 +144,7 @@ impl Volume {
         self: &Arc<Self>,
         caller: &Caller,
         (parent, name): (u64, &OsStr),
-        mode: u32,
+        mode: NewMode,
         (kind, rdev): (Kind, u64),
     ) -> Result<Entry, Errno> {
         if kind == Kind::Regular {

@@ -19,7 +19,7 @@ use super::{
     table::{Known, Node, Table, is_provisional},
     unborn::{Newborn, Own, Stage, What},
 };
-use crate::store::{Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Time};
+use crate::store::{Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Time};
 
 /// A larger file is written to the server while it grows.
 pub(super) const NEWBORN_BYTES: u64 = 256 << 10;
@@ -96,8 +96,11 @@ impl Volume {
         let (Some(own), Some(attributes)) = (&node.own, &node.attributes) else { return false };
         let is_as_made = (attributes.uid, attributes.gid) == (own.attributes.uid, own.attributes.gid)
             && attributes.mode & MAY_MAKE == MAY_MAKE;
+        // A default ACL makes other modes than the caller's.
+        let is_plain = attributes.acls.is_none_or(|acls| !acls.contains(Acls::DEFAULT));
         own.maker == *caller
             && is_as_made
+            && is_plain
             && node.fault.is_none()
             && node.is_complete
             && self.is_held(table, parent)

@@ -89,7 +89,7 @@ impl Volume {
             let (Some(newborn), Some(attributes)) = (&node.unborn, &node.attributes) else { return Err(Errno::EIO) };
             let (_, name) = node.at.clone().ok_or(Errno::EIO)?;
             let flags = (newborn.flags - OpenFlags::TRUNCATE) | OpenFlags::EXCLUSIVE;
-            let op = Op::Create { parent: above.file, name, mode: newborn.mode, flags };
+            let op = Op::Create { parent: above.file, name, mode: newborn.mode.into(), flags };
             (op, newborn.caller.clone(), (newborn.contents(), changes_of(attributes, node.changed)))
         };
         let asked = Instant::now();

@@ -88,6 +88,7 @@ mod tests {
             mtime: time,
             ctime: time,
             version: 1,
+            acls: None,
         };
         let entry = Some(Entry { attributes, leases: Leases::all(), stamp: Stamp(1) });
         Listed { name: name.into(), cookie: 0, entry, inode, kind: Kind::Regular }

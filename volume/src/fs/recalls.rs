@@ -1,23 +1,20 @@
 //! What the store says on its own account, and what the kernel must forget for it.
 
-use std::{
-    ffi::OsString,
-    sync::Weak,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, sync::Arc, sync::Weak, time::Instant};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
 
-use super::{Volume, table::ROOT, unborn::Which};
+use super::{
+    Volume,
+    forgetting::{Forgetting, Share},
+    recalled::Recall,
+    table::ROOT,
+};
 use crate::{
     leases::LEASE_TIME,
-    store::{Caller, FileId, Leases, Notice, Notices, Op, Returned, Stamp, Watched},
+    store::{FileId, Leases, Notice, Notices, Returned, Stamp, Watched},
 };
-
-/// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall is answered by the
-/// end of the lease.
-const KERNEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Rights to write that go back with a run; of more the executor asks.
 const MAX_GIVEN_UP: usize = 1000;
@@ -35,7 +32,7 @@ pub enum Changes {
 pub type Names = Vec<(u64, Vec<OsString>)>;
 
 /// The file's number, if it is known, and what the kernel was told of its names.
-type Taken = (Option<u64>, Option<Names>);
+pub(super) type Taken = (Option<u64>, Option<Names>);
 
 /// What the kernel must forget. Dropping it says that it has.
 #[derive(Debug)]
@@ -55,6 +52,18 @@ impl Invalidate {
     pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
         Self { number, pages: false, names: names.map(|names| vec![(number, names)]), done: None }
     }
+
+    /// Names of all these directories; nobody waits.
+    pub(super) fn of_names(names: Names) -> Self {
+        Self { number: ROOT, pages: false, names: Some(names), done: None }
+    }
+
+    /// The same with contents and names of any directories; also what completes when it is carried
+    /// out.
+    pub(super) fn awaited(number: u64, pages: bool, names: Option<Names>) -> (Self, oneshot::Receiver<()>) {
+        let (done, is_done) = oneshot::channel();
+        (Self { number, pages, names, done: Some(done) }, is_done)
+    }
 }
 
 impl Drop for Invalidate {
@@ -65,74 +74,35 @@ impl Drop for Invalidate {
     }
 }
 
-/// Takes notices in until the volume or the store has gone. Each by itself: what one waits for may need another.
+/// Takes notices in until the volume or the store has gone. It waits for nothing: what one notice
+/// waits for may need another.
 pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
-    let mut forgetting = Forgetting::new();
+    let mut forgetting = Forgetting::default();
     while let Some(notice) = notices.next().await {
         let Some(volume) = volume.upgrade() else { return };
-        let share = forgetting.share();
         match notice {
             Notice::Lost { stamp } => {
-                volume.lost(stamp);
-                tokio::spawn(async move { volume.forget_before(share).await });
+                volume.lost(stamp, Some(forgetting.share()));
             }
             Notice::Recall { file, leases, stamp } => {
-                // Before anything that is told later.
-                let taken = volume.take_leases(file, leases, stamp);
-                tokio::spawn(async move { volume.recalled(file, (leases, stamp), taken, share).await });
+                volume.take_recall(Returned { file, leases, stamp }, forgetting.share());
             }
             Notice::Is(entry) => volume.table().learn_known(&entry, Instant::now()),
-            Notice::All { stamp } => {
-                let before = std::mem::replace(&mut forgetting, Forgetting::new());
-                // The next one waits for this one, too.
-                let of_next = forgetting.share();
-                drop(share);
-                tokio::spawn(async move {
-                    before.done().await;
-                    volume.heard.send_if_modified(|heard| std::mem::replace(heard, stamp.max(*heard)) < stamp);
-                    drop(of_next);
-                });
-            }
+            Notice::All { stamp } => volume.mark(forgetting.next(), stamp),
         }
-    }
-}
-
-/// What is being forgotten: over when all shares are dropped.
-struct Forgetting {
-    share: mpsc::Sender<()>,
-    shares: mpsc::Receiver<()>,
-}
-
-/// A part of it.
-type Share = mpsc::Sender<()>;
-
-impl Forgetting {
-    fn new() -> Self {
-        let (share, shares) = mpsc::channel(1);
-        Self { share, shares }
-    }
-
-    fn share(&self) -> Share {
-        self.share.clone()
-    }
-
-    async fn done(mut self) {
-        drop(self.share);
-        // Nothing is ever sent.
-        let _ = self.shares.recv().await;
     }
 }
 
 impl Volume {
     /// After a command ran on the server: returns when nothing from before the store's notice with that stamp is remembered. `Changes`
     /// tells whether there may be any, where nobody else does.
-    pub async fn caught_up(&self, stamp: Stamp, changes: Changes) {
+    pub async fn caught_up(self: &Arc<Self>, stamp: Stamp, changes: Changes) {
         let mut heard = self.heard.subscribe();
         let is_heard = tokio::time::timeout(LEASE_TIME, heard.wait_for(|heard| *heard >= stamp)).await.is_ok();
         let is_watched = self.store.state().watched != Watched::LeaseEnd;
         if !is_heard || (!is_watched && changes == Changes::Possible) {
-            self.lost(stamp);
-            self.forget(ROOT, false, None).await;
+            let round = self.lost(stamp, None);
+            self.forgotten_by(round).await;
         }
     }
 
@@ -152,42 +122,30 @@ impl Volume {
         taken.into_iter().map(|(file, stamp)| Returned { file, leases: Leases::WRITE, stamp }).collect()
     }
 
-    async fn recalled(&self, file: FileId, (leases, stamp): (Leases, Stamp), taken: Taken, share: Share) {
-        let (number, names) = match taken {
-            (None, _) => {
-                // It may be one that was made here, whose answer is on its way.
-                self.landing().await;
-                self.take_leases(file, leases, stamp)
-            }
-            taken => taken,
-        };
-        if leases.contains(Leases::WRITE) {
-            self.bring_out(Which::All).await;
-            self.drain(file).await;
+    fn take_recall(self: &Arc<Self>, returned: Returned, share: Share) {
+        if !self.recalled().has_room() {
+            return self.end_as_broken();
         }
-        if let Some(number) = number {
-            let pages = leases.contains(Leases::DATA);
-            self.forget(number, pages, names).await;
-        }
-        drop(share);
-        let returned = Returned { file, leases, stamp };
-        if let Err(errno) = self.store.call(&Caller::default(), Op::Return(vec![returned])).await {
-            tracing::debug!(%errno, inode = file.inode, "a lease could not be given back");
-        }
+        // Before anything that is told later.
+        let taken = self.take_leases(&returned);
+        self.take_up(Recall { returned, taken, share });
     }
 
-    fn take_leases(&self, file: FileId, leases: Leases, stamp: Stamp) -> Taken {
+    pub(super) fn take_leases(&self, recalled: &Returned) -> Taken {
+        let Returned { file, leases, stamp } = *recalled;
         let mut table = self.table();
         let told = leases.contains(Leases::ENTRIES).then(|| table.take_told(file));
         let number = table.recall(file, leases, stamp);
         (number, told.zip(number).map(|(told, number)| vec![(number, told)]))
     }
 
-    async fn forget(&self, number: u64, pages: bool, names: Option<Names>) {
-        let (done, is_done) = oneshot::channel();
-        let _ = self.invalidate.send(Invalidate { number, pages, names, done: Some(done) });
-        if tokio::time::timeout(KERNEL_PATIENCE, is_done).await.is_err() {
-            tracing::warn!(number, "the kernel does not forget a file");
+    /// A server that does not keep to the protocol: from now on nothing is remembered of what it
+    /// says, and it is given no answers.
+    pub(super) fn end_as_broken(self: &Arc<Self>) {
+        if self.recalled().end() {
+            tracing::error!("the server recalls leases without end: nothing is remembered any more");
+            self.lost(Stamp(u64::MAX), None);
+            self.heard.send_replace(Stamp(u64::MAX));
         }
     }
 
@@ -201,31 +159,5 @@ impl Volume {
     /// The kernel's attributes of a file may be wrong.
     pub(super) fn forget_attributes(&self, number: u64) {
         let _ = self.invalidate.send(Invalidate { number, pages: false, names: None, done: None });
-    }
-
-    fn lost(&self, stamp: Stamp) {
-        tracing::warn!("all leases of a volume have ended");
-        let mut table = self.table();
-        let names = table.take_all_told();
-        table.lose_all(stamp);
-        let numbers: Vec<u64> = table.iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
-        drop(table);
-        let _ = self.invalidate.send(Invalidate { number: ROOT, pages: false, names: Some(names), done: None });
-        for number in numbers {
-            let _ = self.invalidate.send(Invalidate { number, pages: true, names: None, done: None });
-        }
-    }
-
-    /// Returns when nothing is remembered any more.
-    pub(super) async fn forget_everything(&self) {
-        self.lost(Stamp(0));
-        // What was sent before is carried out before.
-        self.forget(ROOT, false, None).await;
-    }
-
-    /// Keeps the share until the kernel has forgotten what it was told to forget until now.
-    async fn forget_before(&self, share: Share) {
-        self.forget(ROOT, false, None).await;
-        drop(share);
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{
+    acls::{KnownAcls, has_same_rights},
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
@@ -40,6 +41,10 @@ pub(super) struct Node {
     pub handles: Vec<Handle>,
     /// Under [`Leases::ATTRIBUTES`].
     pub attributes: Option<Attributes>,
+    /// ACLs that the store was asked for, under [`Leases::ATTRIBUTES`].
+    pub acls: Option<Box<KnownAcls>>,
+    /// How often [`Leases::ATTRIBUTES`] was not given, or lost, or an ACL was set here.
+    pub losses: u32,
     /// What we hold.
     pub leases: Leases,
     /// Of the latest answer about it.
@@ -138,6 +143,8 @@ impl Table {
             lookups: 0,
             handles: Vec::new(),
             attributes: None,
+            acls: None,
+            losses: 0,
             leases: Leases::empty(),
             stamp: Stamp(0),
             heard: Instant::now(),
@@ -295,17 +302,21 @@ impl Table {
             node.forget_names();
         }
         if node.is_ahead() {
-            // What was done here since, the store will hear.
+            // What was done here since, the store will hear. ACLs are never changed in memory.
+            if let Some(attributes) = &mut node.attributes {
+                attributes.acls = entry.attributes.acls;
+            }
             return true;
         }
         let may = entry.leases.contains(Leases::ATTRIBUTES);
-        let rights = |of: &Attributes| (of.mode, of.uid, of.gid);
-        if node.attributes.as_ref().map(rights) != Some(rights(&entry.attributes)) {
+        if node.attributes.is_none_or(|before| !has_same_rights(&before, &entry.attributes)) {
             node.reader = None;
         }
         node.attributes = may.then_some(entry.attributes);
         if !may {
             node.target = None;
+            node.acls = None;
+            node.losses = node.losses.wrapping_add(1);
         }
         may
     }
@@ -465,6 +476,10 @@ impl Node {
             return;
         }
         self.leases -= leases;
+        if leases.contains(Leases::ATTRIBUTES) {
+            self.acls = None;
+            self.losses = self.losses.wrapping_add(1);
+        }
         if leases.contains(Leases::ATTRIBUTES) && !self.is_ahead() {
             self.attributes = None;
             self.target = None;

@@ -17,7 +17,10 @@ use nix::{
 use super::Users;
 use crate::{
     fs::{Name, ROOT, Told},
-    store::{Access, Allocation, AttributeChange, Caller, Errno, Kind, NewTime, OpenFlags, RangeLock, Sought, Time},
+    store::{
+        Access, Acls, Allocation, AttributeChange, Caller, Errno, Kind, NewMode, NewTime, OpenFlags, RangeLock, Sought,
+        Time,
+    },
 };
 
 /// No file that is told of has a number with this bit.
@@ -187,14 +190,25 @@ pub(super) fn attribute_change(flags: i32) -> Option<AttributeChange> {
     }
 }
 
-/// Others mean something to the server's kernel, or are asked for with every `ls -l`.
-pub(super) fn is_passed_on(attribute: &OsStr) -> bool {
-    [&b"user."[..], b"trusted."].iter().any(|prefix| attribute.as_bytes().starts_with(prefix))
+/// Others mean something to the server's kernel, or are asked for with every `ls -l`. ACLs are
+/// where this kernel heeds them.
+pub(super) fn is_passed_on(attribute: &OsStr, users: Users) -> bool {
+    let is_open = [&b"user."[..], b"trusted."].iter().any(|prefix| attribute.as_bytes().starts_with(prefix));
+    is_open || users == Users::All && Acls::named(attribute).is_some()
+}
+
+/// Permissions of something new. Without [`InitFlags::FUSE_DONT_MASK`] the kernel has applied the
+/// umask.
+///
+/// [`InitFlags::FUSE_DONT_MASK`]: fuser::InitFlags::FUSE_DONT_MASK
+pub(super) fn new_mode(mode: u32, umask: u32, users: Users) -> NewMode {
+    let umask = if users == Users::All { umask & 0o777 } else { 0 };
+    NewMode::new(mode & 0o7777, umask)
 }
 
 /// The answer to listxattr(2).
-pub(super) fn names_of_attributes(names: Vec<OsString>) -> Vec<u8> {
-    let passed_on = names.iter().filter(|name| is_passed_on(name));
+pub(super) fn names_of_attributes(names: Vec<OsString>, users: Users) -> Vec<u8> {
+    let passed_on = names.iter().filter(|name| is_passed_on(name, users));
     passed_on.flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect()
 }
 

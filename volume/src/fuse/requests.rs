@@ -18,12 +18,12 @@ use fuser::{
 };
 
 use super::{
-    Adapter,
+    Adapter, Users,
     convert::{self, attr, error, kind_of_mode, new_time, open_flags},
 };
 use crate::{
     fs::{Name, Opened, Source, Told, Volume},
-    store::{Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
+    store::{Acls, Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
 };
 
 /// What one write of the kernel carries, and what it reads ahead.
@@ -87,6 +87,15 @@ impl Filesystem for Adapter {
             InitFlags::FUSE_MAX_PAGES,
         ] {
             let _ = config.add_capabilities(wanted);
+        }
+        if self.users == Users::All {
+            // The kernel checks permissions, and the mode alone does not tell them where there is
+            // an ACL. The umask counts only where the directory has no default ACL, which the
+            // server knows.
+            let wanted = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
+            let lacks =
+                |_| io::Error::new(io::ErrorKind::Unsupported, "this kernel heeds no ACLs on mounts for everybody");
+            config.add_capabilities(wanted).map_err(lacks)?;
         }
         let _ = config.set_max_write(REQUEST_BYTES);
         if let Err(most) = config.set_max_readahead(REQUEST_BYTES) {
@@ -165,19 +174,30 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let new_mode = convert::new_mode(mode, umask, self.users);
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
             let what = (kind_of_mode(mode), convert::device(rdev));
-            let made = volume.make_node(&caller, (parent.0, &name), mode & 0o7777, what).await;
+            let made = volume.make_node(&caller, (parent.0, &name), new_mode, what).await;
             reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let mode = convert::new_mode(mode, umask, self.users);
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
-            let made = volume.make_directory(&caller, parent.0, &name, mode & 0o7777).await;
+            let made = volume.make_directory(&caller, parent.0, &name, mode).await;
             reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
     }
@@ -258,13 +278,14 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let mode = convert::new_mode(mode, umask, self.users);
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
-            let created = volume.create(&caller, (parent.0, &name), mode & 0o7777, open_flags(flags)).await;
+            let created = volume.create(&caller, (parent.0, &name), mode, open_flags(flags)).await;
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
                 volume.tell((parent.0, &name), &entry, |told: Told| {
                     let life = told.attributes_life.min(told.name_life);
@@ -438,7 +459,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let Some(how) = convert::attribute_change(flags) else { return reply.error(fuser::Errno::EINVAL) };
-        if !convert::is_passed_on(name) {
+        if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
@@ -450,8 +471,12 @@ impl Filesystem for Adapter {
     }
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if !convert::is_passed_on(name) {
+        if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        // With each look at a file: without a look at who asks.
+        if let Some(known) = Acls::named(name).and_then(|acl| self.volume.remembered_acl(number.0, acl)) {
+            return reply!(reply, known, |reply, value: Bytes| convert::sized(reply, &value, size));
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(async move {
@@ -462,16 +487,16 @@ impl Filesystem for Adapter {
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
+        let (volume, caller, users) = (Arc::clone(&self.volume), self.caller(request), self.users);
         self.answer(async move {
             reply!(reply, volume.extended_names(&caller, number.0).await, |reply, names| {
-                convert::sized(reply, &convert::names_of_attributes(names), size);
+                convert::sized(reply, &convert::names_of_attributes(names, users), size);
             });
         });
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if !convert::is_passed_on(name) {
+        if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());

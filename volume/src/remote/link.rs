@@ -97,7 +97,12 @@ async fn connect(shared: &Shared) -> Result<Link, Failed> {
         .max_decoding_message_size(VOLUME_ANSWER_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (outgoing, messages) = mpsc::channel(OUTGOING);
-    let hello = Hello { protocol: PROTOCOL_VERSION, session: shared.name.clone(), export: shared.export.clone() };
+    let hello = Hello {
+        protocol: PROTOCOL_VERSION,
+        session: shared.name.clone(),
+        export: shared.export.clone(),
+        tell_acls: shared.tell_acls,
+    };
     let said = Instant::now();
     let hello = ToVolume { kind: Some(to_volume::Kind::Hello(hello)) };
     outgoing.try_send(hello).map_err(|_| passing("it ended".to_owned()))?;

@@ -29,6 +29,7 @@ use tonic::transport::Channel;
 
 use self::calls::Calls;
 use crate::{
+    fuse::Users,
     leases::LEASE_TIME,
     store::{
         Answer, Caller, Entry, Errno, FileId, Notice, Notices, Op, Pieces, ReadPart, Stamp, Store, StoreState, Watched,
@@ -92,6 +93,8 @@ pub struct CannotOpen {
 pub(crate) struct Shared {
     name: Bytes,
     export: String,
+    /// Attributes are to tell which ACLs there are.
+    tell_acls: bool,
     patience: Patience,
     connector: Arc<dyn Connector>,
     calls: Mutex<Calls>,
@@ -134,12 +137,27 @@ impl Remote {
     /// # Errors
     /// [`CannotOpen`] when the executor is not in reach or refuses; later losses are mended.
     pub async fn open(connector: Arc<dyn Connector>, export: &str, patience: Patience) -> Result<Self, CannotOpen> {
+        Self::open_for(connector, export, patience, Users::Own).await
+    }
+
+    /// As [`Remote::open`], for a mount that these users have: for everybody attributes also tell
+    /// which ACLs there are.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn open_for(
+        connector: Arc<dyn Connector>,
+        export: &str,
+        patience: Patience,
+        users: Users,
+    ) -> Result<Self, CannotOpen> {
         let failed = |why: String| CannotOpen { export: export.to_owned(), why };
         let name = new_name().map_err(|error| failed(format!("no random bytes: {error}")))?;
         let (notices, listener) = mpsc::channel(NOTICES);
         let shared = Arc::new(Shared {
             name,
             export: export.to_owned(),
+            tell_acls: users == Users::All,
             patience,
             connector,
             calls: Mutex::default(),

@@ -4,6 +4,10 @@
     reason = "a variant's fields are explained with the variant, names of system calls by their manual pages"
 )]
 
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+use bitflags::bitflags;
+
 use super::{Leases, Stamp};
 
 /// A file's name on the wire: it never means another file, also when the inode's number is used again.
@@ -85,6 +89,31 @@ pub struct Attributes {
     pub ctime: Time,
     /// Another number whenever contents or attributes are others. Says nothing of which is newer.
     pub version: u64,
+    /// Its POSIX ACLs, where the store tells of them.
+    pub acls: Option<Acls>,
+}
+
+bitflags! {
+    /// The POSIX ACLs of a file (acl(5)) beside its permissions.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Acls: u32 {
+        /// Of access: the group's bits of the mode are its mask.
+        const ACCESS = 2;
+        /// Of a directory: what is made in it gets that.
+        const DEFAULT = 4;
+    }
+}
+
+impl Acls {
+    /// The ACL that an extended attribute of that name is.
+    #[must_use]
+    pub fn named(attribute: &OsStr) -> Option<Self> {
+        match attribute.as_bytes() {
+            b"system.posix_acl_access" => Some(Self::ACCESS),
+            b"system.posix_acl_default" => Some(Self::DEFAULT),
+            _ => None,
+        }
+    }
 }
 
 /// A file as an answer tells of it.

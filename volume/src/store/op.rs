@@ -31,10 +31,10 @@ pub enum Op {
     List { directory: FileId, cookie: u64, limit: u32 },
     /// → [`Answer::Target`].
     ReadLink(FileId),
-    /// `mode` has the umask taken off already, here and in all that follow. → [`Answer::Made`].
-    MakeDirectory { parent: FileId, name: OsString, mode: u32 },
+    /// → [`Answer::Made`].
+    MakeDirectory { parent: FileId, name: OsString, mode: NewMode },
     /// A fifo, a socket or an empty file. Devices are refused (`EPERM`). → [`Answer::Made`].
-    MakeNode { parent: FileId, name: OsString, mode: u32, kind: Kind, rdev: u64 },
+    MakeNode { parent: FileId, name: OsString, mode: NewMode, kind: Kind, rdev: u64 },
     /// → [`Answer::Made`].
     Symlink { parent: FileId, name: OsString, target: OsString },
     /// Another name for a file. → [`Answer::Made`].
@@ -44,7 +44,7 @@ pub enum Op {
     /// renameat2(2). → [`Answer::Renamed`].
     Rename { from: (FileId, OsString), to: (FileId, OsString), how: Renaming },
     /// open(2) with `O_CREAT`. → [`Answer::Opened`].
-    Create { parent: FileId, name: OsString, mode: u32, flags: OpenFlags },
+    Create { parent: FileId, name: OsString, mode: NewMode, flags: OpenFlags },
     /// open(2) of what exists. → [`Answer::Opened`].
     Open { file: FileId, flags: OpenFlags },
     /// The last close of an open file; its flock goes with it. → [`Answer::Done`].
@@ -106,6 +106,29 @@ impl Op {
                 | Self::Return(_)
                 | Self::Settle(_)
         )
+    }
+}
+
+/// Permissions of something new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewMode {
+    /// With the umask applied.
+    pub masked: u32,
+    /// Taken away by the umask. A default ACL of the directory takes the umask's place (acl(5)).
+    pub withheld: u32,
+}
+
+impl NewMode {
+    /// As mkdir(2) has it.
+    #[must_use]
+    pub fn new(mode: u32, umask: u32) -> Self {
+        Self { masked: mode & !umask, withheld: mode & umask }
+    }
+}
+
+impl From<u32> for NewMode {
+    fn from(masked: u32) -> Self {
+        Self { masked, withheld: 0 }
     }
 }
 

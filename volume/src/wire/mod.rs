@@ -43,6 +43,9 @@ fn text(bytes: &Bytes) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }
 
+/// Of the bits about ACLs: what they say is known.
+const ACLS_KNOWN: u32 = 1;
+
 /// Longest name of a file (NAME_MAX of Linux's file systems).
 const NAME_BYTES: usize = 255;
 
@@ -227,6 +230,7 @@ impl From<Entry> for pb::Entry {
             mtime: Some(its.mtime.into()),
             ctime: Some(its.ctime.into()),
             version: its.version,
+            acls: its.acls.map_or(0, |acls| ACLS_KNOWN | acls.bits()),
         };
         Self { attributes: Some(attributes), leases: entry.leases.bits(), stamp: entry.stamp.0 }
     }
@@ -251,6 +255,7 @@ impl TryFrom<pb::Entry> for Entry {
             mtime: its.mtime.unwrap_or_default().into(),
             ctime: its.ctime.unwrap_or_default().into(),
             version: its.version,
+            acls: (its.acls & ACLS_KNOWN != 0).then(|| Acls::from_bits_truncate(its.acls)),
         };
         // A lease of a kind that is not known here is of no use here.
         Ok(Self { attributes, leases: Leases::from_bits_truncate(entry.leases), stamp: Stamp(entry.stamp) })

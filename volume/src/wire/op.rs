@@ -45,9 +45,13 @@ fn kind_of(op: Op) -> pb::op::Kind {
             let (from, to) = (name_of(from.0, &from.1), name_of(to.0, &to.1));
             To::Rename(pb::Rename { from, to, how: how.number() })
         }
-        Op::Create { parent, name, mode, flags } => {
-            To::Create(pb::Open { name: name_of(parent, &name), file: None, mode, flags: flags.bits() })
-        }
+        Op::Create { parent, name, mode, flags } => To::Create(pb::Open {
+            name: name_of(parent, &name),
+            file: None,
+            mode: mode.masked,
+            flags: flags.bits(),
+            withheld: mode.withheld,
+        }),
         Op::Open { file, flags } => {
             To::Open(pb::Open { file: Some(file.into()), flags: flags.bits(), ..pb::Open::default() })
         }
@@ -101,7 +105,8 @@ fn kind_of_make(op: Op) -> pb::op::Kind {
     match op {
         Op::MakeNode { parent, name, mode, kind, rdev } => To::MakeNode(pb::Make {
             name: name_of(parent, &name),
-            mode,
+            mode: mode.masked,
+            withheld: mode.withheld,
             kind: kind.number(),
             rdev,
             ..pb::Make::default()
@@ -113,7 +118,8 @@ fn kind_of_make(op: Op) -> pb::op::Kind {
             To::Link(pb::Make { name: name_of(parent, &name), file: Some(file.into()), ..pb::Make::default() })
         }
         Op::MakeDirectory { parent, name, mode } => {
-            To::MakeDirectory(pb::Make { name: name_of(parent, &name), mode, ..pb::Make::default() })
+            let NewMode { masked: mode, withheld } = mode;
+            To::MakeDirectory(pb::Make { name: name_of(parent, &name), mode, withheld, ..pb::Make::default() })
         }
         _ => To::FileSystem(pb::Nothing {}),
     }
@@ -145,11 +151,12 @@ impl TryFrom<pb::Op> for Op {
             From::ReadLink(file) => Self::ReadLink(file.into()),
             From::MakeDirectory(make) => {
                 let (parent, name) = name(make.name)?;
-                Self::MakeDirectory { parent, name, mode: make.mode }
+                Self::MakeDirectory { parent, name, mode: new_mode(make.mode, make.withheld) }
             }
             From::MakeNode(make) => {
                 let (parent, name) = name(make.name)?;
-                Self::MakeNode { parent, name, mode: make.mode, kind: Kind::of(make.kind)?, rdev: make.rdev }
+                let mode = new_mode(make.mode, make.withheld);
+                Self::MakeNode { parent, name, mode, kind: Kind::of(make.kind)?, rdev: make.rdev }
             }
             From::Symlink(make) => {
                 let (parent, name) = name(make.name)?;
@@ -169,7 +176,7 @@ impl TryFrom<pb::Op> for Op {
             }
             From::Create(open) => {
                 let (parent, name) = name(open.name)?;
-                Self::Create { parent, name, mode: open.mode, flags: flags(open.flags)? }
+                Self::Create { parent, name, mode: new_mode(open.mode, open.withheld), flags: flags(open.flags)? }
             }
             From::Open(open) => Self::Open { file: needed(open.file, "file")?, flags: flags(open.flags)? },
             From::Close(handle) => Self::Close(Handle(handle)),
@@ -230,6 +237,11 @@ fn op_on_file(kind: pb::op::Kind) -> Result<Op, Malformed> {
         From::Settle(flush) => Op::Settle(if flush { Settling::Flush } else { Settling::Recalls }),
         _ => return Err(Malformed("op")),
     })
+}
+
+/// A gateway that says nothing of the umask has applied it.
+fn new_mode(masked: u32, withheld: u32) -> NewMode {
+    NewMode { masked, withheld }
 }
 
 fn flags(bits: u32) -> Result<OpenFlags, Malformed> {

@@ -3,6 +3,7 @@
 //! a plain directory.
 #![allow(clippy::unwrap_used)]
 
+mod acls;
 mod held;
 mod kept;
 mod locks;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -33,6 +34,8 @@ impl Site {
     /// So many mounts of one directory.
     pub fn new(mounts: usize) -> Self {
         let root = tempfile::tempdir().unwrap();
+        // Other users are to get there.
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let origin = root.path().join("origin");
         fs::create_dir(&origin).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -54,12 +57,16 @@ impl Site {
         let _entered = runtime.enter();
         let path = self.root.path().join(format!("mount{number}"));
         fs::create_dir(&path).unwrap();
-        let store = Arc::new(DirectorySession::open(Arc::clone(directory), Liveness::Own));
+        let store = DirectorySession::open(Arc::clone(directory), Liveness::Own);
+        let is_root = geteuid().is_root();
+        if is_root {
+            store.tell_acls();
+        }
+        let store = Arc::new(store);
         let disk = DiskCache::open(&self.root.path().join(format!("disk{number}")), CACHE).unwrap();
         let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: CACHE }, Some(disk));
         let journal = Journal::open(&self.root.path().join(format!("journal{number}"))).unwrap();
         runtime.block_on(volume.keep_journal(journal)).unwrap();
-        let is_root = geteuid().is_root();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
         let device = mount::mount(&wanted, &path).unwrap();
         let users = if is_root { Users::All } else { Users::Own };

@@ -217,7 +217,7 @@ impl Client {
 
     pub async fn make_directory(&self, path: impl AsRef<Path>) -> Result<u64, Errno> {
         let (parent, name) = self.parent(path.as_ref()).await?;
-        let made = self.volume.make_directory(&self.caller, parent, name, 0o755).await?;
+        let made = self.volume.make_directory(&self.caller, parent, name, 0o755.into()).await?;
         Ok(self.volume.tell((parent, name), &made, |told| told.number))
     }
 
@@ -228,7 +228,7 @@ impl Client {
 
     pub async fn create(&self, path: impl AsRef<Path>, flags: OpenFlags) -> Result<(Opened, u64), Errno> {
         let (parent, name) = self.parent(path.as_ref()).await?;
-        let (opened, entry) = self.volume.create(&self.caller, (parent, name), 0o644, flags).await?;
+        let (opened, entry) = self.volume.create(&self.caller, (parent, name), 0o644.into(), flags).await?;
         Ok((opened, self.volume.tell((parent, name), &entry, |told| told.number)))
     }
 

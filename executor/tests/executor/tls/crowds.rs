@@ -1,14 +1,27 @@
 //! Very many peers, and very slow ones: others are served, and memory stays bounded.
 
-use std::{fs, io::ErrorKind, time::Instant};
+use std::{
+    fs,
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use hyper_util::rt::TokioIo;
 use posh_executor::config::{Identity, Limits};
-use posh_proto::executor::DescribeRequest;
-use tokio::{io::AsyncWriteExt as _, net::TcpStream};
+use posh_proto::executor::{DescribeRequest, ToolsRequest};
+use posh_reach::tls::credentials::Credentials;
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+use tonic::{Code, transport::Endpoint};
 
-use super::{TlsLab, identity};
-use crate::harness::{PATIENCE, pipeline, run};
+use super::{TlsLab, client, identity};
+use crate::harness::{Client, PATIENCE, pipeline, run};
 
 /// Connections of the crowd.
 const CROWD: usize = 10_000;
@@ -149,7 +162,7 @@ async fn a_stranger_has_few_calls_at_a_time() {
     let name = ServerName::try_from(lab.host.host.clone()).unwrap();
     let stranger = TlsConnector::from(lab.without_certificate()).connect(name, stream).await.unwrap();
     assert_eq!(timeout(PATIENCE, calls_at_a_time(stranger)).await.unwrap(), 4);
-    let ada = Credentials::load(&lab.enrol("ada").await.unwrap()).unwrap();
+    let ada = Credentials::load(&lab.enrol("ada").await.unwrap(), &lab.host).unwrap();
     let ada = lab.connection(&ada).await;
     assert!(timeout(PATIENCE, calls_at_a_time(ada)).await.unwrap() > 1000);
 }
@@ -159,7 +172,7 @@ async fn a_stranger_has_few_calls_at_a_time() {
 async fn answers_that_nobody_reads_are_few() {
     const UNREAD: usize = 4;
     let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
-    let ada = Credentials::load(&lab.enrol("ada").await.unwrap()).unwrap();
+    let ada = Credentials::load(&lab.enrol("ada").await.unwrap(), &lab.host).unwrap();
     let only = std::sync::Mutex::new(Some(TokioIo::new(lab.connection(&ada).await)));
     let connector = tower::service_fn(move |_| {
         let only = only.lock().unwrap().take();

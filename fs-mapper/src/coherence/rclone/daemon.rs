@@ -105,7 +105,7 @@ impl Daemon {
             let what = format!("rclone at {} runs without --rc", self.mount.mount_point.display());
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        RemoteControl::at(self.setting("rc-addr").as_deref().unwrap_or("localhost:5572"))
+        RemoteControl::at(self.setting("rc-addr").as_deref().unwrap_or("localhost:5572"), &self.process)
     }
 
     /// How long after its last use a file waits before it is uploaded.

@@ -1,10 +1,13 @@
 //! rclone's remote control: one short HTTP request for each call. Only what needs
-//! no password is used.
+//! no password is used, and nothing is sent before it is certain that rclone has accepted the
+//! connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use super::peer::Peer;
 
 /// It answers from memory, on this machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -15,12 +18,14 @@ const MOST_BYTES: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemoteControl {
     address: SocketAddr,
+    /// The daemon's directory in /proc.
+    process: PathBuf,
 }
 
 impl RemoteControl {
     /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or `localhost`: what listens
     /// elsewhere would be told the names of files in plain text, and its answer says where the cache lies.
-    pub(super) fn at(text: &str) -> io::Result<Self> {
+    pub(super) fn at(text: &str, process: &Path) -> io::Result<Self> {
         let text = match text.split_once(':') {
             Some(("" | "localhost", port)) => format!("127.0.0.1:{port}"),
             _ => text.to_owned(),
@@ -31,7 +36,7 @@ impl RemoteControl {
             io::Error::new(io::ErrorKind::Unsupported, what)
         };
         let address: SocketAddr = text.parse().map_err(|_| refused())?;
-        if address.ip().is_loopback() { Ok(Self { address }) } else { Err(refused()) }
+        if address.ip().is_loopback() { Ok(Self { address, process: process.to_owned() }) } else { Err(refused()) }
     }
 
     /// Whether it answers.
@@ -62,6 +67,7 @@ impl RemoteControl {
 
     fn call(&self, what: &str, body: &str) -> io::Result<serde_json::Value> {
         let mut stream = TcpStream::connect_timeout(&self.address, ANSWER_LIMIT)?;
+        Peer::of(&stream, ANSWER_LIMIT)?.expect(&self.process)?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         stream.set_write_timeout(Some(ANSWER_LIMIT))?;
         let length = body.len();
@@ -97,7 +103,8 @@ mod tests {
     #[test]
     fn addresses() {
         let check = |text: &str, expect: Option<&str>| {
-            let found = RemoteControl::at(text).ok().map(|control| control.address.to_string());
+            let found =
+                RemoteControl::at(text, Path::new("/proc/self")).ok().map(|control| control.address.to_string());
             assert_eq!(found.as_deref(), expect, "{text}");
         };
         check("localhost:5572", Some("127.0.0.1:5572"));
@@ -106,9 +113,36 @@ mod tests {
         check("unix:///run/rclone.sock", None);
         check("example.org:5572", None);
         for elsewhere in ["192.0.2.7:5572", "0.0.0.0:5572", "[2001:db8::1]:5572", "[::]:5572"] {
-            let why = RemoteControl::at(elsewhere).expect_err(elsewhere).to_string();
+            let why = RemoteControl::at(elsewhere, Path::new("/proc/self")).expect_err(elsewhere).to_string();
             assert!(why.contains(elsewhere) && why.contains("address of this machine"), "{why}");
         }
+    }
+
+    #[test]
+    fn another_program_at_rclone_s_address_is_told_nothing() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("an address");
+        let address = listener.local_addr().expect("bound").to_string();
+        let heard = std::thread::spawn(move || {
+            let hear = |_| {
+                let (mut stream, _) = listener.accept().expect("somebody connects");
+                let mut said = [0; 4096];
+                let count = stream.read(&mut said).expect("said");
+                stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n{}").expect("answered");
+                String::from_utf8_lossy(&said[..count]).into_owned()
+            };
+            [0, 1].map(hear)
+        });
+        let forget = |process: &str| {
+            let control = RemoteControl::at(&address, Path::new(process)).expect("of this machine");
+            control.forget("file", Path::new("secret/name"))
+        };
+        let theirs = format!("/proc/{}", std::os::unix::process::parent_id());
+        let why = forget(&theirs).expect_err("it is another process").to_string();
+        assert!(why.contains("another program") && why.contains("rclone"), "{why}");
+        forget("/proc/self").expect("it is this process");
+        let [nothing, said] = heard.join().expect("no panic");
+        assert_eq!(nothing, "");
+        assert!(said.contains("secret/name"), "{said}");
     }
 
     #[test]

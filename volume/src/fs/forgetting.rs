@@ -1,0 +1,194 @@
+//! When the kernel has forgotten what it was told to forget: for marks of the store
+//! ([`Notice::All`]), and after a loss of all leases. However often a server says either, a round
+//! at work and the one after it are all that waits for the kernel.
+//!
+//! [`Notice::All`]: crate::store::Notice::All
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, MutexGuard, PoisonError},
+};
+
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Volume,
+    recalled::KERNEL_PATIENCE,
+    recalls::{Invalidate, Names},
+    table::ROOT,
+};
+use crate::store::Stamp;
+
+/// Marks that wait. A server gives one for each run of this workstation.
+const MAX_MARKS: usize = 10_000;
+
+/// All that is to be forgotten between two marks: over when all shares are dropped.
+#[derive(Debug)]
+pub(super) struct Forgetting {
+    number: u64,
+    share: mpsc::Sender<()>,
+    shares: mpsc::Receiver<()>,
+    is_shared: bool,
+}
+
+/// A part of it.
+#[derive(Debug)]
+pub(super) struct Share {
+    of: u64,
+    _share: mpsc::Sender<()>,
+}
+
+impl Forgetting {
+    fn numbered(number: u64) -> Self {
+        let (share, shares) = mpsc::channel(1);
+        Self { number, share, shares, is_shared: false }
+    }
+
+    pub fn share(&mut self) -> Share {
+        self.is_shared = true;
+        Share { of: self.number, _share: self.share.clone() }
+    }
+
+    /// Begins the next one; gives the former.
+    pub fn next(&mut self) -> Self {
+        let next = Self::numbered(self.number + 1);
+        std::mem::replace(self, next)
+    }
+
+    async fn done(mut self) {
+        drop(self.share);
+        // Nothing is ever sent.
+        let _ = self.shares.recv().await;
+    }
+}
+
+impl Default for Forgetting {
+    fn default() -> Self {
+        Self::numbered(0)
+    }
+}
+
+/// Marks and losses of a volume.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    marks: VecDeque<(Forgetting, Stamp)>,
+    are_marks_awaited: bool,
+    /// How many rounds were begun.
+    round: u64,
+    is_at_work: bool,
+    /// For the next round.
+    names: Option<Names>,
+    shares: Vec<Share>,
+    /// How many rounds the kernel has carried out, or had time for.
+    forgotten: watch::Sender<u64>,
+}
+
+impl Losses {
+    fn add(&mut self, names: Names, share: Option<Share>) {
+        self.names.get_or_insert_default().extend(names);
+        // One for each mark is enough.
+        let is_new = |share: &Share| self.shares.last().is_none_or(|last| last.of != share.of);
+        self.shares.extend(share.filter(is_new));
+    }
+}
+
+impl Volume {
+    fn losses(&self) -> MutexGuard<'_, Losses> {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store has said all that it had to say up to that stamp: `before` is to be forgotten for
+    /// it, and what came before that.
+    pub(super) fn mark(self: &Arc<Self>, before: Forgetting, stamp: Stamp) {
+        let mut losses = self.losses();
+        if losses.marks.len() >= MAX_MARKS {
+            drop(losses);
+            return self.end_as_broken();
+        }
+        match losses.marks.back_mut() {
+            Some((_, last)) if !before.is_shared => *last = stamp.max(*last),
+            _ => losses.marks.push_back((before, stamp)),
+        }
+        if !std::mem::replace(&mut losses.are_marks_awaited, true) {
+            tokio::spawn(Arc::clone(self).await_marks());
+        }
+    }
+
+    async fn await_marks(self: Arc<Self>) {
+        loop {
+            let next = {
+                let mut losses = self.losses();
+                let next = losses.marks.pop_front();
+                losses.are_marks_awaited = next.is_some();
+                next
+            };
+            let Some((before, stamp)) = next else { return };
+            before.done().await;
+            self.heard.send_if_modified(|heard| std::mem::replace(heard, stamp.max(*heard)) < stamp);
+        }
+    }
+
+    /// All leases are no more. The number of the round in which the kernel forgets it.
+    pub(super) fn lost(self: &Arc<Self>, stamp: Stamp, share: Option<Share>) -> u64 {
+        tracing::warn!("all leases of a volume have ended");
+        let names = {
+            let mut table = self.table();
+            table.lose_all(stamp);
+            table.take_all_told()
+        };
+        let mut losses = self.losses();
+        losses.add(names, share);
+        if !std::mem::replace(&mut losses.is_at_work, true) {
+            tokio::spawn(Arc::clone(self).forget_in_rounds());
+        }
+        losses.round + 1
+    }
+
+    async fn forget_in_rounds(self: Arc<Self>) {
+        loop {
+            let (names, shares, round) = {
+                let mut losses = self.losses();
+                let Some(names) = losses.names.take() else {
+                    losses.is_at_work = false;
+                    return;
+                };
+                losses.round += 1;
+                (names, std::mem::take(&mut losses.shares), losses.round)
+            };
+            self.forget_all(names, shares, round).await;
+        }
+    }
+
+    /// Returns when the kernel is done, however long that takes.
+    async fn forget_all(&self, names: Names, shares: Vec<Share>, round: u64) {
+        let numbers: Vec<u64> =
+            self.table().iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
+        let _ = self.invalidate.send(Invalidate::of_names(names));
+        for number in numbers {
+            let _ = self.invalidate.send(Invalidate::awaited(number, true, None).0);
+        }
+        // What was sent before is carried out before.
+        let (last, mut is_done) = Invalidate::awaited(ROOT, false, None);
+        let _ = self.invalidate.send(last);
+        let is_in_time = tokio::time::timeout(KERNEL_PATIENCE, &mut is_done).await.is_ok();
+        drop(shares);
+        self.losses().forgotten.send_replace(round);
+        if !is_in_time {
+            tracing::warn!("the kernel does not forget a volume");
+            let _ = is_done.await;
+        }
+    }
+
+    /// Returns when the kernel has forgotten all that was lost for that round, or has had time for
+    /// it.
+    pub(super) async fn forgotten_by(&self, round: u64) {
+        let mut forgotten = self.losses().forgotten.subscribe();
+        let _ = tokio::time::timeout(KERNEL_PATIENCE, forgotten.wait_for(|forgotten| *forgotten >= round)).await;
+    }
+
+    /// Returns when nothing is remembered any more.
+    pub(super) async fn forget_everything(self: &Arc<Self>) {
+        let round = self.lost(Stamp(0), None);
+        self.forgotten_by(round).await;
+    }
+}
