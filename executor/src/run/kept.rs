@@ -211,6 +211,8 @@ fn client_of(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use posh_proto::executor::{Chunk, Rejected, RunOutput, run_output};
+    use tonic::{body::Body, codec::Codec as _};
+    use tonic_prost::ProstCodec;
 
     use super::*;
 
@@ -270,6 +272,39 @@ mod tests {
             runs.end(&format!("ada\0{n}"), false);
         }
         assert!((32..=64).contains(&runs.lock().runs.len()), "{}", runs.lock().runs.len());
+    }
+
+    #[tokio::test]
+    async fn of_clients_that_come_back_to_a_run_which_does_not_hear_the_last_one_waits() {
+        let runs = KeptRuns::default();
+        let outbox = Outbox::new(true);
+        let _deaf = runs.begin("ada\018-1", &outbox).unwrap();
+        let resume = || {
+            let input = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
+            runs.resume(Resume { run_id: "ada\018-1".to_owned(), ..Resume::default() }, input)
+        };
+        // There is room for one.
+        let _ = resume().await;
+        let mut waiting = std::pin::pin!(resume());
+        let mut last = std::pin::pin!(resume());
+        for _ in 0..2 {
+            tokio::select! {
+                biased;
+                _ = &mut last => panic!("nobody has heard it"),
+                () = std::future::ready(()) => {}
+            }
+            tokio::select! {
+                biased;
+                refused = &mut waiting => {
+                    assert_eq!(refused.err().map(|refusal| refusal.kind), Some(Kind::Protocol));
+                    return;
+                }
+                () = std::future::ready(()) => {}
+            }
+            // It came first, and the other one again.
+            last.set(resume());
+        }
+        panic!("two wait");
     }
 
     #[tokio::test]

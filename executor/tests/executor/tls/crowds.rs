@@ -183,17 +183,18 @@ async fn answers_that_nobody_reads_are_few() {
     let ask = |mut client: Client| async move {
         client.tools(ToolsRequest { names: vec!["cat".to_owned(); 4096] }).await.map(drop)
     };
-    let unread: Vec<_> = (0..UNREAD).map(|_| tokio::spawn(ask(client(channel.clone())))).collect();
+    let mut calls: Vec<_> = (0..2 * UNREAD).map(|_| tokio::spawn(ask(client(channel.clone())))).collect();
     let refused = async {
-        loop {
-            if let Ok(answer) = timeout(Duration::from_millis(500), ask(client(channel.clone()))).await {
-                break answer.unwrap_err();
-            }
+        while calls.iter().filter(|call| !call.is_finished()).count() > UNREAD {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let refused = timeout(PATIENCE, refused).await.unwrap();
-    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
-    assert!(unread.iter().all(|call| !call.is_finished()));
+    timeout(PATIENCE, refused).await.unwrap();
+    let (unread, refused): (Vec<_>, Vec<_>) = calls.drain(..).partition(|call| !call.is_finished());
+    assert_eq!(unread.len(), UNREAD);
+    for call in refused {
+        assert_eq!(call.await.unwrap().unwrap_err().code(), Code::ResourceExhausted);
+    }
     // Others are told, and so is it when it has given up.
     ask(lab.client("bob").await).await.unwrap();
     drop(channel);
