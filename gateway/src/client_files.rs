@@ -4,7 +4,8 @@
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
@@ -50,9 +51,16 @@ fn files(enlisted: &Enlisted, invocation: &Invocation) -> Vec<PathBuf> {
 }
 
 fn client_file(path: &Path) -> Option<ClientFile> {
-    let meta = fs::metadata(path).ok().filter(|m| m.is_file() && m.len() <= CLIENT_FILE_BYTES)?;
-    let content = fs::read(path).ok()?.into();
-    Some(ClientFile { path: bytes(path.as_os_str()), content, mode: meta.mode() & 0o777 })
+    let file = trusted_path::open_regular(path).ok()?;
+    let meta = file.metadata().ok().filter(|m| m.len() <= CLIENT_FILE_BYTES)?;
+    let mut content = Vec::new();
+    // It may have grown meanwhile.
+    let read = file.take(CLIENT_FILE_BYTES + 1).read_to_end(&mut content).ok()?;
+    (read as u64 <= CLIENT_FILE_BYTES).then(|| ClientFile {
+        path: bytes(path.as_os_str()),
+        content: content.into(),
+        mode: meta.mode() & 0o777,
+    })
 }
 
 /// `None` is below a home directory that the command does not know.
