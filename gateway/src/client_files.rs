@@ -4,7 +4,6 @@
 
 use std::{
     ffi::OsStr,
-    fs,
     io::{self, Read as _},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
@@ -97,20 +96,19 @@ fn compared(path: &Path, invocation: &Invocation) -> Result<Compared, String> {
 /// Content and permissions of a file; `None` if it does not exist.
 fn content(path: &Path, invocation: &Invocation) -> Result<Option<(Vec<u8>, u32)>, String> {
     let refuse = |why: &str| format!("{} reads {}, which {why}", invocation.command, path.display());
-    let meta = match fs::metadata(path) {
-        Ok(meta) => meta,
+    let file = match trusted_path::open_regular(path) {
+        Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(_) => return Err(refuse("can't be looked at")),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(refuse("is no plain file")),
+        Err(_) => return Err(refuse("can't be read")),
     };
-    if !meta.is_file() {
-        return Err(refuse("is no plain file"));
-    }
+    let mode = file.metadata().map_err(|_| refuse("can't be looked at"))?.mode() & 0o777;
     let mut content = Vec::new();
-    let read = fs::File::open(path).and_then(|file| file.take(CLIENT_FILE_BYTES + 1).read_to_end(&mut content));
-    match read {
+    // It may have grown meanwhile.
+    match file.take(CLIENT_FILE_BYTES + 1).read_to_end(&mut content) {
         Err(_) => Err(refuse("can't be read")),
         Ok(_) if content.len() as u64 > CLIENT_FILE_BYTES => Err(refuse("is too large to be sent along")),
-        Ok(_) => Ok(Some((content, meta.mode() & 0o777))),
+        Ok(_) => Ok(Some((content, mode))),
     }
 }
 

@@ -3,6 +3,7 @@
 //! shell's process ends, however it ends, and none that it left behind looks there.
 
 mod ready;
+mod removal;
 #[cfg(test)]
 mod tests;
 
@@ -204,7 +205,7 @@ impl Sessions {
         commands: &[String],
         mounts: &Mounts,
     ) -> Result<(Arc<Session>, PathBuf), SessionError> {
-        let taken = request.taken.clone().filter(|taken| self.is_place(&taken.directory));
+        let taken = request.taken.clone().filter(|taken| self.is_place(taken, request.pid));
         let known = taken.as_ref().and_then(|taken| self.ready().unheard(&taken.directory));
         let id = known.unwrap_or_else(|| self.next_id());
         let directory = taken.as_ref().map(|taken| taken.directory.clone());
@@ -260,9 +261,14 @@ impl Sessions {
         format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Whether a session's directory may lie there.
-    fn is_place(&self, directory: &Path) -> bool {
-        directory.parent() == Some(&self.directory)
+    /// Whether a shell may have taken the session that lies there: a directory, no link, beside the others, under the
+    /// one name that this process gives it, and of no session that is open. It is written to, and removed in the end.
+    fn is_place(&self, taken: &Taken, pid: Pid) -> bool {
+        let name = removal::entry_of(&taken.directory, &self.directory);
+        let is_its_name = name.is_some_and(|name| *name == *ready::name_of_taken(pid));
+        let is_directory = || fs::symlink_metadata(&taken.directory).is_ok_and(|found| found.is_dir());
+        let is_free = || self.lock().values().all(|open| open.directory != taken.directory);
+        is_its_name && is_directory() && is_free()
     }
 
     /// Waits for word of a session that was ready and has been taken: its first command may be sooner.
@@ -560,7 +566,8 @@ impl Session {
 
     fn remove(&self) {
         self.own_part().is_over = true;
-        if let Err(error) = fs::remove_dir_all(&self.directory) {
+        let removed = self.directory.parent().map_or(Ok(()), |top| removal::remove(&self.directory, top));
+        if let Err(error) = removed {
             tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
         }
     }

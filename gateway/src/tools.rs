@@ -1,12 +1,16 @@
 //! Same tools (design §5, rule 3): whether an executor's command is the one that
 //! this machine would have run. Equal files are equal tools; otherwise the
 //! version lines are compared, by the policy of the annotation.
+//!
+//! Nothing of the user's is executed for that: a program says its version only where nobody but root can have made it,
+//! for a plan, or `posh explain`, is to have no effect. Of any other program the version is unknown.
 
 use std::{
     collections::{HashMap, HashSet},
     ffi::{OsStr, OsString},
-    fs,
-    os::unix::fs::MetadataExt,
+    fs::{self, File, Metadata},
+    io::{self, Read as _},
+    os::unix::{fs::MetadataExt, process::CommandExt as _},
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Mutex, PoisonError},
@@ -35,11 +39,47 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 const VERSION_BYTES: usize = 4096;
 const VERSION_CHARS: usize = 256;
 
+/// A larger program is compared with no other: reading it would hold a plan up for half a second.
+const PROGRAM_BYTES: u64 = 256 << 20;
+
+/// As much of it as is in memory at a time.
+const BLOCK_BYTES: usize = 64 << 10;
+
+/// Files whose hashes or versions are kept; beyond that all are found anew.
+const MOST_FILES: usize = 4096;
+
+/// Whoever may change a program that is executed here.
+const ROOT: u32 = 0;
+
 /// What is known of this machine's own tools, by file.
 #[derive(Debug, Default)]
 pub struct LocalTools {
-    hashes: Mutex<HashMap<(PathBuf, i64, u64), [u8; 32]>>,
-    versions: Mutex<HashMap<PathBuf, String>>,
+    hashes: Mutex<HashMap<FileStamp, [u8; 32]>>,
+    versions: Mutex<HashMap<FileStamp, String>>,
+}
+
+/// A file as it was when it was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct FileStamp {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    fn of(path: &Path, about: &Metadata) -> Self {
+        Self {
+            path: path.to_owned(),
+            device: about.dev(),
+            inode: about.ino(),
+            size: about.size(),
+            modified: (about.mtime(), about.mtime_nsec()),
+            changed: (about.ctime(), about.ctime_nsec()),
+        }
+    }
 }
 
 impl LocalTools {
@@ -61,7 +101,13 @@ impl LocalTools {
         if any || self.hash(program).is_some_and(|hash| hash == *tool.sha256) {
             return Ok(());
         }
-        let (here, there) = (self.version(program).await, remote_version(connection, name).await?);
+        let Some(here) = self.version(program).await else {
+            return Err(format!(
+                "{name} on {executor} is another file than {}, whose version is not asked for: others than root can change it",
+                program.display()
+            ));
+        };
+        let there = remote_version(connection, name).await?;
         let agrees = match policy {
             ToolVersion::Same => here == there,
             _ => major(&here) == major(&there),
@@ -74,24 +120,53 @@ impl LocalTools {
     }
 
     fn hash(&self, program: &Path) -> Option<[u8; 32]> {
-        let meta = fs::metadata(program).ok()?;
-        let key = (program.to_owned(), meta.mtime(), meta.size());
-        if let Some(hash) = self.hashes.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        let file = trusted_path::open_regular(program).ok()?;
+        let stamp = FileStamp::of(program, &file.metadata().ok()?);
+        if stamp.size > PROGRAM_BYTES {
+            return None;
+        }
+        if let Some(hash) = self.hashes.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp) {
             return Some(*hash);
         }
         // Of a large program this takes milliseconds.
-        let hash: [u8; 32] = aside(|| Some(Sha256::digest(fs::read(program).ok()?)))?.into();
-        self.hashes.lock().unwrap_or_else(PoisonError::into_inner).insert(key, hash);
+        let hash = aside(|| digest(file)).ok()?;
+        keep(&self.hashes, stamp, hash);
         Some(hash)
     }
 
-    async fn version(&self, program: &Path) -> String {
-        if let Some(known) = self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(program) {
-            return known.clone();
+    /// What a program says of itself; `None`: it is not executed, since others than root can have made it.
+    async fn version(&self, program: &Path) -> Option<String> {
+        let found = trusted_path::open_file(program, ROOT).ok()?;
+        let stamp = FileStamp::of(program, &found.file.metadata().ok()?);
+        if let Some(known) = self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp) {
+            return Some(known.clone());
         }
-        let line = first_line_of_version(program).await;
-        self.versions.lock().unwrap_or_else(PoisonError::into_inner).insert(program.to_owned(), line.clone());
-        line
+        let line = first_line_of_version(&found.path, program).await;
+        keep(&self.versions, stamp, line.clone());
+        Some(line)
+    }
+}
+
+fn keep<T>(all: &Mutex<HashMap<FileStamp, T>>, stamp: FileStamp, known: T) {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.len() >= MOST_FILES {
+        all.clear();
+    }
+    all.insert(stamp, known);
+}
+
+/// SHA-256 of a file that may be growing.
+fn digest(file: File) -> io::Result<[u8; 32]> {
+    let (mut file, mut digest, mut block) = (file.take(PROGRAM_BYTES + 1), Sha256::new(), vec![0; BLOCK_BYTES]);
+    let mut total = 0;
+    loop {
+        let count = file.read(&mut block)?;
+        total += count as u64;
+        match count {
+            0 => return Ok(digest.finalize().into()),
+            _ if total > PROGRAM_BYTES => return Err(io::ErrorKind::FileTooLarge.into()),
+            _ => digest.update(&block[..count]),
+        }
     }
 }
 
@@ -106,10 +181,14 @@ pub fn program_on_path(path: Option<&OsStr>, name: &str, shims: &HashSet<PathBuf
     })
 }
 
-async fn first_line_of_version(program: &Path) -> String {
-    let mut command = tokio::process::Command::new(program);
-    command.arg("--version").env("LC_ALL", "C").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(VERSION_TIMEOUT, command.output()).await;
+/// Executes a file under the name that the user has for it. The environment is not the user's: a variable of theirs may
+/// have a script of root's, or a loader, execute what is theirs.
+async fn first_line_of_version(file: &Path, name: &Path) -> String {
+    let mut command = std::process::Command::new(file);
+    command.arg0(name).arg("--version").current_dir("/").env_clear();
+    command.envs([("LC_ALL", "C"), ("PATH", "/usr/bin:/bin")]).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut command = tokio::process::Command::from(command);
+    let output = tokio::time::timeout(VERSION_TIMEOUT, command.kill_on_drop(true).output()).await;
     let Ok(Ok(output)) = output else { return String::new() };
     first_line(&output.stdout)
 }
@@ -195,12 +274,62 @@ fn major(line: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::major;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
 
     #[test]
     fn major_versions_keep_the_tools_name() {
         assert_eq!(major("sort (GNU coreutils) 9.1"), "sort (GNU coreutils) 9");
         assert_ne!(major("grep (GNU grep) 3.8"), major("grep (BSD grep) 3.8"));
         assert_eq!(major("no number"), "no number");
+    }
+
+    fn script(path: &Path, text: &str) {
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A program that others than root can have made says nothing of itself: it would be executed.
+    #[tokio::test]
+    async fn a_program_of_the_user_s_own_is_not_executed() {
+        let top = tempfile::tempdir().unwrap();
+        let (program, ran) = (top.path().join("sort"), top.path().join("ran"));
+        script(&program, &format!("#!/bin/sh\necho $0 >> {}\necho sort 1.0\n", ran.display()));
+        // Where these tests are root's: others can write the file, or its directory.
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o775)).unwrap();
+        let writable = top.path().join("bin");
+        fs::create_dir(&writable).unwrap();
+        script(&writable.join("sort"), &fs::read_to_string(&program).unwrap());
+        fs::set_permissions(&writable, fs::Permissions::from_mode(0o777)).unwrap();
+        let tools = LocalTools::default();
+        for program in [program, writable.join("sort")] {
+            assert_eq!(tools.version(&program).await, None, "{program:?}");
+            assert!(tools.hash(&program).is_some());
+        }
+        assert!(!ran.exists());
+        let of_the_system = tools.version(Path::new("/usr/bin/sort")).await;
+        assert!(of_the_system.is_none_or(|line| line.contains("sort")), "by its own name");
+    }
+
+    #[test]
+    fn a_program_is_hashed_anew_when_it_has_changed_and_only_up_to_a_bound() {
+        let top = tempfile::tempdir().unwrap();
+        let (program, other) = (top.path().join("sort"), top.path().join("other"));
+        script(&program, "one");
+        let tools = LocalTools::default();
+        let first = tools.hash(&program).unwrap();
+        assert_eq!(first[..], Sha256::digest("one")[..]);
+        // Of the same size and time.
+        let time = fs::metadata(&program).unwrap().modified().unwrap();
+        script(&other, "two");
+        File::options().write(true).open(&other).unwrap().set_modified(time).unwrap();
+        fs::rename(&other, &program).unwrap();
+        assert_eq!(tools.hash(&program).unwrap()[..], Sha256::digest("two")[..]);
+        let large = vec![7; 3 * BLOCK_BYTES + 5];
+        fs::write(&program, &large).unwrap();
+        assert_eq!(tools.hash(&program).unwrap()[..], Sha256::digest(&large)[..]);
+        File::options().write(true).open(&program).unwrap().set_len(PROGRAM_BYTES + 1).unwrap();
+        assert_eq!(tools.hash(&program), None);
     }
 }

@@ -1,16 +1,22 @@
 //! What can go wrong in the front end, and the words for it. Exit statuses are
 //! chosen in `ending.rs`, not here.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use nix::errno::Errno;
-use posh_proto::{runtime::RuntimeDirError, untrusted::escaped_lines};
+use posh_proto::{
+    runtime::RuntimeDirError,
+    untrusted::{escaped, escaped_lines},
+};
 
 /// Every failure of the front end, worded for its user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration file that was named can't be opened.
-    #[error("can't read the configuration {}", path.display())]
+    #[error("can't read the configuration {}", named(path))]
     Config {
         /// As it was given.
         path: PathBuf,
@@ -27,7 +33,7 @@ pub enum Error {
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
     /// Others than root and the user could listen there.
-    #[error("the gateway's socket {} (POSH_SOCKET or --socket) is not trusted: {why}", socket.display())]
+    #[error("the gateway's socket {} (POSH_SOCKET or --socket) is not trusted: {why}", named(socket))]
     UntrustedSocket {
         /// The socket that was named.
         socket: PathBuf,
@@ -35,7 +41,7 @@ pub enum Error {
         why: String,
     },
     /// Nobody listens on the socket.
-    #[error("no gateway answers at {}", socket.display())]
+    #[error("no gateway answers at {}", named(socket))]
     NotRunning {
         /// The socket that was tried.
         socket: PathBuf,
@@ -43,7 +49,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Somebody else listens on the socket.
-    #[error("{} is served by user {owner}, not by user {user}", socket.display())]
+    #[error("{} is served by user {owner}, not by user {user}", named(socket))]
     ForeignGateway {
         /// The socket.
         socket: PathBuf,
@@ -53,7 +59,7 @@ pub enum Error {
         user: u32,
     },
     /// The program itself is missing.
-    #[error("posh-gateway is neither beside {} nor on PATH", .0.display())]
+    #[error("posh-gateway is neither beside {} nor on PATH", named(.0))]
     NoGatewayProgram(PathBuf),
     /// A file or process that starting the gateway needs.
     #[error("can't start the gateway: {attempt}")]
@@ -67,7 +73,7 @@ pub enum Error {
     #[error("{0}")]
     Refused(String),
     /// It ended, or said nothing, before it was ready.
-    #[error("the gateway {what}; its messages are in {}", log.display())]
+    #[error("the gateway {what}; its messages are in {}", named(log))]
     NotReady {
         /// What it did instead.
         what: &'static str,
@@ -75,10 +81,10 @@ pub enum Error {
         log: PathBuf,
     },
     /// The process that starts the gateway has said why it failed.
-    #[error("the gateway for {} did not start", .0.display())]
+    #[error("the gateway for {} did not start", named(.0))]
     DidNotStart(PathBuf),
     /// A call failed.
-    #[error("the gateway at {} {attempt}: {}", socket.display(), words(status))]
+    #[error("the gateway at {} {attempt}: {}", named(socket), words(status))]
     Call {
         /// The socket.
         socket: PathBuf,
@@ -88,7 +94,7 @@ pub enum Error {
         status: Box<tonic::Status>,
     },
     /// A session was asked for.
-    #[error("the gateway at {} could not open a session: {what}", socket.display())]
+    #[error("the gateway at {} could not open a session: {what}", named(socket))]
     NoSession {
         /// Its gRPC socket.
         socket: PathBuf,
@@ -96,7 +102,7 @@ pub enum Error {
         what: String,
     },
     /// A place for a volume that can't be one.
-    #[error("{} can't be a mount point", path.display())]
+    #[error("{} can't be a mount point", named(path))]
     MountPoint {
         /// As it was given.
         path: PathBuf,
@@ -104,7 +110,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A volume that a gateway has left behind does not go.
-    #[error("can't unmount {}", path.display())]
+    #[error("can't unmount {}", named(path))]
     Unmount {
         /// Where it is.
         path: PathBuf,
@@ -115,7 +121,7 @@ pub enum Error {
     #[error("{0} is not found on PATH")]
     NoShell(&'static str),
     /// The shell was found but would not run.
-    #[error("can't run {}", path.display())]
+    #[error("can't run {}", named(path))]
     Exec {
         /// The shell's path.
         path: PathBuf,
@@ -123,7 +129,7 @@ pub enum Error {
         source: Errno,
     },
     /// The program for all but plain lines can't be run.
-    #[error("can't run {}, which is installed with posh", path.display())]
+    #[error("can't run {}, which is installed with posh", named(path))]
     NoCli {
         /// Where it should be.
         path: PathBuf,
@@ -145,7 +151,7 @@ pub enum Error {
     #[error("can't parse the pipeline: {0}")]
     Parse(String),
     /// The file of `--trace` can't be made or written.
-    #[error("can't write the trace {}", path.display())]
+    #[error("can't write the trace {}", named(path))]
     Trace {
         /// As it was given.
         path: PathBuf,
@@ -178,11 +184,18 @@ impl Error {
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
             text.push_str(": ");
-            text.push_str(&error.to_string());
+            let words = error.to_string();
+            // The system has no line breaks of its own; where it says what is wrong with a file, names have.
+            text.push_str(&if error.is::<io::Error>() { escaped(&words) } else { words.as_str().into() });
             cause = error.source();
         }
         escaped_lines(&text).into_owned()
     }
+}
+
+/// A name in a message, which is one line: its line breaks are none of ours.
+fn named(path: &Path) -> String {
+    escaped(&path.to_string_lossy()).into_owned()
 }
 
 /// What a status says; where it is only "transport error", what lies below it.
@@ -192,4 +205,25 @@ fn words(status: &tonic::Status) -> String {
         deepest = Some(cause);
     }
     deepest.map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_line_break_forges_no_line() {
+        let path = || PathBuf::from("/d/f\nposh: all is well\u{1b}[2J");
+        let shown = r"/d/f\nposh: all is well\u{1b}[2J";
+        let source = || io::Error::other("no\nposh: all is well");
+        let errors = [
+            Error::Config { path: path(), source: source() },
+            Error::Trace { path: path(), source: source() },
+            Error::Exec { path: path(), source: nix::errno::Errno::ENOENT },
+        ];
+        for error in errors {
+            let said = error.chain();
+            assert!(said.contains(shown) && !said.contains('\n'), "{said}");
+        }
+    }
 }

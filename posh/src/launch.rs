@@ -13,7 +13,6 @@ use std::{
     convert::Infallible,
     env,
     ffi::{CString, OsStr, OsString},
-    fs::File,
     io::{self, IsTerminal as _, Read as _, Write},
     num::NonZeroU32,
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -334,9 +333,10 @@ fn look_ahead(launch: &Launch, has_volumes: Option<bool>) -> Option<LookAhead> {
     plan_only::look_ahead(&String::from_utf8_lossy(text), has_volumes)
 }
 
-/// As much of a script as is looked at; a pipe is left to the shell.
+/// As much of a script as is looked at. A pipe or a device is left to the shell, and is not opened: that would let its
+/// writer go on, and lose what it writes.
 fn beginning(script: &Path) -> Option<Vec<u8>> {
-    let file = File::open(script).ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))?;
+    let file = trusted_path::open_regular(script).ok()?;
     let mut text = Vec::new();
     file.take(plan_only::LOOKED_AT_BYTES as u64).read_to_end(&mut text).ok()?;
     Some(text)

@@ -74,12 +74,18 @@ pub fn session_file(directory: &Path) -> io::Result<SessionFile> {
     SessionFile::decode(fs::read(directory.join(FILE))?.as_slice()).map_err(io::Error::other)
 }
 
+/// The name of a session's directory once the process `pid` has taken it.
+#[must_use]
+pub fn taken_name(pid: u32) -> String {
+    format!("session-p{pid}")
+}
+
 /// Takes the session that is ready at `place`, for the process `pid`: where it is now.
 ///
 /// # Errors
 /// There is none, most often.
 pub fn take(place: &Path, pid: u32) -> io::Result<PathBuf> {
-    let taken = place.with_file_name(format!("session-p{pid}"));
+    let taken = place.with_file_name(taken_name(pid));
     // What another process of that number has left is not empty, and stays.
     fs::rename(place, &taken).map(|()| taken)
 }

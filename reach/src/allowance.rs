@@ -47,6 +47,9 @@ pub enum Exceeded {
     /// Of its commands, and of what they have changed.
     #[error("it told of more than a run can have done")]
     Told,
+    /// Of the end of a command.
+    #[error("it told of an end that no command can have")]
+    End,
 }
 
 impl Allowance {

@@ -8,18 +8,23 @@ use posh_proto::{
     MAX_MESSAGE_BYTES,
     executor::{
         ChangedDirectory, DescribeReply, DescribeRequest, Exited, Rejected, RunInput, RunOutput, StatusReply,
-        StatusRequest, Tool, ToolsRequest, executor_client::ExecutorClient, run_output,
+        StatusRequest, Tool, ToolsRequest, executor_client::ExecutorClient, exited, run_output,
     },
     untrusted::escaped,
 };
 use tonic::{IntoStreamingRequest, Status, Streaming, transport::Channel};
 
-use crate::allowance::Allowance;
+use crate::allowance::{Allowance, Exceeded};
 
 /// Longest name of a file (NAME_MAX of Linux's file systems).
 const NAME_BYTES: usize = 255;
 /// Longest path that a system call takes (PATH_MAX).
 const PATH_BYTES: usize = 4096;
+
+/// SIGRTMAX of the kernel (signal(7)).
+const LAST_SIGNAL: u32 = 64;
+/// Signals that end nothing by default: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH.
+const STOP_OR_PASS: [u32; 8] = [17, 18, 19, 20, 21, 22, 23, 28];
 
 /// An executor, as one connection reaches it; clones share the connection.
 #[derive(Debug, Clone)]
@@ -104,7 +109,7 @@ impl Outputs {
         message.iter().try_for_each(|message| self.allowance.take(message))?;
         match message.as_mut().and_then(|message| message.kind.as_mut()) {
             Some(run_output::Kind::Rejected(Rejected { message, .. })) => show(message),
-            Some(run_output::Kind::Exited(exited)) => check(exited),
+            Some(run_output::Kind::Exited(exited)) => check(exited)?,
             _ => {}
         }
         Ok(message)
@@ -125,13 +130,27 @@ fn shown(status: Status) -> Status {
     }
 }
 
-fn check(exited: &mut Exited) {
+/// # Errors
+/// [`Exceeded::End`]: the stage program would have to stop, to go on or to end well where the command did not.
+fn check(exited: &mut Exited) -> Result<(), Exceeded> {
+    if !exited.how.as_ref().is_none_or(is_end) {
+        return Err(Exceeded::End);
+    }
     show(&mut exited.withheld);
     let told = exited.changed_directories.len();
     exited.changed_directories.retain(is_sound);
     if exited.changed_directories.len() < told {
         let dropped = told - exited.changed_directories.len();
         tracing::warn!(dropped, "an executor tells of changes in directories that can't be");
+    }
+    Ok(())
+}
+
+/// A status of eight bits, or a signal whose default action ends a process (signal(7)).
+fn is_end(how: &exited::How) -> bool {
+    match how {
+        exited::How::Code(code) => *code <= u32::from(u8::MAX),
+        exited::How::Signal(signal) => (1..=LAST_SIGNAL).contains(signal) && !STOP_OR_PASS.contains(signal),
     }
 }
 
@@ -182,8 +201,22 @@ mod tests {
         let sound = directory("/mnt/d", &["f", "..."], &["\u{1b}"]);
         let changed_directories = lies.into_iter().chain([sound.clone()]).collect();
         let mut exited = Exited { changed_directories, withheld: "no\u{1b}[2J".to_owned(), ..Exited::default() };
-        check(&mut exited);
+        check(&mut exited).unwrap();
         assert_eq!(exited.changed_directories, [sound]);
         assert_eq!(exited.withheld, "no\\u{1b}[2J");
+    }
+
+    #[test]
+    fn an_end_is_a_status_or_a_signal_that_ends_processes() {
+        let check = |how| check(&mut Exited { how: Some(how), ..Exited::default() }).is_ok();
+        let passed: Vec<u32> = (0..=300).filter(|signal| check(exited::How::Signal(*signal))).collect();
+        // What signal(7) has as Term or Core, and the real-time signals.
+        let ends: Vec<u32> = (1..=16).chain(24..=27).chain(29..=64).collect();
+        assert_eq!(passed, ends);
+        let large = [u32::MAX, u32::MAX - 127, 1 << 31, 256];
+        assert!(
+            large.into_iter().all(|number| !check(exited::How::Signal(number)) && !check(exited::How::Code(number)))
+        );
+        assert!((0..=255).all(|code| check(exited::How::Code(code))));
     }
 }

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod links;
+mod regular;
 
 use std::{
     collections::VecDeque,
@@ -33,6 +34,7 @@ use rustix::{
 };
 
 pub use links::open_shared_directory;
+pub use regular::open_regular;
 
 /// As many as Linux follows in one path (path_resolution(7)).
 const MAX_LINKS: usize = 40;

@@ -49,7 +49,7 @@ pub(super) fn failed(message: String) -> ForStage {
 pub(super) fn as_shell(status: Status) -> u32 {
     match status {
         Status::Code(code) => code,
-        Status::Signal(signal) => 128 + signal,
+        Status::Signal(signal) => 128 + signal.clamp(1, 127),
     }
 }
 

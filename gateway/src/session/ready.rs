@@ -2,12 +2,14 @@
 
 use std::{
     collections::HashSet,
+    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
 };
 
 use posh_proto::ready::{self, MadeFor};
 
+use super::removal;
 use crate::enlisted::Pid;
 
 /// One at most.
@@ -71,7 +73,9 @@ impl Ready {
             return false;
         }
         self.unheard.remove(&offer.id);
-        let _ = fs::remove_dir_all(aside);
+        if let Some(top) = aside.parent() {
+            let _ = removal::remove(&aside, top);
+        }
         true
     }
 
@@ -91,6 +95,11 @@ impl Ready {
     }
 }
 
+/// The name that the shell's process gives to what it has taken.
+pub(super) fn name_of_taken(pid: Pid) -> OsString {
+    ready::taken_name(pid).into()
+}
+
 fn id_in(directory: &Path) -> Option<String> {
     ready::session_file(directory).ok().map(|file| file.session)
 }
@@ -102,7 +111,7 @@ pub(super) fn remove_those_of_the_dead(directory: &Path, stage_socket: &Path) {
         let owner = || id_in(&path)?.split('-').next()?.parse::<Pid>().ok();
         let is_ours = path.with_extension("") == stage_socket.with_extension("");
         if is_ours || owner().is_none_or(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            let _ = fs::remove_dir_all(path);
+            let _ = removal::remove(&path, directory);
         }
     }
 }

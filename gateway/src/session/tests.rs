@@ -179,6 +179,53 @@ async fn who_takes_what_is_ready_is_heard_of_later() {
     site.sessions.close_all();
 }
 
+/// The directories above, beside and below the gateway's own, other sessions' places, links.
+#[tokio::test]
+async fn a_taken_session_is_one_name_in_the_gateway_s_directory() {
+    let site = Site::new();
+    let (mut shell, mut other) = (shell(), shell());
+    let own = posh_proto::ready::taken_name(shell.id());
+    let others = posh_proto::ready::taken_name(other.id());
+    for name in ["one/inner", &others, &format!("{own}-x"), "session-1-1"] {
+        fs::create_dir_all(site.path(name)).unwrap();
+    }
+    symlink("one", site.path(&own)).unwrap();
+    let names = ["..", "../..", ".", "", "one", "session-1-1", "session-p", "one/..", "../one"].map(str::to_owned);
+    let lies = [own.clone(), others.clone(), format!("{own}-x"), format!("{own}/.."), format!("{own}/inner")];
+    for name in names.into_iter().chain(lies) {
+        let taken = Taken { directory: site.path(&name), outputs: Vec::new(), input: None };
+        let session = site.open("one", shell.id(), Some(taken)).unwrap();
+        let name_of_new = format!("session-{}", session.id);
+        assert_eq!(session.directory, site.path(&name_of_new), "{name}");
+        session.remove();
+        assert!(!site.path(&name_of_new).exists() && site.path("one/inner").exists(), "{name}");
+        assert!(!site.path("one/session").exists(), "written through a link");
+    }
+    // Its own name, and a second time while that is open.
+    fs::remove_file(site.path(&own)).unwrap();
+    fs::create_dir(site.path(&own)).unwrap();
+    let taken = Some(Taken { directory: site.path(&own), outputs: Vec::new(), input: None });
+    let session = site.sessions.open(
+        Request {
+            pid: shell.id(),
+            explain: false,
+            trace: false,
+            split: None,
+            path: site.path("one"),
+            stage_program: STAGE.into(),
+            taken: taken.clone(),
+        },
+        &[],
+        &Mounts::default(),
+    );
+    assert_eq!(session.map(|(session, _)| session.directory.clone()).ok(), Some(site.path(&own)));
+    assert_ne!(site.open("one", shell.id(), taken).unwrap().directory, site.path(&own));
+    for child in [&mut shell, &mut other] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn only_a_session_s_place_is_taken_for_one() {
     let site = Site::new();

@@ -81,7 +81,7 @@ fn place(executor: &str, export: &str, below: &[u8]) -> String {
 
 fn resolved_text(reply: &ResolveReply) -> String {
     if reply.executor.is_empty() {
-        return format!("{} is local: {}\n", shown(&reply.client_path), reply.reason);
+        return format!("{} is local: {}\n", shown(&reply.client_path), escaped(&reply.reason));
     }
     let owner = place(&reply.executor, &reply.export, &reply.export_path);
     format!("{} is {owner} (mount {})\n", shown(&reply.client_path), shown(&reply.mount))
@@ -270,5 +270,8 @@ PATH       TYPE        SOURCE       OWNER             STATE
         reply.executor.clear();
         reply.reason = "it is not on a mount with an executor".to_owned();
         assert_eq!(resolved_text(&reply), "/mnt/logs/a/b is local: it is not on a mount with an executor\n");
+        reply.reason = "there is no a\n/mnt/logs/a/b is store1:logs/a/b".to_owned();
+        let said = resolved_text(&reply);
+        assert_eq!(said, "/mnt/logs/a/b is local: there is no a\\n/mnt/logs/a/b is store1:logs/a/b\n");
     }
 }

@@ -42,6 +42,17 @@ const HARMLESS: [&str; 6] = [":", "export", "readonly", "set", "true", "umask"];
 /// All builtins that a first command may come after.
 pub(super) const PASSED_OVER: [&str; 7] = ["cd", ":", "export", "readonly", "set", "true", "umask"];
 
+/// Builtins after which later commands may not run, or not as they are written: those of its own text, of a trap, or none.
+/// With `set` that is so for most of its options.
+const ENDING: [&str; 16] = [
+    ".", "alias", "builtin", "command", "enable", "eval", "exec", "exit", "kill", "logout", "return", "shopt",
+    "source", "suspend", "trap", "ulimit",
+];
+/// Options of `set` with which commands run as without them, one letter each; `-o` names one.
+const SET_LETTERS: &str = "eEuvx";
+/// The same by name, and `pipefail`.
+const SET_NAMES: [&str; 6] = ["errexit", "errtrace", "nounset", "verbose", "xtrace", "pipefail"];
+
 /// What a text begins with. Directories are absolute, each once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Ahead {
@@ -83,6 +94,9 @@ pub(super) fn listed(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<O
     for CompoundListItem(list, separator) in program.complete_commands.iter().flat_map(|list| &list.0) {
         for (index, (_, pipeline)) in list.iter().enumerate() {
             let pipeline = pipeline.seq.as_slice();
+            if reader.ends_certainty(pipeline) {
+                return ahead;
+            }
             if reader.is_harmless(pipeline) {
                 continue;
             }
@@ -136,7 +150,7 @@ pub(super) fn touched(text: &str, cwd: &Path, variable: &dyn Fn(&str) -> Option<
         touched.named.extend(reader.named(pipeline));
         touched.commands.extend(reader.commands(pipeline));
         touched.listed.extend(reader.listed(pipeline));
-        if !reader.is_harmless(pipeline) && reader.goes_elsewhere(pipeline) {
+        if reader.ends_certainty(pipeline) || !reader.is_harmless(pipeline) && reader.goes_elsewhere(pipeline) {
             break;
         }
     }
@@ -257,6 +271,21 @@ impl Reader<'_> {
         (!stage.argv.is_empty()).then_some(stage)
     }
 
+    /// Whether a command may have its shell run nothing of what follows, or something else.
+    fn ends_certainty(&self, pipeline: &[Parsed]) -> bool {
+        let [Parsed::Simple(command)] = pipeline else { return false };
+        // As the shell has its words, else as they are written.
+        let words: Vec<String> = match self.stage(command) {
+            Some(stage) => stage.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            None => command_words(command).map(|word| word.replace(['\'', '"', '\\'], "")).collect(),
+        };
+        match words.split_first() {
+            Some((name, options)) if name == "set" => !are_plain_options(options),
+            Some((name, _)) => ENDING.contains(&name.as_str()),
+            None => false,
+        }
+    }
+
     /// Assignments, options of the shell, a change of directory.
     fn is_harmless(&mut self, pipeline: &[Parsed]) -> bool {
         let [Parsed::Simple(command)] = pipeline else { return false };
@@ -293,6 +322,24 @@ impl Reader<'_> {
         };
         work(&Scope { cwd: Some(&self.cwd), variable: &variable })
     }
+}
+
+/// Whether `set` with these words leaves commands to run as without it; its operands, behind the options, do.
+fn are_plain_options(words: &[String]) -> bool {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let letters = match word.strip_prefix(['-', '+']) {
+            Some("" | "-") => return true,
+            Some(letters) => letters,
+            None => return !word.contains(['$', '`']),
+        };
+        let are_known = letters.chars().all(|letter| letter == 'o' || SET_LETTERS.contains(letter));
+        let mut names = letters.chars().filter(|letter| *letter == 'o');
+        if !are_known || !names.all(|_| words.next().is_some_and(|name| SET_NAMES.contains(&name.as_str()))) {
+            return false;
+        }
+    }
+    true
 }
 
 /// The files of its redirections.
@@ -439,6 +486,58 @@ mod tests {
         check(&"cat f\n".repeat(40), &["/cwd: cat f"; FIRST_LINES].join("; "));
         for text in ["cat $1", "make $(ls)\ncat $S1/f", "X=1 cat f", "if true; then cat $S1/f; fi", "cat '"] {
             check(text, "");
+        }
+    }
+
+    #[test]
+    fn nothing_is_begun_after_what_may_end_or_change_the_shell() {
+        let ending = [
+            "set -n",
+            "set -o noexec",
+            "set -eo noexec",
+            "set -e -n",
+            "set -xn",
+            "set -euo pipefail -o noexec",
+            "set -t",
+            "set -f",
+            "set -k",
+            "set -o",
+            "set -o posix",
+            "set $X",
+            "set \"-n\"",
+            "'set' -n",
+            "\\set -n",
+            "s\"et\" -n",
+            "set -n 2>&1",
+            "X=1 set -n",
+            "set -n < f",
+            "true && set -n",
+            "ulimit -t 0",
+            "ulimit -v 1 2>&1",
+            "exit",
+            "return",
+            "exec cat g",
+            "kill -9 $$",
+            "trap 'exit' DEBUG",
+            "alias cat=rm",
+            ". ./f",
+            "eval exit",
+            "enable -n cat",
+        ];
+        for ending in ending {
+            let found = ahead(&format!("{ending}; cat $S1/f; cat $S2/*"));
+            assert_eq!(found, Ahead::default(), "{ending}");
+            let found = ahead(&format!("cat g\n{ending}\ncat $S1/f"));
+            assert_eq!(found.commands.iter().map(words_of).collect::<Vec<_>>(), ["cat g"], "{ending}");
+            let touched = touched_by(&format!("{ending}; cat $S1/f; cat $S2/*"));
+            let is_below = |path: &PathBuf| path.starts_with("/mnt");
+            assert!(!touched.named.iter().chain(&touched.listed).any(is_below), "{ending}: {touched:?}");
+        }
+        for plain in
+            ["set -e", "set -euo pipefail", "set +e -x", "set -o errexit", "set -- -n a", "set - -n", "set a -n"]
+        {
+            let found = ahead(&format!("{plain}; cat $S1/f"));
+            assert_eq!(found.commands.iter().map(words_of).collect::<Vec<_>>(), ["cat /mnt/s1/f"], "{plain}");
         }
     }
 

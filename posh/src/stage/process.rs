@@ -118,11 +118,12 @@ pub fn same_description(a: RawFd, b: RawFd) -> bool {
     unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, pid, pid, 0, a, b) == 0 }
 }
 
-/// Ends this process as the remote command ended: by `signal`, or, where the
-/// shell had us ignore that signal, with the status that a shell gives for it.
+/// Ends this process as the remote command ended: by `signal`, or, where the shell had us ignore that signal, with the
+/// status that a shell gives for it. A signal that does not end processes is not raised: stopped, we would keep the
+/// shell waiting for ever.
 pub fn die_by(signal: i32) -> i32 {
-    let status = 128 + signal;
-    let Ok(signal) = Signal::try_from(signal) else { return status };
+    let status = status_of(signal);
+    let Some(signal) = Signal::try_from(signal).ok().filter(|signal| ends(*signal)) else { return status };
     // The core, if any, was dumped where the command ran; a second one here would be ours, not its.
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
     if signal != Signal::SIGKILL {
@@ -137,6 +138,17 @@ pub fn die_by(signal: i32) -> i32 {
     only.add(signal);
     let _ = only.thread_unblock();
     status
+}
+
+/// 128 and the number, as a shell has it; never what would be cut to the status of a command that ended well.
+fn status_of(signal: i32) -> i32 {
+    128 + signal.clamp(1, 127)
+}
+
+/// By its default action (signal(7)).
+fn ends(signal: Signal) -> bool {
+    use Signal::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH};
+    !matches!(signal, SIGCHLD | SIGCONT | SIGSTOP | SIGTSTP | SIGTTIN | SIGTTOU | SIGURG | SIGWINCH)
 }
 
 /// Gives this process the short name that a program of this name would have (comm of proc(5)).
@@ -165,4 +177,19 @@ pub fn complain(status: i32, message: &str) -> i32 {
 /// Writes one line to descriptor 2.
 pub fn say(message: &str) {
     let _ = rustix::io::write(rustix::stdio::stderr(), format!("{message}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_stops_us_and_no_signal_is_a_good_end() {
+        for signal in [i32::MIN, -1, 0, 17, 18, 19, 20, 21, 22, 23, 28, 65, 128, 256, i32::MAX] {
+            let status = die_by(signal);
+            assert!((129..=255).contains(&status), "{signal}: {status}");
+        }
+        assert_eq!((status_of(15), status_of(64)), (143, 192));
+        assert!(Signal::iterator().filter(|signal| ends(*signal)).count() > 20);
+    }
 }

@@ -1,5 +1,8 @@
 //! Directories as they are read: one listing for each open directory, which stays as it was when it was begun,
 //! with the attributes of its files; and directories that are listed before they are opened, as [`super::tours`] expects them.
+//!
+//! A directory that is larger than may be remembered is read part by part, as a program goes on in it: what is in memory of it
+//! is one part, and how far each part before it went.
 
 use std::{
     collections::HashSet,
@@ -11,24 +14,55 @@ use tokio::sync::Notify;
 
 use super::{
     Volume,
-    order::{Cursor, Orders},
+    kept::{AHEAD_BYTES, Charge, LISTING_BYTES, OPEN_BYTES, Sum, listed_bytes, remembered_bytes},
     readers::By,
     tours::{TourId, Tours},
 };
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Op};
+use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Listing, Op};
 
 /// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few round trips and
 /// the first names do not wait for the last.
 const NAMES_AT_ONCE: u32 = 4096;
-/// No directory that is listed here has more names; a server that never ends must not fill the memory.
-const MOST_NAMES: usize = 4 << 20;
+/// Names of the first answer about a directory that nobody has asked for yet: most have fewer, and up to 192 such answers
+/// are under way at a time.
+const NAMES_AHEAD: u32 = 512;
+/// No directory has more names: a server that never ends keeps no program for ever.
+const MOST_NAMES: usize = 1 << 30;
 
 /// An open directory.
 #[derive(Debug)]
 pub struct Directory {
     number: u64,
     caller: Caller,
-    names: tokio::sync::Mutex<Option<Arc<Vec<Listed>>>>,
+    reading: tokio::sync::Mutex<Option<Reading>>,
+}
+
+/// How far an open directory has been read.
+#[derive(Debug)]
+struct Reading {
+    /// So many names come before these.
+    from: usize,
+    part: Part,
+    /// Where parts began: how many names came before, and the cookie. To go back.
+    parts: Vec<(usize, u64)>,
+    open: Charge,
+}
+
+/// Names of a directory, one after the other.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    pub names: Arc<Vec<Listed>>,
+    /// Where those after them begin; `None`: they are the last.
+    rest: Option<u64>,
+}
+
+/// Who wants a directory's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum For {
+    /// A program, all of them.
+    Program,
+    /// Nobody yet: whatever is too much is left to the program.
+    Later,
 }
 
 /// A name of a directory, as the kernel wants it.
@@ -54,7 +88,7 @@ impl Volume {
     pub fn open_directory(&self, caller: &Caller, number: u64) -> Result<u64, Errno> {
         self.file(number)?;
         let open = self.fresh_number();
-        let directory = Directory { number, caller: caller.clone(), names: tokio::sync::Mutex::default() };
+        let directory = Directory { number, caller: caller.clone(), reading: tokio::sync::Mutex::default() };
         self.directories.lock().unwrap_or_else(PoisonError::into_inner).insert(open, Arc::new(directory));
         Ok(open)
     }
@@ -70,13 +104,20 @@ impl Volume {
     /// Of reading the directory.
     pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
         let directory = self.directory(open)?;
-        let mut names = directory.names.lock().await;
+        let mut place = directory.reading.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
-        if offset == 0 || names.is_none() {
+        if offset == 0 || place.is_none() {
+            *place = None;
             let file = self.born(directory.number).await?;
-            *names = Some(self.list_for_a_program(&directory.caller, file).await?);
+            let part = self.list_for_a_program(&directory.caller, file).await?;
+            let mut open = self.listings.charge();
+            open.add(listed_bytes(&part.names));
+            *place = Some(Reading { from: 0, part, parts: vec![(0, 0)], open });
         }
-        let listed = names.clone().unwrap_or_default();
+        let Some(reading) = place.as_mut() else { return Err(Errno::EIO) };
+        let wanted = usize::try_from(offset.saturating_sub(2)).unwrap_or(MOST_NAMES).min(MOST_NAMES);
+        self.go_to(&directory, reading, wanted).await?;
+        let (before, listed) = (reading.from, &reading.part.names);
         let own = self.table().node(directory.number).map_or(0, |node| node.file.inode);
         let dots = [".", ".."].into_iter().zip(1..).map(|(name, next)| Name {
             name: name.into(),
@@ -87,8 +128,8 @@ impl Volume {
         });
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let table = self.table();
-        let files =
-            listed.iter().zip(3..).skip(from.saturating_sub(2)).take(NAMES_FOR_THE_KERNEL).map(|(listed, next)| {
+        let files = listed.iter().zip(before as u64 + 3..).skip(wanted - before).take(NAMES_FOR_THE_KERNEL).map(
+            |(listed, next)| {
                 let known =
                     listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
                 let known = known.filter(|node| !self.writes.is_dirty(node.file));
@@ -98,8 +139,40 @@ impl Volume {
                 // What stat(2) shows.
                 let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
                 Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
-            });
+            },
+        );
         Ok(dots.skip(from).chain(files).collect())
+    }
+
+    /// Reads on, or back, until a name is among those that are there, if there is one.
+    async fn go_to(self: &Arc<Self>, directory: &Directory, reading: &mut Reading, wanted: usize) -> Result<(), Errno> {
+        if wanted < reading.from {
+            let place = reading.parts.iter().rposition(|(from, _)| *from <= wanted).unwrap_or_default();
+            reading.parts.truncate(place + 1);
+            let (from, cookie) = reading.parts.last().copied().unwrap_or_default();
+            reading.from = from;
+            reading.part = Part { names: Arc::default(), rest: Some(cookie) };
+        }
+        while wanted >= reading.from + reading.part.names.len() {
+            // Behind the end there is nothing.
+            let Some(cookie) = reading.part.rest else { return Ok(()) };
+            let file = self.born(directory.number).await?;
+            let from = reading.from + reading.part.names.len();
+            if from > MOST_NAMES {
+                tracing::warn!("the server lists a directory without end");
+                return Err(Errno::EIO);
+            }
+            // Not both at a time.
+            reading.part.names = Arc::default();
+            reading.from = from;
+            let (listing, rest) = self.ask_for_part(&directory.caller, file, cookie, NAMES_AT_ONCE).await?;
+            if reading.parts.last().is_none_or(|(last, _)| last + NAMES_AT_ONCE as usize <= from) {
+                reading.parts.push((from, cookie));
+            }
+            reading.open.set(listed_bytes(&listing.names));
+            reading.part = Part { names: Arc::new(listing.names), rest };
+        }
+        Ok(())
     }
 
     fn directory(&self, open: u64) -> Result<Arc<Directory>, Errno> {
@@ -113,57 +186,82 @@ impl Volume {
     }
 
     /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
-    async fn list_for_a_program(self: &Arc<Self>, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+    async fn list_for_a_program(self: &Arc<Self>, caller: &Caller, file: FileId) -> Result<Part, Errno> {
         let tours = self.note_visited(file);
         tours.iter().for_each(|tour| self.list_ahead(caller, *tour));
-        let names = self.list_all(caller, file).await?;
+        let part = self.list_all(caller, file, For::Program).await?;
         for tour in tours {
-            self.heard_of(caller, tour, file, &names);
+            self.heard_of(caller, tour, file, &part.names);
             self.list_ahead(caller, tour);
         }
-        Ok(names)
+        Ok(part)
     }
 
-    /// All names of a directory, remembered if its lease allows it.
-    pub(super) async fn list_all(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+    /// All names of a directory, remembered if its lease allows it; of a large one the first.
+    pub(super) async fn list_all(&self, caller: &Caller, file: FileId, wanted: For) -> Result<Part, Errno> {
         loop {
             let ended = self.listings.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            if let Some(listing) = self.remembered_listing(file) {
-                return Ok(listing);
+            if let Some(names) = self.remembered_listing(file) {
+                return Ok(Part { names, rest: None });
             }
             if !self.listings.is_claimed(file) {
-                return self.ask_for_listing(caller, file).await;
+                return self.ask_for_listing(caller, file, wanted).await;
             }
             ended.await;
         }
     }
 
-    async fn ask_for_listing(&self, caller: &Caller, file: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+    async fn ask_for_listing(&self, caller: &Caller, file: FileId, wanted: For) -> Result<Part, Errno> {
         let made = self.names_made(file);
-        let mut names = Vec::new();
-        let mut cookie = 0;
-        let mut first = None;
+        let mut names: Vec<Listed> = Vec::new();
+        let (mut cookie, mut first) = (0, None);
+        let mut charge = match wanted {
+            For::Program => self.listings.charge(),
+            For::Later => self.listings.charge_ahead(),
+        };
+        let mut limit = if wanted == For::Later { NAMES_AHEAD } else { NAMES_AT_ONCE };
         loop {
-            let op = Op::List { directory: file, cookie, limit: NAMES_AT_ONCE };
-            let Answer::Listing(part) = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+            let (part, rest) = self.ask_for_part(caller, file, cookie, limit).await?;
+            limit = NAMES_AT_ONCE;
             first = first.or(Some(part.directory));
-            cookie = part.names.last().map_or(cookie, |listed| listed.cookie);
-            let ends = part.is_last || part.names.is_empty();
+            let bytes = listed_bytes(&part.names);
+            let (most, most_of_one) = match wanted {
+                For::Program => (OPEN_BYTES, LISTING_BYTES),
+                For::Later => (AHEAD_BYTES, AHEAD_BYTES / 2),
+            };
+            let has_room = charge.add_within(bytes, most) && remembered_bytes(&names) + bytes <= most_of_one;
             names.extend(part.names);
-            if names.len() > MOST_NAMES {
-                tracing::warn!("the server lists a directory without end");
-                return Err(Errno::EIO);
-            }
-            if ends {
-                let names = Arc::new(names);
-                if made.is_some() && self.names_made(file) == made {
-                    self.remember_listing(first.as_ref(), &part.directory, &names);
+            match rest {
+                None => {
+                    names.shrink_to_fit();
+                    let names = Arc::new(names);
+                    let is_small = remembered_bytes(&names) <= LISTING_BYTES;
+                    if is_small && made.is_some() && self.names_made(file) == made {
+                        self.remember_listing(first.as_ref(), &part.directory, &names);
+                    }
+                    return Ok(Part { names, rest: None });
                 }
-                return Ok(names);
+                Some(next) if has_room => cookie = next,
+                Some(_) if wanted == For::Later => return Err(Errno::EFBIG),
+                rest => return Ok(Part { names: Arc::new(names), rest }),
             }
         }
+    }
+
+    /// One answer, and where those after it begin.
+    async fn ask_for_part(
+        &self,
+        caller: &Caller,
+        directory: FileId,
+        cookie: u64,
+        limit: u32,
+    ) -> Result<(Listing, Option<u64>), Errno> {
+        let op = Op::List { directory, cookie, limit };
+        let Answer::Listing(part) = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+        let rest = part.names.last().map(|listed| listed.cookie).filter(|_| !part.is_last);
+        Ok((part, rest))
     }
 
     /// How often names of a directory were made in memory, unless the store has yet to hear of some.
@@ -221,26 +319,29 @@ impl Volume {
 
     /// Asks for a listing, or waits for whoever does.
     async fn list_one_ahead(self: Arc<Self>, caller: &Caller, tour: TourId, (directory, is_ours): (FileId, bool)) {
-        if let Ok(names) = self.list_claimed(caller, directory, is_ours).await {
-            self.heard_of(caller, tour, directory, &names);
-            self.list_ahead(caller, tour);
+        match self.list_claimed(caller, directory, is_ours).await {
+            Ok(part) => self.heard_of(caller, tour, directory, &part.names),
+            // It counts for much, so that less is listed ahead until the program has come there.
+            Err(Errno::EFBIG) => self.tours().listed(tour, directory, usize::MAX, &[]),
+            Err(_) => return,
         }
+        self.list_ahead(caller, tour);
     }
 
     /// Lists a directory that somebody may open soon, who then waits for this.
-    pub(super) async fn list_beforehand(&self, caller: &Caller, directory: FileId) -> Result<Arc<Vec<Listed>>, Errno> {
+    pub(super) async fn list_beforehand(&self, caller: &Caller, directory: FileId) -> Result<Part, Errno> {
         if let Some(names) = self.remembered_listing(directory) {
-            return Ok(names);
+            return Ok(Part { names, rest: None });
         }
         let is_ours = self.listings.claim(directory);
         self.list_claimed(caller, directory, is_ours).await
     }
 
-    async fn list_claimed(&self, caller: &Caller, directory: FileId, is_ours: bool) -> Result<Arc<Vec<Listed>>, Errno> {
+    async fn list_claimed(&self, caller: &Caller, directory: FileId, is_ours: bool) -> Result<Part, Errno> {
         if !is_ours {
-            return self.list_all(caller, directory).await;
+            return self.list_all(caller, directory, For::Later).await;
         }
-        let listed = self.ask_for_listing(caller, directory).await;
+        let listed = self.ask_for_listing(caller, directory, For::Later).await;
         self.listings.give_up(directory);
         listed
     }
@@ -251,9 +352,11 @@ impl Volume {
     }
 
     fn remembered_listing(&self, file: FileId) -> Option<Arc<Vec<Listed>>> {
-        let table = self.table();
+        let mut table = self.table();
         let node = table.of(file).filter(|node| node.leases.contains(Leases::ENTRIES))?;
-        node.listing.clone().filter(|_| self.is_good(node))
+        let names = node.listing.clone().filter(|_| self.is_good(node))?;
+        table.uses(file);
+        Some(names)
     }
 
     /// It holds if the directory was the same from the first part to the last, and nothing was heard of it since.
@@ -264,20 +367,14 @@ impl Volume {
         if !is_one || node.stamp != last.stamp || !node.leases.contains(Leases::ENTRIES) {
             return;
         }
-        node.listing = Some(Arc::clone(names));
-        node.names = names.iter().filter_map(|l| Some((l.name.clone(), Some(l.entry?.attributes.id)))).collect();
-        // A name whose file can't be looked at is there all the same.
-        node.is_complete = names.iter().all(|listed| listed.entry.is_some());
-        if !node.is_complete {
-            node.listing = None;
-        }
-        node.orders = Some(Arc::new(Orders::of(names)));
-        node.cursor = Cursor::default();
+        node.put_listing(names);
         for id in names.iter().filter_map(|listed| Some(listed.entry?.attributes.id)) {
             if let Some(node) = table.of_mut(id) {
                 node.parent = Some(last.attributes.id);
             }
         }
+        table.uses(last.attributes.id);
+        self.drop_surplus(&mut table);
     }
 }
 
@@ -287,9 +384,21 @@ pub(super) struct Listings {
     claimed: Mutex<HashSet<FileId>>,
     /// Whenever one of them has been listed, or can't be.
     ended: Notify,
+    /// What open directories have, and what is being listed for them.
+    open: Sum,
+    /// What is being listed before anybody has asked for it.
+    ahead: Sum,
 }
 
 impl Listings {
+    fn charge(&self) -> Charge {
+        Charge::of(&self.open)
+    }
+
+    fn charge_ahead(&self) -> Charge {
+        Charge::of(&self.ahead)
+    }
+
     fn claimed(&self) -> MutexGuard<'_, HashSet<FileId>> {
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }

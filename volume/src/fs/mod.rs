@@ -6,6 +6,7 @@
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named, `look` finds what a shell may look up
+//! * `kept`: how much of names is remembered
 //! * `at_hand`: how far a program would get without asking
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
@@ -33,6 +34,7 @@ mod files;
 mod flights;
 mod forgetting;
 mod keep;
+mod kept;
 mod listing;
 mod look;
 mod names;
@@ -130,6 +132,8 @@ pub struct State {
     pub leases: u64,
     /// Files that are remembered.
     pub files: u64,
+    /// What is remembered of names, in bytes.
+    pub names_bytes: u64,
     /// Files that are open.
     pub open: u64,
     /// What was made here and could not be made on the server, at last, in words.
@@ -220,7 +224,10 @@ impl Volume {
     /// How it does.
     #[must_use]
     pub fn state(&self) -> State {
-        let (files, leases) = self.table().counts();
+        let ((files, leases), kept) = {
+            let table = self.table();
+            (table.counts(), table.kept_bytes())
+        };
         let mut store = self.store.state();
         if self.recalled().has_ended() {
             store.fault.get_or_insert_with(|| "it recalls leases without end; nothing is remembered".to_owned());
@@ -231,6 +238,7 @@ impl Volume {
             dirty_bytes: self.writes.bytes(),
             leases,
             files,
+            names_bytes: kept as u64,
             open: self.opens.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
             lost: self.births.fault(),
         }
@@ -255,6 +263,7 @@ impl Volume {
     /// number of the directory with that name.
     pub fn tell<R>(&self, (parent, name): (u64, &OsStr), entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
         let mut table = self.table();
+        self.drop_surplus(&mut table);
         let number = table.looked_up(entry.attributes.id);
         let name_life = self.names_life(&table, parent);
         if !name_life.is_zero() {
@@ -276,6 +285,7 @@ impl Volume {
     /// The same for a name that is not there.
     pub fn tell_absent<R>(&self, parent: u64, name: &OsStr, reply: impl FnOnce(Duration) -> R) -> R {
         let mut table = self.table();
+        self.drop_surplus(&mut table);
         let is_known = table.known(parent, name) == table::Known::Absent;
         let life = if is_known { self.names_life(&table, parent) } else { Duration::ZERO };
         if !life.is_zero() {
@@ -285,15 +295,17 @@ impl Volume {
     }
 
     /// The same for names of a directory, until `take` says that there is no more room, or something was heard of a file since its
-    /// attributes were found. Also how many were told.
-    pub fn tell_all<R>(
+    /// attributes were found. `give` has the reply, and how many were told.
+    pub fn tell_all<R, T>(
         &self,
         parent: u64,
         names: &[Name],
         mut into: R,
         mut take: impl FnMut(&mut R, &Name, Option<Told>) -> bool,
-    ) -> (R, usize) {
+        give: impl FnOnce(R, usize) -> T,
+    ) -> T {
         let mut table = self.table();
+        self.drop_surplus(&mut table);
         let name_life = self.names_life(&table, parent);
         let mut count = 0;
         for name in names {
@@ -319,7 +331,15 @@ impl Volume {
                 }
             }
         }
-        (into, count)
+        give(into, count)
+    }
+
+    /// Forgets names beyond what may be kept, here and in the kernel. To be called before names are told: replies with
+    /// names that were told are given while the table is locked, so that the kernel has them by now and forgets them.
+    fn drop_surplus(&self, table: &mut Table) {
+        for (number, names) in table.drop_surplus() {
+            let _ = self.invalidate.send(Invalidate::of(number, Some(names)));
+        }
     }
 
     /// The kernel has forgotten a file so many times.

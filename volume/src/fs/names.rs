@@ -4,6 +4,7 @@ use std::{ffi::OsStr, sync::Arc, time::SystemTime};
 
 use super::{
     Volume,
+    listing::For,
     newborn::clock_offset,
     table::{Known, ROOT},
     unborn::What,
@@ -53,7 +54,7 @@ impl Volume {
         let directory = self.born(parent).await?;
         if self.is_asked_often(parent) {
             // Whatever comes of it: the answer is found below, or asked for.
-            let _ = self.list_all(caller, directory).await;
+            let _ = self.list_all(caller, directory, For::Program).await;
             if let Some(known) = self.remembered(parent, name) {
                 return known;
             }

@@ -147,9 +147,10 @@ impl Volume {
         let is_directory = table.node(number).is_some_and(|node| node.is_directory());
         let file = table.node(number).map(|node| node.file);
         let Some(node) = table.node_mut(parent) else { return };
-        node.names.insert(name.to_owned(), file);
+        node.put_name(name, file);
         node.listing = None;
         node.orders = None;
+        node.share.orders.clear();
         node.children += 1;
         node.made += 1;
         if let Some(attributes) = &mut node.attributes {
@@ -349,7 +350,7 @@ impl Volume {
         }
         let (now, order) = (self.births.now(), table.unborn.next());
         if let Some(node) = table.node_mut(parent) {
-            node.names.insert(name.to_owned(), None);
+            node.put_name(name, None);
             node.children = node.children.saturating_sub(1);
             node.made += 1;
             if let Some(attributes) = &mut node.attributes {

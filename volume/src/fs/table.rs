@@ -4,12 +4,13 @@
 use std::{
     collections::{HashMap, HashSet},
     ffi::{OsStr, OsString},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
 use super::{
     acls::{KnownAcls, has_same_rights},
+    kept::{KEPT_BYTES, Share, Sum, name_bytes, orders_bytes, remembered_bytes},
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
@@ -89,6 +90,8 @@ pub(super) struct Node {
     pub made: u64,
     /// Why it never came to be.
     pub fault: Option<Errno>,
+    /// What all of its names cost.
+    pub share: Share,
 }
 
 /// A name as it is remembered.
@@ -115,6 +118,14 @@ pub(super) struct Table {
     floor: Stamp,
     /// What is on its way to the store.
     pub unborn: Unborn,
+    /// What all names cost.
+    kept: Sum,
+    /// So much may be kept; more than [`KEPT_BYTES`] only while names that can't be dropped are more.
+    most_kept: usize,
+    /// So often a directory was used.
+    uses: u64,
+    /// So many files may be there before room is made.
+    most_nodes: usize,
 }
 
 /// Whether the store does not know the file, or did not when it was told of.
@@ -132,6 +143,10 @@ impl Table {
             writable: HashSet::new(),
             floor: Stamp(0),
             unborn: Unborn::default(),
+            kept: Sum::default(),
+            most_kept: KEPT_BYTES,
+            uses: 0,
+            most_nodes: MAX_NODES,
         };
         table.insert(ROOT, root);
         table
@@ -167,6 +182,7 @@ impl Table {
             changed: None,
             made: 0,
             fault: None,
+            share: Share::of(&self.kept),
         };
         self.nodes.insert(number, node);
         if !is_provisional(file) {
@@ -176,7 +192,7 @@ impl Table {
 
     /// A file that the store does not know.
     pub fn insert_unborn(&mut self) -> u64 {
-        if self.nodes.len() >= MAX_NODES {
+        if self.nodes.len() >= self.most_nodes {
             self.make_room();
         }
         let number = self.next_alias;
@@ -213,7 +229,7 @@ impl Table {
         if let Some(number) = self.number_of(file) {
             return number;
         }
-        if self.nodes.len() >= MAX_NODES {
+        if self.nodes.len() >= self.most_nodes {
             self.make_room();
         }
         let is_free = file.inode > ROOT && file.inode < FIRST_ALIAS && !self.nodes.contains_key(&file.inode);
@@ -236,6 +252,50 @@ impl Table {
             }
             !goes
         });
+        // Those that the kernel names stay: then they are not looked through for every new one.
+        self.most_nodes = MAX_NODES.max(self.nodes.len() + MAX_NODES / 4);
+    }
+
+    /// The names of a directory are used.
+    pub fn uses(&mut self, directory: FileId) {
+        self.uses += 1;
+        let uses = self.uses;
+        if let Some(node) = self.of_mut(directory) {
+            node.share.used = uses;
+        }
+    }
+
+    /// What all names cost.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Drops the names of the directories that were not used for longest, if too many are kept: a quarter of them, so that
+    /// this is rare. The leases stay, and names are asked for again. What the kernel was told of these directories, and
+    /// has to forget, since nobody will know any more to which names a recall applies.
+    pub fn drop_surplus(&mut self) -> Vec<(u64, Vec<OsString>)> {
+        if self.kept_bytes() <= self.most_kept {
+            return Vec::new();
+        }
+        let droppable = self.nodes.iter().filter(|(_, node)| node.share.bytes() > 0 && !node.is_ahead());
+        let mut by_use: Vec<(u64, u64)> = droppable.map(|(number, node)| (node.share.used, *number)).collect();
+        by_use.sort_unstable();
+        let mut to_forget = Vec::new();
+        for (_, number) in by_use {
+            if self.kept_bytes() <= KEPT_BYTES - KEPT_BYTES / 4 {
+                break;
+            }
+            let Some(node) = self.nodes.get_mut(&number) else { continue };
+            node.forget_names();
+            node.orders = None;
+            node.share.orders.clear();
+            let told = node.take_told();
+            if !told.is_empty() {
+                to_forget.push((number, told));
+            }
+        }
+        self.most_kept = KEPT_BYTES.max(self.kept_bytes() + KEPT_BYTES / 4);
+        to_forget
     }
 
     pub fn node(&self, number: u64) -> Option<&Node> {
@@ -380,7 +440,7 @@ impl Table {
         let Some(node) = self.of_mut(directory) else { return };
         let is_unborn = node.names.get(name).is_some_and(|known| known.is_some_and(is_provisional));
         if node.leases.contains(Leases::ENTRIES) && !is_unborn {
-            node.names.insert(name.to_owned(), file);
+            node.put_name(name, file);
         }
     }
 
@@ -431,18 +491,19 @@ impl Table {
             && !node.told.contains(name)
         {
             node.told.insert(name.to_owned());
+            node.share.told.add(name_bytes(name));
         }
     }
 
     /// Names of a directory that the kernel may remember, and that it is made to forget now.
     pub fn take_told(&mut self, directory: FileId) -> Vec<OsString> {
-        self.of_mut(directory).map(|node| std::mem::take(&mut node.told).into_iter().collect()).unwrap_or_default()
+        self.of_mut(directory).map(Node::take_told).unwrap_or_default()
     }
 
     /// The same of all directories, by their numbers.
     pub fn take_all_told(&mut self) -> Vec<(u64, Vec<OsString>)> {
         let with_names = self.nodes.iter_mut().filter(|(_, node)| !node.told.is_empty());
-        with_names.map(|(number, node)| (*number, std::mem::take(&mut node.told).into_iter().collect())).collect()
+        with_names.map(|(number, node)| (*number, node.take_told())).collect()
     }
 
     /// How many files, and how many leases.
@@ -462,8 +523,37 @@ impl Node {
         self.attributes.is_some_and(|attributes| attributes.kind == Kind::Directory)
     }
 
+    /// Remembers a name, whatever the leases say.
+    pub fn put_name(&mut self, name: &OsStr, file: Option<FileId>) {
+        if self.names.insert(name.to_owned(), file).is_none() {
+            self.share.names.add(name_bytes(name));
+        }
+    }
+
+    /// Remembers all names as they were listed.
+    pub fn put_listing(&mut self, names: &Arc<Vec<Listed>>) {
+        self.listing = Some(Arc::clone(names));
+        self.names = names.iter().filter_map(|l| Some((l.name.clone(), Some(l.entry?.attributes.id)))).collect();
+        // A name whose file can't be looked at is there all the same.
+        self.is_complete = names.iter().all(|listed| listed.entry.is_some());
+        if !self.is_complete {
+            self.listing = None;
+        }
+        self.orders = Some(Arc::new(Orders::of(names)));
+        self.cursor = Cursor::default();
+        self.share.names.set(remembered_bytes(names) - orders_bytes(names));
+        self.share.orders.set(orders_bytes(names));
+    }
+
+    fn take_told(&mut self) -> Vec<OsString> {
+        self.share.told.clear();
+        std::mem::take(&mut self.told).into_iter().collect()
+    }
+
     fn forget_names(&mut self) {
-        self.names.clear();
+        // The map's room too.
+        self.names = HashMap::new();
+        self.share.names.clear();
         self.listing = None;
         self.is_complete = false;
         self.asked = 0;

@@ -13,6 +13,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::{
     Volume,
+    listing::For,
     readers::ReaderId,
     table::{Known, ROOT},
     tours::TourId,
@@ -111,7 +112,7 @@ impl Volume {
         }
         let Ok(parent) = self.walk_down(caller, directory).await else { return Vec::new() };
         let parent = parent.attributes.id;
-        let _ = self.list_all(caller, parent).await;
+        let _ = self.list_all(caller, parent, For::Program).await;
         names.iter().filter_map(|name| self.known_entry(parent, name)).collect()
     }
 

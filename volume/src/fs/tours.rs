@@ -153,8 +153,9 @@ impl Tour {
     fn visited(&mut self, directory: FileId) -> TourId {
         if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == directory) {
             // Those before it were passed over, or will be opened in some other order.
-            self.ahead.drain(..=place);
-            self.window = (self.window * 2).min(LAST_WINDOW);
+            // One that was too large to be listed ahead, or most of what may be, is a sign that others are.
+            let is_large = self.ahead.drain(..=place).any(|(_, names)| names >= MAX_NAMES);
+            self.window = if is_large { FIRST_WINDOW } else { (self.window * 2).min(LAST_WINDOW) };
         } else if let Some(place) = self.expected.iter().rposition(|expected| *expected == directory) {
             self.expected.remove(place);
         }
@@ -163,7 +164,7 @@ impl Tour {
 
     fn next(&mut self) -> Vec<FileId> {
         let mut next = Vec::new();
-        let names: usize = self.ahead.iter().map(|(_, names)| names).sum();
+        let names = self.ahead.iter().fold(0, |sum: usize, (_, names)| sum.saturating_add(*names));
         while names < MAX_NAMES && self.ahead.len() < self.window {
             let Some(directory) = self.expected.pop() else { break };
             self.ahead.push_back((directory, 0));

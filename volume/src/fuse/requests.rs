@@ -404,11 +404,15 @@ impl Filesystem for Adapter {
                     Ok(names) => names,
                     Err(errno) => return reply.error(error(errno)),
                 };
-                let (filled, count) = volume.tell_all(number.0, &names, reply, add_name);
-                if count > 0 || names.is_empty() {
-                    return filled.ok();
-                }
-                // An empty answer would be the end of the directory: the first file has changed meanwhile.
+                let give = |filled: ReplyDirectoryPlus, count| {
+                    if count > 0 || names.is_empty() {
+                        filled.ok();
+                        return None;
+                    }
+                    // An empty answer would be the end of the directory: the first file has changed meanwhile.
+                    Some(filled)
+                };
+                let Some(filled) = volume.tell_all(number.0, &names, reply, add_name, give) else { return };
                 reply = filled;
             }
         });
