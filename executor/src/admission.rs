@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// The one call whose message stays in memory while others are waited for.
-const WRITE: &str = "/posh.volume.v1.Volume/Write";
+/// The calls by which more than one message comes.
+const STREAMS: [&str; 2] = ["/posh.executor.v1.Executor/Run", "/posh.volume.v1.Volume/Session"];
 
 /// For who shows no certificate.
 const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no certificate for it; \
@@ -129,7 +129,7 @@ impl Admission {
             Err(why) => (None, Some(Status::resource_exhausted(why))),
         };
         let account = self.unfinished.account(caller.identity.as_ref());
-        if request.uri().path() != WRITE {
+        if STREAMS.contains(&request.uri().path()) {
             return (request.map(|body| Body::new(Metered::new(body, account, refused))), share);
         }
         let arrived = Arrived::default();

@@ -32,10 +32,10 @@ use crate::{admission::Admission, load::CallShare};
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
 
-/// Of a call whose message is held on beyond its arrival: what is in memory stays on the account until whoever serves
-/// the call has charged it elsewhere, and drops this.
+/// What has come of a call that is one message: it stays on the account while the call's end is waited for, and until
+/// whoever serves the call has charged it elsewhere, and drops this.
 #[derive(Debug, Clone, Default)]
-pub struct Arrived(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+pub struct Arrived(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
 
 /// One account's part is at most this, as much as a volume has under way, and at least two of the
 /// largest messages.
@@ -85,7 +85,7 @@ pub struct Metered {
     acquire: Option<Acquire>,
     permit: Option<OwnedSemaphorePermit>,
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Where the permit goes when the message has come.
+    /// Where the permit goes when the message has come; of calls that are one message.
     arrived: Option<Arrived>,
 }
 
@@ -98,7 +98,7 @@ impl Metered {
         Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived }
     }
 
-    /// The same for a call whose message stays on the account after it has come.
+    /// The same for a call that is one message: what has come stays on the account, and the call ends in time, too.
     pub fn held_by(self, arrived: Arrived) -> Self {
         Self { arrived: Some(arrived), ..self }
     }
@@ -144,10 +144,11 @@ impl Metered {
 
     fn finish(&mut self) {
         let permit = self.permit.take();
-        if let Some(Arrived(arrived)) = &self.arrived {
-            *arrived.lock().expect("not poisoned") = permit;
+        match &self.arrived {
+            // More may follow, which nobody wants: the time goes on until the call's end.
+            Some(Arrived(arrived)) => arrived.lock().expect("not poisoned").extend(permit),
+            None => self.deadline = None,
         }
-        self.deadline = None;
     }
 }
 
@@ -316,6 +317,23 @@ mod tests {
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), HEAD_BYTES + 70_000);
         assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_000);
         drop(arrived);
+        assert_eq!(account.available_permits(), LEAST_OF_ONE);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_does_not_end_holds_its_messages_on_the_account_and_ends_in_time() {
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        let (sender, body) = metered(&account);
+        let mut body = body.held_by(Arrived::default());
+        sender.send([message(70_000), message(0), message(9)].concat()).unwrap();
+        let mut passed = 0;
+        while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
+            passed += frame.unwrap().into_data().unwrap().len();
+        }
+        assert_eq!(passed, 3 * HEAD_BYTES + 70_009);
+        assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_009);
+        assert!(body.deadline.is_some());
+        drop(body);
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
 

@@ -51,7 +51,7 @@ use crate::{
     pool::Pool,
     run::KeptRuns,
     runtimes::Runtimes,
-    service::{Service, Shared, TOOLS_OF_ONE},
+    service::{ARRIVALS_OF_ONE, Service, Shared, TOOLS_OF_ONE},
     tls::{
         accept::{Connection, Incoming},
         serving::Serving,
@@ -418,6 +418,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         machine: Machine::default(),
         tools: Tools::default(),
         tool_turns: Turns::new(TOOLS_OF_ONE),
+        arrivals: Turns::new(ARRIVALS_OF_ONE),
         kept: KeptRuns::default(),
         volumes: Volumes::default(),
         audit,

@@ -41,6 +41,10 @@ const MAX_TOOL_NAMES: usize = 4096;
 /// A gateway makes one when it connects.
 pub const TOOLS_OF_ONE: usize = 4;
 
+/// Specifications of one identity from when they are decoded until their commands run: up to 4 MB each, and the work of
+/// starting them. The others wait as they came, on the account of unfinished messages.
+pub const ARRIVALS_OF_ONE: usize = 16;
+
 /// What all calls share.
 pub struct Shared {
     pub config: Config,
@@ -59,6 +63,8 @@ pub struct Shared {
     pub tools: Tools,
     /// Who is being told of them.
     pub tool_turns: Turns,
+    /// Whose specifications are in memory before they are charged.
+    pub arrivals: Turns,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
     /// Who did what.

@@ -951,6 +951,46 @@ async fn locks_that_wait_are_bounded_and_end_with_their_session() {
     assert_eq!(call(&ada, Op::Attributes(its)).await, Err(Errno::ESTALE));
 }
 
+/// Each owner has some two thousand at most of a file, and an account so many of all.
+#[tokio::test]
+async fn ranges_that_are_locked_are_few() {
+    let site = Site::new();
+    let session = |name| DirectorySession::open_for(Account::named(name), site.directory.clone(), Liveness::Own);
+    let (ada, bob) = (session("ada"), session("bob"));
+    let lock = |place, start: u64| {
+        let range = RangeLock { range: start..start + 1, access: Some(Access::Exclusive) };
+        Op::Lock { place, owner: 1, lock: Lock::Range(range), wait: Wait::No }
+    };
+    let mut count = 0;
+    for file in 0..20 {
+        let name = format!("f{file}");
+        fs::write(site.path(&name), "x").unwrap();
+        let (place, _) = open(&ada, &name, RW).await;
+        // Every second byte: neighbours would be one range.
+        let mut starts = (0..5000).map(|number| 2 * number);
+        count += loop {
+            let start = starts.next().unwrap();
+            match call(&ada, lock(place, start)).await {
+                Ok(_) => {}
+                Err(refused) => {
+                    assert_eq!(refused, Errno::ENOLCK);
+                    break start / 2;
+                }
+            }
+        };
+    }
+    assert!((20_000..=65_536).contains(&count), "{count}");
+    // Others have room, and so has it when it has given something back.
+    let (its, _) = open(&bob, "f0", RW).await;
+    call(&bob, lock(its, 1)).await.unwrap();
+    fs::write(site.path("g"), "x").unwrap();
+    let (place, _) = open(&ada, "g", RW).await;
+    assert_eq!(call(&ada, lock(place, 1)).await, Err(Errno::ENOLCK));
+    let file = open(&ada, "f1", RW).await.0.file;
+    call(&ada, Op::Unlock { file, owner: 1 }).await.unwrap();
+    call(&ada, lock(place, 1)).await.unwrap();
+}
+
 #[tokio::test]
 #[expect(clippy::reversed_empty_ranges, reason = "a peer sends them")]
 async fn what_asks_for_too_much_is_refused() {

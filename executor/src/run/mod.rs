@@ -34,7 +34,11 @@ use posh_proto::{
         WrittenFile, exited::How, run_input, run_output,
     },
 };
-use tokio::{net::unix::pipe, sync::mpsc, task::JoinSet};
+use tokio::{
+    net::unix::pipe,
+    sync::{OwnedSemaphorePermit, mpsc},
+    task::JoinSet,
+};
 use tonic::{Status, Streaming};
 
 use self::{
@@ -59,8 +63,13 @@ type Output = Arc<Outbox>;
 
 /// What a client that cancels a call, rather than being lost, has said by the time that this is noticed.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// For what its client has to hear, while it acknowledges nothing: longer than it may be lost.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(75);
 /// A client can't ask for more than this: what is kept takes memory and a place among the runs.
 const LONGEST_GRACE: Duration = Duration::from_secs(60);
+
+/// A place among the specifications of an identity that are in memory.
+type Turn = Option<OwnedSemaphorePermit>;
 
 /// How a run ended, for the log and for the client.
 #[derive(Debug)]
@@ -103,15 +112,24 @@ pub struct Origin {
 /// it must be cleaned up after its client has gone.
 pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<RunInput>) -> Messages {
     let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
+    // Until its turn comes, nothing of it is decoded.
+    let turn = shared.arrivals.share_of(&origin.caller).acquire_owned().await;
     let first = match input.message().await {
         Ok(first) => first.and_then(|first| first.kind),
         Err(status) => return Messages::only(Err(status)),
     };
     let arrived_ns = monotonic_ns();
+    // The call may have been open for a minute: what counts is what its caller may do now.
+    let origin = match shared.admission.standing(&origin.proof) {
+        Ok(Some(caller)) => Origin { caller, ..origin },
+        Ok(None) => origin,
+        Err(Denied(why)) => return Messages::only(Err(Status::unauthenticated(why))),
+    };
     let asked = match first {
         Some(run_input::Kind::Spec(spec)) => Asked::Plain(Box::new(spec)),
         Some(run_input::Kind::Packed(packed)) => Asked::Packed(packed),
         Some(run_input::Kind::Resume(resume)) => {
+            drop(turn);
             if let Err(refusal) = check_run_id(&resume.run_id) {
                 return refused(refusal);
             }
@@ -123,8 +141,9 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
         }
         _ => return refused(Refusal::protocol("the first message must be the specification")),
     };
-    match prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await {
-        Ok(prepared) => begin(shared, origin, (prepared, arrived_ns), input).unwrap_or_else(refused),
+    let prepared = prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await;
+    match prepared {
+        Ok(prepared) => begin(shared, origin, (prepared, arrived_ns, turn.ok()), input).unwrap_or_else(refused),
         Err(refusal) => {
             let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
             if shared.audit.refused(identity, peer, &format!("run: {kind}")) {
@@ -139,7 +158,7 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
 fn begin(
     shared: Arc<Shared>,
     origin: Origin,
-    (prepared, arrived_ns): (Prepared, u64),
+    (prepared, arrived_ns, turn): (Prepared, u64, Turn),
     input: Streaming<RunInput>,
 ) -> Result<Messages, Refusal> {
     let outbox = Outbox::new(prepared.grace_ms > 0);
@@ -149,7 +168,7 @@ fn begin(
     };
     let messages = outbox.attach();
     let client = Client { input, is_open: true, returns };
-    tokio::spawn(serve(shared, origin, (prepared, arrived_ns), client, outbox));
+    tokio::spawn(serve(shared, origin, (prepared, arrived_ns, turn), client, outbox));
     Ok(messages)
 }
 
@@ -157,7 +176,7 @@ fn begin(
 async fn serve(
     shared: Arc<Shared>,
     origin: Origin,
-    (mut prepared, arrived_ns): (Prepared, u64),
+    (mut prepared, arrived_ns, turn): (Prepared, u64, Turn),
     client: Client,
     output: Output,
 ) {
@@ -166,7 +185,7 @@ async fn serve(
     let clock = Clock::start(prepared.trace, arrived_ns);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
     let end = match record.begin(&shared.audit).await {
-        Ok(()) => attend((&shared, &origin), prepared, client, &output, &mut report).await,
+        Ok(()) => attend((&shared, &origin), (prepared, turn), client, &output, &mut report).await,
         Err(refusal) => {
             let end = End::Rejected(refusal);
             say(&end, &output).await;
@@ -260,7 +279,7 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
     (shared, origin): (&Shared, &Origin),
-    prepared: Prepared,
+    (prepared, turn): (Prepared, Turn),
     client: Client,
     output: &Output,
     report: &mut Report,
@@ -288,6 +307,8 @@ async fn attend(
         }
         starting = launch::start((shared, &origin.caller), prepared, report.clock) => starting,
     };
+    // Of the specification nothing is left but what runs.
+    drop(turn);
     let mut run = match starting {
         Ok(run) => run,
         Err(refusal) => {
@@ -324,9 +345,10 @@ async fn attend(
     end
 }
 
+/// A client that has left no room for its last message does not hear it.
 async fn say(end: &End, output: &Output) {
     if let Some(last) = end.message() {
-        let _ = output.send(last).await;
+        let _ = tokio::time::timeout(ROOM_TIMEOUT, output.send(last)).await;
     }
 }
 
@@ -575,11 +597,15 @@ impl Run {
     }
 }
 
+/// Who leaves no room for that in time, though it acknowledges nothing, has given the run up.
 async fn tell_ends(exits: impl IntoIterator<Item = Exited>, output: &Output) -> Result<(), Unheard> {
-    for exited in exits {
-        output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await?;
-    }
-    Ok(())
+    let telling = async {
+        for exited in exits {
+            output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await?;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(ROOM_TIMEOUT, telling).await.unwrap_or(Err(Unheard))
 }
 
 /// `2/1`: stage 2 exited with 1; `2!13`: it died of signal 13.

@@ -223,7 +223,7 @@ impl Volume for VolumeService {
         let served = self.admitted(&caller, &request.session).await?;
         served.acknowledge(request.acknowledged);
         // Before anything is waited for.
-        let calls = served.charge_writes(request.writes.len())?;
+        let calls = served.charge_writes(&request.writes)?;
         let writes: Vec<_> =
             request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let file_caller = request.caller.unwrap_or_default().into();

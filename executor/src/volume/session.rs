@@ -13,7 +13,10 @@ use std::{
 
 use posh_proto::{
     token::Fingerprint,
-    volume::{Alive, Call, FromVolume, Reply, ToVolume, WriteReply, Written, from_volume, to_volume},
+    volume::{
+        Alive, Call, FromVolume, Reply, ToVolume, Write as WireWrite, WriteReply, Written, from_volume, to_volume,
+        write,
+    },
 };
 use posh_volume::{
     Errno, Store as _,
@@ -52,6 +55,8 @@ const CALL_BYTES: usize = 1 << 10;
 const MAX_CALL_BYTES: usize = 2 << 20;
 /// What an entry takes in an answer.
 const ENTRY_BYTES: usize = 256;
+/// What a name takes that somebody asks for, besides its bytes.
+const NAME_BYTES: usize = 96;
 /// What a name takes in a listing, at its longest.
 const LISTED_BYTES: usize = 450;
 /// XATTR_SIZE_MAX, and XATTR_LIST_MAX.
@@ -321,9 +326,10 @@ impl Served {
         });
     }
 
-    /// What a call of so many writes is charged with, from when it was decoded until its answer was taken.
-    pub fn charge_writes(&self, count: usize) -> Result<Charge, Status> {
-        self.call_bytes.try_take(&self.account, CALL_BYTES + count * ENTRY_BYTES).ok_or_else(too_many)
+    /// What a call of these writes is charged with besides their contents, from when it was decoded until its
+    /// answer was taken.
+    pub fn charge_writes(&self, writes: &[WireWrite]) -> Result<Charge, Status> {
+        self.call_bytes.try_take(&self.account, CALL_BYTES + bytes_of_writes(writes)).ok_or_else(too_many)
     }
 
     /// Writes once for each number. What has to wait where there is no room to wait in has not begun: whoever asked
@@ -608,7 +614,7 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         return answer(sender, reply, None).await;
     }
     served.store.renew();
-    let Some(charge) = served.call_bytes.try_take(&served.account, bytes + CALL_BYTES) else {
+    let Some(charge) = served.call_bytes.try_take(&served.account, bytes + names_bytes(&op) + CALL_BYTES) else {
         return refuse(Errno::EBUSY).await;
     };
     let (session, shared) = (served.clone(), shared.clone());
@@ -629,6 +635,24 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         Ok(outcome) => served.answer_when_done(number, outcome, sender),
         Err(status) if status.code() == tonic::Code::AlreadyExists => {}
         Err(_) => refuse(Errno::EBUSY).await,
+    }
+}
+
+/// What writes take besides their contents.
+fn bytes_of_writes(writes: &[WireWrite]) -> usize {
+    let of_names = |write: &WireWrite| match &write.kind {
+        Some(write::Kind::Put(put)) => put.path.iter().map(|name| name.len() + NAME_BYTES).sum(),
+        _ => 0,
+    };
+    writes.iter().map(|write| ENTRY_BYTES + of_names(write)).sum()
+}
+
+/// What the names of a call take that are not its own bytes.
+fn names_bytes(op: &Op) -> usize {
+    match op {
+        Op::Walk { names, .. } => names.len() * NAME_BYTES,
+        Op::Explore { paths, .. } => paths.iter().map(|names| (names.len() + 1) * NAME_BYTES).sum(),
+        _ => 0,
     }
 }
 
@@ -687,5 +711,22 @@ pub fn size_of(write: &Write) -> usize {
             _ => 0,
         },
         Write::Set { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posh_proto::volume::Put;
+
+    use super::*;
+
+    #[test]
+    fn names_of_writes_are_charged() {
+        let put = |names: usize| WireWrite {
+            kind: Some(write::Kind::Put(Put { path: vec!["d".into(); names], ..Put::default() })),
+        };
+        assert_eq!(bytes_of_writes(&[]), 0);
+        assert!(bytes_of_writes(&vec![put(2048); 63]) > 12_000_000);
+        assert!(bytes_of_writes(&vec![put(2); 1000]) < 1 << 20);
     }
 }

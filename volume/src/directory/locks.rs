@@ -54,8 +54,13 @@ struct Description {
     fd: OwnedFd,
     /// Ranges that it may have, at most: a lock or a part given back makes two of one.
     ranges: AtomicUsize,
+    /// Room for them among those of its account, a block each.
+    rooms: Mutex<Vec<Charge>>,
     _charge: Charge,
 }
+
+/// Ranges that are charged at a time.
+const BLOCK_RANGES: usize = 16;
 
 impl Locks {
     /// Gives all back, and tells of which files.
@@ -71,7 +76,17 @@ impl Locks {
 
 impl Description {
     /// Counts a range more.
-    fn count(&self) -> Result<(), Fault> {
+    fn count(&self, session: &Session) -> Result<(), Fault> {
+        self.count_own()?;
+        let mut rooms = self.rooms.lock().expect("not poisoned");
+        while rooms.len() * BLOCK_RANGES < self.ranges.load(Ordering::Relaxed) {
+            let room = session.directory.machine.locked_ranges.try_take(&session.account, BLOCK_RANGES);
+            rooms.push(room.ok_or(Errno::ENOLCK)?);
+        }
+        Ok(())
+    }
+
+    fn count_own(&self) -> Result<(), Fault> {
         if self.ranges.fetch_add(2, Ordering::Relaxed) < MAX_RANGES {
             return Ok(());
         }
@@ -90,15 +105,18 @@ pub async fn lock(
     (lock, wait): (Lock, Wait),
 ) -> Result<Answer, Errno> {
     let waiting = Waiting::default();
-    let attempt = || {
+    let attempt = || async {
         let (lock, is_given_up) = (lock.clone(), waiting.0.clone());
-        session.as_caller(caller, move |session| {
+        // The kernel looks at all locks of a file, while others wait for the processor: one account does so on few.
+        let _turn = session.account.step().await;
+        let trying = session.as_caller(caller, move |session| {
             try_lock(session, (place, owner), &lock)?;
             if is_given_up.load(Ordering::Relaxed) || session.is_over() {
                 let _ = try_lock(session, (place, owner), &lock.given_back());
             }
             Ok(Answer::Done)
-        })
+        });
+        trying.await
     };
     match attempt().await {
         Err(Errno::EAGAIN) if wait == Wait::Yes => {}
@@ -168,7 +186,12 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
                 Some(description) => description,
                 None => describe(session, (place, owner))?,
             };
-            description.count()?;
+            // Giving back needs no room of others.
+            if range.access.is_some() {
+                description.count(session)?;
+            } else {
+                description.count_own()?;
+            }
             fcntl(&description.fd, FcntlArg::F_OFD_SETLK(&request(range)?))?;
         }
     }
@@ -226,7 +249,8 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
             usable.as_fd().try_clone_to_owned().map_err(super::files::errno_of)?
         }
     };
-    let description = Arc::new(Description { fd, ranges: AtomicUsize::default(), _charge: charge });
+    let description =
+        Arc::new(Description { fd, ranges: AtomicUsize::default(), rooms: Mutex::default(), _charge: charge });
     let mut by_owner = session.locks.by_owner.lock().expect("not poisoned");
     if by_owner.len() >= MAX_OWNERS {
         return Err(Errno::ENOLCK.into());

@@ -78,6 +78,10 @@ pub enum Mutability {
 /// Locks that sessions wait for, in all and of one account.
 const MAX_WAITING_LOCKS: usize = 4096;
 const MAX_WAITING_LOCKS_OF_ONE: usize = 256;
+/// Ranges that sessions have locked, in all and of one account: some 200 bytes of the kernel's each, and all those of
+/// one file are looked at for each lock of it.
+const MAX_LOCKED_RANGES: usize = 1 << 18;
+const MAX_LOCKED_RANGES_OF_ONE: usize = 1 << 16;
 /// Sessions that are being settled, in all and of one account. There is room for each of some hundreds of accounts.
 const MAX_SETTLING: usize = 1024;
 const MAX_SETTLING_OF_ONE: usize = 2;
@@ -89,6 +93,7 @@ pub struct Machine {
     workers: Workers,
     watch: Watch,
     waiting_locks: Arc<Pool>,
+    locked_ranges: Arc<Pool>,
     settling: Arc<Pool>,
     /// Of open files and of locks: half of what this process may have.
     descriptors: Arc<Pool>,
@@ -165,6 +170,7 @@ impl Machine {
             workers: Workers::start()?,
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
+            locked_ranges: Pool::new(MAX_LOCKED_RANGES, MAX_LOCKED_RANGES_OF_ONE),
             settling: Pool::new(MAX_SETTLING, MAX_SETTLING_OF_ONE),
             descriptors: Pool::new(open_files, open_files),
             remembered: Arc::default(),

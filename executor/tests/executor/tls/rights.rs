@@ -1,16 +1,43 @@
 //! What an identity may use, and what not.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use bytes::Bytes;
 use posh_executor::config::{Identity, Limits};
-use posh_proto::executor::{DescribeRequest, StatusRequest, ToolsRequest, rejected::Kind};
+use posh_proto::executor::{
+    DescribeRequest, RunInput, StatusRequest, ToolsRequest, rejected::Kind, run_input, run_output,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::{TlsLab, identity};
 use crate::harness::{Call, MOUNT, command, mount, pipeline, run};
 
 fn set(names: &[&str]) -> Option<BTreeSet<String>> {
     Some(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// It comes with its specification after the configuration has changed.
+#[tokio::test]
+async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let mut ada = lab.client("ada").await;
+    let (sender, receiver) = mpsc::channel(1);
+    let mut opened = ada.clone();
+    let opened = tokio::spawn(async move { opened.run(ReceiverStream::new(receiver)).await });
+    // Behind it, on the same connection.
+    tokio::task::yield_now().await;
+    ada.status(StatusRequest {}).await.unwrap();
+    let mut config = lab.config.clone();
+    config.identities = vec![Identity { commands: set(&["cat"]), ..identity("ada") }];
+    lab.changes.send(config).await.unwrap();
+    while run(&ada, pipeline(&["echo x"]), Bytes::new()).await.rejected.is_none() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sender.send(RunInput { kind: Some(run_input::Kind::Spec(pipeline(&["echo x"]))) }).await.unwrap();
+    let mut messages = opened.await.unwrap().unwrap().into_inner();
+    let first = messages.message().await.unwrap().unwrap().kind;
+    assert!(matches!(first, Some(run_output::Kind::Rejected(_))), "{first:?}");
 }
 
 #[tokio::test]
