@@ -133,7 +133,7 @@ async fn use_files(volume: &Arc<Volume>, is_honest: bool) {
         let _ = answer_of(volume.flush(opened.number, None)).await;
         let _ = answer_of(volume.release(opened.number, None)).await;
     }
-    let _ = answer_of(volume.make_directory(&caller, ROOT, OsStr::new("d"), 0o755)).await;
+    let _ = answer_of(volume.make_directory(&caller, ROOT, OsStr::new("d"), 0o755.into())).await;
     let _ = answer_of(volume.target(&caller, number)).await;
     let _ = answer_of(volume.extended_names(&caller, number)).await;
     let _ = answer_of(volume.file_system(&caller)).await;
