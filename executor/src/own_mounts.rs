@@ -134,9 +134,12 @@ fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
     all.map(|(point, adapter)| (*adapter, export.clone(), point.clone())).collect()
 }
 
+/// Mount points, and what keeps this machine's view of each true.
+type MountTable = Arc<Vec<(PathBuf, Adapter)>>;
+
 /// Where what is mounted, as it is now.
-fn mount_table() -> Arc<Vec<(PathBuf, Adapter)>> {
-    static KNOWN: Mutex<Option<(File, Arc<Vec<(PathBuf, Adapter)>>)>> = Mutex::new(None);
+fn mount_table() -> MountTable {
+    static KNOWN: Mutex<Option<(File, MountTable)>> = Mutex::new(None);
     let mut known = KNOWN.lock().expect("not poisoned");
     if let Some((file, table)) = &*known {
         // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition, told once.

@@ -19,6 +19,9 @@ use crate::{
     store::{FileId, Leases, Notice, Stamp},
 };
 
+/// An answer that takes longer counts against whoever gives it ([`LeaseTable::waited`]). Others decide how often they ask,
+/// so that quick answers must cost nothing, however many they are.
+const LATE: Duration = Duration::from_secs(1);
 /// What has not been looked at for so long is looked at: a session's time may have been moved on meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -251,6 +254,8 @@ impl Begun {
     /// Completes when all recalls are answered, or their holders' time is over.
     pub async fn clear(&mut self) {
         let Some(ticket) = &mut self.ticket else { return };
+        // Who answers within that time keeps nobody waiting.
+        let late = Instant::now() + LATE;
         loop {
             let now = Instant::now();
             let found = {
@@ -276,7 +281,7 @@ impl Begun {
                 () = wakes.1 => {}
                 () = tokio::time::sleep_until(until.into()) => {}
             }
-            if self.keeper.table().waited((&self.waiter, session), now, Instant::now()) {
+            if self.keeper.table().waited((&self.waiter, session), now.max(late), Instant::now()) {
                 self.keeper.lost.notify(session);
             }
         }

@@ -648,6 +648,9 @@ impl LeaseTable {
     /// The owner `waiter` has waited for an answer of the session from `since` until now. Whether that used
     /// [`WAIT_BUDGET`] up, so that the session's owner has lost its leases.
     pub fn waited(&mut self, (waiter, session): (&str, SessionId), since: Instant, now: Instant) -> bool {
+        if since >= now {
+            return false;
+        }
         let Some(owner) = self.owner_of(session).filter(|owner| *owner != waiter).map(str::to_owned) else {
             return false;
         };

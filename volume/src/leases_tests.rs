@@ -486,6 +486,8 @@ fn an_owner_that_answers_late_again_and_again_makes_others_wait_no_longer_than_i
     assert!(!table.waited(("bob", ada), at(0), at(9)));
     assert!(!table.waited(("cara", adas), at(1), at(9)));
     assert!(!table.waited(("ada", adas), at(10), at(100)));
+    // Nor does whoever did not wait until then.
+    assert!(!table.waited(("bob", ada), at(100), at(50)));
     [ada, adas].iter().for_each(|session| table.renew(*session, at(9)));
     assert_eq!(table.grant(ada, file(1), Leases::WRITE, at(9)).0, Leases::WRITE);
     assert!(table.waited(("bob", ada), at(9), at(9) + WAIT_BUDGET - Duration::from_secs(9)));

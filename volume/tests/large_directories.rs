@@ -48,6 +48,7 @@ fn entry(inode: u64) -> Entry {
         mtime: time,
         ctime: time,
         version: 1,
+        acls: None,
     };
     Entry { attributes, leases: Leases::ATTRIBUTES | Leases::ENTRIES | Leases::DATA, stamp: Stamp(1) }
 }
