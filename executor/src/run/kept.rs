@@ -278,10 +278,10 @@ mod tests {
     async fn of_clients_that_come_back_to_a_run_which_does_not_hear_the_last_one_waits() {
         let runs = KeptRuns::default();
         let outbox = Outbox::new(true);
-        let _deaf = runs.begin("ada\018-1", &outbox).unwrap();
+        let _deaf = runs.begin("ada\0run", &outbox).unwrap();
         let resume = || {
             let input = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
-            runs.resume(Resume { run_id: "ada\018-1".to_owned(), ..Resume::default() }, input)
+            runs.resume(Resume { run_id: "ada\0run".to_owned(), ..Resume::default() }, input)
         };
         // There is room for one.
         let _ = resume().await;
