@@ -455,6 +455,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_volume_acts_as_its_callers_user_whatever_ids_are_claimed() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let anybody = Caller::anybody(&crate::Config::new(Vec::new()));
+        let user = crate::callers::UnixUser::named("nobody").unwrap();
+        let uid = user.uid;
+        let mapped = Caller { user: Some(user), trust_caller_ids: false, ..anybody };
+        assert!(matches!(rights_of(&mapped), Rights::User(user) if user.uid == uid));
+        assert_eq!(rights_of(&Caller { trust_caller_ids: true, ..mapped }), Rights::Callers);
+    }
+
+    #[test]
     fn penalties_of_leases_do_not_end_with_the_last_session() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();

@@ -12,10 +12,11 @@ use posh_proto::executor::{
     Descriptor, PathUse, Pty, RunInput, RunSpec, StatusRequest, ToolsRequest, descriptor::Source, rejected::Kind,
     run_input, run_output,
 };
-use tokio_stream::StreamExt as _;
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 
 use super::{TlsLab, identity};
-use crate::harness::{Call, Client, command, pipeline, pipeline_with_input, run};
+use crate::harness::{Call, Client, PATIENCE, command, pipeline, pipeline_with_input, run};
 
 async fn starts(client: &Client, spec: RunSpec) -> Result<Call, String> {
     let mut call = Call::open(client, spec).await;
@@ -76,6 +77,33 @@ async fn a_run_that_was_refused_may_be_tried_again_under_its_name() {
     assert_eq!(run(&ada, named("true"), Bytes::new()).await.refusal().kind(), Kind::Protocol);
     let long = RunSpec { run_id: "x".repeat(4 << 10), ..named("true") };
     assert!(run(&ada, long, Bytes::new()).await.refusal().message.contains("at most 64 bytes"));
+}
+
+/// Those that say nothing have the places of those that would.
+#[tokio::test]
+async fn specifications_of_one_identity_are_decoded_few_at_a_time() {
+    const AT_A_TIME: usize = 16;
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    let (ada, bob) = (lab.client("ada").await, lab.client("bob").await);
+    let mut silent = Vec::new();
+    for _ in 0..AT_A_TIME {
+        let (sender, receiver) = mpsc::channel::<RunInput>(1);
+        let mut ada = ada.clone();
+        let call = tokio::spawn(async move { ada.run(ReceiverStream::new(receiver)).await.map(drop) });
+        silent.push((sender, call));
+    }
+    // Behind them, on the same connection.
+    tokio::task::yield_now().await;
+    ada.clone().status(StatusRequest {}).await.unwrap();
+    let echo = || pipeline(&["echo x"]);
+    let waiting = run(&ada, echo(), Bytes::new());
+    tokio::pin!(waiting);
+    assert!(timeout(Duration::from_millis(500), &mut waiting).await.is_err());
+    assert_eq!(run(&bob, echo(), Bytes::new()).await.text(), "x\n");
+    let (sender, call) = silent.pop().unwrap();
+    drop(sender);
+    let _ = call.await.unwrap();
+    assert_eq!(timeout(PATIENCE, waiting).await.expect("it has a place").text(), "x\n");
 }
 
 #[tokio::test]
