@@ -32,8 +32,8 @@ use crate::{admission::Admission, load::CallShare};
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
 
-/// What has come of a call that is one message: it stays on the account while the call's end is waited for, and until
-/// whoever serves the call has charged it elsewhere, and drops this.
+/// Permits of the messages of a unary call. They stay on the account until the call's request has
+/// ended and its handler, which charges them elsewhere, drops this.
 #[derive(Debug, Clone, Default)]
 pub struct Arrived(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
 
@@ -85,7 +85,7 @@ pub struct Metered {
     acquire: Option<Acquire>,
     permit: Option<OwnedSemaphorePermit>,
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Where the permit goes when the message has come; of calls that are one message.
+    /// Takes the permits of messages that have come; of unary calls only.
     arrived: Option<Arrived>,
 }
 
@@ -98,7 +98,8 @@ impl Metered {
         Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived }
     }
 
-    /// The same for a call that is one message: what has come stays on the account, and the call ends in time, too.
+    /// The same for a unary call: its messages stay on the account, and the deadline holds until the
+    /// request ends.
     pub fn held_by(self, arrived: Arrived) -> Self {
         Self { arrived: Some(arrived), ..self }
     }

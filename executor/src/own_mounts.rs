@@ -47,9 +47,9 @@ pub struct OwnMounts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Used {
     adapter: Adapter,
-    /// Where it is mounted, or the export for which the configuration says what it is.
+    /// Mount point, or the export whose adapter is configured.
     top: PathBuf,
-    /// What the run names there.
+    /// Paths that the run names below it.
     paths: Vec<PathBuf>,
 }
 
@@ -137,7 +137,7 @@ fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
 /// Mount points, and what keeps this machine's view of each true.
 type MountTable = Arc<Vec<(PathBuf, Adapter)>>;
 
-/// Where what is mounted, as it is now.
+/// The current mount table, read anew only after a change.
 fn mount_table() -> MountTable {
     static KNOWN: Mutex<Option<(File, MountTable)>> = Mutex::new(None);
     let mut known = KNOWN.lock().expect("not poisoned");
