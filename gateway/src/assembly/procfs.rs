@@ -123,7 +123,8 @@ impl Snapshot {
             let times = [meta.atime(), meta.mtime(), meta.ctime()];
             let parts = [meta.atime_nsec(), meta.mtime_nsec(), meta.ctime_nsec()];
             let is_untouched = times.iter().all(|at| *at == times[0]) && parts.iter().all(|at| *at == parts[0]);
-            is_untouched.then(|| Some((end.inode, ticks_after_boot(times[0])?))).flatten()
+            let time = Duration::new(u64::try_from(times[0]).ok()?, u32::try_from(parts[0]).ok()?);
+            is_untouched.then(|| Some((end.inode, ticks_after_boot(time)?))).flatten()
         });
         self.made = made.collect();
     }
@@ -290,8 +291,13 @@ pub fn pipe_inode(link: &Path) -> Option<u64> {
 /// Whether a process is one of `roots`, or one of them is above it.
 #[must_use]
 pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
+    !roots.is_empty() && ancestors(pid).any(|pid| roots.contains(&pid))
+}
+
+/// A process and those above it, up to init.
+fn ancestors(pid: Pid) -> impl Iterator<Item = Pid> {
     let parent = |pid: &Pid| read_stat(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
-    !roots.is_empty() && std::iter::successors(Some(pid), parent).any(|pid| roots.contains(&pid))
+    std::iter::successors(Some(pid), parent)
 }
 
 /// The processes below `roots`, and those that were cut off from these trees; their states are not asked for, nor of the `childless` what they have started.
@@ -367,13 +373,16 @@ fn read_stat(pid: Pid) -> Option<Stat> {
     Some(Stat { parent, state, session, started })
 }
 
-/// A second earlier than that time of the clock, which somebody may set meanwhile by a little.
-fn ticks_after_boot(time_s: i64) -> Option<u64> {
+/// The last tick that had surely begun at that time of the clock, which counts from 1970.
+fn ticks_after_boot(time: Duration) -> Option<u64> {
     use nix::time::{ClockId, clock_gettime};
-    const TICKS_PER_SECOND: i64 = 100;
-    let now = clock_gettime(ClockId::CLOCK_REALTIME).ok()?.tv_sec();
-    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec();
-    u64::try_from((since_boot - (now - time_s) - 2).max(0) * TICKS_PER_SECOND).ok()
+    /// An inode's time is that of the last timer interrupt, and the clock may be slewed meanwhile (adjtimex(2)).
+    const MARGIN: Duration = Duration::from_millis(50);
+    const TICK_MS: u128 = 10;
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_REALTIME).ok()?);
+    let since_boot = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+    let made = since_boot.saturating_sub(now.saturating_sub(time)).saturating_sub(MARGIN);
+    u64::try_from(made.as_millis() / TICK_MS).ok()
 }
 
 fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
@@ -406,8 +415,9 @@ pub struct Orphans {
 const NUMBERS_HOLD: Duration = Duration::from_secs(5);
 
 impl Orphans {
-    /// Processes younger than the oldest root whose parent is no part of a
-    /// session: init, or a subreaper, took them over. Those that are `known` are not looked at.
+    /// Processes younger than the oldest root that init, or a subreaper, took over. A subreaper takes over what its
+    /// own descendants leave (PR_SET_CHILD_SUBREAPER(2const)), so one that has a session's processes is above that
+    /// session's root. Those that are `known` are not looked at.
     fn find(&mut self, roots: &[Pid], known: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.started)).min() else { return Vec::new() };
         let looked_at = self.looked_at.replace(Instant::now());
@@ -415,6 +425,8 @@ impl Orphans {
             self.old.clear();
         }
         self.oldest_start = oldest;
+        // Read first: when one of them ends, the next one above takes over what it had.
+        let reapers: HashSet<Pid> = roots.iter().flat_map(|&root| ancestors(root).skip(1)).collect();
         let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
         let pids = directory.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
         let mut orphans = Vec::new();
@@ -430,7 +442,7 @@ impl Orphans {
             let Some(Stat { parent, started, .. }) = read_stat(pid) else { continue };
             if started < oldest {
                 seen.insert(pid);
-            } else if parent <= 1 || self.old.contains(&parent) {
+            } else if parent <= 1 || reapers.contains(&parent) {
                 orphans.push(pid);
             }
         }
@@ -474,6 +486,42 @@ mod tests {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn only_a_reaper_above_the_root_has_orphans_of_its_session() {
+        use std::io::{BufRead, BufReader, Write};
+        use std::process::{Command, Stdio};
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        // Says the number of a process that it starts when told to.
+        let told = |shell: &mut std::process::Child| -> Pid {
+            shell.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+            let mut line = String::new();
+            BufReader::new(shell.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            line.trim().parse().unwrap()
+        };
+        let mut other = shell("read go; sleep 100 & echo $!; wait");
+        std::thread::sleep(Duration::from_millis(20));
+        let mut root = shell("read go; (sleep 100 & echo $!); read end");
+        let (not_ours, ours) = (told(&mut other), told(&mut root));
+        let find = || Orphans::default().find(&[root.id()], |_| false);
+        // Its parent, a subshell, is at its end.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !find().contains(&ours) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let found = find();
+        for pid in [not_ours, ours] {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::SIGKILL);
+        }
+        for mut shell in [other, root] {
+            shell.kill().unwrap();
+            shell.wait().unwrap();
+        }
+        assert_eq!([ours, not_ours].map(|pid| found.contains(&pid)), [true, false]);
     }
 
     #[test]
