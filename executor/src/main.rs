@@ -23,7 +23,10 @@ use tracing_subscriber::EnvFilter;
 /// belong to the commands.
 const MAX_WORKERS: usize = 4;
 
-/// Niceness of the threads that serve strangers, whose floods are to cost nobody else a processor.
+/// Handshakes and strangers keep one processor busy at most: some thousand handshakes a second.
+const STRANGERS_WORKERS: usize = 1;
+
+/// And at that niceness, so that their floods cost nobody else a processor.
 const STRANGERS_NICE: i32 = 10;
 
 /// Beyond the longest orderly end, before the process ends all the same.
@@ -318,11 +321,14 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
     let shutdown = async move {
         let _ = told.await;
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Identities have runtimes of their own: this one serves handshakes and whoever has proved nothing.
     let serves_strangers = config.tls.is_some();
+    let workers = match serves_strangers {
+        true => STRANGERS_WORKERS,
+        false => std::thread::available_parallelism().map_or(1, usize::from).clamp(1, MAX_WORKERS),
+    };
     let runtime = runtime::Builder::new_multi_thread()
-        .worker_threads(cores.clamp(1, MAX_WORKERS))
+        .worker_threads(workers)
         .on_thread_start(move || {
             if serves_strangers {
                 posh_executor::lower_priority(STRANGERS_NICE);

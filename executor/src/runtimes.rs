@@ -6,6 +6,10 @@
 //! identity's runtime. So it is the kernel's scheduler that divides the processors between
 //! identities, not the order of tasks in one queue; one identity keeps one processor busy with
 //! asynchronous work at most, and blocking calls that hang use up its own threads alone.
+//!
+//! A thread and a process inherit the niceness of the thread that starts them (clone(2)), and the common
+//! runtime has a lower priority than these. So the threads are started by one that has the priority of
+//! whoever made the [`Runtimes`].
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -13,7 +17,7 @@ use std::{
     hash::{Hash as _, Hasher as _},
     io,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc as channels},
     thread,
 };
 
@@ -36,9 +40,13 @@ const QUEUE: usize = 16;
 /// Serves connections until no more come and all are closed.
 type Server<C> = dyn Fn(ReceiverStream<C>) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync;
 
+/// What a thread does.
+type Work = Box<dyn FnOnce() + Send>;
+
 /// The runtimes, started when their identities first connect. They end with this.
 pub struct Runtimes<C> {
     server: Arc<Server<C>>,
+    starter: Starter,
     /// By identity.
     queues: Mutex<Queues<C>>,
     /// Servers that are at work.
@@ -52,21 +60,34 @@ struct Queues<C> {
     is_closed: bool,
 }
 
+/// A thread that starts threads. It ends with this.
+struct Starter(channels::Sender<ThreadToStart>);
+
+struct ThreadToStart {
+    name: String,
+    work: Work,
+    started: channels::SyncSender<io::Result<()>>,
+}
+
 /// One server at work.
 struct AtWork(watch::Sender<usize>);
 
 impl<C: Send + 'static> Runtimes<C> {
     /// With a server for each, which makes its future on the runtime's own thread.
-    pub fn new<F>(server: impl Fn(ReceiverStream<C>) -> F + Send + Sync + 'static) -> Self
+    ///
+    /// # Errors
+    /// When there is no room for a thread.
+    pub fn new<F>(server: impl Fn(ReceiverStream<C>) -> F + Send + Sync + 'static) -> io::Result<Self>
     where
         F: Future<Output = ()> + 'static,
     {
-        Self {
+        Ok(Self {
             server: Arc::new(move |connections| Box::pin(server(connections))),
+            starter: Starter::new()?,
             queues: Mutex::new(Queues { of: HashMap::new(), all: Vec::new(), is_closed: false }),
             at_work: watch::Sender::new(0),
             over: watch::Sender::new(false),
-        }
+        })
     }
 
     /// Has a connection served by the runtime of its identity; waits while that has no room for it.
@@ -117,7 +138,7 @@ impl<C: Send + 'static> Runtimes<C> {
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_THREADS).build()?;
         let (server, mut over) = (self.server.clone(), self.over.subscribe());
         let at_work = AtWork::begin(&self.at_work);
-        thread::Builder::new().name(format!("identity-{number}")).spawn(move || {
+        let serve = move || {
             runtime.block_on(async {
                 let serving = async {
                     server(ReceiverStream::new(receiver)).await;
@@ -132,8 +153,28 @@ impl<C: Send + 'static> Runtimes<C> {
             });
             // Work that hangs in the kernel must not hold up the end.
             runtime.shutdown_background();
-        })?;
+        };
+        self.starter.start(format!("identity-{number}"), Box::new(serve))?;
         Ok(sender)
+    }
+}
+
+impl Starter {
+    fn new() -> io::Result<Self> {
+        let (sender, to_start) = channels::channel::<ThreadToStart>();
+        thread::Builder::new().name("identities".to_owned()).spawn(move || {
+            for ThreadToStart { name, work, started } in to_start {
+                let _ = started.send(thread::Builder::new().name(name).spawn(work).map(drop));
+            }
+        })?;
+        Ok(Self(sender))
+    }
+
+    fn start(&self, name: String, work: Work) -> io::Result<()> {
+        let has_ended = || io::Error::other("the thread that starts threads has ended");
+        let (started, is_started) = channels::sync_channel(1);
+        self.0.send(ThreadToStart { name, work, started }).map_err(|_| has_ended())?;
+        is_started.recv().map_err(|_| has_ended())?
     }
 }
 
@@ -167,15 +208,14 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// What a connection has its server do.
-    type Work = Box<dyn FnOnce() + Send>;
-
+    /// A connection is what it has its server do.
     fn runtimes() -> Runtimes<Work> {
-        Runtimes::new(|mut connections: ReceiverStream<Work>| async move {
+        let made = Runtimes::new(|mut connections: ReceiverStream<Work>| async move {
             while let Some(work) = connections.next().await {
                 work();
             }
-        })
+        });
+        made.unwrap()
     }
 
     #[tokio::test]
@@ -209,6 +249,30 @@ mod tests {
         drop(let_go);
         assert_ne!(timeout(PATIENCE, is_done).await.unwrap().unwrap(), bobs);
         timeout(PATIENCE, runtimes.finish()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_identity_has_the_priority_of_who_made_the_runtimes() {
+        // Field 19 of proc_pid_stat(5), the third of which follows the name.
+        let niceness = || -> i32 {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            stat.rsplit_once(") ").unwrap().1.split(' ').nth(16).unwrap().parse().unwrap()
+        };
+        let runtimes = runtimes();
+        let own = niceness();
+        let (done, is_done) = oneshot::channel();
+        let serve = move || {
+            crate::lower_priority(own + 5);
+            let work = Box::new(move || {
+                let _ = done.send(niceness());
+            });
+            let runtime = Builder::new_current_thread().build().unwrap();
+            runtime.block_on(runtimes.serve("ada", work));
+            runtimes
+        };
+        let runtimes = thread::spawn(serve).join().unwrap();
+        assert_eq!(timeout(PATIENCE, is_done).await.unwrap().unwrap(), own);
+        drop(runtimes);
     }
 
     #[tokio::test]

@@ -51,7 +51,7 @@ use crate::{
     pool::Pool,
     run::KeptRuns,
     runtimes::Runtimes,
-    service::{ARRIVALS_OF_ONE, Service, Shared, TOOLS_OF_ONE},
+    service::{ARRIVALS_OF_ONE, Service, Shared, TOOLS_OF_ONE, launches_of_one},
     tls::{
         accept::{Connection, Incoming},
         serving::Serving,
@@ -156,9 +156,10 @@ pub async fn run_with_changes(
         // Who has an identity is served elsewhere.
         services.builder = for_strangers(services.builder);
     }
-    let runtimes = Arc::new(Runtimes::new(move |connections: ReceiverStream<Connection>| {
+    let runtimes = Runtimes::new(move |connections: ReceiverStream<Connection>| {
         serve_one(for_one.clone(), connections, draining.clone())
-    }));
+    });
+    let runtimes = Arc::new(runtimes.attempting(|| "start a thread".to_owned())?);
     let incoming = Incoming::new(listener, tls, admission, runtimes.clone());
     let taking = take_changes(shared, changes);
     tokio::select! {
@@ -419,6 +420,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         tools: Tools::default(),
         tool_turns: Turns::new(TOOLS_OF_ONE),
         arrivals: Turns::new(ARRIVALS_OF_ONE),
+        launches: Turns::new(launches_of_one()),
         kept: KeptRuns::default(),
         volumes: Volumes::default(),
         audit,

@@ -45,6 +45,12 @@ pub const TOOLS_OF_ONE: usize = 4;
 /// starting them. The others wait as they came, on the account of unfinished messages.
 pub const ARRIVALS_OF_ONE: usize = 16;
 
+/// Runs of one identity whose commands are being started: its forks keep half of the processors busy, or the one
+/// that there is, and others' commands start beside them.
+pub fn launches_of_one() -> usize {
+    (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
+}
+
 /// What all calls share.
 pub struct Shared {
     pub config: Config,
@@ -65,6 +71,8 @@ pub struct Shared {
     pub tool_turns: Turns,
     /// Whose specifications are in memory before they are charged.
     pub arrivals: Turns,
+    /// Who is starting commands.
+    pub launches: Turns,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
     /// Who did what.

@@ -1,9 +1,9 @@
 //! Starting a run that is prepared: its view, pipes, and the job on its way to a supervisor.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use posh_proto::executor::{Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::{
     Report, Run,
@@ -14,9 +14,12 @@ use super::{
     times::Clock,
 };
 use crate::{
-    callers::Caller, cgroup::RunCgroup, error::Refusal, own_mounts::OwnMounts, pool::Identified, runner::wire::Job,
+    callers::Caller, cgroup::RunCgroup, classifier::Turns, error::Refusal, own_mounts::OwnMounts, pool::Identified, runner::wire::Job,
     service::Shared, volume::trees_of, wiring::Wiring,
 };
+
+/// A start takes some milliseconds, and on a busy machine some tens.
+const LONGEST_TURN: Duration = Duration::from_millis(200);
 
 /// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
 pub async fn start(
@@ -52,16 +55,17 @@ pub async fn start(
         ahead,
         to_be_confirmed,
     };
-    let Launched { link, plumbing, times, written_files, cgroup } =
-        match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
-            // It did not start, so that it may be tried once more.
-            Err(Failure::Lost(mut link)) => {
-                link.forget_runner_if_dead().await;
-                launch((shared, &admitted), &view, &wiring, (&job, clock)).await
-            }
-            other => other,
+    let turn = Turn::of(&shared.launches, caller).await;
+    let launched = match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
+        // It did not start, so that it may be tried once more.
+        Err(Failure::Lost(mut link)) => {
+            link.forget_runner_if_dead().await;
+            launch((shared, &admitted), &view, &wiring, (&job, clock)).await
         }
-        .map_err(Failure::into_refusal)?;
+        other => other,
+    };
+    turn.end();
+    let Launched { link, plumbing, times, written_files, cgroup } = launched.map_err(Failure::into_refusal)?;
     let (terminal_stages, stages_left) = (terminal_stages(&job.stages), job.stages.len());
     drop(job);
     admitted.has_begun(usize::MAX, specification_bytes);
@@ -83,6 +87,37 @@ pub async fn start(
         _cgroup: cgroup,
         admitted,
     })
+}
+
+/// Starting commands is long work for the kernel; see [`launches_of_one`](crate::service::launches_of_one).
+///
+/// A start that waits itself (a named pipe is opened, a file system hangs) keeps no processor busy, and may wait for a
+/// start behind it: a turn is over after [`LONGEST_TURN`]. It also lasts that long when its run is given up
+/// meanwhile, since what was begun goes on for a while.
+struct Turn(Option<AbortHandle>);
+
+impl Turn {
+    /// Waits for it.
+    async fn of(launches: &Turns, caller: &Caller) -> Self {
+        // Nobody else is to be fair to.
+        if caller.identity.is_none() {
+            return Self(None);
+        }
+        // It is never closed.
+        let turn = launches.share_of(caller).acquire_owned().await;
+        let lasts = tokio::spawn(async move {
+            let _turn = turn;
+            tokio::time::sleep(LONGEST_TURN).await;
+        });
+        Self(Some(lasts.abort_handle()))
+    }
+
+    /// It has started.
+    fn end(self) {
+        if let Some(lasts) = self.0 {
+            lasts.abort();
+        }
+    }
 }
 
 /// A run whose commands were let go.
@@ -155,4 +190,49 @@ async fn launch(
 fn terminal_stages(stages: &[Stage]) -> Vec<u32> {
     let has_terminal = |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
     stages.iter().filter(has_terminal).map(|stage| stage.id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::Config;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn caller(identity: Option<&str>) -> Caller {
+        Caller { identity: identity.map(str::to_owned), ..Caller::anybody(&Config::new(Vec::new())) }
+    }
+
+    #[tokio::test]
+    async fn one_identity_starts_few_runs_at_a_time_and_keeps_nobody_else_waiting() {
+        let launches = Turns::new(1);
+        let [ada, bob] = [Some("ada"), Some("bob")].map(caller);
+        let first = Turn::of(&launches, &ada).await;
+        timeout(PATIENCE, Turn::of(&launches, &bob)).await.unwrap().end();
+        assert!(timeout(LONGEST_TURN / 4, Turn::of(&launches, &ada)).await.is_err());
+        first.end();
+        timeout(PATIENCE, Turn::of(&launches, &ada)).await.unwrap().end();
+    }
+
+    #[tokio::test]
+    async fn a_start_that_hangs_or_is_given_up_has_its_turn_for_a_while() {
+        let launches = Turns::new(1);
+        let ada = caller(Some("ada"));
+        let begun = Instant::now();
+        drop(Turn::of(&launches, &ada).await);
+        timeout(PATIENCE, Turn::of(&launches, &ada)).await.unwrap().end();
+        assert!(begun.elapsed() >= LONGEST_TURN);
+    }
+
+    #[tokio::test]
+    async fn who_is_alone_waits_for_no_turn() {
+        let launches = Turns::new(1);
+        let anybody = caller(None);
+        let turns = [Turn::of(&launches, &anybody).await, Turn::of(&launches, &anybody).await];
+        turns.into_iter().for_each(Turn::end);
+    }
 }
