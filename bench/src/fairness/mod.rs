@@ -100,7 +100,7 @@ fn page(table: &str) -> String {
          load before {load_before}.\n\nEach line has an executor of its own with its default bounds, over TLS on the loopback \
          interface.\nThe other identity runs `cat` of a small file, and asks for the attributes and the content of one\nover a \
          volume, one after the other. Meanwhile it connects anew, over a round trip of 100 ms, and asks for\nthe status. Quiet \
-         first, then beside the abuse, which comes from another address and at the lowest\npriority. Peak RSS is that of \
+         first, then beside the abuse, which comes from another address and at the\npriority of idle work (SCHED_IDLE). Peak RSS is that of \
          the executor itself (VmHWM), not of the commands. Required: at most\n{MAX_RATIO} times the quiet p99, no error, at \
          most {MAX_PEAK_MIB} MiB.\n\n{table}"
     )
@@ -200,8 +200,9 @@ struct Abuse(Child);
 
 impl Abuse {
     fn begin(kind: Kind, server: &Server, token: &str) -> Result<Self> {
-        let mut command = Command::new("nice");
-        command.args(["-n", "19"]).arg(std::env::current_exe()?).args(["abuse", "--kind", &kind.name()]);
+        // SCHED_IDLE (sched(7)): the abuser's own machine would be another one.
+        let mut command = Command::new("chrt");
+        command.args(["--idle", "0"]).arg(std::env::current_exe()?).args(["abuse", "--kind", &kind.name()]);
         command.arg("--port").arg(server.host.port.to_string());
         command.arg("--credentials").arg(server.credentials(ABUSER)).args(["--token", token]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
