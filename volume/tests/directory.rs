@@ -4,7 +4,7 @@
 use std::{
     ffi::OsString,
     fs,
-    os::unix::fs::{MetadataExt as _, symlink},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
     path::Path,
     process::{Command, Stdio},
     sync::Arc,
@@ -462,6 +462,54 @@ async fn where_changes_are_not_noticed_settling_recalls_everything() {
         }
     }
     assert!(recalled.contains(&place.file) && recalled.contains(&store.root()));
+}
+
+#[tokio::test]
+async fn a_change_that_is_refused_recalls_nothing() {
+    let mut site = Site::new();
+    fs::set_permissions(site.top.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    ["a", "last"].map(|name| fs::write(site.path(name), "one").unwrap());
+    let export = site.path("");
+    site.directory = Directory::open(site.machine.clone(), &export, Rights::Callers, Mutability::ReadWrite).unwrap();
+    let (store, other) = (site.session(), site.session());
+    let stranger = Caller { uid: 61_001, gid: 61_001, ..Caller::default() };
+    let mut notices = store.notices();
+    let (place, entry) = open(&store, "a", OpenFlags::READ).await;
+    assert!(entry.leases.contains(Leases::DATA));
+    let (last, _) = open(&store, "last", OpenFlags::READ).await;
+    let (file, parent) = (Place::from(place.file), store.root());
+    let mode = Changes { mode: Some(0o600), ..Changes::default() };
+    let shorter = Changes { size: Some(0), ..Changes::default() };
+    for op in [
+        Op::Set { place: file, changes: mode },
+        Op::Set { place: file, changes: shorter },
+        Op::Open { file: file.file, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Allocate { place: file, range: 0..9, how: Allocation::Extend },
+        Op::CopyRange { from: (file, 0), to: (file, 9), length: 1 },
+        Op::Remove { parent, name: "a".into(), what: Removal::File },
+        Op::Rename { from: (parent, "a".into()), to: (parent, "b".into()), how: Renaming::Replace },
+        Op::MakeDirectory { parent, name: "d".into(), mode: 0o700.into() },
+        Op::Link { file, parent, name: "b".into() },
+    ] {
+        let refused = other.call(&stranger, op.clone()).await;
+        assert!(matches!(refused, Err(Errno::EACCES | Errno::EPERM)), "{op:?}: {refused:?}");
+    }
+    let write = Write::At { place: file, offset: 0, data: Bytes::from_static(b"x") };
+    let set = Write::Set { place: file, changes: mode };
+    let refused = other.write(&stranger, vec![write, set]).await.unwrap();
+    assert_eq!(
+        refused.iter().map(|done| done.clone().err()).collect::<Vec<_>>(),
+        [Some(Errno::EACCES), Some(Errno::EPERM)]
+    );
+    // Whatever was to come has come: what is not refused is the first thing that is heard.
+    let (last, owner) = (last.file, Caller::default());
+    let allowed = other.call(&owner, Op::Set { place: last.into(), changes: mode });
+    let (allowed, ()) = tokio::join!(allowed, async {
+        let Notice::Recall { file, leases, stamp } = next(&mut notices).await else { panic!("lost") };
+        assert_eq!(file, last);
+        call(&store, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+    });
+    assert!(allowed.is_ok());
 }
 
 #[tokio::test]

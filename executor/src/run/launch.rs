@@ -14,8 +14,8 @@ use super::{
     times::Clock,
 };
 use crate::{
-    callers::Caller, cgroup::RunCgroup, classifier::Turns, error::Refusal, own_mounts::OwnMounts, pool::Identified, runner::wire::Job,
-    service::Shared, volume::trees_of, wiring::Wiring,
+    callers::Caller, cgroup::RunCgroup, classifier::Turns, error::Refusal, own_mounts::OwnMounts, pool::Identified,
+    runner::wire::Job, service::Shared, volume::trees_of, wiring::Wiring,
 };
 
 /// A start takes some milliseconds, and on a busy machine some tens.

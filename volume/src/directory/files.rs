@@ -113,6 +113,12 @@ impl Session {
     }
 
     fn reopen(&self, node: &Node, flags: OpenFlags) -> Result<OwnedFd, Fault> {
+        self.check_kind(node, flags)?;
+        Ok(rustix::fs::open(attributes::link_to(node.fd.as_fd()), kernel_flags(flags), Mode::empty())?)
+    }
+
+    /// Whether files of this kind are opened so, rights apart.
+    pub fn check_kind(&self, node: &Node, flags: OpenFlags) -> Result<(), Fault> {
         match node.kind {
             Kind::Regular => {}
             Kind::Directory if flags == OpenFlags::READ => {}
@@ -124,7 +130,7 @@ impl Session {
         if flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE) {
             self.directory.require_writable()?;
         }
-        Ok(rustix::fs::open(attributes::link_to(node.fd.as_fd()), kernel_flags(flags), Mode::empty())?)
+        Ok(())
     }
 
     /// open(2) of what exists.

@@ -21,6 +21,7 @@ mod listing;
 mod locks;
 mod names;
 mod nodes;
+mod rights;
 mod session;
 mod steps;
 mod sys;

@@ -47,7 +47,7 @@ pub type Intents = Vec<(File, FileId, Intent)>;
 
 /// A session with a [`Directory`]. The last clone's end closes its files and gives back its locks and leases.
 #[derive(Debug, Clone)]
-pub struct DirectorySession(Arc<Session>);
+pub struct DirectorySession(pub(super) Arc<Session>);
 
 #[derive(Debug)]
 pub struct Session {
@@ -348,6 +348,7 @@ impl Session {
     /// Does it at once, if nobody is in the way.
     fn attempt(&self, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
+        self.check_rights(op)?;
         let mut begun = self.announce(intents);
         if !begun.is_clear() {
             return Ok(Attempt::Wait(begun));
@@ -467,7 +468,7 @@ impl Session {
         })
     }
 
-    fn execute(&self, op: &Op) -> Result<Answer, Fault> {
+    pub fn execute(&self, op: &Op) -> Result<Answer, Fault> {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
             Op::Explore { from, paths } => {

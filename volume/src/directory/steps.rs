@@ -21,6 +21,12 @@ const MAX_ALLOCATION_STEPS: u64 = 1024;
 /// See [`Op::CopyRange`] and [`Op::Allocate`].
 pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
     let intents = session.intents(&op)?;
+    let changed = match &op {
+        Op::CopyRange { to, .. } => to.0,
+        Op::Allocate { place, .. } => *place,
+        _ => return Err(Errno::EOPNOTSUPP),
+    };
+    session.as_caller(caller, move |session| session.check_writing(changed)).await?;
     let mut begun = session.announce(intents);
     begun.clear().await;
     let answer = match op {

@@ -223,6 +223,20 @@ struct CapabilityData {
     inheritable: u32,
 }
 
+/// A capability in force on this thread, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capability {
+    /// CAP_CHOWN.
+    Chown = 0,
+    /// CAP_FOWNER.
+    Fowner = 3,
+}
+
+/// Whether this thread has it.
+pub fn has(capability: Capability) -> nix::Result<bool> {
+    capabilities().map(|(effective, _)| effective & 1 << capability as u32 != 0)
+}
+
 fn permitted_capabilities() -> nix::Result<Capabilities> {
     capabilities().map(|(_, permitted)| permitted)
 }

@@ -231,12 +231,23 @@ impl Session {
         (results, None)
     }
 
+    /// What it changes, if the caller may.
     fn write_intent(&self, write: &Write) -> Result<(FileId, Intent), Fault> {
-        Ok(match write {
-            Write::At { place, .. } | Write::Append { place, .. } => (place.file, Intent::Change(BYTES)),
-            Write::Set { place, changes } => (place.file, Intent::Change(leases_of(changes))),
-            Write::Put(put) => (self.parent_of(put)?.id, Intent::Change(NAMES)),
-        })
+        match write {
+            Write::At { place, .. } | Write::Append { place, .. } => {
+                self.check_writing(*place)?;
+                Ok((place.file, Intent::Change(BYTES)))
+            }
+            Write::Set { place, changes } => {
+                self.check_changes(*place, changes)?;
+                Ok((place.file, Intent::Change(leases_of(changes))))
+            }
+            Write::Put(put) => {
+                let parent = self.parent_of(put)?;
+                self.check_new_names(&parent)?;
+                Ok((parent.id, Intent::Change(NAMES)))
+            }
+        }
     }
 
     fn write_one(&self, write: &Write) -> Result<Entry, Fault> {

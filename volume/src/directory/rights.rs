@@ -1,0 +1,386 @@
+//! What the kernel is going to refuse, found out before anybody gives up a lease for it.
+//!
+//! Invariant: whatever is refused here, the kernel would refuse with the same errno, for the caller that this
+//! thread acts for (an ACL that is none apart: EPERM comes before EINVAL here). So a check that is missing costs others a recall, and none changes what is allowed.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::LazyLock,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::AtFlags,
+    unistd::{AccessFlags, faccessat},
+};
+use rustix::fs::{FileType, Mode};
+
+use super::{
+    Fault,
+    files::Target,
+    nodes::{Keep, Node},
+    session::Session,
+    sys::{self, Capability},
+};
+use crate::store::{Changes, FileId, Kind, NewTime, Op, OpenFlags, Place, Renaming};
+
+/// `fs.protected_hardlinks` (proc_sys_fs(5)): nobody links a file that is another's and that he may not read and write.
+static ARE_LINKS_PROTECTED: LazyLock<bool> =
+    LazyLock::new(|| fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|value| value.starts_with(b"1")));
+
+impl Session {
+    /// Whether the caller may do this, as far as rights go.
+    pub fn check_rights(&self, op: &Op) -> Result<(), Fault> {
+        match op {
+            Op::Set { place, changes } => self.check_changes(*place, changes),
+            Op::SetAttribute { place, name, .. } | Op::RemoveAttribute { place, name } => {
+                self.check_attribute(*place, name)
+            }
+            Op::MakeDirectory { parent, name, .. }
+            | Op::MakeNode { parent, name, .. }
+            | Op::Symlink { parent, name, .. } => self.check_new_name(*parent, name),
+            Op::Link { file, parent, name } => {
+                match check_link(self.target(*file)?.fd()) {
+                    Err(_) if self.child(*parent, name)?.is_some() => Err(Errno::EEXIST.into()),
+                    other => other,
+                }?;
+                self.check_new_name(*parent, name)
+            }
+            Op::Remove { parent, name, .. } => {
+                let parent = self.directory.nodes.node(*parent)?;
+                self.check_removal(&parent, name)
+            }
+            Op::Rename { from, to, how } => self.check_rename(from, to, *how),
+            Op::Create { parent, name, flags, .. } => match self.child(*parent, name)? {
+                Some(file) => check_opening(&file, *flags),
+                None => self.check_new_name(*parent, name),
+            },
+            Op::Open { file, flags } => check_opening(&self.directory.nodes.node(*file)?, *flags),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the caller may write there: the file is open for it, or would be opened.
+    pub fn check_writing(&self, place: Place) -> Result<(), Fault> {
+        match self.target(place)? {
+            Target::Opened(opened) if opened.flags.contains(OpenFlags::WRITE) => Ok(()),
+            Target::Opened(_) => Err(Errno::EBADF.into()),
+            Target::Node(node) => {
+                self.check_kind(&node, OpenFlags::WRITE)?;
+                may_write(node.fd.as_fd())
+            }
+        }
+    }
+
+    /// Whether the caller may change these.
+    pub fn check_changes(&self, place: Place, changes: &Changes) -> Result<(), Fault> {
+        let target = self.target(place)?;
+        let fd = target.fd();
+        if changes.size.is_some() {
+            self.check_writing(place).map_err(|fault| not_open_for_it(&target, fault))?;
+        }
+        if changes.uid.is_some() || changes.gid.is_some() {
+            require(may_give(fd, changes)?, Errno::EPERM)?;
+        }
+        if changes.mode.is_some() {
+            require(owns(fd, Capability::Fowner)?, Errno::EPERM)?;
+        }
+        match (changes.atime, changes.mtime) {
+            (None, None) => Ok(()),
+            (Some(NewTime::Now), Some(NewTime::Now)) => match owns(fd, Capability::Fowner)? {
+                true => Ok(()),
+                false => may_write(fd),
+            },
+            _ => require(owns(fd, Capability::Fowner)?, Errno::EPERM),
+        }
+    }
+
+    /// Whether the caller may put names into a directory.
+    pub fn check_new_names(&self, directory: &Node) -> Result<(), Fault> {
+        may(directory.fd.as_fd(), AccessFlags::W_OK | AccessFlags::X_OK)
+    }
+
+    fn check_attribute(&self, place: Place, name: &OsStr) -> Result<(), Fault> {
+        let target = self.target(place)?;
+        match name.as_encoded_bytes().starts_with(b"user.") {
+            true => may_write(target.fd()),
+            // Of system.posix_acl_*; others are refused as they are.
+            false => require(owns(target.fd(), Capability::Fowner)?, Errno::EPERM),
+        }
+    }
+
+    fn check_new_name(&self, parent: FileId, name: &OsStr) -> Result<(), Fault> {
+        let directory = self.directory.nodes.node(parent)?;
+        match self.check_new_names(&directory) {
+            Err(fault) if self.child(parent, name)?.is_none() => Err(fault),
+            Err(_) => Err(Errno::EEXIST.into()),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn check_removal(&self, parent: &Node, name: &OsStr) -> Result<(), Fault> {
+        let allowed = self.check_new_names(parent);
+        let attributes = rustix::fs::fstat(&parent.fd)?;
+        let is_sticky = Mode::from_raw_mode(attributes.st_mode).contains(Mode::SVTX);
+        if allowed.is_ok() && !is_sticky {
+            return Ok(());
+        }
+        let child = self.child(parent.id, name)?.ok_or(Errno::ENOENT)?;
+        allowed?;
+        let may_all = owns(parent.fd.as_fd(), Capability::Fowner)? || owns(child.fd.as_fd(), Capability::Fowner)?;
+        require(may_all, Errno::EPERM)
+    }
+
+    fn check_rename(
+        &self,
+        (from, old): &(FileId, OsString),
+        (to, new): &(FileId, OsString),
+        how: Renaming,
+    ) -> Result<(), Fault> {
+        let (source, target) = (self.directory.nodes.node(*from)?, self.directory.nodes.node(*to)?);
+        let checks = || -> Result<(), Fault> {
+            self.check_removal(&source, old)?;
+            match self.child(*to, new)? {
+                Some(_) => self.check_removal(&target, new)?,
+                None => self.check_new_names(&target)?,
+            }
+            if from == to {
+                return Ok(());
+            }
+            // A directory that moves has another one above it from then on, which is written into it.
+            let moved = [self.child(*from, old)?, self.child(*to, new)?.filter(|_| how == Renaming::Exchange)];
+            let mut directories = moved.iter().flatten().filter(|node| node.kind == Kind::Directory);
+            directories.try_for_each(|node| may_write(node.fd.as_fd()))
+        };
+        let Err(fault) = checks() else { return Ok(()) };
+        // What has nothing to do with rights comes first.
+        let file = self.child(*from, old)?.ok_or(Errno::ENOENT)?;
+        match self.child(*to, new)? {
+            Some(other) if how == Renaming::NoReplace && other.id != file.id => Err(Errno::EEXIST.into()),
+            // One file with two names: nothing happens.
+            Some(other) if other.id == file.id => Ok(()),
+            None if how == Renaming::Exchange => Err(Errno::ENOENT.into()),
+            _ => Err(fault),
+        }
+    }
+
+    fn child(&self, parent: FileId, name: &OsStr) -> Result<Option<Node>, Fault> {
+        let parent = self.directory.nodes.node(parent)?;
+        match self.directory.nodes.child(&parent, name, Keep::Open) {
+            Ok(child) => Ok(Some(child)),
+            Err(fault) if fault == Fault::from(Errno::ENOENT) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+}
+
+/// ftruncate(2) of a file that is open for reading has an errno of its own.
+fn not_open_for_it(target: &Target, fault: Fault) -> Fault {
+    if matches!(target, Target::Opened(_)) { Errno::EINVAL.into() } else { fault }
+}
+
+fn check_opening(file: &Node, flags: OpenFlags) -> Result<(), Fault> {
+    let mut access = AccessFlags::empty();
+    access.set(AccessFlags::R_OK, flags.contains(OpenFlags::READ));
+    access.set(AccessFlags::W_OK, flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE));
+    // Whatever else is opened is refused for its kind.
+    if file.kind == Kind::Regular { may(file.fd.as_fd(), access) } else { Ok(()) }
+}
+
+/// An owner may give a file to one of his groups; only CAP_CHOWN gives it to anybody (chown(2)).
+fn may_give(file: BorrowedFd<'_>, changes: &Changes) -> Result<bool, Fault> {
+    if sys::has(Capability::Chown)? {
+        return Ok(true);
+    }
+    let present = rustix::fs::fstat(file)?;
+    let (uid, gid) = sys::file_ids();
+    let in_group = |wanted: u32| -> nix::Result<bool> {
+        let groups = nix::unistd::getgroups()?;
+        Ok(wanted == present.st_gid || wanted == gid || groups.iter().any(|group| group.as_raw() == wanted))
+    };
+    let keeps_owner = changes.uid.is_none_or(|wanted| wanted == present.st_uid);
+    Ok(present.st_uid == uid && keeps_owner && changes.gid.map_or(Ok(true), in_group)?)
+}
+
+fn check_link(file: BorrowedFd<'_>) -> Result<(), Fault> {
+    if !*ARE_LINKS_PROTECTED || owns(file, Capability::Fowner)? {
+        return Ok(());
+    }
+    let mode = rustix::fs::fstat(file)?.st_mode;
+    let rights = Mode::from_raw_mode(mode);
+    let is_privileged = rights.contains(Mode::SUID) || rights.contains(Mode::SGID | Mode::XGRP);
+    let is_plain = FileType::from_raw_mode(mode) == FileType::RegularFile && !is_privileged;
+    let is_usable = || may(file, AccessFlags::R_OK | AccessFlags::W_OK).is_ok();
+    require(is_plain && is_usable(), Errno::EPERM)
+}
+
+fn may_write(file: BorrowedFd<'_>) -> Result<(), Fault> {
+    may(file, AccessFlags::W_OK)
+}
+
+/// With the file's mode and ACL, as the kernel would find when it is opened.
+fn may(file: BorrowedFd<'_>, access: AccessFlags) -> Result<(), Fault> {
+    Ok(faccessat(file, c"", access, AtFlags::AT_EACCESS | AtFlags::AT_EMPTY_PATH)?)
+}
+
+/// Whether the caller is the file's owner, or may act as if it were.
+fn owns(file: BorrowedFd<'_>, instead: Capability) -> Result<bool, Fault> {
+    let owner = rustix::fs::fstat(file)?.st_uid;
+    Ok(owner == sys::file_ids().0 || sys::has(instead)?)
+}
+
+fn require(is_allowed: bool, otherwise: Errno) -> Result<(), Fault> {
+    if is_allowed { Ok(()) } else { Err(otherwise.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+
+    use super::*;
+    use crate::{
+        directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
+        store::{AttributeChange, Caller, NewMode, Removal, Store as _},
+    };
+
+    const OWNER: u32 = 61_001;
+    const OTHER: u32 = 61_002;
+    const FLAGS: [OpenFlags; 3] = [OpenFlags::READ, OpenFlags::WRITE, OpenFlags::WRITE.union(OpenFlags::TRUNCATE)];
+
+    /// rw-r----- as an extended attribute has it: a version, and (tag, rights, nobody in particular) each.
+    const ACL: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
+
+    /// Directories (name, mode), each with a file that all may write, one that only its owner may, and a directory.
+    const DIRECTORIES: [(&str, u32); 3] = [("open", 0o777), ("closed", 0o755), ("sticky", 0o1777)];
+
+    fn make(top: &std::path::Path) {
+        for (name, mode) in DIRECTORIES {
+            let directory = top.join(name);
+            fs::create_dir(&directory).unwrap();
+            for (file, mode) in [("shared", 0o666), ("own", 0o644)] {
+                fs::write(directory.join(file), "x").unwrap();
+                fs::set_permissions(directory.join(file), fs::Permissions::from_mode(mode)).unwrap();
+            }
+            fs::create_dir(directory.join("d")).unwrap();
+            fs::hard_link(directory.join("own"), directory.join("again")).unwrap();
+            fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+            for path in ["", "shared", "own", "d"] {
+                chown(directory.join(path), Some(OWNER), Some(OWNER)).unwrap();
+            }
+        }
+    }
+
+    fn changes_of_attributes() -> Vec<Changes> {
+        let none = Changes::default();
+        let now = Some(NewTime::Now);
+        let then = Some(NewTime::At(crate::store::Time { seconds: 1, nanoseconds: 0 }));
+        vec![
+            Changes { mode: Some(0o640), ..none },
+            Changes { uid: Some(OTHER), ..none },
+            Changes { gid: Some(OTHER), ..none },
+            Changes { size: Some(0), ..none },
+            Changes { atime: now, mtime: now, ..none },
+            Changes { mtime: now, ..none },
+            Changes { mtime: then, ..none },
+        ]
+    }
+
+    /// Every kind of change, of and in every directory.
+    fn ops(id: impl Fn(&str, &str) -> FileId) -> Vec<Op> {
+        let mut ops = Vec::new();
+        let mode = NewMode::from(0o755);
+        for (directory, _) in DIRECTORIES {
+            let parent = id(directory, "");
+            for name in ["new", "own", "d"] {
+                let name: OsString = name.into();
+                ops.push(Op::MakeDirectory { parent, name: name.clone(), mode });
+                ops.push(Op::MakeNode { parent, name: name.clone(), mode, kind: Kind::Fifo, rdev: 0 });
+                ops.push(Op::Symlink { parent, name: name.clone(), target: "x".into() });
+                ops.push(Op::Remove { parent, name: name.clone(), what: Removal::File });
+                ops.push(Op::Remove { parent, name: name.clone(), what: Removal::Directory });
+                for flags in FLAGS {
+                    ops.push(Op::Create { parent, name: name.clone(), mode, flags });
+                }
+                for (other, _) in DIRECTORIES {
+                    for file in ["own", "shared"] {
+                        ops.push(Op::Link { file: id(other, file).into(), parent, name: name.clone() });
+                    }
+                    for old in ["missing", "own", "d", "again"] {
+                        for how in [Renaming::Replace, Renaming::NoReplace, Renaming::Exchange] {
+                            let from = (id(other, ""), old.into());
+                            ops.push(Op::Rename { from, to: (parent, name.clone()), how });
+                        }
+                    }
+                }
+            }
+            for file in ["own", "shared", "d"] {
+                let place = Place::from(id(directory, file));
+                ops.extend(changes_of_attributes().into_iter().map(|changes| Op::Set { place, changes }));
+                ops.extend(FLAGS.map(|flags| Op::Open { file: place.file, flags }));
+                for name in ["user.a", "system.posix_acl_access"] {
+                    let (name, value) = (OsString::from(name), bytes::Bytes::from_static(ACL));
+                    ops.push(Op::SetAttribute { place, name: name.clone(), value, how: AttributeChange::Any });
+                    ops.push(Op::RemoveAttribute { place, name });
+                }
+            }
+        }
+        ops
+    }
+
+    /// What is said before, and what the kernel says then.
+    async fn tried(session: &DirectorySession, caller: &Caller, op: &Op) -> [Result<(), Errno>; 2] {
+        let op = op.clone();
+        let job = move |session: &std::sync::Arc<Session>| {
+            let said = session.check_rights(&op).map_err(Errno::from);
+            Ok([said, session.execute(&op).map(drop).map_err(Errno::from)])
+        };
+        session.0.as_caller(caller, job).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_the_kernel_refuses_for_want_of_rights_is_refused_before_and_nothing_else() {
+        assert_eq!(nix::unistd::geteuid().as_raw(), 0, "tests run as root");
+        let machine = Machine::start().unwrap();
+        let (mut count, mut refused, mut wrong) = (0, 0, Vec::new());
+        for uid in [0, OWNER, OTHER] {
+            let caller = Caller { uid, gid: uid, ..Caller::default() };
+            let mut number = 0;
+            loop {
+                // Each op finds the tree as it was made.
+                let top = tempfile::tempdir_in("/var/tmp").unwrap();
+                fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
+                make(top.path());
+                let directory =
+                    Directory::open(machine.clone(), top.path(), Rights::Callers, Mutability::ReadWrite).unwrap();
+                let session = DirectorySession::open(directory, Liveness::Own);
+                let walk = |names: Vec<OsString>| Op::Walk { from: session.root(), names };
+                let mut ids = std::collections::HashMap::new();
+                for (directory, _) in DIRECTORIES {
+                    for name in ["own", "shared", "d"] {
+                        let op = walk(vec![directory.into(), name.into()]);
+                        let crate::store::Answer::Walked(walked) = session.call(&caller, op).await.unwrap() else {
+                            panic!("an answer to another call")
+                        };
+                        ids.insert((directory, ""), walked.entries[0].attributes.id);
+                        ids.insert((directory, name), walked.entries[1].attributes.id);
+                    }
+                }
+                let ops = ops(|directory, name| *ids.iter().find(|(key, _)| **key == (directory, name)).unwrap().1);
+                let Some(op) = ops.get(number) else { break };
+                let [said, done] = tried(&session, &caller, op).await;
+                let for_rights = matches!(done, Err(Errno::EACCES | Errno::EPERM));
+                if said != done && (said.is_err() || for_rights) {
+                    wrong.push(format!("{uid} {op:?}: {said:?}, then {done:?}"));
+                }
+                refused += usize::from(said.is_err());
+                count += 1;
+                number += 1;
+            }
+        }
+        assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+        // Neither everything nor nothing.
+        assert!(refused > count / 10 && refused < count / 2, "{refused} of {count}");
+    }
+}
