@@ -56,9 +56,6 @@ pub enum Error {
     /// The gRPC server ended with an error.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
-    /// The reflection service would not take our descriptors.
-    #[error("cannot offer gRPC reflection")]
-    Reflection(#[source] tonic_reflection::server::Error),
 }
 
 /// Adds what was attempted to an [`io::Error`].

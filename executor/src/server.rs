@@ -11,7 +11,7 @@ use std::{
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{
-    DESCRIPTORS, MAX_MESSAGE_BYTES, brief,
+    MAX_MESSAGE_BYTES, brief,
     codec::{ENROLMENT_BYTES, RUN_BYTES, VOLUME_BYTES},
     executor::{enrolment_server::EnrolmentServer, executor_server::ExecutorServer},
     volume::volume_server::VolumeServer,
@@ -226,8 +226,6 @@ impl Services {
         tls: Option<Arc<Serving>>,
         builder: Server,
     ) -> Result<Self, Error> {
-        // The only one that can fail is known to work from here on.
-        reflection()?;
         let enrolments = Enrolments::new(tls.clone(), admission.clone(), shared.audit.clone());
         let enrolment = EnrolmentServer::new(enrolments).max_decoding_message_size(ENROLMENT_BYTES);
         Ok(Self { shared, admission, tls, builder, health: HealthReporter::new(), enrolment })
@@ -254,7 +252,6 @@ impl Services {
             .layer(MeterLayer(admission.clone()))
             .layer(MapResponseLayer::new(brief::shortened))
             .add_service(InterceptedService::new(health, admission.clone()))
-            .add_service(InterceptedService::new(reflection()?, admission.clone()))
             .add_service(InterceptedService::new(executor, admission.clone()))
             .add_service(InterceptedService::new(volume, admission))
             .add_service(enrolment);
@@ -462,15 +459,4 @@ fn for_strangers(builder: Server) -> Server {
         .http2_max_pending_accept_reset_streams(Some(STRANGERS_RESETS))
         .http2_max_local_error_reset_streams(Some(STRANGERS_RESETS))
         .http2_max_header_list_size(STRANGERS_HEADER_BYTES)
-}
-
-fn reflection() -> Result<
-    tonic_reflection::server::v1::ServerReflectionServer<impl tonic_reflection::server::v1::ServerReflection>,
-    Error,
-> {
-    tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(Error::Reflection)
 }

@@ -468,7 +468,9 @@ async fn where_changes_are_not_noticed_settling_recalls_everything() {
 async fn a_change_that_is_refused_recalls_nothing() {
     let mut site = Site::new();
     fs::set_permissions(site.top.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    ["a", "last"].map(|name| fs::write(site.path(name), "one").unwrap());
+    for name in ["a", "last"] {
+        fs::write(site.path(name), "one").unwrap();
+    }
     let export = site.path("");
     site.directory = Directory::open(site.machine.clone(), &export, Rights::Callers, Mutability::ReadWrite).unwrap();
     let (store, other) = (site.session(), site.session());
@@ -497,10 +499,7 @@ async fn a_change_that_is_refused_recalls_nothing() {
     let write = Write::At { place: file, offset: 0, data: Bytes::from_static(b"x") };
     let set = Write::Set { place: file, changes: mode };
     let refused = other.write(&stranger, vec![write, set]).await.unwrap();
-    assert_eq!(
-        refused.iter().map(|done| done.clone().err()).collect::<Vec<_>>(),
-        [Some(Errno::EACCES), Some(Errno::EPERM)]
-    );
+    assert_eq!(refused.iter().map(|done| done.err()).collect::<Vec<_>>(), [Some(Errno::EACCES), Some(Errno::EPERM)]);
     // Whatever was to come has come: what is not refused is the first thing that is heard.
     let (last, owner) = (last.file, Caller::default());
     let allowed = other.call(&owner, Op::Set { place: last.into(), changes: mode });

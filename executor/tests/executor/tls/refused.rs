@@ -57,7 +57,7 @@ async fn without_a_certificate_there_is_nothing_but_enrolment() {
 }
 
 #[tokio::test]
-async fn health_and_reflection_are_not_for_strangers() {
+async fn health_is_not_for_strangers() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let mut health = tonic_health::pb::health_client::HealthClient::new(lab.stranger().await);
     let asked = health.check(tonic_health::pb::HealthCheckRequest { service: String::new() }).await;
