@@ -300,17 +300,29 @@ impl VolumeService {
         }
         let (session, calls) = (&hello.session, volumes.calls.clone());
         let served = Served::new(session, (caller.clone(), peer.clone()), (export, account), store, calls);
-        let begun = served.begin(&self.0.audit).await;
-        begun.map_err(|refusal| Status::unavailable(refusal.message))?;
-        if let Err(refused) = volumes.add(session.clone(), served.clone()) {
-            served.note_end(&self.0.audit).await;
-            return Err(refused);
-        }
-        served.clone().start_notices();
-        tokio::spawn(session::end_with_rights(self.0.clone(), Arc::downgrade(&served)));
-        tracing::info!(identity = caller.name(), peer = peer.name, export = served.export.name, "volume opened");
+        // Away from the call, which may be reset meanwhile: what the record says has begun has an end.
+        tokio::spawn(begin(self.0.clone(), session.clone(), served.clone()))
+            .await
+            .map_err(|error| Status::internal(error.to_string()))??;
         Ok((served, false))
     }
+}
+
+/// Records that a session begins, and lets others find it.
+async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
+    let begun = served.begin(&shared.audit).await;
+    begun.map_err(|refusal| Status::unavailable(refusal.message))?;
+    if let Err(refused) = shared.volumes.add(name, served.clone()) {
+        served.note_end(&shared.audit).await;
+        return Err(refused);
+    }
+    served.clone().start_notices();
+    let (identity, peer, export) = (served.caller.name(), &served.peer, &served.export.name);
+    tracing::info!(identity, peer, export, "volume opened");
+    tokio::spawn(session::end_with_rights(shared.clone(), Arc::downgrade(&served)));
+    // The call that asked for it may be gone.
+    tokio::spawn(async move { session::end_unless_taken_up(&shared, &served).await });
+    Ok(())
 }
 
 impl Volumes {

@@ -83,7 +83,7 @@ pub struct Served {
     pub store: DirectorySession,
     /// Whose shares it uses.
     pub account: Arc<Account>,
-    peer: String,
+    pub peer: String,
     /// By which whoever is connected, or was last, may be here.
     proof: Mutex<Proof>,
     began: Instant,
@@ -518,12 +518,16 @@ pub async fn attend(
     // Another connection may have taken the session up meanwhile.
     if served.is_attached_to(&sender) {
         served.outgoing.send_replace(None);
-        // Who takes it up waits in turn when that connection ends.
-        let mut outgoing = served.outgoing.subscribe();
-        let taken_up = tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
-        if !taken_up {
-            end(&shared, &served).await;
-        }
+        end_unless_taken_up(&shared, &served).await;
+    }
+}
+
+/// Ends a session that no connection takes up for a while. Whichever does, waits in turn when it ends.
+pub async fn end_unless_taken_up(shared: &Shared, served: &Arc<Served>) {
+    let mut outgoing = served.outgoing.subscribe();
+    let taken_up = tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
+    if !taken_up {
+        end(shared, served).await;
     }
 }
 

@@ -1,15 +1,19 @@
 //! Runs and sessions of volumes on one executor: what the one changes the other hears in time, and the other way round.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use posh_proto::executor::{Release, ReturnedLease, RunSpec, VolumeSession, rejected, run_input, run_output};
+use posh_proto::{
+    PROTOCOL_VERSION,
+    executor::{Release, ReturnedLease, RunSpec, VolumeSession, rejected, run_input, run_output},
+    volume::{Hello, ToVolume, to_volume, volume_client::VolumeClient},
+};
 use posh_volume::{
     Store as _,
     remote::{Connector, Patience, Remote},
     store::{Answer, Caller, Entry, Leases, Notice, Notices, Op, OpenFlags, Place, Returned, Write},
 };
-use tokio_stream::StreamExt as _;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::transport::Channel;
 
 use super::harness::*;
@@ -208,6 +212,37 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
     // By its name others could take it up.
     let text = std::fs::read(&path).unwrap();
     assert!(!text.windows(name.len()).any(|bytes| bytes == &name[..]));
+}
+
+#[tokio::test]
+async fn a_session_whose_call_is_reset_as_it_begins_is_recorded_to_its_end() {
+    let record = tempfile::tempdir().unwrap();
+    let path = record.path().join("audit");
+    let lab = Lab::with(|config| config.audit = Some(path.clone())).await;
+    let mut client = VolumeClient::new(Direct(lab.address).connect().await.unwrap());
+    for number in 0_u8..40 {
+        let session = Bytes::from(vec![number; 16]);
+        let hello = Hello { protocol: PROTOCOL_VERSION, session, export: "logs".into(), ..Hello::default() };
+        let hello = ToVolume { kind: Some(to_volume::Kind::Hello(hello)) };
+        let patience = Duration::from_micros(100 * u64::from(number));
+        let (sender, messages) = tokio::sync::mpsc::channel(1);
+        sender.send(hello).await.unwrap();
+        // Its answer, where there is one, is dropped, and nothing more is said.
+        let _ = tokio::time::timeout(patience, client.session(ReceiverStream::new(messages))).await;
+    }
+    let count = |event: &str| {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        text.lines().filter(|line| line.contains(&format!("\"event\":\"{event}\""))).count()
+    };
+    // It is kept for half a minute in case that its gateway comes back.
+    let all_have_ended = async {
+        while count("volume_begin") == 0 || count("volume_end") < count("volume_begin") {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(90), all_have_ended).await;
+    assert!(ended.is_ok(), "{} begun, {} ended", count("volume_begin"), count("volume_end"));
+    assert!(count("volume_begin") > 1);
 }
 
 /// Users of an export can rename what lies in it, another export's directory, too.
