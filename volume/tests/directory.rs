@@ -471,11 +471,17 @@ async fn a_change_that_is_refused_recalls_nothing() {
     for name in ["a", "last"] {
         fs::write(site.path(name), "one").unwrap();
     }
+    fs::hard_link(site.path("a"), site.path("again")).unwrap();
+    symlink("a", site.path("link")).unwrap();
+    nix::unistd::mkfifo(&site.path("pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
     let export = site.path("");
     site.directory = Directory::open(site.machine.clone(), &export, Rights::Callers, Mutability::ReadWrite).unwrap();
     let (store, other) = (site.session(), site.session());
     let stranger = Caller { uid: 61_001, gid: 61_001, ..Caller::default() };
     let mut notices = store.notices();
+    for name in ["pipe", "link", "nothing"] {
+        let _ = walk(&store, name).await;
+    }
     let (place, entry) = open(&store, "a", OpenFlags::READ).await;
     assert!(entry.leases.contains(Leases::DATA));
     let (last, _) = open(&store, "last", OpenFlags::READ).await;
@@ -495,6 +501,25 @@ async fn a_change_that_is_refused_recalls_nothing() {
     ] {
         let refused = other.call(&stranger, op.clone()).await;
         assert!(matches!(refused, Err(Errno::EACCES | Errno::EPERM)), "{op:?}: {refused:?}");
+    }
+    // Nor does what is refused for the file's kind, or changes nothing.
+    let (pipe, link) = (find(&other, "pipe").await.attributes.id, find(&other, "link").await.attributes.id);
+    let value = Bytes::from_static(b"x");
+    let any = AttributeChange::Any;
+    for op in [
+        Op::Set { place: file, changes: Changes::default() },
+        Op::Set { place: parent.into(), changes: Changes::default() },
+        Op::Open { file: parent, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Open { file: pipe, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Open { file: link, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Create { parent, name: "link".into(), mode: 0o600.into(), flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::SetAttribute { place: link.into(), name: "user.a".into(), value: value.clone(), how: any },
+        Op::SetAttribute { place: file, name: "trusted.a".into(), value, how: any },
+        Op::Rename { from: (parent, "a".into()), to: (parent, "a".into()), how: Renaming::Replace },
+        Op::Rename { from: (parent, "a".into()), to: (parent, "again".into()), how: Renaming::Exchange },
+        Op::Rename { from: (parent, "pipe".into()), to: (parent, "pipe".into()), how: Renaming::NoReplace },
+    ] {
+        let _ = other.call(&stranger, op).await;
     }
     let write = Write::At { place: file, offset: 0, data: Bytes::from_static(b"x") };
     let set = Write::Set { place: file, changes: mode };

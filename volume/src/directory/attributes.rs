@@ -1,7 +1,7 @@
 //! How files are: what stat(2) tells, what is changed of it, and extended attributes.
 
 use std::{
-    ffi::{CStr, OsString},
+    ffi::{CStr, OsStr, OsString},
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd},
         unix::ffi::{OsStrExt as _, OsStringExt as _},
@@ -175,7 +175,8 @@ pub fn names(fd: BorrowedFd<'_>) -> Result<Vec<OsString>, Fault> {
     Ok(names.filter(|name| check_namespace(name, Errno::ENODATA).is_ok()).collect())
 }
 
-fn check_namespace(name: &OsString, refusal: Errno) -> Result<(), Fault> {
+/// Whether attributes of that name are anybody's.
+pub fn check_namespace(name: &OsStr, refusal: Errno) -> Result<(), Fault> {
     let is_open = OPEN_NAMESPACES.iter().any(|open| name.as_bytes().starts_with(open.as_bytes()));
     if is_open { Ok(()) } else { Err(refusal.into()) }
 }

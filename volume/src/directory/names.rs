@@ -111,14 +111,19 @@ impl Session {
             Renaming::Exchange => RenameFlags::EXCHANGE,
         };
         rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags)?;
-        nodes.removed(file.id, old.id, &from.1);
-        nodes.moved(file.id, new.id, &to.1);
-        if let (Some(other), Renaming::Exchange) = (&other, how) {
-            nodes.removed(other.id, new.id, &to.1);
-            nodes.moved(other.id, old.id, &from.1);
+        // Of one file with two names nothing happens (rename(2)).
+        let is_changed = other.as_ref().is_none_or(|other| other.id != file.id);
+        if is_changed {
+            nodes.removed(file.id, old.id, &from.1);
+            nodes.moved(file.id, new.id, &to.1);
+            if let (Some(other), Renaming::Exchange) = (&other, how) {
+                nodes.removed(other.id, new.id, &to.1);
+                nodes.moved(other.id, old.id, &from.1);
+            }
         }
         drop(locked);
-        std::iter::once(&file).chain(&other).for_each(|node| self.directory.touched_unless_begun(node, self));
+        let changed = std::iter::once(&file).chain(&other).filter(|_| is_changed);
+        changed.for_each(|node| self.directory.touched_unless_begun(node, self));
         Ok(Answer::Renamed {
             from: self.entry_of_node(&old)?,
             to: self.entry_of_node(&new)?,

@@ -18,7 +18,7 @@ use nix::{
 use rustix::fs::{FileType, Mode};
 
 use super::{
-    Fault,
+    Fault, attributes,
     files::Target,
     nodes::{Keep, Node},
     session::Session,
@@ -54,10 +54,10 @@ impl Session {
             }
             Op::Rename { from, to, how } => self.check_rename(from, to, *how),
             Op::Create { parent, name, flags, .. } => match self.child(*parent, name)? {
-                Some(file) => check_opening(&file, *flags),
+                Some(file) => self.check_opening(&file, *flags),
                 None => self.check_new_name(*parent, name),
             },
-            Op::Open { file, flags } => check_opening(&self.directory.nodes.node(*file)?, *flags),
+            Op::Open { file, flags } => self.check_opening(&self.directory.nodes.node(*file)?, *flags),
             _ => Ok(()),
         }
     }
@@ -85,6 +85,7 @@ impl Session {
             require(may_give(fd, changes)?, Errno::EPERM)?;
         }
         if changes.mode.is_some() {
+            require(!is_link(fd)?, Errno::EOPNOTSUPP)?;
             require(owns(fd, Capability::Fowner)?, Errno::EPERM)?;
         }
         match (changes.atime, changes.mtime) {
@@ -102,13 +103,30 @@ impl Session {
         may(directory.fd.as_fd(), AccessFlags::W_OK | AccessFlags::X_OK)
     }
 
+    fn check_opening(&self, file: &Node, flags: OpenFlags) -> Result<(), Fault> {
+        self.check_kind(file, flags)?;
+        let mut access = AccessFlags::empty();
+        access.set(AccessFlags::R_OK, flags.contains(OpenFlags::READ));
+        access.set(AccessFlags::W_OK, flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE));
+        may(file.fd.as_fd(), access)
+    }
+
     fn check_attribute(&self, place: Place, name: &OsStr) -> Result<(), Fault> {
+        attributes::check_namespace(name, Errno::EOPNOTSUPP)?;
         let target = self.target(place)?;
-        match name.as_encoded_bytes().starts_with(b"user.") {
-            true => may_write(target.fd()),
-            // Of system.posix_acl_*; others are refused as they are.
-            false => require(owns(target.fd(), Capability::Fowner)?, Errno::EPERM),
+        if !name.as_encoded_bytes().starts_with(b"user.") {
+            require(!is_link(target.fd())?, Errno::EOPNOTSUPP)?;
+            return require(owns(target.fd(), Capability::Fowner)?, Errno::EPERM);
         }
+        // Only files and directories have these, and directories for all have their owner's (xattr(7)).
+        let mode = rustix::fs::fstat(target.fd())?.st_mode;
+        match FileType::from_raw_mode(mode) {
+            FileType::RegularFile => {}
+            FileType::Directory if !Mode::from_raw_mode(mode).contains(Mode::SVTX) => {}
+            FileType::Directory => require(owns(target.fd(), Capability::Fowner)?, Errno::EPERM)?,
+            _ => return Err(Errno::EPERM.into()),
+        }
+        may_write(target.fd())
     }
 
     fn check_new_name(&self, parent: FileId, name: &OsStr) -> Result<(), Fault> {
@@ -181,14 +199,6 @@ fn not_open_for_it(target: &Target, fault: Fault) -> Fault {
     if matches!(target, Target::Opened(_)) { Errno::EINVAL.into() } else { fault }
 }
 
-fn check_opening(file: &Node, flags: OpenFlags) -> Result<(), Fault> {
-    let mut access = AccessFlags::empty();
-    access.set(AccessFlags::R_OK, flags.contains(OpenFlags::READ));
-    access.set(AccessFlags::W_OK, flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE));
-    // Whatever else is opened is refused for its kind.
-    if file.kind == Kind::Regular { may(file.fd.as_fd(), access) } else { Ok(()) }
-}
-
 /// An owner may give a file to one of his groups; only CAP_CHOWN gives it to anybody (chown(2)).
 fn may_give(file: BorrowedFd<'_>, changes: &Changes) -> Result<bool, Fault> {
     if sys::has(Capability::Chown)? {
@@ -216,6 +226,11 @@ fn check_link(file: BorrowedFd<'_>) -> Result<(), Fault> {
     require(is_plain && is_usable(), Errno::EPERM)
 }
 
+/// A symbolic link has neither a mode nor an ACL to be set.
+fn is_link(file: BorrowedFd<'_>) -> Result<bool, Fault> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) == FileType::Symlink)
+}
+
 fn may_write(file: BorrowedFd<'_>) -> Result<(), Fault> {
     may(file, AccessFlags::W_OK)
 }
@@ -237,12 +252,15 @@ fn require(is_allowed: bool, otherwise: Errno) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, chown};
+    use std::{
+        collections::HashMap,
+        os::unix::fs::{PermissionsExt as _, chown, symlink},
+    };
 
     use super::*;
     use crate::{
         directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
-        store::{AttributeChange, Caller, NewMode, Removal, Store as _},
+        store::{Answer, AttributeChange, Caller, NewMode, Removal, Store as _},
     };
 
     const OWNER: u32 = 61_001;
@@ -252,8 +270,11 @@ mod tests {
     /// rw-r----- as an extended attribute has it: a version, and (tag, rights, nobody in particular) each.
     const ACL: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
 
-    /// Directories (name, mode), each with a file that all may write, one that only its owner may, and a directory.
+    /// Directories (name, mode), each with a file that all may write, one that only its owner may, a directory, a link
+    /// and a pipe.
     const DIRECTORIES: [(&str, u32); 3] = [("open", 0o777), ("closed", 0o755), ("sticky", 0o1777)];
+
+    const FILES: [&str; 5] = ["own", "shared", "d", "link", "pipe"];
 
     fn make(top: &std::path::Path) {
         for (name, mode) in DIRECTORIES {
@@ -266,6 +287,9 @@ mod tests {
             fs::create_dir(directory.join("d")).unwrap();
             fs::hard_link(directory.join("own"), directory.join("again")).unwrap();
             fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+            symlink("own", directory.join("link")).unwrap();
+            nix::unistd::mkfifo(&directory.join("pipe"), nix::sys::stat::Mode::from_bits_truncate(0o644)).unwrap();
+            chown(directory.join("pipe"), Some(OWNER), Some(OWNER)).unwrap();
             for path in ["", "shared", "own", "d"] {
                 chown(directory.join(path), Some(OWNER), Some(OWNER)).unwrap();
             }
@@ -302,6 +326,7 @@ mod tests {
                 ops.push(Op::Remove { parent, name: name.clone(), what: Removal::Directory });
                 for flags in FLAGS {
                     ops.push(Op::Create { parent, name: name.clone(), mode, flags });
+                    ops.push(Op::Create { parent, name: "link".into(), mode, flags });
                 }
                 for (other, _) in DIRECTORIES {
                     for file in ["own", "shared"] {
@@ -315,7 +340,7 @@ mod tests {
                     }
                 }
             }
-            for file in ["own", "shared", "d"] {
+            for file in FILES {
                 let place = Place::from(id(directory, file));
                 ops.extend(changes_of_attributes().into_iter().map(|changes| Op::Set { place, changes }));
                 ops.extend(FLAGS.map(|flags| Op::Open { file: place.file, flags }));
@@ -339,6 +364,33 @@ mod tests {
         session.0.as_caller(caller, job).await.unwrap()
     }
 
+    /// A tree as [`make`] makes it, and every op on it.
+    struct Site {
+        _top: tempfile::TempDir,
+        session: DirectorySession,
+        ops: Vec<Op>,
+    }
+
+    impl Site {
+        async fn new(machine: &std::sync::Arc<Machine>, caller: &Caller) -> Self {
+            let top = tempfile::tempdir_in("/var/tmp").unwrap();
+            fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            make(top.path());
+            let directory = Directory::open(machine.clone(), top.path(), Rights::Callers, Mutability::ReadWrite);
+            let session = DirectorySession::open(directory.unwrap(), Liveness::Own);
+            let mut ids = HashMap::new();
+            for (directory, name) in DIRECTORIES.iter().flat_map(|(directory, _)| FILES.map(|name| (*directory, name)))
+            {
+                let op = Op::Walk { from: session.root(), names: vec![directory.into(), name.into()] };
+                let Answer::Walked(walked) = session.call(caller, op).await.unwrap() else { panic!("walked") };
+                ids.insert((directory, ""), walked.entries[0].attributes.id);
+                ids.insert((directory, name), walked.entries[1].attributes.id);
+            }
+            let ops = ops(|directory, name| *ids.iter().find(|(key, _)| **key == (directory, name)).unwrap().1);
+            Self { _top: top, session, ops }
+        }
+    }
+
     #[tokio::test]
     async fn what_the_kernel_refuses_for_want_of_rights_is_refused_before_and_nothing_else() {
         assert_eq!(nix::unistd::geteuid().as_raw(), 0, "tests run as root");
@@ -346,37 +398,20 @@ mod tests {
         let (mut count, mut refused, mut wrong) = (0, 0, Vec::new());
         for uid in [0, OWNER, OTHER] {
             let caller = Caller { uid, gid: uid, ..Caller::default() };
-            let mut number = 0;
-            loop {
-                // Each op finds the tree as it was made.
-                let top = tempfile::tempdir_in("/var/tmp").unwrap();
-                fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
-                make(top.path());
-                let directory =
-                    Directory::open(machine.clone(), top.path(), Rights::Callers, Mutability::ReadWrite).unwrap();
-                let session = DirectorySession::open(directory, Liveness::Own);
-                let walk = |names: Vec<OsString>| Op::Walk { from: session.root(), names };
-                let mut ids = std::collections::HashMap::new();
-                for (directory, _) in DIRECTORIES {
-                    for name in ["own", "shared", "d"] {
-                        let op = walk(vec![directory.into(), name.into()]);
-                        let crate::store::Answer::Walked(walked) = session.call(&caller, op).await.unwrap() else {
-                            panic!("an answer to another call")
-                        };
-                        ids.insert((directory, ""), walked.entries[0].attributes.id);
-                        ids.insert((directory, name), walked.entries[1].attributes.id);
-                    }
-                }
-                let ops = ops(|directory, name| *ids.iter().find(|(key, _)| **key == (directory, name)).unwrap().1);
-                let Some(op) = ops.get(number) else { break };
-                let [said, done] = tried(&session, &caller, op).await;
+            let mut site = Site::new(&machine, &caller).await;
+            for number in 0..site.ops.len() {
+                let op = site.ops[number].clone();
+                let [said, done] = tried(&site.session, &caller, &op).await;
                 let for_rights = matches!(done, Err(Errno::EACCES | Errno::EPERM));
                 if said != done && (said.is_err() || for_rights) {
                     wrong.push(format!("{uid} {op:?}: {said:?}, then {done:?}"));
                 }
                 refused += usize::from(said.is_err());
                 count += 1;
-                number += 1;
+                // Each op finds the tree as it was made.
+                if done.is_ok() {
+                    site = Site::new(&machine, &caller).await;
+                }
             }
         }
         assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));

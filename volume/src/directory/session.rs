@@ -434,7 +434,7 @@ impl Session {
             }
             Op::List { directory, cookie, limit } => self.looks(|| self.listed_ids(*directory, *cookie, *limit)),
             Op::Attributes(place) | Op::Seek { place, .. } => vec![self.intent(place.file, Intent::Look)],
-            Op::Set { place, changes } => vec![change(place.file, leases_of(changes))],
+            Op::Set { place, changes } => vec![self.intent(place.file, setting(changes))],
             Op::MakeDirectory { parent, .. } | Op::MakeNode { parent, .. } | Op::Symlink { parent, .. } => {
                 vec![change(*parent, NAMES)]
             }
@@ -445,10 +445,14 @@ impl Session {
                 std::iter::once(change(*parent, NAMES)).chain(child.map(|child| change(child, NAMES))).collect()
             }
             Op::Rename { from, to, .. } => {
-                let file = self.child_id(from.0, &from.1)?;
+                let (file, other) = (self.child_id(from.0, &from.1)?, self.child_id(to.0, &to.1)?);
+                if file.is_some() && file == other {
+                    // One file with two names: nothing happens (rename(2)).
+                    return Ok(Vec::new());
+                }
                 let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES)];
                 intents.extend(file.map(|file| change(file, Leases::ATTRIBUTES)));
-                intents.extend(self.child_id(to.0, &to.1)?.map(|other| change(other, NAMES)));
+                intents.extend(other.map(|other| change(other, NAMES)));
                 intents
             }
             Op::Create { parent, name, flags, .. } => match self.child_id(*parent, name)? {
@@ -595,6 +599,11 @@ impl Session {
 /// What a change of attributes is about.
 pub fn leases_of(changes: &Changes) -> Leases {
     if changes.size.is_some() { BYTES } else { Leases::ATTRIBUTES }
+}
+
+/// What changes nothing is as good as a look.
+pub fn setting(changes: &Changes) -> Intent {
+    if *changes == Changes::default() { Intent::Look } else { Intent::Change(leases_of(changes)) }
 }
 
 fn opening(flags: OpenFlags) -> Intent {

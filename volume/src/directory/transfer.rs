@@ -22,7 +22,7 @@ use super::{
     files::Usable,
     limits,
     nodes::{BENEATH, Keep, Node, check_name},
-    session::{BYTES, NAMES, Session, leases_of},
+    session::{BYTES, NAMES, Session, setting},
     workers,
 };
 use crate::{
@@ -240,7 +240,7 @@ impl Session {
             }
             Write::Set { place, changes } => {
                 self.check_changes(*place, changes)?;
-                Ok((place.file, Intent::Change(leases_of(changes))))
+                Ok((place.file, setting(changes)))
             }
             Write::Put(put) => {
                 let parent = self.parent_of(put)?;
