@@ -12,8 +12,8 @@ use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 use crate::{
     audit::AuditLog,
     callers::{Caller, Callers},
-    load::{CallShare, ConnectionShare, Load},
-    metered::{Arrived, Metered, Unfinished},
+    load::{ConnectionShare, Load},
+    metered::{Accounts, Arrived, Charged, Metered},
     tls::{
         accept::Peer,
         register::Invalid,
@@ -38,7 +38,8 @@ pub struct Admission {
     callers: Arc<RwLock<Arc<Callers>>>,
     tls: Option<Arc<Serving>>,
     load: Arc<Load>,
-    unfinished: Arc<Unfinished>,
+    unfinished: Arc<Accounts>,
+    untaken: Arc<Accounts>,
     audit: AuditLog,
 }
 
@@ -55,8 +56,9 @@ impl From<Invalid> for Denied {
 impl Admission {
     /// By these callers; without TLS all are anybody.
     pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>, audit: AuditLog) -> Self {
-        let unfinished = Arc::new(Unfinished::new(callers.count()));
-        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished, audit }
+        let unfinished = Arc::new(Accounts::of_unfinished(callers.count()));
+        let untaken = Arc::new(Accounts::of_untaken(callers.count()));
+        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished, untaken, audit }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -119,22 +121,23 @@ impl Admission {
         self.load.admit_connection(&caller).map_err(Denied)
     }
 
-    /// Has what a request brings counted, and gives its place among the open calls. A stranger's is bounded by
+    /// Has what a request brings counted, and says who is charged for the answer. A stranger's is bounded by
     /// its connection; who is refused here, hears of it from the call itself.
-    pub fn meter(&self, mut request: http::Request<Body>) -> (http::Request<Body>, Option<CallShare>) {
+    pub fn meter(&self, mut request: http::Request<Body>) -> (http::Request<Body>, Charged) {
         let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
-        let Ok(caller) = self.caller(&proof) else { return (request, None) };
+        let Ok(caller) = self.caller(&proof) else { return (request, Charged::default()) };
         let (share, refused) = match self.load.admit_open_call(&caller) {
             Ok(share) => (Some(share), None),
             Err(why) => (None, Some(Status::resource_exhausted(why))),
         };
+        let charged = Charged { share, untaken: Some(self.untaken.account(caller.identity.as_ref())) };
         let account = self.unfinished.account(caller.identity.as_ref());
         if STREAMS.contains(&request.uri().path()) {
-            return (request.map(|body| Body::new(Metered::new(body, account, refused))), share);
+            return (request.map(|body| Body::new(Metered::new(body, account, refused))), charged);
         }
         let arrived = Arrived::default();
         request.extensions_mut().insert(arrived.clone());
-        (request.map(|body| Body::new(Metered::new(body, account, refused).held_by(arrived))), share)
+        (request.map(|body| Body::new(Metered::new(body, account, refused).held_by(arrived))), charged)
     }
 }
 

@@ -5,7 +5,9 @@
 //! messages never wait for another's. A message that does not come to its end in time ends its call.
 //!
 //! And what of calls is on its way out: a call has its place among its identity's open calls until its answer was
-//! taken, not only until it was made.
+//! taken, not only until it was made. A frame of an answer is on the account of whoever asked until HTTP/2 asks
+//! for the next one, which it does when the peer's window has room for what went before; where the account has no
+//! room, the answer waits. So what peers leave untaken is bounded for each identity, whatever call it belongs to.
 
 use std::{
     any::Any,
@@ -32,6 +34,9 @@ use crate::{admission::Admission, load::CallShare};
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
 
+/// Frames of answers that were not taken, likewise.
+const UNTAKEN_BYTES: usize = 64 << 20;
+
 /// Permits of the messages of a unary call. They stay on the account until the call's request has
 /// ended and its handler, which charges them elsewhere, drops this.
 #[derive(Debug, Clone, Default)]
@@ -51,17 +56,26 @@ const HEAD_BYTES: usize = 5;
 
 type Acquire = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
-/// The accounts of unfinished messages, by identity.
+/// Accounts of bytes, by identity. Who needs none has one account with all others that need none.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct Accounts {
     of_one: usize,
     accounts: Mutex<HashMap<Option<String>, Arc<Semaphore>>>,
 }
 
-impl Unfinished {
-    /// For so many identities. Who needs none has one account with all others that need none.
-    pub fn new(identities: usize) -> Self {
-        let of_one = (UNFINISHED_BYTES / identities.max(1)).clamp(LEAST_OF_ONE, MOST_OF_ONE);
+impl Accounts {
+    /// Of unfinished messages, for so many identities.
+    pub fn of_unfinished(identities: usize) -> Self {
+        Self::sharing(UNFINISHED_BYTES, identities)
+    }
+
+    /// Of frames that were not taken, for so many identities.
+    pub fn of_untaken(identities: usize) -> Self {
+        Self::sharing(UNTAKEN_BYTES, identities)
+    }
+
+    fn sharing(bytes: usize, identities: usize) -> Self {
+        let of_one = (bytes / identities.max(1)).clamp(LEAST_OF_ONE, MOST_OF_ONE);
         Self { of_one, accounts: Mutex::default() }
     }
 
@@ -228,12 +242,12 @@ where
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let (request, share) = self.admission.meter(request);
+        let (request, charged) = self.admission.meter(request);
         let answering = self.inner.call(request);
         Box::pin(async move {
             let mut answer = answering.await?;
             let kept = answer.extensions_mut().remove::<KeptUntilSent>();
-            Ok(answer.map(|body| Body::new(Answer { body, _share: share, _kept: kept })))
+            Ok(answer.map(|body| Body::new(Answer::new(body, charged, kept))))
         })
     }
 }
@@ -249,28 +263,75 @@ pub fn kept_until_sent<T>(mut response: Response<T>, charge: impl Send + Sync + 
     response
 }
 
+/// Who is charged for an answer. A stranger's connection is bounded as a whole.
+#[derive(Default)]
+pub struct Charged {
+    /// Its place among the open calls, where it has one.
+    pub share: Option<CallShare>,
+    /// Frames that were not taken.
+    pub untaken: Option<Arc<Semaphore>>,
+}
+
 /// An answer's body. HTTP/2 asks for the next frame, or drops it, when what went before has a place in the
 /// peer's window.
 struct Answer {
     body: Body,
+    account: Option<Arc<Semaphore>>,
+    /// Waits for room.
+    next: Option<(Frame<Bytes>, Acquire)>,
+    /// Of the last frame.
+    untaken: Option<OwnedSemaphorePermit>,
     _share: Option<CallShare>,
     _kept: Option<KeptUntilSent>,
+}
+
+impl Answer {
+    fn new(body: Body, Charged { share, untaken: account }: Charged, kept: Option<KeptUntilSent>) -> Self {
+        Self { body, account, next: None, untaken: None, _share: share, _kept: kept }
+    }
 }
 
 impl http_body::Body for Answer {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        this.untaken = None;
+        let (frame, mut acquire) = match this.next.take() {
+            Some(next) => next,
+            None => {
+                let frame = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                    Some(Ok(frame)) => frame,
+                    end => return Poll::Ready(end),
+                };
+                let (Some(account), Some(data)) = (&this.account, frame.data_ref()) else {
+                    return Poll::Ready(Some(Ok(frame)));
+                };
+                // What is larger than an account has all of it.
+                let bytes = u32::try_from(data.len().min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
+                let acquire: Acquire = Box::pin(account.clone().acquire_many_owned(bytes));
+                (frame, acquire)
+            }
+        };
+        match acquire.as_mut().poll(cx) {
+            Poll::Ready(permit) => {
+                this.untaken = permit.ok();
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Pending => {
+                this.next = Some((frame, acquire));
+                Poll::Pending
+            }
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.next.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        if self.next.is_none() { self.body.size_hint() } else { SizeHint::default() }
     }
 }
 
@@ -335,6 +396,29 @@ mod tests {
         assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_009);
         assert!(body.deadline.is_some());
         drop(body);
+        assert_eq!(account.available_permits(), LEAST_OF_ONE);
+    }
+
+    #[tokio::test]
+    async fn answers_that_nobody_takes_hold_no_more_than_their_account() {
+        const FRAME: usize = LEAST_OF_ONE / 4;
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        let answer = || {
+            let frames = (0..2).map(|_| Ok::<_, Status>(Frame::data(Bytes::from(vec![7; FRAME]))));
+            let charged = Charged { share: None, untaken: Some(account.clone()) };
+            Answer::new(Body::new(StreamBody::new(tokio_stream::iter(frames))), charged, None)
+        };
+        let mut answers: Vec<Answer> = (0..5).map(|_| answer()).collect();
+        for answer in &mut answers[..4] {
+            assert!(answer.frame().await.unwrap().is_ok());
+        }
+        let [first, .., last] = &mut answers[..] else { panic!("five") };
+        assert!(tokio::time::timeout(Duration::from_millis(10), last.frame()).await.is_err());
+        assert!(!http_body::Body::is_end_stream(last));
+        // Each asks for the next frame when the one before was taken; who waits longer comes first.
+        let (of_last, of_first) = tokio::join!(last.collect(), first.collect());
+        assert_eq!([of_last, of_first].map(|body| body.unwrap().to_bytes().len()), [2 * FRAME, FRAME]);
+        drop(answers);
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
 

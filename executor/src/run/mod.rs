@@ -136,7 +136,17 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
             let (Origin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let resumed = shared.kept.resume(resume, input).await;
-            tracing::info!(run_id, identity = caller.name(), peer, answer = ?resumed.as_ref().err(), "a client came back");
+            let identity = caller.name();
+            match &resumed {
+                // It costs nobody anything to say so without end.
+                Ok(_) => tracing::debug!(run_id, identity, peer, "a client came back"),
+                Err(Refusal { kind, .. }) => {
+                    let kind = kind.as_str_name();
+                    if shared.audit.refused(identity, &peer, &format!("resume: {kind}")) {
+                        tracing::info!(run_id, identity, peer, kind, "a client came back in vain");
+                    }
+                }
+            }
             return resumed.unwrap_or_else(refused);
         }
         _ => return refused(Refusal::protocol("the first message must be the specification")),
@@ -341,6 +351,7 @@ async fn attend(
         run.link.close().await;
     };
     tokio::join!(say(&end, output), clean_up);
+    output.leave(|bytes| run.admitted.for_untaken(bytes));
     *report = run.report;
     end
 }

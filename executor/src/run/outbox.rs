@@ -16,6 +16,7 @@ use tokio_stream::Stream;
 use tonic::Status;
 
 use super::output_of;
+use crate::load::BytesShare;
 
 /// Messages waiting for HTTP/2: enough that reading from a pipe and writing to the
 /// network overlap, at most 1 MiB with the largest chunks.
@@ -59,6 +60,8 @@ struct State {
     is_attached: bool,
     /// No message comes any more.
     is_ended: bool,
+    /// The room of messages that a run has left when it ended, until its client has taken them or is gone.
+    left: Option<BytesShare>,
     waker: Option<Waker>,
 }
 
@@ -79,6 +82,7 @@ impl Outbox {
             client: 0,
             is_attached: false,
             is_ended: false,
+            left: None,
             waker: None,
         };
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new() })
@@ -156,6 +160,14 @@ impl Outbox {
     /// From now on its client's other runs, which have the same, hold the less for it.
     pub fn share(&self, sharers: Arc<()>) {
         self.lock().sharers = Some(sharers);
+    }
+
+    /// Has what the client of a run that is not kept has not taken charged from now on, when the run is over.
+    pub fn leave(&self, room_for: impl FnOnce(usize) -> BytesShare) {
+        let mut state = self.lock();
+        if !state.keeps && state.is_attached && state.held_bytes > 0 {
+            state.left = Some(room_for(state.held_bytes));
+        }
     }
 
     /// What is held of messages.
@@ -274,6 +286,10 @@ impl Drop for Messages {
         let mut state = self.outbox.lock();
         if state.client == self.client {
             state.is_attached = false;
+            state.left = None;
+            if !state.keeps {
+                while state.pop().is_some() {}
+            }
             drop(state);
             self.outbox.changed.notify_waiters();
         }
@@ -288,6 +304,12 @@ mod tests {
     use tokio_stream::StreamExt as _;
 
     use super::*;
+    use crate::{
+        Config,
+        callers::Caller,
+        config::Bounds,
+        load::{Capacity, Load, Need, Wanted},
+    };
 
     fn chunk(stream: u32) -> Message {
         Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data: vec![0; 10].into() })))
@@ -303,6 +325,29 @@ mod tests {
             }
         }
         seen
+    }
+
+    #[tokio::test]
+    async fn what_is_not_taken_when_the_run_is_over_has_its_room_until_the_client_is_gone() {
+        let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
+        let caller = Caller::anybody(&Config::new(Vec::new()));
+        let held = || load.status(&caller).whole.unwrap().buffered_bytes;
+        for keeps in [false, true] {
+            let need = Need { buffered_bytes: 100_000, ..Need::default() };
+            let run = load.admit_run(&caller, need, Wanted::Now).unwrap();
+            let outbox = Outbox::new(keeps);
+            let client = outbox.attach();
+            outbox.send(chunk(0)).await.unwrap();
+            outbox.send(chunk(1)).await.unwrap();
+            outbox.leave(|bytes| run.for_untaken(bytes));
+            outbox.end();
+            drop(run);
+            // What is kept is counted where it is remembered.
+            assert_eq!(held(), if keeps { 0 } else { 2 * (MESSAGE_BYTES as u64 + 10) });
+            drop(client);
+            assert_eq!(held(), 0);
+            assert_eq!(outbox.held_bytes() > 0, keeps);
+        }
     }
 
     #[tokio::test]
