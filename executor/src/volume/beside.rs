@@ -32,6 +32,9 @@ impl Volumes {
         }
         let mut beside = Beside::default();
         for VolumeSession { session, returned } in named {
+            if beside.0.iter().any(|(known, _)| *known == session) {
+                continue;
+            }
             let Ok(served) = self.session(caller, &session) else { continue };
             served.store.give_back(returned.into_iter().map(returned_of).collect());
             beside.0.push((session, Arc::downgrade(&served)));

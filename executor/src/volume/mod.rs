@@ -44,6 +44,7 @@ use crate::{
     Export,
     admission::peer_name,
     callers::{Caller, caller_of},
+    classifier::Turns,
     load::Wanted,
     metered::{Arrived, kept_until_sent},
     service::Shared,
@@ -92,6 +93,8 @@ pub struct Volumes {
     keeper: Arc<Keeper>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
+    /// Whose session is put into the list.
+    openings: Turns,
     /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
     answers: Arc<Pool>,
     /// Bytes of calls under way, and of answers that are remembered. Apart from those, since a call may be
@@ -110,6 +113,7 @@ impl Default for Volumes {
             keeper: Arc::default(),
             directories: Mutex::default(),
             sessions: Mutex::default(),
+            openings: Turns::new(1),
             answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
             calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
             writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
@@ -123,7 +127,8 @@ struct OpenDirectory {
     path: PathBuf,
     rights: Rights,
     mutability: Mutability,
-    directory: Weak<Directory>,
+    /// Locked while it is opened.
+    directory: Arc<Mutex<Weak<Directory>>>,
 }
 
 /// Answers, as a connection takes them.
@@ -310,6 +315,9 @@ impl VolumeService {
 
 /// Records that a session begins, and lets others find it.
 async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
+    // One after the other, so that what finds no room is not recorded.
+    let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
+    shared.volumes.require_room(&served)?;
     let begun = served.begin(&shared.audit).await;
     begun.map_err(|refusal| Status::unavailable(refusal.message))?;
     if let Err(refused) = shared.volumes.add(name, served.clone()) {
@@ -333,12 +341,13 @@ impl Volumes {
         found.cloned().ok_or_else(|| Status::not_found("no such session of a volume"))
     }
 
+    fn require_room(&self, served: &Served) -> Result<(), Status> {
+        require_room_in(&self.sessions.lock().expect("not poisoned"), served)
+    }
+
     fn add(&self, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
         let mut sessions = self.sessions.lock().expect("not poisoned");
-        let own = sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
-        if own >= MAX_SESSIONS_OF_ONE || !is_share((own, 1), (sessions.len(), MAX_SESSIONS)) {
-            return Err(Status::resource_exhausted("too many sessions of volumes on this executor"));
-        }
+        require_room_in(&sessions, &served)?;
         match sessions.entry(name) {
             // Only what is in the table is counted, recorded and ended.
             Entry::Occupied(_) => Err(Status::aborted("that session is being opened by another call")),
@@ -383,19 +392,44 @@ impl Volumes {
             }
         };
         let mutability = if export.read_only { Mutability::ReadOnly } else { Mutability::ReadWrite };
-        let mut directories = self.directories.lock().expect("not poisoned");
-        directories.retain(|known| known.directory.strong_count() > 0);
-        let is_it = |known: &&OpenDirectory| {
-            (&known.path, &known.rights, known.mutability) == (&export.path, &rights, mutability)
+        let place = {
+            let mut directories = self.directories.lock().expect("not poisoned");
+            // Whoever opens one has a share of its place.
+            directories.retain(|known| {
+                let is_open = |directory: &Weak<Directory>| directory.strong_count() > 0;
+                Arc::strong_count(&known.directory) > 1 || known.directory.lock().is_ok_and(|known| is_open(&known))
+            });
+            let is_it = |known: &&OpenDirectory| {
+                (&known.path, &known.rights, known.mutability) == (&export.path, &rights, mutability)
+            };
+            match directories.iter().find(is_it) {
+                Some(known) => known.directory.clone(),
+                None => {
+                    let (path, directory) = (export.path.clone(), Arc::new(Mutex::new(Weak::new())));
+                    let its_rights = rights.clone();
+                    let known = OpenDirectory { path, rights: its_rights, mutability, directory: directory.clone() };
+                    directories.push(known);
+                    directory
+                }
+            }
         };
-        if let Some(directory) = directories.iter().find(is_it).and_then(|known| known.directory.upgrade()) {
+        // A file system that hangs holds up those that ask for it alone.
+        let mut known = place.lock().expect("not poisoned");
+        if let Some(directory) = known.upgrade() {
             return Ok(directory);
         }
-        let directory = Directory::open(machine, &export.path, rights.clone(), mutability)?;
-        let known = Arc::downgrade(&directory);
-        directories.push(OpenDirectory { path: export.path.clone(), rights, mutability, directory: known });
+        let directory = Directory::open(machine, &export.path, rights, mutability)?;
+        *known = Arc::downgrade(&directory);
         Ok(directory)
     }
+}
+
+fn require_room_in(sessions: &HashMap<Bytes, Arc<Served>>, served: &Served) -> Result<(), Status> {
+    let own = sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
+    if own < MAX_SESSIONS_OF_ONE && is_share((own, 1), (sessions.len(), MAX_SESSIONS)) {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted("too many sessions of volumes on this executor"))
 }
 
 /// With whose rights a caller's files are touched. Only root can have others' than its own.

@@ -21,7 +21,7 @@ use posh_proto::{
 use posh_volume::{
     Errno, Store as _,
     directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
-    store::{Caller as FileCaller, Notice, Op, OpenFlags, Stamp, Write},
+    store::{Caller as FileCaller, Changes, NewFile, Notice, Op, OpenFlags, Stamp, Write},
 };
 use prost::Message as _;
 use serde::Serialize;
@@ -43,6 +43,8 @@ use crate::{
     tls::serving::Proof,
 };
 
+/// What a call does on a thread goes on when it is given up; a file system may hang.
+const LAST_COUNTS: Duration = Duration::from_secs(5);
 /// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
 /// end before that.
 const KEEP_TIME: Duration = Duration::from_secs(30);
@@ -154,24 +156,70 @@ impl Counts {
     }
 }
 
-/// A deed that is under way. It counts unless it is known not to have happened: one that is given up may have.
+/// A deed that is under way. It counts unless it is known not to have happened: one that is given up may have, and
+/// one of several steps that fails may have in part.
 struct UnderWay {
     session: Arc<Served>,
     deed: Option<Deed>,
+    bytes: usize,
+    has_steps: bool,
 }
 
 impl UnderWay {
-    /// It did not happen, if `has_failed`.
-    fn end(mut self, has_failed: bool) {
-        if has_failed {
+    fn of(session: &Arc<Served>, op: &Op) -> Self {
+        let has_steps = match op {
+            Op::Set { changes, .. } => has_steps(changes),
+            Op::Open { flags, .. } | Op::Create { flags, .. } => flags.contains(OpenFlags::TRUNCATE),
+            Op::Allocate { .. } | Op::CopyRange { .. } => true,
+            _ => false,
+        };
+        Self { session: session.clone(), deed: Deed::of(op), bytes: 0, has_steps }
+    }
+
+    fn of_write(session: &Arc<Served>, write: &Write) -> Self {
+        let (bytes, has_steps) = match write {
+            Write::At { data, .. } | Write::Append { data, .. } => (data.len(), true),
+            Write::Put(put) => match &put.what {
+                NewFile::Regular { data } => (data.len(), true),
+                _ => (0, true),
+            },
+            Write::Set { changes, .. } => (0, has_steps(changes)),
+        };
+        Self { session: session.clone(), deed: Some(Deed::of_write(write)), bytes, has_steps }
+    }
+
+    /// It has failed, if there is an error.
+    fn end(mut self, error: Option<Errno>) {
+        if error.is_some_and(|errno| !self.has_steps || REFUSALS.contains(&errno)) {
             self.deed = None;
         }
     }
 }
 
+/// Errors of what is refused before its first step.
+const REFUSALS: [Errno; 8] = [
+    Errno::EACCES,
+    Errno::EPERM,
+    Errno::EROFS,
+    Errno::ESTALE,
+    Errno::ENOENT,
+    Errno::EEXIST,
+    Errno::ELOOP,
+    Errno::EISDIR,
+];
+
+fn has_steps(changes: &Changes) -> bool {
+    let Changes { mode, uid, gid, size, atime, mtime } = changes;
+    let owner = uid.is_some() || gid.is_some();
+    let times = atime.is_some() || mtime.is_some();
+    [owner, mode.is_some(), size.is_some(), times].into_iter().filter(|step| *step).count() > 1
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.deed.take().into_iter().for_each(|deed| self.session.counts.note(deed));
+        let Some(deed) = self.deed.take() else { return };
+        self.session.counts.note(deed);
+        self.session.counts.bytes_written.fetch_add(self.bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -344,14 +392,12 @@ impl Served {
         self.store.renew();
         let session = self.clone();
         let work = async move {
-            session.counts.bytes_written.fetch_add(room.bytes as u64, Ordering::Relaxed);
-            let under_way = |write: &Write| UnderWay { session: session.clone(), deed: Some(Deed::of_write(write)) };
-            let deeds: Vec<UnderWay> = writes.iter().map(under_way).collect();
+            let deeds: Vec<UnderWay> = writes.iter().map(|write| UnderWay::of_write(&session, write)).collect();
             let results = session.store.write_in(&caller, writes, room).await;
             match &results {
-                Ok(results) => deeds.into_iter().zip(results).for_each(|(deed, result)| deed.end(result.is_err())),
+                Ok(results) => deeds.into_iter().zip(results).for_each(|(deed, result)| deed.end(result.err())),
                 // None has begun.
-                Err(_) => deeds.into_iter().for_each(|deed| deed.end(true)),
+                Err(_) => deeds.into_iter().for_each(|deed| deed.end(Some(Errno::EACCES))),
             }
             let reply = results.map(|results| WriteReply { results: results.into_iter().map(written).collect() });
             Outcome::Written(reply, Arc::new(charge))
@@ -584,7 +630,18 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
     served.outgoing.send_replace(None);
     served.store.end();
     if shared.volumes.remove(served) {
-        served.calls.lock().expect("not poisoned").by_number.values().for_each(|call| call.task.abort());
+        let mut under_way: Vec<_> = {
+            let calls = served.calls.lock().expect("not poisoned");
+            calls.by_number.values().map(|call| (call.task.clone(), call.outcome.clone())).collect()
+        };
+        under_way.iter().for_each(|(task, _)| task.abort());
+        // What they may have done is counted when they are gone, which is when nobody can tell an outcome any more.
+        let gone = async {
+            for (_, outcome) in &mut under_way {
+                let _ = outcome.wait_for(|_| false).await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_COUNTS, gone).await;
         let record = served.record();
         tracing::info!(
             volume = record.volume,
@@ -629,10 +686,10 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
             0 => None,
             bytes => Some(shared.volumes.answers.take(&session.account, bytes).await),
         };
-        let under_way = UnderWay { session: session.clone(), deed: Deed::of(&op) };
+        let under_way = UnderWay::of(&session, &op);
         let charges = Arc::new((charge, for_answer));
         let answer = HELD.scope(charges.clone(), session.store.call(&caller, op)).await;
-        under_way.end(answer.is_err());
+        under_way.end(answer.as_ref().err().copied());
         Outcome::Answered(reply(number, answer), charges)
     };
     match served.once(number, is_remembered, work) {

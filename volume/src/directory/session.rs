@@ -326,6 +326,11 @@ impl Session {
         if let Op::CopyRange { .. } | Op::Allocate { .. } = op {
             return super::steps::perform(self, caller, op).await;
         }
+        // Whoever asks looks at all locks of the file in the kernel, as who takes one does.
+        let _step = match &op {
+            Op::TestLock { .. } => self.account.step().await,
+            _ => None,
+        };
         let op = Arc::new(op);
         let first = {
             let op = op.clone();
