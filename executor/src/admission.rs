@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Semaphore;
 use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 
 use crate::{
@@ -40,6 +41,7 @@ pub struct Admission {
     load: Arc<Load>,
     unfinished: Arc<Accounts>,
     untaken: Arc<Accounts>,
+    queued: Arc<Accounts>,
     audit: AuditLog,
 }
 
@@ -58,7 +60,8 @@ impl Admission {
     pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>, audit: AuditLog) -> Self {
         let unfinished = Arc::new(Accounts::of_unfinished(callers.count()));
         let untaken = Arc::new(Accounts::of_untaken(callers.count()));
-        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished, untaken, audit }
+        let queued = Arc::new(Accounts::of_queued(callers.count()));
+        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished, untaken, queued, audit }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -119,6 +122,11 @@ impl Admission {
     pub fn connection(&self, proof: &Proof) -> Result<ConnectionShare, Denied> {
         let caller = self.caller(proof)?;
         self.load.admit_connection(&caller).map_err(Denied)
+    }
+
+    /// The account of what a caller's runs have queued.
+    pub fn queued(&self, caller: &Caller) -> Arc<Semaphore> {
+        self.queued.account(caller.identity.as_ref())
     }
 
     /// Has what a request brings counted, and says who is charged for the answer. A stranger's is bounded by

@@ -485,19 +485,6 @@ impl RunShare {
     }
 }
 
-impl RunShare {
-    /// Room for so many bytes of its output that were not taken, beyond the run's end.
-    pub(crate) fn for_untaken(&self, bytes: usize) -> BytesShare {
-        let need = Need { buffered_bytes: bytes.min(self.need.buffered_bytes), ..Need::default() };
-        {
-            let mut state = self.load.state.lock().expect("not poisoned");
-            state.whole.need += need;
-            state.by.entry(self.identity.clone()).or_default().usage.need += need;
-        }
-        BytesShare { load: self.load.clone(), identity: self.identity.clone(), need }
-    }
-}
-
 impl Drop for RunShare {
     fn drop(&mut self) {
         let mut state = self.load.state.lock().expect("not poisoned");

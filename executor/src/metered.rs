@@ -34,6 +34,9 @@ use crate::{admission::Admission, load::CallShare};
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
 
+/// Messages of runs in their queues, likewise. Apart from those below: what is queued waits for these.
+const QUEUED_BYTES: usize = 64 << 20;
+
 /// Frames of answers that were not taken, likewise.
 const UNTAKEN_BYTES: usize = 64 << 20;
 
@@ -45,7 +48,7 @@ pub struct Arrived(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
 /// One account's part is at most this, as much as a volume has under way, and at least two of the
 /// largest messages.
 const MOST_OF_ONE: usize = 32 << 20;
-const LEAST_OF_ONE: usize = 2 * VOLUME_BYTES;
+pub const LEAST_OF_ONE: usize = 2 * VOLUME_BYTES;
 
 /// From a message's first byte to its last, the wait for room included, and from a call's beginning
 /// to the end of its first message: the largest takes 34 s at 1 Mbit/s.
@@ -67,6 +70,11 @@ impl Accounts {
     /// Of unfinished messages, for so many identities.
     pub fn of_unfinished(identities: usize) -> Self {
         Self::sharing(UNFINISHED_BYTES, identities)
+    }
+
+    /// Of runs' messages that HTTP/2 has not asked for, for so many identities.
+    pub fn of_queued(identities: usize) -> Self {
+        Self::sharing(QUEUED_BYTES, identities)
     }
 
     /// Of frames that were not taken, for so many identities.

@@ -46,7 +46,7 @@ use crate::{
     load::Limit,
     runner::{
         open_export,
-        wire::{Bounds, Isolation, Reached, ViewMount, ViewReply, ViewSpec, send_descriptors},
+        wire::{Bounds, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser, send_descriptors},
     },
 };
 
@@ -348,6 +348,13 @@ pub struct Identified {
     spec: ViewSpec,
     key: Vec<u8>,
     holder: Option<String>,
+}
+
+impl Identified {
+    /// Whom its commands run as, where that is told.
+    pub fn user(&self) -> Option<&ViewUser> {
+        self.spec.user.as_ref()
+    }
 }
 
 impl Identifying {

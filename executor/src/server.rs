@@ -417,6 +417,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         tools: Tools::default(),
         tool_turns: Turns::new(TOOLS_OF_ONE),
         arrivals: Turns::new(ARRIVALS_OF_ONE),
+        large: Turns::new(1),
         launches: Turns::new(launches_of_one()),
         kept: KeptRuns::default(),
         volumes: Volumes::default(),

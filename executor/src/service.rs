@@ -71,6 +71,8 @@ pub struct Shared {
     pub tool_turns: Turns,
     /// Whose specifications are in memory before they are charged.
     pub arrivals: Turns,
+    /// Whose large specification is read and started.
+    pub large: Turns,
     /// Who is starting commands.
     pub launches: Turns,
     /// Runs that outlive their connections for a while, and what became of them.
@@ -95,9 +97,13 @@ impl Executor for Service {
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let caller = caller_of(&request)?;
         self.count(&caller)?;
+        let peer: Option<Peer> = request.extensions().get().cloned();
         let theirs = request.into_inner().protocol;
         if theirs != PROTOCOL_VERSION {
-            tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
+            let peer = peer_name(peer.as_ref());
+            if self.0.audit.refused(caller.name(), &peer, "describe: another protocol version") {
+                tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
+            }
         }
         let shared = &self.0;
         Ok(Response::new(shared.machine.describe(&caller, &shared.pool, &shared.confinement()).await))

@@ -56,6 +56,15 @@ pub fn inflate(packed: &[u8]) -> Option<Vec<u8>> {
     Some(encoded)
 }
 
+/// How many bytes it would be, of which no more than one beyond the most of a specification are looked at.
+#[must_use]
+pub fn inflated_bytes(packed: &[u8]) -> usize {
+    let mut inflating = DeflateDecoder::new(packed).take(INFLATED_BYTES as u64 + 1);
+    // What breaks off is refused when it is inflated.
+    let _ = std::io::copy(&mut inflating, &mut std::io::sink());
+    INFLATED_BYTES + 1 - usize::try_from(inflating.limit()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +80,13 @@ mod tests {
         let Ok(Kind::Packed(packed)) = pack(spec(400)) else { panic!("not packed") };
         assert!(packed.len() * 8 < spec(400).encoded_len(), "{} bytes", packed.len());
         assert_eq!(unpack(&packed), Some(spec(400)));
+    }
+
+    #[test]
+    fn its_size_is_known_without_it() {
+        let Ok(Kind::Packed(packed)) = pack(spec(400)) else { panic!("not packed") };
+        assert_eq!(inflated_bytes(&packed), spec(400).encoded_len());
+        assert_eq!(inflated_bytes(b"nothing of the kind"), 0);
     }
 
     #[test]

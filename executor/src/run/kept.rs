@@ -219,7 +219,7 @@ mod tests {
     #[tokio::test]
     async fn a_name_is_taken_once() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::new(true);
+        let outbox = Outbox::kept();
         assert!(runs.begin("a", &outbox).is_ok() && runs.begin("a", &outbox).is_err());
         runs.end("a", false);
         assert!(runs.begin("a", &outbox).is_err());
@@ -228,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn only_so_many_are_remembered() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::new(true);
+        let outbox = Outbox::kept();
         for n in 0..REMEMBERED_RUNS + 10 {
             runs.begin(&n.to_string(), &outbox).unwrap();
             runs.end(&n.to_string(), n % 2 == 0);
@@ -240,7 +240,7 @@ mod tests {
     #[tokio::test]
     async fn one_client_does_not_make_the_runs_of_another_forgotten() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::new(true);
+        let outbox = Outbox::kept();
         let enter = |name: String| {
             runs.begin(&name, &outbox).unwrap();
             runs.end(&name, false);
@@ -266,7 +266,7 @@ mod tests {
         let runs = KeptRuns::default();
         let large = || Rejected { message: "x".repeat(1 << 20), ..Rejected::default() };
         for n in 0..200 {
-            let outbox = Outbox::new(true);
+            let outbox = Outbox::kept();
             runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
             outbox.send(Ok(RunOutput { kind: Some(run_output::Kind::Rejected(large())) })).await.unwrap();
             runs.end(&format!("ada\0{n}"), false);
@@ -277,7 +277,7 @@ mod tests {
     #[tokio::test]
     async fn of_clients_that_come_back_to_a_run_which_does_not_hear_the_last_one_waits() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::new(true);
+        let outbox = Outbox::kept();
         let _deaf = runs.begin("ada\0run", &outbox).unwrap();
         let resume = || {
             let input = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
@@ -313,7 +313,7 @@ mod tests {
         let runs = KeptRuns::default();
         let mut outboxes = Vec::new();
         for n in 0..RUNS {
-            let outbox = Outbox::new(true);
+            let outbox = Outbox::kept();
             runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
             // As much as it takes now, which nobody acknowledges.
             let chunk = || Chunk { data: vec![0; 64 << 10].into(), ..Chunk::default() };

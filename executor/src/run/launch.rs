@@ -27,7 +27,7 @@ pub async fn start(
     prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<Run, Refusal> {
-    let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, .. } = prepared;
+    let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, large_turn, .. } = prepared;
     let Rest { mounts, volumes, ahead, to_be_confirmed } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
@@ -67,7 +67,7 @@ pub async fn start(
     turn.end();
     let Launched { link, plumbing, times, written_files, cgroup } = launched.map_err(Failure::into_refusal)?;
     let (terminal_stages, stages_left) = (terminal_stages(&job.stages), job.stages.len());
-    drop(job);
+    drop((job, large_turn));
     admitted.has_begun(usize::MAX, specification_bytes);
     Ok(Run {
         link,
@@ -160,7 +160,7 @@ async fn launch(
     let (socket, lease) = shared.pool.open(view).await?;
     let mut link = Link::new(socket, lease, admitted.clone());
     let runner_ns = clock.map_or(0, Clock::now_ns);
-    let mut plumbing = Plumbing::make(wiring)?;
+    let mut plumbing = Plumbing::make(wiring, view.user())?;
     let mut ends = plumbing.take_stage_ends(&job.ends)?;
     let mut cgroup = None;
     if let Some(cgroups) = &shared.cgroups {

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    load::{BytesShare, RunShare},
+    load::RunShare,
     pool::Lease,
     runner::wire::{DESCRIPTORS_PER_MESSAGE, Job, send_descriptors},
 };
@@ -43,11 +43,6 @@ impl Admitted {
     /// Gives back what was for its beginning alone.
     pub fn has_begun(&self, own_descriptors: usize, specification_bytes: usize) {
         self.0.lock().expect("not poisoned").has_begun(own_descriptors, specification_bytes);
-    }
-
-    /// For output that is not taken when the run is over.
-    pub fn for_untaken(&self, bytes: usize) -> BytesShare {
-        self.0.lock().expect("not poisoned").for_untaken(bytes)
     }
 }
 

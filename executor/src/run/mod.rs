@@ -171,7 +171,10 @@ fn begin(
     (prepared, arrived_ns, turn): (Prepared, u64, Turn),
     input: Streaming<RunInput>,
 ) -> Result<Messages, Refusal> {
-    let outbox = Outbox::new(prepared.grace_ms > 0);
+    let outbox = match prepared.grace_ms > 0 {
+        true => Outbox::kept(),
+        false => Outbox::of_one_client(Some(shared.admission.queued(&origin.caller))),
+    };
     let returns = match outbox.keeps() {
         true => Some(shared.kept.begin(&origin.caller.run_name(&prepared.run_id), &outbox)?),
         false => None,
@@ -351,15 +354,19 @@ async fn attend(
         run.link.close().await;
     };
     tokio::join!(say(&end, output), clean_up);
-    output.leave(|bytes| run.admitted.for_untaken(bytes));
     *report = run.report;
     end
 }
 
-/// A client that has left no room for its last message does not hear it.
+/// A client that has left no room for its last message does not hear it. The end of who may not be here any more, or
+/// of the executor, waits for nobody long.
 async fn say(end: &End, output: &Output) {
+    let patience = match end {
+        End::Removed(_) | End::Killed => LAST_WORDS,
+        _ => ROOM_TIMEOUT,
+    };
     if let Some(last) = end.message() {
-        let _ = tokio::time::timeout(ROOM_TIMEOUT, output.send(last)).await;
+        let _ = tokio::time::timeout(patience, output.send(last)).await;
     }
 }
 

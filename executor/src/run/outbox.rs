@@ -11,12 +11,12 @@ use std::{
 
 use posh_proto::executor::{Resumed, RunOutput, run_output};
 use prost::Message as _;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_stream::Stream;
 use tonic::Status;
 
 use super::output_of;
-use crate::load::BytesShare;
+use crate::metered::LEAST_OF_ONE;
 
 /// Messages waiting for HTTP/2: enough that reading from a pipe and writing to the
 /// network overlap, at most 1 MiB with the largest chunks.
@@ -40,13 +40,18 @@ const MESSAGE_BYTES: usize = 512;
 pub type Message = Result<RunOutput, Status>;
 
 /// See the module's text.
+///
+/// Invariant: what is queued of runs that are not kept is on the account of whoever asked for them, from
+/// before it is queued until it is taken, or the client is gone. The run's end changes nothing of that.
 pub struct Outbox {
     state: Mutex<State>,
     changed: Notify,
+    /// Of bytes.
+    account: Option<Arc<Semaphore>>,
 }
 
 struct State {
-    messages: VecDeque<Message>,
+    messages: VecDeque<(Message, Option<OwnedSemaphorePermit>)>,
     /// Bytes of them.
     held_bytes: usize,
     /// The number of the first of them, and of the next that is sent.
@@ -60,8 +65,6 @@ struct State {
     is_attached: bool,
     /// No message comes any more.
     is_ended: bool,
-    /// The room of messages that a run has left when it ended, until its client has taken them or is gone.
-    left: Option<BytesShare>,
     waker: Option<Waker>,
 }
 
@@ -70,8 +73,17 @@ struct State {
 pub struct Unheard;
 
 impl Outbox {
-    /// For a run that is kept or not. It has no client yet.
-    pub fn new(keeps: bool) -> Arc<Self> {
+    /// For a run that is kept. It has no client yet.
+    pub fn kept() -> Arc<Self> {
+        Self::new(true, None)
+    }
+
+    /// For a run that ends with its client, on that account.
+    pub fn of_one_client(account: Option<Arc<Semaphore>>) -> Arc<Self> {
+        Self::new(false, account)
+    }
+
+    fn new(keeps: bool, account: Option<Arc<Semaphore>>) -> Arc<Self> {
         let state = State {
             messages: VecDeque::new(),
             held_bytes: 0,
@@ -82,10 +94,9 @@ impl Outbox {
             client: 0,
             is_attached: false,
             is_ended: false,
-            left: None,
             waker: None,
         };
-        Arc::new(Self { state: Mutex::new(state), changed: Notify::new() })
+        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), account })
     }
 
     /// Whether it outlives its client.
@@ -107,11 +118,24 @@ impl Outbox {
             ((waiting < QUEUE || !state.is_attached) && has_room).then_some(Ok(()))
         })
         .await?;
+        let charge = self.charge(size).await?;
         let mut state = self.lock();
         state.held_bytes += size;
-        state.messages.push_back(message);
+        state.messages.push_back((message, charge));
         state.wake();
         Ok(())
+    }
+
+    /// Waits until there is room on the account, or nobody hears any more.
+    async fn charge(&self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>, Unheard> {
+        let Some(account) = &self.account else { return Ok(None) };
+        // What is larger than an account has all of it.
+        let bytes = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
+        tokio::select! {
+            // It is never closed.
+            charge = account.clone().acquire_many_owned(bytes) => Ok(charge.ok()),
+            () = self.wait(|state| (state.is_ended || !state.is_attached).then_some(())) => Err(Unheard),
+        }
     }
 
     /// Waits until there is no client.
@@ -162,14 +186,6 @@ impl Outbox {
         self.lock().sharers = Some(sharers);
     }
 
-    /// Has what the client of a run that is not kept has not taken charged from now on, when the run is over.
-    pub fn leave(&self, room_for: impl FnOnce(usize) -> BytesShare) {
-        let mut state = self.lock();
-        if !state.keeps && state.is_attached && state.held_bytes > 0 {
-            state.left = Some(room_for(state.held_bytes));
-        }
-    }
-
     /// What is held of messages.
     pub fn held_bytes(&self) -> usize {
         self.lock().held_bytes
@@ -213,7 +229,7 @@ fn bytes_of(message: &Message) -> usize {
 
 impl State {
     fn pop(&mut self) -> Option<Message> {
-        let message = self.messages.pop_front()?;
+        let (message, _charge) = self.messages.pop_front()?;
         self.held_bytes -= bytes_of(&message);
         Some(message)
     }
@@ -239,7 +255,7 @@ pub struct Messages {
 impl Messages {
     /// One message, for a call that has nothing else to say.
     pub fn only(message: Message) -> Self {
-        let outbox = Outbox::new(false);
+        let outbox = Outbox::of_one_client(None);
         outbox.end();
         outbox.next_client(Some(message))
     }
@@ -259,7 +275,7 @@ impl Stream for Messages {
         }
         let at = usize::try_from(state.next - state.first).unwrap_or(usize::MAX);
         let message = if state.keeps {
-            state.messages.get(at).cloned()
+            state.messages.get(at).map(|(message, _)| message.clone())
         } else {
             let message = state.pop();
             state.first += u64::from(message.is_some());
@@ -286,7 +302,6 @@ impl Drop for Messages {
         let mut state = self.outbox.lock();
         if state.client == self.client {
             state.is_attached = false;
-            state.left = None;
             if !state.keeps {
                 while state.pop().is_some() {}
             }
@@ -304,12 +319,6 @@ mod tests {
     use tokio_stream::StreamExt as _;
 
     use super::*;
-    use crate::{
-        Config,
-        callers::Caller,
-        config::Bounds,
-        load::{Capacity, Load, Need, Wanted},
-    };
 
     fn chunk(stream: u32) -> Message {
         Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data: vec![0; 10].into() })))
@@ -328,31 +337,41 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_taken_when_the_run_is_over_has_its_room_until_the_client_is_gone() {
-        let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
-        let caller = Caller::anybody(&Config::new(Vec::new()));
-        let held = || load.status(&caller).whole.unwrap().buffered_bytes;
-        for keeps in [false, true] {
-            let need = Need { buffered_bytes: 100_000, ..Need::default() };
-            let run = load.admit_run(&caller, need, Wanted::Now).unwrap();
-            let outbox = Outbox::new(keeps);
-            let client = outbox.attach();
-            outbox.send(chunk(0)).await.unwrap();
-            outbox.send(chunk(1)).await.unwrap();
-            outbox.leave(|bytes| run.for_untaken(bytes));
-            outbox.end();
-            drop(run);
-            // What is kept is counted where it is remembered.
-            assert_eq!(held(), if keeps { 0 } else { 2 * (MESSAGE_BYTES as u64 + 10) });
+    async fn what_the_clients_of_one_identity_do_not_take_has_one_account_also_beyond_the_runs_ends() {
+        let account = Arc::new(Semaphore::new(3 * (MESSAGE_BYTES + 10)));
+        let outboxes = [(); 3].map(|()| Outbox::of_one_client(Some(account.clone())));
+        let mut clients = outboxes.each_ref().map(Outbox::attach);
+        let [first, second, third] = &outboxes;
+        first.send(chunk(0)).await.unwrap();
+        first.send(chunk(1)).await.unwrap();
+        first.end();
+        second.send(chunk(2)).await.unwrap();
+        let patience = Duration::from_millis(20);
+        assert!(tokio::time::timeout(patience, third.send(chunk(3))).await.is_err());
+        // A client takes one, another one goes.
+        assert_eq!(streams(&mut clients[0], 1).await, [0]);
+        third.send(chunk(3)).await.unwrap();
+        assert!(tokio::time::timeout(patience, third.send(chunk(4))).await.is_err());
+        let [first_client, ..] = clients;
+        drop(first_client);
+        assert!(account.available_permits() > 0);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_the_account_hears_that_the_client_is_gone() {
+        let account = Arc::new(Semaphore::new(0));
+        let outbox = Outbox::of_one_client(Some(account));
+        let client = outbox.attach();
+        let (sent, ()) = tokio::join!(outbox.send(chunk(0)), async {
+            tokio::task::yield_now().await;
             drop(client);
-            assert_eq!(held(), 0);
-            assert_eq!(outbox.held_bytes() > 0, keeps);
-        }
+        });
+        assert!(sent.is_err());
     }
 
     #[tokio::test]
     async fn a_further_client_goes_on_where_the_first_ended() {
-        let outbox = Outbox::new(true);
+        let outbox = Outbox::kept();
         let mut first = outbox.attach();
         for stream in 0..3 {
             outbox.send(chunk(stream)).await.unwrap();
@@ -378,7 +397,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_kept_unasked() {
-        let outbox = Outbox::new(false);
+        let outbox = Outbox::of_one_client(None);
         let mut messages = outbox.attach();
         outbox.send(chunk(1)).await.unwrap();
         assert_eq!(streams(&mut messages, 1).await, [1]);
@@ -391,7 +410,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_acknowledged_has_a_bound() {
         const CHUNK_BYTES: usize = 256 << 10;
-        let outbox = Outbox::new(true);
+        let outbox = Outbox::kept();
         let large = || Ok(output_of(run_output::Kind::Chunk(Chunk { stream: 1, data: vec![0; CHUNK_BYTES].into() })));
         let mut sent = 0;
         while let Ok(done) = tokio::time::timeout(Duration::from_millis(50), outbox.send(large())).await {
@@ -410,7 +429,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sender_waits_for_room() {
-        let outbox = Outbox::new(false);
+        let outbox = Outbox::of_one_client(None);
         let mut messages = outbox.attach();
         let sender = tokio::spawn({
             let outbox = outbox.clone();

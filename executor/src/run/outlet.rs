@@ -217,7 +217,7 @@ mod tests {
         drop(theirs);
         let source = Arc::new(pipe::Receiver::from_owned_fd_unchecked(ours.into()).unwrap());
         let gate = Arc::new(Gate::new(1 << 20));
-        let ended = drain(1, vec![source], gate, Outbox::new(true), Arc::new(Traffic::new(None))).await;
+        let ended = drain(1, vec![source], gate, Outbox::kept(), Arc::new(Traffic::new(None))).await;
         assert!(ended.unwrap_err().contains("cannot read a command's output"));
     }
 }

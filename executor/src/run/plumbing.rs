@@ -18,14 +18,14 @@ use nix::{
         stat::Mode,
         termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr},
     },
-    unistd::{geteuid, pipe2},
+    unistd::{fchown, geteuid, pipe2},
 };
 use posh_proto::executor::{Pty, rejected::Kind};
 use tokio::net::unix::pipe;
 
 use crate::{
     error::Refusal,
-    runner::wire::{End, EndKind},
+    runner::wire::{End, EndKind, ViewUser},
     sys,
     wiring::Wiring,
 };
@@ -61,16 +61,24 @@ impl Drop for Plumbing {
 }
 
 impl Plumbing {
-    /// Makes all pipes and ptys.
-    pub fn make(wiring: &Wiring) -> Result<Self, Refusal> {
+    /// Makes all pipes and ptys. They belong to whom the commands run as: a command opens them by name, too
+    /// (`/dev/stdin`, `/dev/fd/63`).
+    pub fn make(wiring: &Wiring, owner: Option<&ViewUser>) -> Result<Self, Refusal> {
         let mut plumbing = Self { ends: HashMap::new(), large_pipes: 0 };
+        let give = |end: &OwnedFd| match owner {
+            // Ours already, where they are not root's.
+            Some(user) if geteuid().is_root() => fchown(end, Some(user.uid.into()), Some(user.gid.into())),
+            _ => Ok(()),
+        };
         for &id in &wiring.pipes {
-            let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| no_more("pipe", errno))?;
+            let made = pipe2(OFlag::O_CLOEXEC).and_then(|(read, write)| give(&read).map(|()| (read, write)));
+            let (read, write) = made.map_err(|errno| no_more("pipe", errno))?;
             plumbing.insert(EndKind::PipeRead, id, read);
             plumbing.insert(EndKind::PipeWrite, id, write);
         }
         for pty in &wiring.ptys {
-            let (master, terminal) = open_pty(pty).map_err(|errno| no_more("pty", errno))?;
+            let made = open_pty(pty).and_then(|(master, terminal)| give(&terminal).map(|()| (master, terminal)));
+            let (master, terminal) = made.map_err(|errno| no_more("pty", errno))?;
             // A master is read like a pipe; numbers are never shared by the two.
             plumbing.insert(EndKind::PipeRead, pty.id, master);
             plumbing.insert(EndKind::Pty, pty.id, terminal);

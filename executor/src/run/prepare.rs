@@ -2,7 +2,7 @@
 //! its plumbing checked. A specification of some KiB holds a hundred thousand words and paths: it stays packed until it
 //! is its turn, is read away from the runtime's threads, and what it takes is its identity's until the run has begun.
 
-use std::{mem::size_of, sync::Arc};
+use std::{mem::size_of, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use posh_proto::{
@@ -12,10 +12,12 @@ use posh_proto::{
     packed,
 };
 use prost::Message as _;
+use tokio::task::AbortHandle;
 
 use super::{audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES, plumbing::PIPE_BYTES};
 use crate::{
     callers::Caller,
+    classifier::Turns,
     error::Refusal,
     load::{BytesShare, Need, RunShare, Wanted},
     runner::{WAITS_BYTES, wire::Fence},
@@ -25,6 +27,14 @@ use crate::{
 
 /// Chunks in a run's queue, and about as much again in HTTP/2.
 const OUTPUT_BYTES: usize = 2 << 20;
+
+/// A specification beyond this, inflated, or decoded: what is made of it until its commands run takes ten times as
+/// much and more (a rule for each path, the job and its frame), so that one of each identity has that at a time.
+const LARGE_BYTES: usize = 64 << 10;
+const LARGE_DECODED_BYTES: usize = 256 << 10;
+/// Starting as many commands and paths as there may be takes some ten seconds. One that waits itself (a named pipe is
+/// opened, a file system hangs) may wait for one behind it.
+const LONGEST_LARGE_TURN: Duration = Duration::from_secs(30);
 
 /// A specification as it came.
 pub enum Asked {
@@ -45,6 +55,29 @@ pub struct Prepared {
     pub share: RunShare,
     /// What of the share is the specification's.
     pub specification_bytes: usize,
+    /// Until its commands run.
+    pub large_turn: Option<LargeTurn>,
+}
+
+/// A turn among the large specifications of one identity.
+pub struct LargeTurn(AbortHandle);
+
+impl LargeTurn {
+    async fn of(turns: &Turns, caller: &Caller) -> Self {
+        // It is never closed.
+        let turn = turns.share_of(caller).acquire_owned().await;
+        let lasts = tokio::spawn(async move {
+            let _turn = turn;
+            tokio::time::sleep(LONGEST_LARGE_TURN).await;
+        });
+        Self(lasts.abort_handle())
+    }
+}
+
+impl Drop for LargeTurn {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// What else of the specification counts.
@@ -68,6 +101,10 @@ pub async fn prepare(
     asked: Asked,
 ) -> Result<Prepared, Refusal> {
     require_open(shared)?;
+    let large_turn = match is_large(shared, caller, &asked).await? {
+        true => Some(LargeTurn::of(&shared.large, caller).await),
+        false => None,
+    };
     let waiting = match asked {
         // Refused at once, where there is no room.
         Asked::Plain(spec) => admit(shared, caller, spec)?,
@@ -83,11 +120,24 @@ pub async fn prepare(
             admitted => admitted,
         };
         match waiting {
-            Waiting::Admitted(spec, share, bytes) => read((&reader, &asking, &peer), *spec, (share, bytes)),
+            Waiting::Admitted(spec, share, bytes) => {
+                let prepared = read((&reader, &asking, &peer), *spec, (share, bytes))?;
+                Ok(Prepared { large_turn, ..prepared })
+            }
             Waiting::Packed(..) => Err(not_one()),
         }
     };
     shared.classifier.read(caller, reading).await
+}
+
+async fn is_large(shared: &Shared, caller: &Caller, asked: &Asked) -> Result<bool, Refusal> {
+    match asked {
+        Asked::Plain(spec) => Ok(specification_bytes(spec) > LARGE_DECODED_BYTES),
+        Asked::Packed(packed) => {
+            let packed = packed.clone();
+            shared.classifier.read(caller, move || Ok(packed::inflated_bytes(&packed) > LARGE_BYTES)).await
+        }
+    }
 }
 
 fn require_open(shared: &Shared) -> Result<(), Refusal> {
@@ -155,6 +205,7 @@ fn read(
         wiring,
         share,
         specification_bytes,
+        large_turn: None,
     })
 }
 

@@ -65,6 +65,19 @@ async fn as_nobody() -> Lab {
     lab
 }
 
+/// `diff <(sort a) <(sort b)` and `tee /dev/stderr` are everyday commands.
+#[tokio::test]
+async fn a_command_opens_its_pipes_by_name_whoever_it_runs_as() {
+    let lab = as_nobody().await;
+    for command in ["cat /dev/stdin", "cat /dev/fd/0", "tee /dev/stderr", "grep a - /dev/stdin"] {
+        let outcome = run(&lab.client, pipeline_with_input(&[command]), Bytes::from_static(b"a\n")).await;
+        assert!(outcome.text().ends_with("a\n"), "{command}: {outcome:?}");
+        assert_eq!(outcome.codes(), [How::Code(0)], "{command}: {outcome:?}");
+    }
+    let outcome = run(&lab.client, pipeline(&["echo a", "cat /dev/stdin", "tee /dev/stdout"]), Bytes::new()).await;
+    assert_eq!(outcome.text(), "a\na\n", "{outcome:?}");
+}
+
 fn shell(script: &str) -> RunSpec {
     command(&["sh", "-c", script])
 }
