@@ -197,7 +197,7 @@ impl UnderWay {
 }
 
 /// Errors of what is refused before its first step.
-const REFUSALS: [Errno; 8] = [
+const REFUSALS: [Errno; 10] = [
     Errno::EACCES,
     Errno::EPERM,
     Errno::EROFS,
@@ -206,6 +206,8 @@ const REFUSALS: [Errno; 8] = [
     Errno::EEXIST,
     Errno::ELOOP,
     Errno::EISDIR,
+    Errno::EBADF,
+    Errno::ENXIO,
 ];
 
 fn has_steps(changes: &Changes) -> bool {

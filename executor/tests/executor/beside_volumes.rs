@@ -11,7 +11,9 @@ use posh_proto::{
 use posh_volume::{
     Store as _,
     remote::{Connector, Patience, Remote},
-    store::{Answer, Caller, Entry, Leases, Notice, Notices, Op, OpenFlags, Place, Returned, Write},
+    store::{
+        Answer, Caller, Changes, Entry, Leases, NewTime, Notice, Notices, Op, OpenFlags, Place, Returned, Time, Write,
+    },
 };
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::transport::Channel;
@@ -101,6 +103,15 @@ async fn a_session_that_an_executor_does_not_know_is_told_nothing() {
     let mut spec = pipeline(&["true"]);
     spec.volumes = vec![VolumeSession { session: Bytes::from_static(b"nobody's session"), returned: Vec::new() }];
     assert!(lab.run(spec).await.exits[&1].volume_marks.is_empty());
+}
+
+#[tokio::test]
+async fn a_session_that_is_named_again_and_again_is_told_once() {
+    let lab = Lab::start().await;
+    let (remote, _notices) = session(&lab).await;
+    let mut spec = pipeline(&["true"]);
+    spec.volumes = vec![VolumeSession { session: remote.session(), returned: Vec::new() }; 256];
+    assert_eq!(lab.run(spec).await.exits[&1].volume_marks.len(), 1);
 }
 
 /// As somebody else's session does, which is asked for it.
@@ -212,6 +223,58 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
     // By its name others could take it up.
     let text = std::fs::read(&path).unwrap();
     assert!(!text.windows(name.len()).any(|bytes| bytes == &name[..]));
+}
+
+#[tokio::test]
+async fn what_failed_after_its_first_step_is_recorded_and_what_was_refused_is_not() {
+    let record = tempfile::tempdir().unwrap();
+    let path = record.path().join("audit");
+    let lab = Lab::with(|config| config.audit = Some(path.clone())).await;
+    lab.write("f", "old");
+    let (remote, _notices) = session(&lab).await;
+    let (place, _) = open(&remote, "f", OpenFlags::READ).await;
+    let file = Place::from(place.file);
+    let impossible = NewTime::At(Time { seconds: 0, nanoseconds: 2_000_000_000 });
+    let changes = Changes { size: Some(0), mtime: Some(impossible), ..Changes::default() };
+    let emptied = remote.call(&Caller::default(), Op::Set { place: file, changes }).await;
+    assert!(emptied.is_err() && std::fs::read(lab.store.path().join("f")).unwrap().is_empty());
+    // Not open for writing.
+    let write = Write::At { place, offset: 0, data: Bytes::from(vec![0; 1000]) };
+    assert!(remote.write(&Caller::default(), vec![write]).await.unwrap()[0].is_err());
+    remote.close().await;
+    drop(remote);
+    let end = loop {
+        let text = std::fs::read_to_string(&path).unwrap();
+        match text.lines().find(|line| line.contains("volume_end")) {
+            Some(line) => break serde_json::from_str::<serde_json::Value>(line).unwrap(),
+            None => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    assert_eq!((&end["did"], &end["bytes_written"]), (&serde_json::json!({ "changed": 1 }), &0.into()));
+}
+
+#[tokio::test]
+async fn a_session_that_finds_no_room_is_not_recorded() {
+    let record = tempfile::tempdir().unwrap();
+    let path = record.path().join("audit");
+    let lab = Lab::with(|config| config.audit = Some(path.clone())).await;
+    let mut client = VolumeClient::new(Direct(lab.address).connect().await.unwrap());
+    let (mut open, mut refused) = (Vec::new(), 0);
+    for number in 0_u32..200 {
+        let session = Bytes::from([[0; 16], [1; 16]].concat()).slice(0..28);
+        let session = Bytes::from([&session[..], &number.to_be_bytes()].concat());
+        let hello = Hello { protocol: PROTOCOL_VERSION, session, export: "logs".into(), ..Hello::default() };
+        let (sender, messages) = tokio::sync::mpsc::channel(1);
+        sender.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await.unwrap();
+        match client.session(ReceiverStream::new(messages)).await {
+            Ok(answers) => open.push((sender, answers)),
+            Err(_) => refused += 1,
+        }
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    let count = |event: &str| text.lines().filter(|line| line.contains(event)).count();
+    assert!(refused > 0);
+    assert_eq!((count("volume_begin"), count("volume_end")), (open.len(), 0));
 }
 
 #[tokio::test]
