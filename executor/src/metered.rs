@@ -280,13 +280,19 @@ pub struct Charged {
     pub untaken: Option<Arc<Semaphore>>,
 }
 
+/// Room for the next frame: of a chunk, or of what is put together of smaller messages. It is there before the frame is
+/// made, since a frame that waits takes as much memory as one that is not taken.
+const FRAME_BYTES: u32 = 288 << 10;
+
 /// An answer's body. HTTP/2 asks for the next frame, or drops it, when what went before has a place in the
 /// peer's window.
 struct Answer {
     body: Body,
     account: Option<Arc<Semaphore>>,
-    /// Waits for room.
-    next: Option<(Frame<Bytes>, Acquire)>,
+    /// Waits for room for the next frame.
+    room: Option<Acquire>,
+    /// One that is larger than that, and waits for its own. Of such there are few: their calls are charged for them.
+    large: Option<(Frame<Bytes>, Acquire)>,
     /// Of the last frame.
     untaken: Option<OwnedSemaphorePermit>,
     _share: Option<CallShare>,
@@ -295,7 +301,16 @@ struct Answer {
 
 impl Answer {
     fn new(body: Body, Charged { share, untaken: account }: Charged, kept: Option<KeptUntilSent>) -> Self {
-        Self { body, account, next: None, untaken: None, _share: share, _kept: kept }
+        Self { body, account, room: None, large: None, untaken: None, _share: share, _kept: kept }
+    }
+
+    /// Room is only had while the body is asked for a frame: whoever has none to send keeps nothing of it.
+    fn poll_room(&mut self, account: &Arc<Semaphore>, cx: &mut Context<'_>) -> Poll<Option<OwnedSemaphorePermit>> {
+        let room = self.room.get_or_insert_with(|| Box::pin(account.clone().acquire_many_owned(FRAME_BYTES)));
+        // It is never closed.
+        let permit = ready!(room.as_mut().poll(cx)).ok();
+        self.room = None;
+        Poll::Ready(permit)
     }
 }
 
@@ -306,45 +321,42 @@ impl http_body::Body for Answer {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         this.untaken = None;
-        let (frame, mut acquire) = match this.next.take() {
-            Some(next) => next,
-            None => {
-                let frame = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-                    Some(Ok(frame)) => frame,
-                    end => return Poll::Ready(end),
-                };
-                let (Some(account), Some(data)) = (&this.account, frame.data_ref()) else {
-                    return Poll::Ready(Some(Ok(frame)));
-                };
-                // What is larger than an account has all of it.
-                let bytes = u32::try_from(data.len().min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
-                let acquire: Acquire = Box::pin(account.clone().acquire_many_owned(bytes));
-                (frame, acquire)
+        let Some(account) = this.account.clone() else { return Pin::new(&mut this.body).poll_frame(cx) };
+        if this.large.is_none() {
+            let mut room = ready!(this.poll_room(&account, cx));
+            let frame = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => frame,
+                end => return Poll::Ready(end),
+            };
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            if bytes <= FRAME_BYTES as usize {
+                drop(room.as_mut().and_then(|room| room.split(FRAME_BYTES as usize - bytes)));
+                this.untaken = room;
+                return Poll::Ready(Some(Ok(frame)));
             }
-        };
-        match acquire.as_mut().poll(cx) {
-            Poll::Ready(permit) => {
-                this.untaken = permit.ok();
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Pending => {
-                this.next = Some((frame, acquire));
-                Poll::Pending
-            }
+            // All at once, since nobody may wait for more with what he has. Who is larger than an account has all of it.
+            drop(room);
+            let whole = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
+            this.large = Some((frame, Box::pin(account.acquire_many_owned(whole))));
         }
+        let Some((_, room)) = &mut this.large else { return Poll::Ready(None) };
+        this.untaken = ready!(room.as_mut().poll(cx)).ok();
+        Poll::Ready(this.large.take().map(|(frame, _)| Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.next.is_none() && self.body.is_end_stream()
+        self.large.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.next.is_none() { self.body.size_hint() } else { SizeHint::default() }
+        if self.large.is_none() { self.body.size_hint() } else { SizeHint::default() }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use http_body_util::{BodyExt as _, StreamBody};
     use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
 
@@ -407,26 +419,51 @@ mod tests {
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
 
+    /// An answer of two frames of that size, and how many have been made.
+    fn answer(account: &Arc<Semaphore>, bytes: usize) -> (Answer, Arc<AtomicUsize>) {
+        let made = Arc::new(AtomicUsize::new(0));
+        let counted = made.clone();
+        let frames = tokio_stream::iter(0..2).map(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, Status>(Frame::data(Bytes::from(vec![7; bytes])))
+        });
+        let charged = Charged { share: None, untaken: Some(account.clone()) };
+        (Answer::new(Body::new(StreamBody::new(frames)), charged, None), made)
+    }
+
+    const SOON: Duration = Duration::from_millis(10);
+
     #[tokio::test]
-    async fn answers_that_nobody_takes_hold_no_more_than_their_account() {
-        const FRAME: usize = LEAST_OF_ONE / 4;
-        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
-        let answer = || {
-            let frames = (0..2).map(|_| Ok::<_, Status>(Frame::data(Bytes::from(vec![7; FRAME]))));
-            let charged = Charged { share: None, untaken: Some(account.clone()) };
-            Answer::new(Body::new(StreamBody::new(tokio_stream::iter(frames))), charged, None)
-        };
-        let mut answers: Vec<Answer> = (0..5).map(|_| answer()).collect();
-        for answer in &mut answers[..4] {
+    async fn answers_that_nobody_takes_hold_no_more_than_their_account_made_or_not() {
+        const FRAME: usize = FRAME_BYTES as usize;
+        let account = Arc::new(Semaphore::new(4 * FRAME));
+        let mut answers: Vec<_> = (0..5).map(|_| answer(&account, FRAME)).collect();
+        for (answer, _) in &mut answers[..4] {
             assert!(answer.frame().await.unwrap().is_ok());
         }
-        let [first, .., last] = &mut answers[..] else { panic!("five") };
-        assert!(tokio::time::timeout(Duration::from_millis(10), last.frame()).await.is_err());
-        assert!(!http_body::Body::is_end_stream(last));
+        let [(first, _), .., (last, made)] = &mut answers[..] else { panic!("five") };
+        assert!(tokio::time::timeout(SOON, last.frame()).await.is_err());
+        assert_eq!(made.load(Ordering::Relaxed), 0);
         // Each asks for the next frame when the one before was taken; who waits longer comes first.
         let (of_last, of_first) = tokio::join!(last.collect(), first.collect());
         assert_eq!([of_last, of_first].map(|body| body.unwrap().to_bytes().len()), [2 * FRAME, FRAME]);
         drop(answers);
+        assert_eq!(account.available_permits(), 4 * FRAME);
+    }
+
+    #[tokio::test]
+    async fn answers_have_what_their_frames_have_and_keep_nothing_while_there_is_none() {
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        for bytes in [1, FRAME_BYTES as usize + 1, LEAST_OF_ONE, LEAST_OF_ONE + 1] {
+            let (mut answer, _) = answer(&account, bytes);
+            assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap().len(), bytes);
+            assert_eq!(account.available_permits(), LEAST_OF_ONE - bytes.min(LEAST_OF_ONE));
+            drop(answer);
+        }
+        let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Status>>());
+        let charged = Charged { share: None, untaken: Some(account.clone()) };
+        let mut silent = Answer::new(Body::new(silent), charged, None);
+        assert!(tokio::time::timeout(SOON, silent.frame()).await.is_err());
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
 
