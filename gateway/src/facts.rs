@@ -26,6 +26,7 @@ use crate::{
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::{Executors, State},
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
+    zone::{self, Zone},
 };
 
 /// Everything that a classification looks at.
@@ -240,7 +241,7 @@ pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
 /// Whether what a command prints depends on the machine's time zone.
 #[must_use]
 pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
-    invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none()
+    zone::of(stage, invocation) == Some(Zone::Machine)
 }
 
 /// Whether the mount of a place follows symbolic links by rules of its own:

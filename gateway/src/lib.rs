@@ -33,6 +33,7 @@ mod opening;
 mod peers;
 mod pipe_notes;
 mod serve;
+mod zone;
 
 pub use memory::keep_little;
 pub use serve::{Error, Listeners, run};

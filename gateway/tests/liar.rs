@@ -492,6 +492,31 @@ async fn keep_git() {
 }
 
 #[test]
+fn the_zone_that_tz_names_is_compared() {
+    in_own_namespace("the_zone_that_tz_names_is_compared", compare_zone());
+}
+
+async fn compare_zone() {
+    let site = Site::new().await;
+    let zone = Path::new("/usr/share/zoneinfo/UTC");
+    let (_, asked) = site.refused(&["git", "log", "-1"]).await;
+    let [spec] = &asked[..] else { panic!("{asked:?}") };
+    let guard = spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
+    assert_eq!(guard.files, [zone.as_os_str().as_encoded_bytes()]);
+    let expected = fs::read(zone).map(|file| Sha256::digest(file).to_vec()).unwrap_or_default();
+    assert_eq!(guard.sha256, [expected]);
+    for (variables, named) in [(["TZ=:/own/zone", "X="], "TZ"), (["TZ=UTC", "TZDIR=/own"], "TZDIR")] {
+        let mut stage = site.enlist_in_repository(&["git", "log", "-1"]);
+        stage.env.retain(|variable| !variable.starts_with(b"TZ="));
+        stage.env.extend(variables.map(|variable| variable.to_owned().into()));
+        let to_stage::Kind::RunHere(here) = site.command(stage, Vec::new()).await else { panic!("it left") };
+        let expected = format!("{named} names a time zone that git log may not find on the server");
+        assert!(here.reason.contains(&expected), "{}", here.reason);
+        assert!(site.liar.asked.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
 fn the_policy_of_the_workstation_is_compared_and_not_sent() {
     in_own_namespace("the_policy_of_the_workstation_is_compared_and_not_sent", compare_policy());
 }
