@@ -30,6 +30,7 @@ pub mod volumes;
 
 mod memory;
 mod opening;
+mod ownership;
 mod peers;
 mod pipe_notes;
 mod serve;

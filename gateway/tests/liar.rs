@@ -492,6 +492,52 @@ async fn keep_git() {
 }
 
 #[test]
+fn a_repository_of_another_user_is_left_to_the_git_of_this_machine() {
+    in_own_namespace("a_repository_of_another_user_is_left_to_the_git_of_this_machine", look_at_owners());
+}
+
+async fn look_at_owners() {
+    let site = Site::new().await;
+    fs::create_dir_all(site.at("its/d/.git")).unwrap();
+    fs::create_dir_all(site.at("its/d/below")).unwrap();
+    let settings = |text: &str| fs::write(site.at("own/.gitconfig"), text).unwrap();
+    let own = |name: &str, uid: u32| std::os::unix::fs::chown(site.at(name), Some(uid), None).unwrap();
+    let check = async |words: &[&str], variables: &[&str], refuses: Option<&str>| {
+        let mut stage = site.enlist_in_repository(words);
+        stage.env.extend(variables.iter().map(|variable| variable.to_string().into()));
+        let refused = Rejected { message: "as it likes".to_owned(), ..Rejected::default() };
+        let ended =
+            site.command(stage, refuses.is_none().then_some(Kind::Rejected(refused)).into_iter().collect()).await;
+        let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
+        let went = !std::mem::take(&mut *site.liar.asked.lock().unwrap()).is_empty();
+        let is_refused = refuses.is_some_and(|name| {
+            let expected = format!("may refuse {}, which belongs to another user (uid 12345)", site.at(name).display());
+            here.reason.contains(&expected)
+        });
+        assert_eq!(
+            (went, is_refused),
+            (refuses.is_none(), refuses.is_some()),
+            "{words:?} {variables:?}: {}",
+            here.reason
+        );
+    };
+    settings("");
+    check(&["git", "log", "-1"], &[], None).await;
+    own("its/d/below", 12345);
+    check(&["git", "-C", "below", "log", "-1"], &[], None).await;
+    for name in ["its/d/.git", "its/d"] {
+        own(name, 12345);
+        check(&["git", "log", "-1"], &[], Some(name)).await;
+        check(&["git", "-C", "below", "log", "-1"], &[], Some(name)).await;
+        check(&["git", "log", "-1"], &["SUDO_UID=12346"], Some(name)).await;
+        check(&["git", "log", "-1"], &["SUDO_UID=12345"], None).await;
+        settings("[safe]\n\tdirectory = *\n");
+        check(&["git", "log", "-1"], &[], None).await;
+        settings("");
+    }
+}
+
+#[test]
 fn the_zone_that_tz_names_is_compared() {
     in_own_namespace("the_zone_that_tz_names_is_compared", compare_zone());
 }
