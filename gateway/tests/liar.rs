@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,7 +43,7 @@ use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
     time::timeout,
 };
-use tokio_stream::{Stream, wrappers::TcpListenerStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::TcpListenerStream};
 use tonic::{
     Request, Response, Status, Streaming,
     transport::{Channel, Endpoint, Server},
@@ -79,6 +82,8 @@ struct Liar {
     run: Arc<Mutex<Vec<Kind>>>,
     /// All that it was asked to run.
     asked: Arc<Mutex<Vec<RunSpec>>>,
+    /// Whether its answers never end.
+    stays: Arc<AtomicBool>,
 }
 
 #[tonic::async_trait]
@@ -123,7 +128,11 @@ impl Executor for Liar {
             }
         }
         let said: Vec<_> = answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
-        Ok(Response::new(Box::pin(tokio_stream::iter(said))))
+        let said = tokio_stream::iter(said);
+        if self.stays.load(Ordering::Relaxed) {
+            return Ok(Response::new(Box::pin(said.chain(tokio_stream::pending()))));
+        }
+        Ok(Response::new(Box::pin(said)))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
@@ -338,6 +347,36 @@ async fn make_links() {
     symlink("../others", site.at("its/up")).unwrap();
     symlink("d", site.at("its/in")).unwrap();
     assert_eq!(site.touched(&["its/out", "its/out/below", "its/up/d", "its/in"]).await, [false, false, false, true]);
+}
+
+#[test]
+fn a_signal_ends_a_command_of_which_nothing_is_heard() {
+    in_own_namespace("a_signal_ends_a_command_of_which_nothing_is_heard", say_nothing());
+}
+
+async fn say_nothing() {
+    let site = Site::new().await;
+    site.liar.stays.store(true, Ordering::Relaxed);
+    *site.liar.run.lock().unwrap() = vec![Kind::Started(Started::default())];
+    let mut socket = site.connect(to_gateway::Kind::Enlist(site.enlist())).await;
+    let mut buffer = BytesMut::new();
+    let remote = timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap();
+    assert!(matches!(remote, to_stage::Kind::Remote(_)), "{remote:?}");
+    send(&mut socket, to_gateway::Kind::Ack(stage::Ack {})).await;
+    // One that need not end it, and one that must.
+    for signal in [nix::libc::SIGUSR1, nix::libc::SIGTERM] {
+        let signal = stage::Signal { signal: signal.cast_unsigned(), group: false };
+        send(&mut socket, to_gateway::Kind::Signal(signal)).await;
+    }
+    loop {
+        match timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap() {
+            to_stage::Kind::Exit(ended) => {
+                let by = stage::exit::How::Signal(nix::libc::SIGTERM.cast_unsigned());
+                return assert_eq!((ended.how, &ended.message[..]), (Some(by), ""));
+            }
+            other => assert!(!matches!(other, to_stage::Kind::RunHere(_) | to_stage::Kind::Again(_)), "{other:?}"),
+        }
+    }
 }
 
 #[test]
