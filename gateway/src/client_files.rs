@@ -15,10 +15,17 @@ use posh_annotations::{
     Admitted, Guard as Annotated, GuardTest, Invocation,
     settings::{self, Setting},
 };
-use posh_proto::executor::{ClientFile, Guard, guard::Test};
+use posh_proto::{
+    executor::{ClientFile, Guard, guard::Test},
+    rule::{self, Rule},
+};
 use sha2::{Digest as _, Sha256};
 
-use crate::{aside::aside_if_far, enlisted::Enlisted};
+use crate::{
+    aside::aside_if_far,
+    enlisted::Enlisted,
+    zone::{self, Zone},
+};
 
 /// They are sent with every run, and no one writes so much by hand.
 const CLIENT_FILE_BYTES: u64 = 256 << 10;
@@ -46,13 +53,25 @@ struct Compared {
 /// The file that can't be sent, or the setting that keeps the command on this machine.
 pub fn read(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Result<ClientFiles, String> {
     let files = |names: &[String]| names.iter().filter_map(|name| client_path(enlisted, name)).collect::<Vec<_>>();
-    let (to_send, to_compare) = (files(&invocation.client_files), files(&invocation.same_files));
+    let (to_send, mut to_compare) = (files(&invocation.client_files), files(&invocation.same_files));
+    to_compare.extend(zone(enlisted, invocation)?);
     let all = [&to_send[..], &to_compare[..]].concat();
     aside_if_far(table, &all, || {
         let sent = to_send.iter().filter_map(|path| sent(path, enlisted, invocation).transpose());
         let compared = to_compare.iter().map(|path| compared(path, invocation));
         Ok(ClientFiles { sent: sent.collect::<Result<_, _>>()?, compared: compared.collect::<Result<_, _>>()? })
     })
+}
+
+/// The file of the zone that TZ names, for a command that shows times.
+fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, String> {
+    match zone::of(enlisted, invocation).filter(|_| rule::holds(Rule::Identity)) {
+        Some(Zone::Named(file)) => Ok(Some(file)),
+        Some(Zone::Other(variable)) => {
+            Err(format!("{variable} names a time zone that {} may not find on the server", invocation.command))
+        }
+        Some(Zone::Machine | Zone::Rule) | None => Ok(None),
+    }
 }
 
 fn sent(path: &Path, enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<ClientFile>, String> {
@@ -130,7 +149,7 @@ fn is_about_the_index(test: &GuardTest) -> bool {
 
 /// The annotation's guards, without those about git's index where both sides see the same
 /// inodes (`same_index`), and two more: files that this machine has not must not be found there
-/// among the server's own, and those of `same_files` must be the same there.
+/// among the server's own, and those of `same_files`, as the zone that TZ names, must be the same there.
 #[must_use]
 pub fn guards(enlisted: &Enlisted, invocation: &Invocation, files: &ClientFiles, same_index: bool) -> Vec<Guard> {
     let needed = invocation.guards.iter().filter(|guard| !same_index || !is_about_the_index(&guard.test));

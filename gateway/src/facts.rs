@@ -25,7 +25,9 @@ use crate::{
     client_files::{self, ClientFiles},
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::{Executors, State},
+    ownership,
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
+    zone::{self, Zone},
 };
 
 /// Everything that a classification looks at.
@@ -118,6 +120,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     reading.client_files = client_files::read(world.table, stage, &reading.invocation)?;
+    check_owner(world, stage, &reading)?;
     Ok(reading)
 }
 
@@ -240,7 +243,7 @@ pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
 /// Whether what a command prints depends on the machine's time zone.
 #[must_use]
 pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
-    invocation.environment.iter().any(|n| n == "TZ") && stage.variable("TZ").is_none()
+    zone::of(stage, invocation) == Some(Zone::Machine)
 }
 
 /// Whether the mount of a place follows symbolic links by rules of its own:
@@ -256,9 +259,7 @@ fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Resul
     if reading.invocation.searches_up.is_empty() {
         return Ok(());
     }
-    let start = reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
-    let Resolution::Owned(owned) = world.table.resolve(&start, &stage.cwd) else { return Ok(()) };
-    let top = world.table.mount(owned.mount).path.as_path();
+    let Some((_, top)) = search(world, stage, reading) else { return Ok(()) };
     let found = top.ancestors().skip(1).find_map(|directory| {
         let names = reading.invocation.searches_up.iter().map(|name| directory.join(name));
         names.into_iter().find(|file| file.symlink_metadata().is_ok())
@@ -267,6 +268,22 @@ fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Resul
         None => Ok(()),
         Some(file) => Err(format!("{} may find {} on this machine", reading.invocation.command, file.display())),
     }
+}
+
+/// Where a command begins to look upwards, and where the mount begins in which that is.
+fn search<'w>(world: &World<'w>, stage: &Enlisted, reading: &Reading) -> Option<(PathBuf, &'w Path)> {
+    let start = reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
+    let Resolution::Owned(owned) = world.table.resolve(&start, &stage.cwd) else { return None };
+    Some((start, world.table.mount(owned.mount).path.as_path()))
+}
+
+/// What it finds must be the user's own, as this machine sees it.
+fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+    if reading.invocation.searches_up.is_empty() || !rule::holds(Rule::Identity) {
+        return Ok(());
+    }
+    let Some((start, top)) = search(world, stage, reading) else { return Ok(()) };
+    ownership::check(world.table, stage, &reading.invocation, (&start, top), &reading.client_files.sent)
 }
 
 /// Whether what lies below a path counts too.

@@ -30,9 +30,11 @@ pub mod volumes;
 
 mod memory;
 mod opening;
+mod ownership;
 mod peers;
 mod pipe_notes;
 mod serve;
+mod zone;
 
 pub use memory::keep_little;
 pub use serve::{Error, Listeners, run};

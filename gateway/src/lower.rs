@@ -32,16 +32,15 @@ use crate::{
     facts::{self, Place, Reading, Surroundings, World},
     join::{Program, Recipe},
     plan::{ExecutorId, Join, Part, Placement, Plan},
+    zone::LOCALTIME,
 };
 
 /// Bytes of an output that may be under way unread: a link of 20 ms and
 /// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
 /// below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
-/// What an unset TZ means (tzset(3)).
 /// More than the time between two ticks of any server's clock (jiffies, time(7)).
 const BEYOND_A_TICK: Duration = Duration::from_millis(10);
-const LOCALTIME: &str = "/etc/localtime";
 /// Variables that count for every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 

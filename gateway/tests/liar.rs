@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,7 +43,7 @@ use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
     time::timeout,
 };
-use tokio_stream::{Stream, wrappers::TcpListenerStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::TcpListenerStream};
 use tonic::{
     Request, Response, Status, Streaming,
     transport::{Channel, Endpoint, Server},
@@ -79,6 +82,8 @@ struct Liar {
     run: Arc<Mutex<Vec<Kind>>>,
     /// All that it was asked to run.
     asked: Arc<Mutex<Vec<RunSpec>>>,
+    /// Whether its answers never end.
+    stays: Arc<AtomicBool>,
 }
 
 #[tonic::async_trait]
@@ -123,7 +128,11 @@ impl Executor for Liar {
             }
         }
         let said: Vec<_> = answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
-        Ok(Response::new(Box::pin(tokio_stream::iter(said))))
+        let said = tokio_stream::iter(said);
+        if self.stays.load(Ordering::Relaxed) {
+            return Ok(Response::new(Box::pin(said.chain(tokio_stream::pending()))));
+        }
+        Ok(Response::new(Box::pin(said)))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
@@ -341,6 +350,36 @@ async fn make_links() {
 }
 
 #[test]
+fn a_signal_ends_a_command_of_which_nothing_is_heard() {
+    in_own_namespace("a_signal_ends_a_command_of_which_nothing_is_heard", say_nothing());
+}
+
+async fn say_nothing() {
+    let site = Site::new().await;
+    site.liar.stays.store(true, Ordering::Relaxed);
+    *site.liar.run.lock().unwrap() = vec![Kind::Started(Started::default())];
+    let mut socket = site.connect(to_gateway::Kind::Enlist(site.enlist())).await;
+    let mut buffer = BytesMut::new();
+    let remote = timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap();
+    assert!(matches!(remote, to_stage::Kind::Remote(_)), "{remote:?}");
+    send(&mut socket, to_gateway::Kind::Ack(stage::Ack {})).await;
+    // One that need not end it, and one that must.
+    for signal in [nix::libc::SIGUSR1, nix::libc::SIGTERM] {
+        let signal = stage::Signal { signal: signal.cast_unsigned(), group: false };
+        send(&mut socket, to_gateway::Kind::Signal(signal)).await;
+    }
+    loop {
+        match timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap() {
+            to_stage::Kind::Exit(ended) => {
+                let by = stage::exit::How::Signal(nix::libc::SIGTERM.cast_unsigned());
+                return assert_eq!((ended.how, &ended.message[..]), (Some(by), ""));
+            }
+            other => assert!(!matches!(other, to_stage::Kind::RunHere(_) | to_stage::Kind::Again(_)), "{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn more_output_than_was_asked_for_ends_the_run() {
     in_own_namespace("more_output_than_was_asked_for_ends_the_run", send_too_much());
 }
@@ -488,6 +527,77 @@ async fn keep_git() {
         let (reason, asked) = site.refused(&["git", "log", "-1"]).await;
         let expected = format!("git's configuration may start programs or name files ({found}");
         assert!(reason.contains(&expected) && asked.is_empty(), "{reason} {asked:?}");
+    }
+}
+
+#[test]
+fn a_repository_of_another_user_is_left_to_the_git_of_this_machine() {
+    in_own_namespace("a_repository_of_another_user_is_left_to_the_git_of_this_machine", look_at_owners());
+}
+
+async fn look_at_owners() {
+    let site = Site::new().await;
+    fs::create_dir_all(site.at("its/d/.git")).unwrap();
+    fs::create_dir_all(site.at("its/d/below")).unwrap();
+    let settings = |text: &str| fs::write(site.at("own/.gitconfig"), text).unwrap();
+    let own = |name: &str, uid: u32| std::os::unix::fs::chown(site.at(name), Some(uid), None).unwrap();
+    let check = async |words: &[&str], variables: &[&str], refuses: Option<&str>| {
+        let mut stage = site.enlist_in_repository(words);
+        stage.env.extend(variables.iter().map(|variable| variable.to_string().into()));
+        let refused = Rejected { message: "as it likes".to_owned(), ..Rejected::default() };
+        let ended =
+            site.command(stage, refuses.is_none().then_some(Kind::Rejected(refused)).into_iter().collect()).await;
+        let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
+        let went = !std::mem::take(&mut *site.liar.asked.lock().unwrap()).is_empty();
+        let is_refused = refuses.is_some_and(|name| {
+            let expected = format!("may refuse {}, which belongs to another user (uid 12345)", site.at(name).display());
+            here.reason.contains(&expected)
+        });
+        assert_eq!(
+            (went, is_refused),
+            (refuses.is_none(), refuses.is_some()),
+            "{words:?} {variables:?}: {}",
+            here.reason
+        );
+    };
+    settings("");
+    check(&["git", "log", "-1"], &[], None).await;
+    own("its/d/below", 12345);
+    check(&["git", "-C", "below", "log", "-1"], &[], None).await;
+    for name in ["its/d/.git", "its/d"] {
+        own(name, 12345);
+        check(&["git", "log", "-1"], &[], Some(name)).await;
+        check(&["git", "-C", "below", "log", "-1"], &[], Some(name)).await;
+        check(&["git", "log", "-1"], &["SUDO_UID=12346"], Some(name)).await;
+        check(&["git", "log", "-1"], &["SUDO_UID=12345"], None).await;
+        settings("[safe]\n\tdirectory = *\n");
+        check(&["git", "log", "-1"], &[], None).await;
+        settings("");
+    }
+}
+
+#[test]
+fn the_zone_that_tz_names_is_compared() {
+    in_own_namespace("the_zone_that_tz_names_is_compared", compare_zone());
+}
+
+async fn compare_zone() {
+    let site = Site::new().await;
+    let zone = Path::new("/usr/share/zoneinfo/UTC");
+    let (_, asked) = site.refused(&["git", "log", "-1"]).await;
+    let [spec] = &asked[..] else { panic!("{asked:?}") };
+    let guard = spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
+    assert_eq!(guard.files, [zone.as_os_str().as_encoded_bytes()]);
+    let expected = fs::read(zone).map(|file| Sha256::digest(file).to_vec()).unwrap_or_default();
+    assert_eq!(guard.sha256, [expected]);
+    for (variables, named) in [(["TZ=:/own/zone", "X="], "TZ"), (["TZ=UTC", "TZDIR=/own"], "TZDIR")] {
+        let mut stage = site.enlist_in_repository(&["git", "log", "-1"]);
+        stage.env.retain(|variable| !variable.starts_with(b"TZ="));
+        stage.env.extend(variables.map(|variable| variable.to_owned().into()));
+        let to_stage::Kind::RunHere(here) = site.command(stage, Vec::new()).await else { panic!("it left") };
+        let expected = format!("{named} names a time zone that git log may not find on the server");
+        assert!(here.reason.contains(&expected), "{}", here.reason);
+        assert!(site.liar.asked.lock().unwrap().is_empty());
     }
 }
 

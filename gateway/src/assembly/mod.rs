@@ -496,9 +496,8 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
 /// same offset. A shell that waits for its only child, our stage, will not.
 fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
     let files: HashSet<PathBuf> = output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
-    // Daemons have a session of their own and none of the descriptors that they were started with.
     let session = nix::unistd::getsid(nix_pid(stage.pid)).ok().and_then(|session| Pid::try_from(session.as_raw()).ok());
-    let is_unseen = snapshot.opaque().any(|p| session.is_none_or(|session| p.session == session));
+    let is_unseen = snapshot.may_share_files_unseen(stage.pid, session);
     let shared = |file: &PathBuf| {
         is_unseen
             || snapshot.processes().any(|p| {

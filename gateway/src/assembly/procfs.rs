@@ -18,6 +18,10 @@ use crate::enlisted::{Descriptor, Enlisted, Pid};
 #[derive(Debug, Default)]
 pub struct Snapshot {
     processes: HashMap<Pid, Process>,
+    /// The sessions' shells.
+    roots: HashSet<Pid>,
+    /// Processes of other users don't show in /proc (its mount option `hidepid`).
+    hides_others: bool,
     /// When pipes were made, in clock ticks after boot, where it matters and can be told.
     made: HashMap<u64, u64>,
 }
@@ -29,13 +33,13 @@ pub struct Process {
     pub pid: Pid,
     /// Its parent's id.
     pub parent: Pid,
-    /// The letter of proc_pid_stat(5): R, S, D, Z, T, ...
+    /// The letter of proc_pid_stat(5): R, S, D, Z, T, ... Of its first thread, or where that has ended, of another one.
     pub state: char,
     /// The program it runs.
     pub executable: PathBuf,
     /// Its session, as setsid(2) has it.
     pub session: Pid,
-    /// When it was forked, in clock ticks after boot.
+    /// When it was forked, in clock ticks after boot. Of one that can't be seen, as late as can be.
     pub started: u64,
     /// This user may not read its descriptors: a set-user-id program, say. It may hold anything that it
     /// can have inherited.
@@ -90,7 +94,8 @@ impl Snapshot {
     /// from those trees (their parent ended) but may hold what they inherited.
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
-        let mut snapshot = Self::default();
+        let hides_others = hides_others();
+        let mut snapshot = Self { roots: roots.iter().copied().collect(), hides_others, ..Self::default() };
         snapshot.read_below(roots, wanted);
         // Who loses its parent while the trees are walked is found behind them.
         let cut_off = orphans.find(roots, |pid| snapshot.processes.contains_key(&pid));
@@ -106,12 +111,56 @@ impl Snapshot {
         self.processes().filter(|process| process.is_opaque && !process.is_dead())
     }
 
-    /// Whether a process whose descriptors can't be read may hold an end of the pipe. It has inherited that if it
-    /// has it, so that one that was forked before the pipe was made has none.
+    /// Whether a process whose descriptors can't be read may hold an end of the pipe: it has made it, or it has
+    /// inherited it. Whoever has the pipe of its maker is the maker's descendant, which is below the same topmost root, or was
+    /// cut off from there; and what was cut off itself and was forked before the pipe was made has inherited none.
     #[must_use]
     pub fn may_be_held_unseen(&self, pipe: u64) -> bool {
+        if self.hides_others {
+            return true;
+        }
+        if self.opaque().next().is_none() {
+            return false;
+        }
         let made = self.made.get(&pipe).copied().unwrap_or_default();
-        self.opaque().any(|process| process.started >= made)
+        let holds = |p: &&Process| !p.is_dead() && p.pipe_ends.iter().any(|end| end.inode == pipe);
+        let holders: Vec<&Process> = self.processes().filter(holds).collect();
+        self.opaque().any(|process| {
+            let may_have_made = |holder: &&Process| self.may_be_kin(process.pid, holder.pid);
+            process.started >= made || holders.iter().any(may_have_made)
+        })
+    }
+
+    /// Whether a process whose descriptors can't be read may have what a stage writes to, through the same offset: what
+    /// its shell has opened, or whoever has started that in this session. Daemons have a session of their own and none of the
+    /// descriptors that they were started with.
+    #[must_use]
+    pub fn may_share_files_unseen(&self, stage: Pid, session: Option<Pid>) -> bool {
+        let is_of_session = |p: &Process| session.is_none_or(|session| p.session == session);
+        let may_share = |p: &Process| {
+            let shell = self.topmost_root(p.pid).and_then(|root| self.get(root));
+            is_of_session(p) || shell.is_some_and(is_of_session) || self.is_below_the_same(p.pid, stage)
+        };
+        self.hides_others || self.opaque().any(may_share)
+    }
+
+    /// Whether the one may be a descendant of the other, as far as can be seen: who has lost its parent is the child of
+    /// another process above that one, or of init.
+    fn may_be_kin(&self, ancestor: Pid, pid: Pid) -> bool {
+        self.topmost_root(pid).is_none() || self.is_below_the_same(ancestor, pid) || self.is_ancestor(ancestor, pid)
+    }
+
+    /// Both are below one of the roots.
+    fn is_below_the_same(&self, one: Pid, other: Pid) -> bool {
+        self.topmost_root(one).is_some_and(|root| self.topmost_root(other) == Some(root))
+    }
+
+    /// The last of the roots on the way up from a process; none for one that was cut off.
+    fn topmost_root(&self, pid: Pid) -> Option<Pid> {
+        std::iter::successors(self.get(pid), |p| self.get(p.parent))
+            .map(|p| p.pid)
+            .filter(|p| self.roots.contains(p))
+            .last()
     }
 
     /// A pipe that nothing was written to and nothing read from has the time of its making in all of its times
@@ -140,17 +189,24 @@ impl Snapshot {
                 continue;
             }
             // Its state before its children: one that was seen waiting has had all of them.
-            if let Some(process) = read_process(pid, wanted) {
+            let process = read_process(pid, wanted);
+            if process.is_some() {
                 queue.extend(children(pid).into_iter().map(|child| (child, Some(pid))));
-                self.processes.insert(pid, process);
             }
+            self.add(pid, process, parent);
         }
+    }
+
+    /// Adds what was read of a process. If nothing was, it has ended, or can't be seen.
+    fn add(&mut self, pid: Pid, read: Option<Process>, parent: Option<Pid>) {
+        let unseen = || is_alive(pid).then(|| Process::unseen(pid, parent.unwrap_or_default()));
+        self.processes.extend(read.or_else(unseen).map(|process| (pid, process)));
     }
 
     /// A snapshot of made-up processes.
     #[cfg(test)]
     pub fn of(processes: impl Iterator<Item = Process>) -> Self {
-        Self { processes: processes.map(|p| (p.pid, p)).collect(), made: HashMap::new() }
+        Self { processes: processes.map(|p| (p.pid, p)).collect(), ..Self::default() }
     }
 
     /// All of them.
@@ -211,6 +267,11 @@ impl Process {
         }
     }
 
+    /// One that is there and of which nothing else can be read.
+    fn unseen(pid: Pid, parent: Pid) -> Self {
+        Self { started: u64::MAX, is_opaque: true, ..Self::asleep(pid, parent) }
+    }
+
     /// It runs, or is about to: what it holds now may change at once.
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -249,14 +310,20 @@ impl Process {
 
 impl Process {
     /// Adds what it holds to what was found before.
-    fn read_descriptors(&mut self, wanted: &Wanted) {
-        let directory = match fs::read_dir(format!("/proc/{}/fd", self.pid)) {
-            Ok(directory) => directory,
-            Err(error) => {
-                self.is_opaque = error.kind() == io::ErrorKind::PermissionDenied;
-                return;
+    fn read_descriptors(&mut self, wanted: &Wanted, threads: u32) {
+        for table in descriptor_tables(self.pid, threads) {
+            match fs::read_dir(table.join("fd")) {
+                Ok(directory) => self.add_descriptors(directory, wanted),
+                // Of a thread that has ended nobody may read any, and there are none.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    self.is_opaque |= read_stat_of(&table).is_some_and(|stat| !stat.has_ended());
+                }
+                Err(_) => {}
             }
-        };
+        }
+    }
+
+    fn add_descriptors(&mut self, directory: fs::ReadDir, wanted: &Wanted) {
         for entry in directory.flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             if let Some(inode) = pipe_inode(&target).filter(|inode| wanted.pipes.contains(inode)) {
@@ -318,16 +385,24 @@ pub fn processes_below(roots: &[Pid], childless: &HashSet<Pid>, orphans: &mut Or
 }
 
 fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
-    let Stat { parent, state, session, started } = read_stat(pid)?;
-    let executable = fs::read_link(format!("/proc/{pid}/exe"));
+    let stat = read_stat(pid)?;
+    let first_has_ended = stat.has_ended() && stat.threads > 1;
+    // The gateway's own, of which there are many, share their descriptors.
+    let threads = if pid == std::process::id() { 1 } else { stat.threads };
+    let Stat { parent, mut state, session, started, .. } = stat;
+    let mut executable = fs::read_link(format!("/proc/{pid}/exe"));
+    if first_has_ended && let Some((thread, stat)) = living_thread(pid) {
+        state = stat.state;
+        executable = fs::read_link(thread.join("exe"));
+    }
     let ending = executable.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let executable = executable.unwrap_or_default();
     let mut process = Process { state, session, started, ending, executable, ..Process::asleep(pid, parent) };
-    process.read_descriptors(wanted);
+    process.read_descriptors(wanted, threads);
     // A shell's child that moves a pipe from a high number to a low one while they are read in order has it
     // nowhere. What ran has moved it by now, so that a second reading finds it.
     if process.is_running() || read_stat(pid).is_some_and(|stat| stat.state == 'R') {
-        process.read_descriptors(wanted);
+        process.read_descriptors(wanted, threads);
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
@@ -353,14 +428,27 @@ struct Stat {
     parent: Pid,
     state: char,
     session: Pid,
+    threads: u32,
     /// Clock ticks after boot.
     started: u64,
 }
 
+impl Stat {
+    /// The thread has; if it is a process's first one, others of it may go on.
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
 fn read_stat(pid: Pid) -> Option<Stat> {
+    read_stat_of(&Path::new("/proc").join(pid.to_string()))
+}
+
+/// Of a process, or of a thread, by its directory.
+fn read_stat_of(directory: &Path) -> Option<Stat> {
     // Numbers of at most 20 digits, 52 of them, and the name. By fs::read it takes twice as long: that does not know how much there is.
     let mut buffer = [0; 1200];
-    let count = fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
+    let count = fs::File::open(directory.join("stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
     let text = String::from_utf8_lossy(&buffer[..count]);
     // The name is in parentheses and may contain anything, also ") ".
     let rest = &text[text.rfind(')')? + 1..];
@@ -368,9 +456,40 @@ fn read_stat(pid: Pid) -> Option<Stat> {
     let state = words.next()?.chars().next()?;
     let parent = words.next()?.parse().ok()?;
     let session = words.nth(1)?.parse().ok()?;
-    // Field 22 of the line is the start time; four words after the name are taken.
-    let started = words.nth(15)?.parse().ok()?;
-    Some(Stat { parent, state, session, started })
+    // Field 20 of the line, and field 22; four words after the name are taken.
+    let threads = words.nth(13)?.parse().ok()?;
+    let started = words.nth(1)?.parse().ok()?;
+    Some(Stat { parent, state, session, threads, started })
+}
+
+/// Whether other users' processes don't show (`hidepid`, proc(5)). Init's do where anybody's does.
+fn hides_others() -> bool {
+    read_stat(1).is_none()
+}
+
+/// Whether there is such a process, though its state can't be read.
+fn is_alive(pid: Pid) -> bool {
+    let number = i32::try_from(pid).map(nix::unistd::Pid::from_raw);
+    number.is_ok_and(|pid| matches!(nix::sys::signal::kill(pid, None), Ok(()) | Err(nix::errno::Errno::EPERM)))
+}
+
+/// The directories of a process's threads.
+fn threads(pid: Pid) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// A thread of a process whose first one has ended.
+fn living_thread(pid: Pid) -> Option<(PathBuf, Stat)> {
+    threads(pid)
+        .filter_map(|thread| read_stat_of(&thread).map(|stat| (thread, stat)))
+        .find(|(_, stat)| !stat.has_ended())
+}
+
+/// Directories whose `fd` may differ: a process's, and if it has several threads, each one's, since a thread may have descriptors
+/// of its own (CLONE_FILES of unshare(2)).
+fn descriptor_tables(pid: Pid, count: u32) -> Vec<PathBuf> {
+    let of_threads = if count > 1 { threads(pid).collect() } else { Vec::new() };
+    if of_threads.is_empty() { vec![Path::new("/proc").join(pid.to_string())] } else { of_threads }
 }
 
 /// The last tick that had surely begun at that time of the clock, which counts from 1970.
@@ -394,8 +513,7 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
 }
 
 fn children(pid: Pid) -> Vec<Pid> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let lists = threads.flatten().filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
+    let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
     lists.flat_map(|l| l.split_ascii_whitespace().filter_map(|w| w.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
@@ -439,7 +557,10 @@ impl Orphans {
             if known(pid) {
                 continue;
             }
-            let Some(Stat { parent, started, .. }) = read_stat(pid) else { continue };
+            let Some(Stat { parent, started, .. }) = read_stat(pid) else {
+                orphans.extend(is_alive(pid).then_some(pid));
+                continue;
+            };
             if started < oldest {
                 seen.insert(pid);
             } else if parent <= 1 || reapers.contains(&parent) {
@@ -545,6 +666,131 @@ mod tests {
         assert_eq!([1, 2, 3].map(|pipe| snapshot.may_be_held_unseen(pipe)), [true, false, true]);
         let dead = Snapshot::of([Process { state: 'Z', ..hidden(500) }].into_iter());
         assert!(!dead.may_be_held_unseen(1));
+    }
+
+    /// Init, a shell 10 with another one, 20, and their children 11 and 21; 30, which was cut off; and one that hides its
+    /// descriptors. All of them are older than the pipe.
+    fn around(hidden: (Pid, Pid), holder: Pid) -> Snapshot {
+        let end = PipeEnd { inode: 7, fd: 1, reads: false, writes: true };
+        let process = |(pid, parent): (Pid, Pid)| {
+            let pipe_ends = (pid == holder).then_some(end).into_iter().collect();
+            Process { started: 500, session: 1, pipe_ends, ..Process::asleep(pid, parent) }
+        };
+        let opaque = Process { is_opaque: true, session: 99, ..process(hidden) };
+        let others = [(10, 1), (11, 10), (20, 10), (21, 20), (30, 1), (40, 1), (41, 40)].into_iter().map(process);
+        let mut snapshot = Snapshot::of(others.filter(|p| p.pid != hidden.0).chain([opaque]));
+        (snapshot.roots, snapshot.made) = ([10, 20, 40].into(), [(7, 501)].into());
+        snapshot
+    }
+
+    #[test]
+    fn a_process_that_hides_its_descriptors_may_have_made_the_pipes_of_its_kin() {
+        let check = |hidden: (Pid, Pid), holder: Pid, may_hold: bool| {
+            assert_eq!(around(hidden, holder).may_be_held_unseen(7), may_hold, "{hidden:?} {holder}");
+        };
+        // Below the holder's shell, or above it; also where that is a shell within another one.
+        check((12, 10), 11, true);
+        check((11, 10), 11, true);
+        check((22, 21), 11, true);
+        check((12, 10), 21, true);
+        // It was cut off, before the pipe was made, or lives in another session.
+        check((50, 1), 11, false);
+        check((30, 1), 11, false);
+        check((42, 41), 11, false);
+        // It was cut off, and has a session below it.
+        check((1, 0), 11, true);
+        // The holder was cut off, from whomever.
+        check((50, 1), 30, true);
+        check((42, 41), 30, true);
+    }
+
+    #[test]
+    fn a_process_that_hides_its_descriptors_may_have_the_files_of_its_shell() {
+        let check = |hidden: (Pid, Pid), session: Pid, may_share: bool| {
+            let found = around(hidden, 0).may_share_files_unseen(11, Some(session));
+            assert_eq!(found, may_share, "{hidden:?} {session}");
+        };
+        // Below the shell, in whatever session.
+        check((12, 10), 1, true);
+        check((12, 10), 2, true);
+        check((22, 21), 2, true);
+        // A daemon, and one of the same session.
+        check((50, 1), 1, false);
+        check((50, 1), 99, true);
+        // Below another shell of the same session, and of another one.
+        check((42, 41), 1, true);
+        check((42, 41), 2, false);
+    }
+
+    #[test]
+    fn where_others_do_not_show_every_pipe_may_be_held_unseen() {
+        let mut snapshot = around((50, 1), 11);
+        assert!(!snapshot.may_be_held_unseen(7) && !snapshot.may_share_files_unseen(11, Some(1)));
+        snapshot.hides_others = true;
+        assert!(snapshot.may_be_held_unseen(7) && snapshot.may_share_files_unseen(11, Some(1)));
+    }
+
+    #[test]
+    fn a_child_that_is_alive_and_can_not_be_read_hides_its_descriptors() {
+        let read = |pid: Pid| {
+            let mut snapshot = Snapshot::default();
+            snapshot.add(pid, None, Some(10));
+            snapshot.opaque().map(|p| (p.pid, p.parent, p.started)).next()
+        };
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(read(std::process::id()), Some((std::process::id(), 10, u64::MAX)));
+        assert_eq!(read(child.id()), None);
+    }
+
+    #[test]
+    fn a_process_goes_on_when_its_first_thread_has_ended() {
+        use std::process::{Command, Stdio};
+        let script = "import ctypes, threading, time\n\
+            threading.Thread(target=lambda: time.sleep(100)).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("/usr/bin/python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let ours = child.stdout.take().unwrap();
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ours));
+        let pipe = pipe_inode(&fs::read_link(link).unwrap()).unwrap();
+        let began = Instant::now();
+        while !read_stat(child.id()).unwrap().has_ended() {
+            assert!(began.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let wanted = Wanted { pipes: [pipe].into(), ..Wanted::default() };
+        let process = read_process(child.id(), &wanted).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(process.pipe_ends, [PipeEnd { inode: pipe, fd: 1, reads: false, writes: true }]);
+        assert!(!process.is_dead() && !process.is_opaque && !process.ending);
+    }
+
+    #[test]
+    fn a_thread_may_have_descriptors_of_its_own() {
+        let (read, write) = nix::unistd::pipe().unwrap();
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&write));
+        let pipe = pipe_inode(&fs::read_link(link).unwrap()).unwrap();
+        let (started, has_started) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES).unwrap();
+            started.send(()).unwrap();
+            // Until the other end is dropped.
+            let _ = ends.recv();
+        });
+        has_started.recv().unwrap();
+        drop((read, write));
+        let wanted = Wanted { pipes: [pipe].into(), ..Wanted::default() };
+        let found = |threads| {
+            let mut process = Process::asleep(std::process::id(), 1);
+            process.read_descriptors(&wanted, threads);
+            process.pipe_ends.len()
+        };
+        let found = [found(1), found(2)];
+        drop(end);
+        thread.join().unwrap();
+        assert_eq!(found, [0, 2]);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) const EXIT_POSH_FAILED: u32 = 125;
 pub(super) enum PartEnd {
     Exited(Exited),
     Lost(String),
+    /// Nothing was heard of it after it was sent this signal.
+    Silent(u32),
 }
 
 /// An aggregator on this machine.
@@ -57,7 +59,7 @@ impl PartEnd {
     /// It did not come to its own end; one that met a closed pipe did as in a shell.
     pub(super) fn is_violent(&self) -> bool {
         match self {
-            Self::Lost(_) => true,
+            Self::Lost(_) | Self::Silent(_) => true,
             Self::Exited(exited) => {
                 matches!(exited.how, Some(exited::How::Signal(s)) if s != nix::libc::SIGPIPE.cast_unsigned())
             }
@@ -78,9 +80,9 @@ impl StageState {
         }
     }
 
-    /// A part of it was lost.
+    /// A part of it was lost, or given up.
     pub(super) fn is_lost(&self) -> bool {
-        self.parts.iter().flatten().any(|part| matches!(part, PartEnd::Lost(_)))
+        self.parts.iter().flatten().any(|part| matches!(part, PartEnd::Lost(_) | PartEnd::Silent(_)))
     }
 
     /// How its parts ended, as far as they did.
@@ -98,6 +100,11 @@ impl StageState {
     pub(super) fn farewell(&self, reading: Option<&Reading>) -> ForStage {
         if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
             return failed(message.clone());
+        }
+        let silent = |part: &PartEnd| if let PartEnd::Silent(signal) = part { Some(*signal) } else { None };
+        if let Some(signal) = self.parts.iter().flatten().find_map(silent) {
+            let status = Status::Signal(signal);
+            return ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message: String::new() };
         }
         let exits: Vec<&Exited> = self.exits().collect();
         let (parts, there) = exits.split_at(self.part_count.min(exits.len()));

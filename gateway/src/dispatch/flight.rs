@@ -6,6 +6,7 @@ mod joined;
 mod lost;
 mod noted;
 mod runs;
+mod silence;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,7 +26,7 @@ use posh_reach::{Outputs, has_exceeded};
 use tokio::{sync::mpsc, task::JoinSet};
 use tonic::Status;
 
-use self::{noted::Noted, runs::RunState};
+use self::{noted::Noted, runs::RunState, silence::Silences};
 use super::{
     again,
     ending::{JoinHere, PartEnd, StageState, as_shell},
@@ -102,6 +103,7 @@ struct Relay<'a> {
     spent: BTreeSet<usize>,
     /// By run: why its connection was lost.
     why_lost: BTreeMap<usize, String>,
+    silences: Silences,
     events: mpsc::Sender<Event>,
     pumps: JoinSet<()>,
     /// Whose commands these are.
@@ -250,6 +252,7 @@ impl<'a> Relay<'a> {
             delivered: BTreeMap::new(),
             spent: BTreeSet::new(),
             why_lost: BTreeMap::new(),
+            silences: Silences::default(),
             events,
             pumps,
             whose: session,
@@ -259,11 +262,24 @@ impl<'a> Relay<'a> {
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) -> Outcome {
         while !self.stages.values().all(|s| s.finished) {
-            let Some(event) = incoming.recv().await else { break };
+            let event = match self.silences.next() {
+                None => incoming.recv().await,
+                Some((end, run)) => match tokio::time::timeout_at(end, incoming.recv()).await {
+                    Ok(event) => event,
+                    Err(_) => {
+                        self.run_silent(run).await;
+                        self.finish_stages();
+                        continue;
+                    }
+                },
+            };
+            let Some(event) = event else { break };
             match event {
+                Event::Resumed(run, _) if self.silences.is_given_up(run) => {}
                 Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
                 Event::Stage(stage, None) => self.stage_gone(stage).await,
                 Event::Run(run, Ok(Some(message))) => {
+                    self.silences.heard(run);
                     self.runs[run].received(&message).await;
                     self.received(run, message).await;
                 }
@@ -307,6 +323,8 @@ impl<'a> Relay<'a> {
             }
             FromStage::Signal(signal, group) => {
                 self.spent.insert(stage);
+                let runs = self.commands.iter().filter(|(_, (of, _))| *of == stage).map(|((run, _), _)| *run);
+                self.silences.signalled(stage, signal, runs);
                 self.signal(stage, signal, group).await;
             }
             FromStage::Window(size) => {

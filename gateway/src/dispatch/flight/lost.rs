@@ -97,7 +97,7 @@ impl Relay<'_> {
     }
 
     /// Commands of a run that have not told their ends, or not the end of what they wrote: a status may come first.
-    fn unended(&self, run: usize) -> Vec<(usize, u32)> {
+    pub(super) fn unended(&self, run: usize) -> Vec<(usize, u32)> {
         let is_whole = |stage: usize| {
             let mut joined = self.joined.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
             let mut feeds = self.feeds.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
@@ -127,7 +127,7 @@ impl Relay<'_> {
         self.end_streams(run).await;
     }
 
-    async fn end_streams(&mut self, run: usize) {
+    pub(super) async fn end_streams(&mut self, run: usize) {
         let streams = self.feeds.keys().chain(self.joined.keys()).filter(|s| s.0 == run);
         let streams: Vec<Stream> = streams.copied().collect();
         for stream in streams {
