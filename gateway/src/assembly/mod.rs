@@ -500,6 +500,7 @@ fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot)
     let is_unseen = snapshot.may_share_files_unseen(stage.pid, session);
     let shared = |file: &PathBuf| {
         is_unseen
+            || snapshot.is_written_outside(file)
             || snapshot.processes().any(|p| {
                 let holds = !p.is_dead() && p.pid != stage.pid && p.files.contains(file);
                 holds && !waits_only_for(p, stage.pid, members, snapshot)
@@ -525,6 +526,7 @@ fn shared_inputs(stage: &Enlisted, snapshot: &Snapshot) -> HashSet<u32> {
     let ends = closing::used_ends(stage).filter(|d| d.reads());
     let shared = ends.filter(|end| {
         snapshot.may_be_held_unseen(end.identity.1)
+            || snapshot.is_read_outside(end.identity.1)
             || snapshot.processes().any(|p| {
                 p.pid != stage.pid && !p.is_dead() && p.pipe_ends.iter().any(|e| e.inode == end.identity.1 && e.reads)
             })

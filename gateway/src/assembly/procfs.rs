@@ -20,6 +20,8 @@ pub struct Snapshot {
     processes: HashMap<Pid, Process>,
     /// The sessions' shells.
     roots: HashSet<Pid>,
+    /// Where a session was started with something that was asked for: who started it, and what else that has started.
+    outside: Vec<Process>,
     /// Processes of other users don't show in /proc (its mount option `hidepid`).
     hides_others: bool,
     /// When pipes were made, in clock ticks after boot, where it matters and can be told.
@@ -103,7 +105,48 @@ impl Snapshot {
         if snapshot.opaque().next().is_some() {
             snapshot.read_times_of_pipes();
         }
+        snapshot.read_outside(wanted);
         snapshot
+    }
+
+    /// What a session has been given, somebody else has too: a pipe that a loop or a group of commands reads, in
+    /// which posh is one command, or the file that all of them write to.
+    fn read_outside(&mut self, wanted: &Wanted) {
+        let was_given = |root: &&Process| root.pipe_ends.iter().any(|end| end.reads) || !root.files.is_empty();
+        let roots = self.roots.iter().filter_map(|root| self.get(*root)).filter(was_given);
+        let starters: Vec<Pid> = roots.map(|root| root.parent).filter(|parent| *parent > 1).collect();
+        let mut seen = HashSet::new();
+        let mut queue: Vec<(Pid, Option<Pid>)> = starters.into_iter().map(|starter| (starter, None)).collect();
+        while let Some((pid, parent)) = queue.pop() {
+            if self.processes.contains_key(&pid) || !seen.insert(pid) {
+                continue;
+            }
+            match read_process(pid, wanted) {
+                Some(process) => {
+                    queue.extend(children(pid).into_iter().map(|child| (child, Some(pid))));
+                    self.outside.push(process);
+                }
+                None if is_alive(pid) => self.outside.push(Process::unseen(pid, parent.unwrap_or_default())),
+                None => {}
+            }
+        }
+    }
+
+    /// Whether somebody who is no part of a session may read from a pipe that it was given.
+    #[must_use]
+    pub fn is_read_outside(&self, pipe: u64) -> bool {
+        let given = self.roots.iter().filter_map(|root| self.get(*root)).flat_map(|root| &root.pipe_ends);
+        let reads = |p: &Process| p.is_opaque || p.pipe_ends.iter().any(|end| end.inode == pipe && end.reads);
+        given.into_iter().any(|end| end.inode == pipe) && self.outside.iter().any(|p| !p.is_dead() && reads(p))
+    }
+
+    /// Whether somebody who is no part of a session may write to a file that it was given: not who waits for it.
+    #[must_use]
+    pub fn is_written_outside(&self, file: &Path) -> bool {
+        let starts_sessions =
+            |p: &Process| self.roots.iter().filter_map(|root| self.get(*root)).any(|r| r.parent == p.pid);
+        let waits = |p: &Process| starts_sessions(p) && p.waits_for_children();
+        self.outside.iter().any(|p| !p.is_dead() && p.files.iter().any(|its| its == file) && !waits(p))
     }
 
     /// Processes whose descriptors can't be read.
@@ -643,6 +686,64 @@ mod tests {
             shell.wait().unwrap();
         }
         assert_eq!([ours, not_ours].map(|pid| found.contains(&pid)), [true, false]);
+    }
+
+    #[test]
+    fn what_a_session_was_given_may_be_used_by_who_started_it_and_by_its_other_children() {
+        use std::io::{BufRead, BufReader, Write};
+        use std::process::{Command, Stdio};
+        let ready = "echo ready; sleep 100; :";
+        let leave = "exec < /dev/null > /dev/null 2> /dev/null 3<&-";
+        for (script, is_read, is_written) in [
+            // Who waits reads on later, and writes nothing meanwhile.
+            (format!("exec 3<&0; sh -c '{ready}' <&3 & wait"), true, false),
+            (format!("exec 3<&0; sh -c '{ready}' <&3 3<&- & {leave}; wait"), false, false),
+            (format!("exec 3<&0; (sleep 100; :) <&3 & sh -c '{ready}' <&3 3<&- & {leave}; wait"), true, true),
+        ] {
+            let output = tempfile::NamedTempFile::new().unwrap();
+            let (input, mut write) = std::io::pipe().unwrap();
+            let pipe = pipe_inode(
+                &fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&input))).unwrap(),
+            );
+            let mut outer = Command::new("sh");
+            outer.args(["-c", &script]).stdin(input).stdout(Stdio::piped()).stderr(output.reopen().unwrap());
+            let mut outer = outer.spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(outer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let is_root = |pid: &Pid| {
+                fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| {
+                    words.ends_with(b"ready; sleep 100; :\0") && !words.windows(4).any(|four| four == b"wait")
+                })
+            };
+            let root = children(outer.id()).into_iter().find(is_root).unwrap();
+            let wanted = Wanted {
+                pipes: pipe.into_iter().collect(),
+                files: [output.path().to_owned()].into(),
+                ..Wanted::default()
+            };
+            // The outer shell may not wait yet.
+            let deadline = Instant::now() + Duration::from_secs(10);
+            let found = loop {
+                let snapshot = Snapshot::take(&[root], &wanted, &mut Orphans::default());
+                // Whoever began within the same tick as the session counts as one of its own that was cut off.
+                let mut others = snapshot.processes().filter(|p| p.pid != root && p.parent == outer.id());
+                let is_seen = others.any(|p| p.files.iter().any(|file| file == output.path()));
+                let found = (
+                    is_seen || snapshot.is_read_outside(pipe.unwrap()),
+                    is_seen || snapshot.is_written_outside(output.path()),
+                );
+                if found == (is_read, is_written) || Instant::now() > deadline {
+                    break found;
+                }
+            };
+            for pid in children(outer.id()).into_iter().flat_map(|pid| [children(pid), vec![pid]].concat()) {
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::SIGKILL);
+            }
+            outer.kill().unwrap();
+            outer.wait().unwrap();
+            let _ = write.write(b"");
+            assert_eq!(found, (is_read, is_written), "{script}");
+        }
     }
 
     #[test]
