@@ -1,5 +1,5 @@
 //! How deep a text is nested. The parser goes back at each bracket that is never closed and tries what
-//! follows in another way, so that twenty of them take more than twenty seconds.
+//! follows in another way, so that twenty of them take more than twenty seconds. It does so at each `case`, too.
 
 /// Deeper than anybody nests; the parser takes some tenths of a millisecond for as many brackets that nobody closes.
 const DEPTH: usize = 8;
@@ -7,18 +7,31 @@ const DEPTH: usize = 8;
 /// Whether the parser of commands can read this text in a moment. What is quoted and what is a comment counts as all else: only
 /// the parser could tell.
 pub(super) fn is_parsable(text: &str) -> bool {
-    let (mut open, mut is_in_pattern) = (0_usize, false);
+    let (mut open, mut brackets, mut is_in_pattern) = (0_usize, 0_usize, false);
     text.bytes().enumerate().all(|(at, byte)| {
-        let rest = text.as_bytes().get(at..).unwrap_or_default();
         match byte {
             b'(' | b'{' => open += 1,
             // One that nothing opens ends a pattern of `case`.
             b')' if is_in_pattern => is_in_pattern = false,
             b')' | b'}' => open = open.saturating_sub(1),
-            _ => is_in_pattern |= rest.starts_with(b"case") || rest.starts_with(b";;"),
+            // Subscripts (`a[`) and patterns.
+            b'[' => brackets += 1,
+            b']' => brackets = brackets.saturating_sub(1),
+            b'c' if is_word(text, at, "case") => (open, is_in_pattern) = (open + 1, true),
+            b'e' if is_word(text, at, "esac") => open = open.saturating_sub(1),
+            _ => is_in_pattern |= text.as_bytes()[at..].starts_with(b";;"),
         }
-        open <= DEPTH
+        open <= DEPTH && brackets <= DEPTH
     })
+}
+
+/// Whether the word stands there, by itself.
+fn is_word(text: &str, at: usize, word: &str) -> bool {
+    let bytes = text.as_bytes();
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/');
+    let stands_alone = !at.checked_sub(1).and_then(|before| bytes.get(before)).is_some_and(is_part)
+        && !bytes.get(at + word.len()).is_some_and(is_part);
+    bytes[at..].starts_with(word.as_bytes()) && stands_alone
 }
 
 /// Whether the parser of words can read this one in a moment.
@@ -60,10 +73,23 @@ mod tests {
 
     #[test]
     fn a_text_that_opens_more_than_it_closes_is_not_parsed() {
-        for part in ["(", ">(", "{ ", "$((", "case x in a) (", "(case x in a) "] {
+        for part in [
+            "(",
+            ">(",
+            "{ ",
+            "$((",
+            "case x in a) (",
+            "(case x in a) ",
+            "case x in a) ",
+            "case x in\na)\n",
+            "a[",
+            "a[$'",
+        ] {
             assert!(is_parsable(&part.repeat(2)) && !is_parsable(&part.repeat(20)), "{part}");
         }
-        for part in ["(a); ", "case x in a) b;; c) d;; esac; ", "f() { g; }; "] {
+        for part in
+            ["(a); ", "case x in a) b;; c) d;; esac; ", "f() { g; }; ", "lowercase --ignore-case; ", "[ a ]; [[ b ]]; "]
+        {
             assert!(is_parsable(&part.repeat(100)), "{part}");
         }
     }
