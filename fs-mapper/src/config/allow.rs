@@ -29,7 +29,8 @@ impl Register {
     /// Below $XDG_STATE_HOME or ~/.local/state; `None` where there is no home.
     pub(super) fn of(set: impl Fn(&str) -> Option<OsString>, user: u32) -> Option<Self> {
         let named = set("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-        let state = named.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".local/state")))?;
+        let home = || set("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+        let state = named.or_else(|| home().map(|home| home.join(".local/state")))?;
         Some(Self { directory: state.join("posh/allowed"), user })
     }
 

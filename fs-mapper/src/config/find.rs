@@ -260,10 +260,12 @@ pub(super) fn annotations(variable: impl Fn(&str) -> Option<OsString>, etc: &Pat
     [Some(etc.to_owned()), user_directory(set)].into_iter().flatten().map(|dir| dir.join("posh/annotations")).collect()
 }
 
-/// The user's configuration directory (XDG Base Directory Specification).
+/// The user's configuration directory (XDG Base Directory Specification). A home that is no absolute path is none: it
+/// would be wherever one is.
 pub(super) fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let named = set("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    named.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".config")))
+    let home = || set("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+    named.or_else(|| home().map(|home| home.join(".config")))
 }
 
 #[cfg(test)]

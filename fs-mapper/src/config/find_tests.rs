@@ -159,3 +159,12 @@ fn one_s_own_configuration_is_ignored_where_others_can_change_it() {
     }
     assert_eq!(place.found(&[]), Some(file));
 }
+
+#[test]
+fn a_home_that_is_no_absolute_path_is_none() {
+    for (home, expect) in [("/home/u", Some("/home/u/.config")), (".", None), ("", None), ("home/u", None)] {
+        let set = |name: &str| (name == "HOME").then(|| OsString::from(home));
+        assert_eq!(user_directory(set), expect.map(PathBuf::from), "{home}");
+        assert_eq!(Register::of(set, 0).is_some(), expect.is_some(), "{home}");
+    }
+}
