@@ -726,11 +726,13 @@ mod tests {
             let found = loop {
                 let snapshot = Snapshot::take(&[root], &wanted, &mut Orphans::default());
                 // Whoever began within the same tick as the session counts as one of its own that was cut off.
-                let mut others = snapshot.processes().filter(|p| p.pid != root && p.parent == outer.id());
-                let is_seen = others.any(|p| p.files.iter().any(|file| file == output.path()));
+                let inside = || snapshot.processes().filter(|p| p.pid != root && !snapshot.is_ancestor(root, p.pid));
+                let reads = |p: &Process| p.pipe_ends.iter().any(|end| Some(end.inode) == pipe && end.reads);
+                let waits = |p: &Process| p.pid == outer.id() && p.waits_for_children();
+                let writes = |p: &Process| p.files.iter().any(|file| file == output.path()) && !waits(p);
                 let found = (
-                    is_seen || snapshot.is_read_outside(pipe.unwrap()),
-                    is_seen || snapshot.is_written_outside(output.path()),
+                    inside().any(reads) || snapshot.is_read_outside(pipe.unwrap()),
+                    inside().any(writes) || snapshot.is_written_outside(output.path()),
                 );
                 if found == (is_read, is_written) || Instant::now() > deadline {
                     break found;
