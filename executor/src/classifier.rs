@@ -4,10 +4,11 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, Weak},
+    time::Duration,
 };
 
 use posh_proto::executor::rejected::Kind;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, task::AbortHandle};
 
 use crate::{callers::Caller, error::Refusal};
 
@@ -51,6 +52,20 @@ impl Turns {
     }
 }
 
+impl Turns {
+    /// Waits for a turn of `caller`'s, which passes after `longest` or when the handle is aborted, whichever
+    /// comes first: who has it may itself wait for somebody behind it.
+    pub async fn passing(&self, caller: &Caller, longest: Duration) -> AbortHandle {
+        // It is never closed.
+        let turn = self.share_of(caller).acquire_owned().await;
+        let lasts = tokio::spawn(async move {
+            let _turn = turn;
+            tokio::time::sleep(longest).await;
+        });
+        lasts.abort_handle()
+    }
+}
+
 impl Classifier {
     /// Has something of `caller`'s read when it is its turn.
     pub async fn read<T: Send + 'static>(
@@ -71,7 +86,7 @@ impl Classifier {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use posh_proto::executor::Stage;
 

@@ -40,7 +40,7 @@ const QUEUE: usize = 16;
 /// Serves connections until no more come and all are closed.
 type Server<C> = dyn Fn(ReceiverStream<C>) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync;
 
-/// What a thread does.
+/// The body of a thread.
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The runtimes, started when their identities first connect. They end with this.

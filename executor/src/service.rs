@@ -71,9 +71,9 @@ pub struct Shared {
     pub tool_turns: Turns,
     /// Whose specifications are in memory before they are charged.
     pub arrivals: Turns,
-    /// Whose large specification is read and started.
+    /// Turns of identities to have a large specification read and started.
     pub large: Turns,
-    /// Who is starting commands.
+    /// Turns of identities to start commands.
     pub launches: Turns,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,

@@ -103,13 +103,7 @@ impl Turn {
         if caller.identity.is_none() {
             return Self(None);
         }
-        // It is never closed.
-        let turn = launches.share_of(caller).acquire_owned().await;
-        let lasts = tokio::spawn(async move {
-            let _turn = turn;
-            tokio::time::sleep(LONGEST_TURN).await;
-        });
-        Self(Some(lasts.abort_handle()))
+        Self(Some(launches.passing(caller, LONGEST_TURN).await))
     }
 
     /// It has started.

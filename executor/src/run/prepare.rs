@@ -64,13 +64,7 @@ pub struct LargeTurn(AbortHandle);
 
 impl LargeTurn {
     async fn of(turns: &Turns, caller: &Caller) -> Self {
-        // It is never closed.
-        let turn = turns.share_of(caller).acquire_owned().await;
-        let lasts = tokio::spawn(async move {
-            let _turn = turn;
-            tokio::time::sleep(LONGEST_LARGE_TURN).await;
-        });
-        Self(lasts.abort_handle())
+        Self(turns.passing(caller, LONGEST_LARGE_TURN).await)
     }
 }
 

@@ -11,6 +11,8 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
+use super::find::directory_of;
+
 /// Hexadecimal digits of a SHA-256.
 const DIGEST_DIGITS: usize = 64;
 
@@ -28,9 +30,8 @@ pub(super) fn digest(bytes: &[u8]) -> String {
 impl Register {
     /// Below $XDG_STATE_HOME or ~/.local/state; `None` where there is no home.
     pub(super) fn of(set: impl Fn(&str) -> Option<OsString>, user: u32) -> Option<Self> {
-        let named = set("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-        let home = || set("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-        let state = named.or_else(|| home().map(|home| home.join(".local/state")))?;
+        let below_home = || Some(directory_of(&set, "HOME")?.join(".local/state"));
+        let state = directory_of(&set, "XDG_STATE_HOME").or_else(below_home)?;
         Some(Self { directory: state.join("posh/allowed"), user })
     }
 

@@ -260,12 +260,14 @@ pub(super) fn annotations(variable: impl Fn(&str) -> Option<OsString>, etc: &Pat
     [Some(etc.to_owned()), user_directory(set)].into_iter().flatten().map(|dir| dir.join("posh/annotations")).collect()
 }
 
-/// The user's configuration directory (XDG Base Directory Specification). A home that is no absolute path is none: it
-/// would be wherever one is.
+/// The user's configuration directory (XDG Base Directory Specification).
 pub(super) fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let named = set("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let home = || set("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-    named.or_else(|| home().map(|home| home.join(".config")))
+    directory_of(&set, "XDG_CONFIG_HOME").or_else(|| Some(directory_of(&set, "HOME")?.join(".config")))
+}
+
+/// The directory that a variable names; none if that is no absolute path, since it would be wherever one is.
+pub(super) fn directory_of(set: impl Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBuf> {
+    set(name).map(PathBuf::from).filter(|directory| directory.is_absolute())
 }
 
 #[cfg(test)]
