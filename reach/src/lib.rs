@@ -34,6 +34,10 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// what is on its way: 1 MiB of a command's input takes 6 s at 1.4 Mbit/s.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
+/// Runs that were cancelled, and for how long what still comes for them is known for what it is: h2 takes it for an
+/// offence otherwise, and ends the connection after 1,024 of them.
+const REMEMBERED_RESETS: usize = 1024;
+const RESET_REMEMBERED: Duration = Duration::from_secs(30);
 /// For TCP's handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// HTTP/2 wants an address; behind an ssh nobody looks at it.
@@ -197,7 +201,9 @@ fn endpoint(address: String) -> Result<Endpoint, Unreachable> {
         .max_frame_size(FRAME_BYTES)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true))
+        .keep_alive_while_idle(true)
+        .http2_max_concurrent_reset_streams(REMEMBERED_RESETS)
+        .http2_reset_stream_duration(RESET_REMEMBERED))
 }
 
 /// The innermost cause says what a user understands ("Connection refused").

@@ -63,6 +63,8 @@ type Output = Arc<Outbox>;
 
 /// What a client that cancels a call, rather than being lost, has said by the time that this is noticed.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// For a client to say that it has no more to say, once its run has ended.
+const HEARING_OUT: Duration = Duration::from_secs(10);
 /// For what its client has to hear, while it acknowledges nothing: longer than it may be lost.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(75);
 /// A client can't ask for more than this: what is kept takes memory and a place among the runs.
@@ -190,7 +192,7 @@ async fn serve(
     shared: Arc<Shared>,
     origin: Origin,
     (mut prepared, arrived_ns, turn): (Prepared, u64, Turn),
-    client: Client,
+    mut client: Client,
     output: Output,
 ) {
     let record = std::mem::take(&mut prepared.record);
@@ -198,7 +200,7 @@ async fn serve(
     let clock = Clock::start(prepared.trace, arrived_ns);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
     let end = match record.begin(&shared.audit).await {
-        Ok(()) => attend((&shared, &origin), (prepared, turn), client, &output, &mut report).await,
+        Ok(()) => attend((&shared, &origin), (prepared, turn), &mut client, &output, &mut report).await,
         Err(refusal) => {
             let end = End::Rejected(refusal);
             say(&end, &output).await;
@@ -206,6 +208,7 @@ async fn serve(
         }
     };
     output.end();
+    tokio::spawn(client.hear_out());
     // A run that is not kept may have the name of one that is, which is none of its business.
     match end {
         _ if !output.keeps() => {}
@@ -225,6 +228,15 @@ struct Client {
 }
 
 impl Client {
+    /// Of a run that has ended. A client says no more once it has heard that; what is under way by then must not come to
+    /// a call that was reset: h2 counts it for the connection's life, and closes that in the end.
+    async fn hear_out(mut self) {
+        let hear = async { while let Ok(Some(_)) = self.input.message().await {} };
+        if self.is_open {
+            let _ = tokio::time::timeout(HEARING_OUT, hear).await;
+        }
+    }
+
     /// It came back; never, if the run is not kept.
     async fn returned(returns: &mut Option<mpsc::Receiver<Return>>) -> Return {
         match returns {
@@ -293,7 +305,7 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 async fn attend(
     (shared, origin): (&Shared, &Origin),
     (prepared, turn): (Prepared, Turn),
-    client: Client,
+    client: &mut Client,
     output: &Output,
     report: &mut Report,
 ) -> End {
@@ -431,7 +443,7 @@ impl Run {
     }
 
     /// Carries messages until all stages have exited and all streams have ended.
-    async fn drive(&mut self, whose: Whose<'_>, mut client: Client, grace: Duration, output: &Output) -> End {
+    async fn drive(&mut self, whose: Whose<'_>, client: &mut Client, grace: Duration, output: &Output) -> End {
         let mut lost_at = None;
         while self.stages_left > 0 || !self.streams.is_empty() || !self.farewells.is_empty() {
             let patience = async {
@@ -442,7 +454,7 @@ impl Run {
             };
             tokio::select! {
                 () = output.detached(), if lost_at.is_none() => {
-                    if let Err(end) = self.lose(whose, &mut client, output).await {
+                    if let Err(end) = self.lose(whose, client, output).await {
                         return end;
                     }
                     lost_at = Some(tokio::time::Instant::now());

@@ -17,7 +17,10 @@ use nix::{
 };
 use posh_proto::{
     PROTOCOL_VERSION, STDIO_GREETING,
-    executor::{DescribeRequest, EnvVar, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_output},
+    executor::{
+        DescribeRequest, EnvVar, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_input,
+        run_output,
+    },
 };
 use tokio::io::AsyncReadExt as _;
 use tonic::transport::Endpoint;
@@ -52,6 +55,20 @@ async fn a_finished_run_leaves_no_process() {
     let script = "exec 9>lock; flock 9; setsid sleep 1000 >/dev/null 2>&1 & echo bye";
     assert_eq!(lab.run(command(&["sh", "-c", script])).await.text(), "bye\n");
     lock_is_free(lab.store.path()).await;
+}
+
+/// What a client says before it hears of a run's end must not come to a call that was reset: HTTP/2 libraries count such
+/// frames for a connection's life, and end it, with all its runs, after some ten thousand.
+#[tokio::test]
+async fn a_client_is_heard_out_after_its_run() {
+    let lab = Lab::start().await;
+    let mut call = Call::open(&lab.client, command(&["true"])).await;
+    while call.next().await.is_some() {}
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(!call.input.is_closed(), "the call was reset");
+        call.send(run_input::Kind::Received(1)).await;
+    }
 }
 
 #[tokio::test]

@@ -26,7 +26,11 @@ use posh_reach::{Outputs, has_exceeded};
 use tokio::{sync::mpsc, task::JoinSet};
 use tonic::Status;
 
-use self::{noted::Noted, runs::RunState, silence::Silences};
+use self::{
+    noted::Noted,
+    runs::{Listener, RunState},
+    silence::Silences,
+};
 use super::{
     again,
     ending::{JoinHere, PartEnd, StageState, as_shell},
@@ -55,6 +59,9 @@ const QUEUE: usize = 64;
 
 /// What a lost command may have changed is forgotten if that takes no longer: nobody waits for a dead mount.
 const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
+
+/// An executor ends a call as soon as its run is over and it has heard that we have no more to say.
+const HEARING_OUT: Duration = Duration::from_secs(30);
 
 enum Event {
     Stage(usize, Option<FromStage>),
@@ -139,7 +146,7 @@ pub async fn fly(
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
         let allowance = flight.output.allowance().clone();
-        let listener = pumps.spawn(pump_run(index, flight.heard, flight.output, events.clone()));
+        let listener = listen(index, flight.heard, flight.output, events.clone());
         let reached = (flight.executor, flight.connection);
         let spec = &lowered.runs[index].spec;
         let mut run = RunState::new(reached, (flight.input, allowance), listener, flight.written_files, spec);
@@ -167,19 +174,33 @@ async fn pump_stage(index: usize, mut stage: mpsc::Receiver<FromStage>, events: 
     }
 }
 
+fn listen(index: usize, heard: Vec<RunOutput>, run: Outputs, events: mpsc::Sender<Event>) -> Listener {
+    Listener::new(tokio::spawn(pump_run(index, heard, run, events)).abort_handle())
+}
+
 async fn pump_run(index: usize, heard: Vec<RunOutput>, mut run: Outputs, events: mpsc::Sender<Event>) {
     for message in heard {
         if events.send(Event::Run(index, Ok(Some(message)))).await.is_err() {
-            return;
+            return hear_out(run).await;
         }
     }
     loop {
         let message = run.message().await.map_err(Fault::from);
         let over = !matches!(message, Ok(Some(_)));
-        if events.send(Event::Run(index, message)).await.is_err() || over {
+        let is_unheard = events.send(Event::Run(index, message)).await.is_err();
+        if over {
             return;
         }
+        if is_unheard {
+            return hear_out(run).await;
+        }
     }
+}
+
+/// Of a run whose commands have ended. See [`Listener`].
+async fn hear_out(mut run: Outputs) {
+    let hear = async { while let Ok(Some(_)) = run.message().await {} };
+    let _ = tokio::time::timeout(HEARING_OUT, hear).await;
 }
 
 async fn pump_join(stage: usize, mut join: mpsc::Receiver<join::Event>, events: mpsc::Sender<Event>) {
@@ -292,6 +313,7 @@ impl<'a> Relay<'a> {
         }
         while self.farewells.join_next().await.is_some() {}
         self.hear_last_words(incoming).await;
+        self.runs.into_iter().for_each(RunState::leave);
         self.outcome
     }
 

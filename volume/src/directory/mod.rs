@@ -92,6 +92,7 @@ pub struct Machine {
     /// The leases.
     pub keeper: Arc<Keeper>,
     workers: Workers,
+    low_priority_workers: Workers,
     watch: Watch,
     waiting_locks: Arc<Pool>,
     locked_ranges: Arc<Pool>,
@@ -169,6 +170,7 @@ impl Machine {
         Ok(Arc::new(Self {
             keeper,
             workers: Workers::start()?,
+            low_priority_workers: Workers::start_low_priority()?,
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
             locked_ranges: Pool::new(MAX_LOCKED_RANGES, MAX_LOCKED_RANGES_OF_ONE),

@@ -302,16 +302,34 @@ impl Session {
         T: Send + 'static,
         F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send + 'static,
     {
+        let job = self.acting(caller, job);
+        self.directory.machine.workers.run(&self.account, job).await
+    }
+
+    /// See [`Self::as_caller`]; what keeps a processor busy.
+    pub async fn as_caller_at_low_priority<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> Result<T, Errno>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send + 'static,
+    {
+        let job = self.acting(caller, job);
+        self.directory.machine.low_priority_workers.run(&self.account, job).await
+    }
+
+    /// The job, done with the caller's rights.
+    fn acting<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> impl FnOnce() -> Result<T, Errno> + Send + use<T, F>
+    where
+        F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send,
+    {
         let (session, caller) = (self.clone(), caller.clone());
-        let job = move || {
+        move || {
             // It may have ended while this waited for a thread.
             if session.is_over() {
                 return Err(Errno::ESTALE);
             }
             let _acting = session.directory.act(&caller)?;
             Ok(job(&session)?)
-        };
-        self.directory.machine.workers.run(&self.account, job).await
+        }
     }
 
     pub fn keeper(&self) -> &Arc<Keeper> {

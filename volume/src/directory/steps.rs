@@ -9,12 +9,12 @@ use nix::errno::Errno;
 use super::session::Session;
 use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place};
 
-/// Bytes of one step of a copy: some 10 ms on a disk.
-const COPY_STEP_BYTES: u64 = 8 << 20;
+/// Bytes of one step of a copy: some 1 ms on a disk. Where the kernel is not preemptible, nobody else has the processor meanwhile.
+const COPY_STEP_BYTES: u64 = 1 << 20;
 /// Bytes copied for one answer.
 const COPY_BYTES: u64 = 256 << 20;
 /// Bytes of one step of an allocation; file systems in memory clear what they allocate.
-const ALLOCATION_STEP_BYTES: u64 = 64 << 20;
+const ALLOCATION_STEP_BYTES: u64 = 4 << 20;
 /// However large a range is, it has no more steps.
 const MAX_ALLOCATION_STEPS: u64 = 1024;
 
@@ -56,7 +56,9 @@ async fn copy(
         let (source, target) = (source.clone(), target.clone());
         let _turn = session.account.step().await;
         let offsets = from.1.checked_add(done).zip(to.1.checked_add(done)).ok_or(Errno::EFBIG)?;
-        let copied = session.as_caller(caller, move |_| super::files::copy_step(&source, &target, offsets, step)).await;
+        let copied = session
+            .as_caller_at_low_priority(caller, move |_| super::files::copy_step(&source, &target, offsets, step))
+            .await;
         match copied {
             Err(errno) if done == 0 => return Err(errno),
             Err(_) | Ok(0) => break,
@@ -81,7 +83,7 @@ async fn allocate(
     for step in steps_of(range, how) {
         let file = file.clone();
         let _turn = session.account.step().await;
-        session.as_caller(caller, move |_| super::files::allocate_step(&file, step, how)).await?;
+        session.as_caller_at_low_priority(caller, move |_| super::files::allocate_step(&file, step, how)).await?;
     }
     session.as_caller(caller, move |session| session.entry_of_open(&file, place.file)).await.map(Answer::Entry)
 }

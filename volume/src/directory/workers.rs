@@ -4,6 +4,10 @@
 //!
 //! Each account has a queue of its own, and they are served in turn. No account has more threads than it
 //! leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
+//!
+//! Jobs that keep a processor busy have threads of their own, of a low priority: a thread at work in the
+//! kernel gives its processor up late where the kernel is not preemptible, and sooner to one of a higher
+//! priority (sched(7)).
 
 use std::{
     any::Any,
@@ -27,6 +31,11 @@ use super::{
 /// waits for another.
 const THREADS: usize = 32;
 
+/// For jobs that keep a processor busy. One account so has four.
+const LOW_PRIORITY_THREADS: usize = 8;
+/// Their niceness (setpriority(2)).
+const LOW_PRIORITY: i32 = 10;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// What a call is charged with.
@@ -47,8 +56,8 @@ pub fn held() -> Option<Held> {
 #[derive(Debug)]
 pub struct Workers(Arc<Queue>);
 
-#[derive(Default)]
 struct Queue {
+    threads: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -81,10 +90,28 @@ impl Workers {
     /// # Errors
     /// When the system has no more threads.
     pub fn start() -> std::io::Result<Self> {
-        let workers = Self(Arc::default());
-        for number in 0..THREADS {
+        Self::start_threads("files", THREADS, || ())
+    }
+
+    /// Starts the threads for jobs that keep a processor busy.
+    ///
+    /// # Errors
+    /// When the system has no more threads.
+    pub fn start_low_priority() -> std::io::Result<Self> {
+        // Of the calling thread alone, on Linux. Nobody is kept from a higher niceness.
+        Self::start_threads("steps", LOW_PRIORITY_THREADS, || {
+            let _ = rustix::process::setpriority_process(None, LOW_PRIORITY);
+        })
+    }
+
+    fn start_threads(name: &str, count: usize, set_up: fn()) -> std::io::Result<Self> {
+        let workers = Self(Arc::new(Queue { threads: count, state: Mutex::default(), changed: Condvar::new() }));
+        for number in 0..count {
             let queue = workers.0.clone();
-            thread::Builder::new().name(format!("files-{number}")).spawn(move || queue.work())?;
+            thread::Builder::new().name(format!("{name}-{number}")).spawn(move || {
+                set_up();
+                queue.work();
+            })?;
         }
         Ok(workers)
     }
@@ -127,10 +154,10 @@ impl State {
     }
 
     /// The next job of the first account whose share is not used up.
-    fn take(&mut self) -> Option<(String, Job)> {
+    fn take(&mut self, threads: usize) -> Option<(String, Job)> {
         let may_have = |account: &String| {
             let own = self.by_account.get(account).map_or(0, |jobs| jobs.busy);
-            is_share((own, 1), (self.busy, THREADS))
+            is_share((own, 1), (self.busy, threads))
         };
         let at = self.turns.iter().position(may_have)?;
         let account = self.turns.remove(at)?;
@@ -180,7 +207,7 @@ impl Queue {
             self.changed.notify_one();
         }
         loop {
-            if let Some(next) = state.take() {
+            if let Some(next) = state.take(self.threads) {
                 return Some(next);
             }
             if state.is_over && state.turns.is_empty() {

@@ -10,7 +10,7 @@ use std::{
 
 use posh_proto::{executor::descriptor::Source, stage::Delivered};
 
-use super::{Event, Fault, PartEnd, Relay, pump_run};
+use super::{Event, Fault, PartEnd, Relay, listen};
 use crate::{
     dispatch::{
         again,
@@ -74,7 +74,7 @@ impl Relay<'_> {
     pub(super) fn run_resumed(&mut self, run: usize, resumed: Resumed) {
         tracing::info!(run, "a run goes on by a new connection");
         let Resumed { connection, input, output } = resumed;
-        let listener = self.pumps.spawn(pump_run(run, Vec::new(), output, self.events.clone()));
+        let listener = listen(run, Vec::new(), output, self.events.clone());
         self.runs[run].resumed(connection, input, listener);
     }
 

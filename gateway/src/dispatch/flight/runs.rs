@@ -27,14 +27,15 @@ pub(super) struct RunState {
     pub connection: Arc<Connection>,
     /// `None` while it is out of reach, and when it is over.
     input: Option<mpsc::Sender<RunInput>>,
-    /// Who listens to it; when that ends, the executor learns that nobody wants it any more.
-    listener: AbortHandle,
+    listener: Listener,
     kept: Option<Kept>,
     /// What it may still say.
     pub allowance: Allowance,
     heard: Instant,
     /// It has said that nothing more comes.
     pub finished: bool,
+    /// Commands whose ends it has not told.
+    commands_left: usize,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
     /// Stages and descriptors whose files it was asked to open.
@@ -67,7 +68,7 @@ impl RunState {
     pub fn new(
         (executor, connection): (ExecutorId, Arc<Connection>),
         (input, allowance): (mpsc::Sender<RunInput>, Allowance),
-        listener: AbortHandle,
+        listener: Listener,
         written_files: Vec<WrittenFile>,
         spec: &RunSpec,
     ) -> Self {
@@ -83,6 +84,7 @@ impl RunState {
             allowance,
             heard: Instant::now(),
             finished: false,
+            commands_left: spec.stages.len(),
             written_files,
             files: files(spec, |_| true),
             shared_files: files(spec, |file| file.report_offset),
@@ -124,7 +126,15 @@ impl RunState {
 
     /// Counts what came, and tells the executor now and then.
     pub async fn received(&mut self, message: &RunOutput) {
-        self.finished |= matches!(message.kind, Some(run_output::Kind::Finished(_)));
+        match &message.kind {
+            Some(run_output::Kind::Exited(_)) => self.commands_left = self.commands_left.saturating_sub(1),
+            Some(run_output::Kind::Finished(_)) => {
+                self.finished = true;
+                // The executor listens until we have no more to say.
+                self.input = None;
+            }
+            _ => {}
+        }
         let Some(kept) = &mut self.kept else { return };
         self.heard = Instant::now();
         kept.received += 1;
@@ -156,14 +166,49 @@ impl RunState {
     }
 
     /// It goes on by another connection.
-    pub fn resumed(&mut self, connection: Arc<Connection>, input: mpsc::Sender<RunInput>, listener: AbortHandle) {
+    pub fn resumed(&mut self, connection: Arc<Connection>, input: mpsc::Sender<RunInput>, listener: Listener) {
         (self.connection, self.input, self.listener) = (connection, Some(input), listener);
     }
 
     /// Nobody wants it any more.
     pub fn abandon(&mut self) {
-        self.listener.abort();
+        self.listener.end();
         (self.input, self.kept) = (None, None);
+    }
+
+    /// The pipeline is over. A run whose commands have all ended is heard out; any other is abandoned.
+    pub fn leave(mut self) {
+        if self.commands_left == 0 {
+            self.listener.leave();
+        }
+    }
+}
+
+/// The task that listens to a run. When it ends, the executor learns that nobody wants the run any more; it does with this.
+///
+/// Invariant: a call whose run has ended is heard to its end, and never reset. HTTP/2 libraries count what still comes
+/// for a call that was reset, and close the connection, with all runs of others, when that was too much in its life
+/// (h2's budget of small DATA frames, and of streams reset).
+pub(super) struct Listener(Option<AbortHandle>);
+
+impl Listener {
+    pub fn new(task: AbortHandle) -> Self {
+        Self(Some(task))
+    }
+
+    fn end(&mut self) {
+        self.0.take().into_iter().for_each(|task| task.abort());
+    }
+
+    /// It goes on by itself.
+    fn leave(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
