@@ -16,6 +16,8 @@ use std::{
     ops::Range,
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -37,6 +39,9 @@ use crate::{
 
 /// How long running commands may still take after SIGTERM.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
+
+/// A directory that is served answers within this time.
+const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where an executor listens unless told otherwise.
 #[must_use]
@@ -304,24 +309,44 @@ impl Config {
         } else if !path.is_absolute() {
             format!("path of export `{name}` must be absolute, not `{}`", path.display())
         } else {
-            match std::fs::metadata(path) {
-                Ok(metadata) if metadata.is_dir() => match without_links(path) {
-                    // Whatever lies on the way later, no link is followed any more.
-                    Ok(path) => {
-                        self.exports.push(Export { path, ..export });
-                        return None;
-                    }
-                    Err(error) => format!("{} of export `{name}` leads through a link: {error}", path.display()),
-                },
-                Ok(_) => format!("path of export `{name}`, {}, is not a directory", path.display()),
-                Err(error) => format!("cannot open {} of export `{name}`: {error}", path.display()),
+            match looked_at(path) {
+                Ok(path) => {
+                    self.exports.push(Export { path, ..export });
+                    return None;
+                }
+                Err(why) => format!("{} of export `{name}` {why}", path.display()),
             }
         };
         Some(mistake)
     }
 }
 
-/// The path of an export's directory as it is now. Links that others than root and this process's user can have made are refused.
+/// The path of an export's directory as it is now: whatever lies on the way later, no link is followed any more. A file system
+/// that hangs holds up nothing but a thread that is left behind.
+fn looked_at(path: &Path) -> Result<PathBuf, String> {
+    let (told, answer) = mpsc::sync_channel(1);
+    let owned = path.to_owned();
+    let look = move || {
+        let found = match std::fs::metadata(&owned) {
+            Ok(metadata) if metadata.is_dir() => {
+                without_links(&owned).map_err(|error| format!("leads through a link: {error}"))
+            }
+            Ok(_) => Err("is not a directory".to_owned()),
+            Err(error) => Err(format!("cannot be opened: {error}")),
+        };
+        let _ = told.send(found);
+    };
+    thread::Builder::new()
+        .name("export".to_owned())
+        .spawn(look)
+        .map_err(|error| format!("cannot be looked at: {error}"))?;
+    answer.recv_timeout(EXPORT_PATIENCE).unwrap_or_else(|_| {
+        let seconds = EXPORT_PATIENCE.as_secs();
+        Err(format!("has not answered for {seconds} s: its file system hangs; mount it anew, or leave the export out"))
+    })
+}
+
+/// Without links. Those that others than root and this process's user can have made are refused.
 fn without_links(path: &Path) -> io::Result<PathBuf> {
     let directory = trusted_path::open_shared_directory(path, geteuid().as_raw())?;
     std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))

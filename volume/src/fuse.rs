@@ -14,6 +14,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Waker},
+    time::Duration,
 };
 
 use fuser::{INodeNo, Notifier, Request, Session, SessionACL};
@@ -35,6 +36,12 @@ const NOTIFY_INVAL_ENTRY: i32 = 3;
 
 /// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is to be looked up again, and nothing else becomes of it.
 const EXPIRE_ONLY: u32 = 1;
+
+/// How often a thread is looked at that waits for an answer.
+const LOOK_AT_KILLED: Duration = Duration::from_millis(300);
+
+/// Of `struct fuse_out_header`.
+const ANSWER_BYTES: usize = 16;
 
 /// Who may use a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +66,8 @@ pub fn serve(
     let mut config = fuser::Config::default();
     config.acl = acl;
     config.n_threads = Some(THREADS);
-    let raw = device.try_clone()?;
-    let adapter = Adapter { volume, runtime: Handle::current(), users };
+    let raw = Arc::new(device.try_clone()?);
+    let adapter = Adapter { volume, runtime: Handle::current(), users, raw: Arc::clone(&raw) };
     let session = Session::from_fd(adapter, device, acl, config)?;
     let kernel = Kernel { notifier: session.notifier(), raw, mount_point: mount_point.to_owned() };
     std::thread::Builder::new().name("volume-forget".to_owned()).spawn(move || kernel.carry_out(invalidations))?;
@@ -70,7 +77,7 @@ pub fn serve(
 /// Makes the kernel forget.
 struct Kernel {
     notifier: Notifier,
-    raw: OwnedFd,
+    raw: Arc<OwnedFd>,
     mount_point: PathBuf,
 }
 
@@ -126,20 +133,58 @@ struct Adapter {
     volume: Arc<Volume>,
     runtime: Handle,
     users: Users,
+    raw: Arc<OwnedFd>,
 }
 
 impl Adapter {
     /// Most requests are answered from memory: those need no other thread.
-    fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
+    fn answer(&self, request: &Request, work: impl Future<Output = ()> + Send + 'static) {
         let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
         let _entered = self.runtime.enter();
         let mut context = Context::from_waker(Waker::noop());
         if work.as_mut().poll(&mut context).is_pending() {
-            self.runtime.spawn(work);
+            let asked = Asked { thread: request.pid(), number: request.unique().into(), raw: Arc::clone(&self.raw) };
+            self.runtime.spawn(asked.answer(work));
         }
     }
 
     fn caller(&self, request: &Request) -> crate::store::Caller {
         convert::caller(request, self.users)
+    }
+}
+
+/// A request that is not answered at once.
+///
+/// Invariant: a thread that is killed is let go within a second, whatever the server does. The kernel waits for the answer to
+/// a request that was read (fs/fuse/dev.c, `request_wait_answer`), and asks for one by FUSE_INTERRUPT, which fuser does not
+/// pass on: so threads that wait are looked at.
+struct Asked {
+    thread: u32,
+    number: u64,
+    raw: Arc<OwnedFd>,
+}
+
+impl Asked {
+    /// What is under way goes on to its end. The kernel does not know a second answer, and drops it.
+    async fn answer(self, mut work: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        loop {
+            tokio::select! {
+                () = &mut work => return,
+                () = tokio::time::sleep(LOOK_AT_KILLED) => {}
+            }
+            if convert::is_killed(self.thread) {
+                self.let_go();
+                return work.await;
+            }
+        }
+    }
+
+    /// `struct fuse_out_header`.
+    fn let_go(&self) {
+        let mut answer = Vec::with_capacity(ANSWER_BYTES);
+        answer.extend(u32::try_from(ANSWER_BYTES).unwrap_or_default().to_ne_bytes());
+        answer.extend((-nix::libc::EINTR).to_ne_bytes());
+        answer.extend(self.number.to_ne_bytes());
+        let _ = nix::unistd::write(&self.raw, &answer);
     }
 }

@@ -535,7 +535,24 @@ fn a_wrong_configuration_is_reported_before_anything_starts() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("executor.toml:1:1: unknown key `lisen`"), "{message}");
-    assert!(message.contains("executor.toml:4:8: cannot open /no/such/directory of export `a`"), "{message}");
+    assert!(message.contains("executor.toml:4:8: /no/such/directory of export `a` cannot be opened"), "{message}");
+}
+
+/// A mount whose daemon never says a word.
+#[test]
+fn an_export_whose_file_system_hangs_is_told_of_and_holds_up_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let point = directory.path().join("hangs");
+    std::fs::create_dir(&point).unwrap();
+    let wanted = posh_volume::mount::Wanted { source: "hangs", read_only: false, for_everybody: true };
+    let device = posh_volume::mount::mount(&wanted, &point).unwrap();
+    let export = format!("hangs={}", point.display());
+    let output = program().args(["--listen", "127.0.0.1:0", "--export", &export]).output().unwrap();
+    posh_volume::mount::unmount(&point).unwrap();
+    drop(device);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("hangs of export `hangs` has not answered for 5 s: its file system hangs"), "{message}");
 }
 
 #[tokio::test]

@@ -68,11 +68,34 @@ fn groups(process: u32) -> Vec<u32> {
 /// Whether a thread has a signal waiting that it does not hold back.
 pub(super) fn is_interrupted(thread: u32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return true };
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        u64::from_str_radix(line.trim(), 16).unwrap_or(0)
-    };
+    let mask = |name| mask_in(&status, name);
     (mask("SigPnd:") | mask("ShdPnd:")) & !(mask("SigBlk:") | mask("SigIgn:")) != 0
+}
+
+/// Whether a thread has been killed by a signal, and ends as soon as nothing holds it. Any signal that ends a process
+/// becomes a SIGKILL for each of its threads (signal(7), kernel/signal.c). One that does not see it here (another
+/// process namespace, a thread that is gone) does not wait for an answer that it can be given.
+pub(super) fn is_killed(thread: u32) -> bool {
+    const KILL: u64 = 1 << (nix::libc::SIGKILL - 1);
+    let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return false };
+    (mask_in(&status, "SigPnd:") | mask_in(&status, "ShdPnd:")) & KILL != 0 || ends_by_signal(thread)
+}
+
+/// It has begun to end, by a signal, and closes its files: `flags` and `exit_code` of proc_pid_stat(5).
+fn ends_by_signal(thread: u32) -> bool {
+    const EXITING: u64 = 4;
+    const SIGNAL: u64 = 0x7f;
+    let Ok(stat) = fs::read_to_string(format!("/proc/{thread}/stat")) else { return false };
+    // The name before may have spaces and parentheses in it; `state` is the third field.
+    let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
+    let field = |number: usize| fields.split(' ').nth(number - 3).and_then(|field| field.trim().parse::<u64>().ok());
+    field(9).is_some_and(|flags| flags & EXITING != 0) && field(52).is_some_and(|code| code & SIGNAL != 0)
+}
+
+/// A mask of signals in a text of /proc/PID/status.
+fn mask_in(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    u64::from_str_radix(line.trim(), 16).unwrap_or(0)
 }
 
 pub(super) fn attr(told: &Told) -> FileAttr {

@@ -107,7 +107,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             match volume.lookup(&caller, parent.0, &name).await {
                 Ok(found) => entry(&volume, (parent.0, &name), &found, reply),
                 Err(Errno::ENOENT) => volume.tell_absent(parent.0, &name, |life| {
@@ -128,7 +128,7 @@ impl Filesystem for Adapter {
 
     fn getattr(&self, request: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.attributes(&caller, number.0).await, |reply: ReplyAttr, attributes| {
                 volume.tell_attributes(number.0, attributes, |told| reply.attr(&told.attributes_life, &attr(&told)));
             });
@@ -156,7 +156,7 @@ impl Filesystem for Adapter {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         let mode = mode.map(|mode| mode & 0o7777);
         let changes = Changes { mode, uid, gid, size, atime: atime.map(new_time), mtime: mtime.map(new_time) };
-        self.answer(async move {
+        self.answer(request, async move {
             let changed = volume.change(&caller, number.0, open.map(|open| open.0), changes).await;
             reply!(reply, changed, |reply: ReplyAttr, attributes| {
                 volume.tell_attributes(number.0, attributes, |told| reply.attr(&told.attributes_life, &attr(&told)));
@@ -166,7 +166,7 @@ impl Filesystem for Adapter {
 
     fn readlink(&self, request: &Request, number: INodeNo, reply: ReplyData) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
-        self.answer(async move {
+        self.answer(request, async move {
             use std::os::unix::ffi::OsStrExt;
             reply!(reply, volume.target(&caller, number.0).await, |reply: ReplyData, target: std::ffi::OsString| {
                 reply.data(target.as_bytes());
@@ -186,7 +186,7 @@ impl Filesystem for Adapter {
     ) {
         let new_mode = convert::new_mode(mode, umask, self.users);
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let what = (kind_of_mode(mode), convert::device(rdev));
             let made = volume.make_node(&caller, (parent.0, &name), new_mode, what).await;
             reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
@@ -196,7 +196,7 @@ impl Filesystem for Adapter {
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let mode = convert::new_mode(mode, umask, self.users);
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let made = volume.make_directory(&caller, parent.0, &name, mode).await;
             reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
@@ -204,7 +204,7 @@ impl Filesystem for Adapter {
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let removed = volume.remove(&caller, parent.0, &name, Removal::File).await;
             reply!(reply, removed, |reply: ReplyEmpty, ()| reply.ok());
         });
@@ -212,7 +212,7 @@ impl Filesystem for Adapter {
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let removed = volume.remove(&caller, parent.0, &name, Removal::Directory).await;
             reply!(reply, removed, |reply: ReplyEmpty, ()| reply.ok());
         });
@@ -221,7 +221,7 @@ impl Filesystem for Adapter {
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         let target = target.as_os_str().to_owned();
-        self.answer(async move {
+        self.answer(request, async move {
             let made = volume.symlink(&caller, parent.0, &name, &target).await;
             reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
@@ -245,7 +245,7 @@ impl Filesystem for Adapter {
             RenameFlags::RENAME_EXCHANGE => Renaming::Exchange,
             _ => return reply.error(fuser::Errno::EINVAL),
         };
-        self.answer(async move {
+        self.answer(request, async move {
             let renamed = volume.rename(&caller, (parent.0, &name), (new_parent.0, &new_name), how).await;
             reply!(reply, renamed, |reply: ReplyEmpty, ()| reply.ok());
         });
@@ -253,7 +253,7 @@ impl Filesystem for Adapter {
 
     fn link(&self, request: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let made = volume.link(&caller, number.0, parent.0, &name).await;
             reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
         });
@@ -261,7 +261,7 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, number: INodeNo, flags: FuseOpenFlags, reply: ReplyOpen) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(
                 reply,
                 volume.open(&caller, number.0, open_flags(flags.0)).await,
@@ -284,7 +284,7 @@ impl Filesystem for Adapter {
     ) {
         let mode = convert::new_mode(mode, umask, self.users);
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let created = volume.create(&caller, (parent.0, &name), mode, open_flags(flags)).await;
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
                 volume.tell((parent.0, &name), &entry, |told: Told| {
@@ -304,7 +304,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         open: FileHandle,
         offset: u64,
@@ -314,14 +314,14 @@ impl Filesystem for Adapter {
         reply: ReplyData,
     ) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.read(open.0, offset, size).await, |reply: ReplyData, data: Bytes| reply.data(&data));
         });
     }
 
     fn write(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         open: FileHandle,
         offset: u64,
@@ -334,7 +334,7 @@ impl Filesystem for Adapter {
         let (volume, data) = (Arc::clone(&self.volume), Bytes::copy_from_slice(data));
         let source = if flags.contains(WriteFlags::FUSE_WRITE_CACHE) { Source::Mapping } else { Source::Call };
         let drops_bits = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        self.answer(async move {
+        self.answer(request, async move {
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
             let written = volume.write(open.0, offset, data, source).await;
             if drops_bits {
@@ -344,16 +344,16 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, open: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, request: &Request, _: INodeNo, open: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.flush(open.0, Some(owner.0)).await, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
 
     fn release(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         open: FileHandle,
         _: FuseOpenFlags,
@@ -362,15 +362,15 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             let released = volume.release(open.0, owner.map(|owner| owner.0)).await;
             reply!(reply, released, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, open: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    fn fsync(&self, request: &Request, _: INodeNo, open: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.sync(open.0, synced(datasync)).await, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
@@ -380,9 +380,9 @@ impl Filesystem for Adapter {
         reply!(reply, opened, |reply: ReplyOpen, open| reply.opened(FileHandle(open), FopenFlags::empty()));
     }
 
-    fn readdir(&self, _: &Request, _: INodeNo, open: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(&self, request: &Request, _: INodeNo, open: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             let names = match volume.read_directory(open.0, offset).await {
                 Ok(names) => names,
                 Err(errno) => return reply.error(error(errno)),
@@ -396,9 +396,16 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn readdirplus(&self, _: &Request, number: INodeNo, open: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        open: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             loop {
                 let names = match volume.read_directory_with_attributes(open.0, offset).await {
                     Ok(names) => names,
@@ -425,7 +432,7 @@ impl Filesystem for Adapter {
 
     fn fsyncdir(&self, request: &Request, number: INodeNo, _: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
-        self.answer(async move {
+        self.answer(request, async move {
             let done = volume.sync_directory(&caller, number.0, synced(datasync)).await;
             reply!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
         });
@@ -433,7 +440,7 @@ impl Filesystem for Adapter {
 
     fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.file_system(&caller).await, |reply: ReplyStatfs, about: crate::store::FileSystem| {
                 let block = u64::from(about.block_bytes.max(1));
                 let [all, free, available] = [about.bytes, about.bytes_free, about.bytes_available].map(|b| b / block);
@@ -468,7 +475,7 @@ impl Filesystem for Adapter {
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         let value = Bytes::copy_from_slice(value);
-        self.answer(async move {
+        self.answer(request, async move {
             let done = volume.set_extended(&caller, number.0, (&name, value), how).await;
             reply!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
         });
@@ -483,7 +490,7 @@ impl Filesystem for Adapter {
             return reply!(reply, known, |reply, value: Bytes| convert::sized(reply, &value, size));
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.extended(&caller, number.0, &name).await, |reply, value: Bytes| {
                 convert::sized(reply, &value, size);
             });
@@ -492,7 +499,7 @@ impl Filesystem for Adapter {
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
         let (volume, caller, users) = (Arc::clone(&self.volume), self.caller(request), self.users);
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.extended_names(&caller, number.0).await, |reply, names| {
                 convert::sized(reply, &convert::names_of_attributes(names, users), size);
             });
@@ -504,7 +511,7 @@ impl Filesystem for Adapter {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
-        self.answer(async move {
+        self.answer(request, async move {
             let done = volume.remove_extended(&caller, number.0, &name).await;
             reply!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
         });
@@ -517,7 +524,7 @@ impl Filesystem for Adapter {
 
     fn getlk(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         open: FileHandle,
         owner: LockOwner,
@@ -529,7 +536,7 @@ impl Filesystem for Adapter {
     ) {
         let Some(access) = convert::access(typ) else { return reply.error(fuser::Errno::EINVAL) };
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             let found = volume.test_lock(open.0, owner.0, convert::lock_range(start, end), access).await;
             reply!(reply, found, convert::lock);
         });
@@ -552,7 +559,7 @@ impl Filesystem for Adapter {
         let lock = RangeLock { range: convert::lock_range(start, end), access: convert::access(typ) };
         let (volume, thread) = (Arc::clone(&self.volume), request.pid());
         let wait = if sleep { Wait::Yes } else { Wait::No };
-        self.answer(async move {
+        self.answer(request, async move {
             let locked = volume.lock(open.0, owner.0, Lock::Range(lock), wait);
             tokio::pin!(locked);
             let done = loop {
@@ -570,7 +577,7 @@ impl Filesystem for Adapter {
 
     fn fallocate(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         open: FileHandle,
         offset: u64,
@@ -580,18 +587,18 @@ impl Filesystem for Adapter {
     ) {
         let Some(how) = convert::allocation(mode) else { return reply.error(fuser::Errno::EOPNOTSUPP) };
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             let done = volume.allocate(open.0, offset..offset.saturating_add(length), how).await;
             reply!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, open: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(&self, request: &Request, _: INodeNo, open: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let (Some(what), Ok(offset)) = (convert::sought(whence), u64::try_from(offset)) else {
             return reply.error(fuser::Errno::EINVAL);
         };
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             reply!(reply, volume.seek(open.0, offset, what).await, |reply: ReplyLseek, offset: u64| {
                 reply.offset(offset.cast_signed());
             });
@@ -600,7 +607,7 @@ impl Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         from: FileHandle,
         from_offset: u64,
@@ -612,7 +619,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let volume = Arc::clone(&self.volume);
-        self.answer(async move {
+        self.answer(request, async move {
             // The answer has 32 bits.
             let length = length.min(u64::from(u32::MAX) & !0xfff);
             let copied = volume.copy((from.0, from_offset), (to.0, to_offset), length).await;

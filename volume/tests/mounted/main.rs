@@ -6,6 +6,7 @@
 mod acls;
 mod held;
 mod kept;
+mod killed;
 mod locks;
 mod model;
 mod seen;

@@ -15,6 +15,7 @@ use posh_volume::{
     fuse::{self, Users},
     journal::Journal,
     mount::{self, Wanted},
+    store::Store,
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -33,6 +34,11 @@ pub struct Site {
 impl Site {
     /// So many mounts of one directory.
     pub fn new(mounts: usize) -> Self {
+        Self::over(mounts, |session| Arc::new(session))
+    }
+
+    /// The same, with something between the volumes and their sessions.
+    pub fn over(mounts: usize, between: impl Fn(DirectorySession) -> Arc<dyn Store>) -> Self {
         let root = tempfile::tempdir().unwrap();
         // Other users are to get there.
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -47,12 +53,17 @@ impl Site {
         let mut site =
             Self { root, mounts: Vec::new(), below: Vec::new(), volumes: Vec::new(), runtime: Some(runtime) };
         for number in 0..mounts {
-            site.add(&directory, number);
+            site.add(&directory, number, &between);
         }
         site
     }
 
-    fn add(&mut self, directory: &Arc<Directory>, number: usize) {
+    fn add(
+        &mut self,
+        directory: &Arc<Directory>,
+        number: usize,
+        between: &impl Fn(DirectorySession) -> Arc<dyn Store>,
+    ) {
         let runtime = self.runtime.as_ref().unwrap();
         let _entered = runtime.enter();
         let path = self.root.path().join(format!("mount{number}"));
@@ -62,7 +73,7 @@ impl Site {
         if is_root {
             store.tell_acls();
         }
-        let store = Arc::new(store);
+        let store = between(store);
         let disk = DiskCache::open(&self.root.path().join(format!("disk{number}")), CACHE).unwrap();
         let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: CACHE }, Some(disk));
         let journal = Journal::open(&self.root.path().join(format!("journal{number}"))).unwrap();
