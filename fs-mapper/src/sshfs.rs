@@ -120,7 +120,7 @@ fn executor(executors: &mut Vec<ExecutorConfig>, login: Login, ssh_command: Vec<
     let numbered = (2..).map(|number| format!("{base}-{number}"));
     let name = std::iter::once(base.clone()).chain(numbered).find(|name| !is_taken(name));
     let name = ExecutorName::new(name.expect("there are more numbers than executors"));
-    executors.push(ExecutorConfig { name: name.clone(), address, origin });
+    executors.push(ExecutorConfig { name: name.clone(), address, takes_input: true, origin });
     name
 }
 

@@ -73,6 +73,8 @@ pub struct Executor {
     pub name: ExecutorName,
     /// Where it is, as the configuration says.
     pub address: String,
+    /// It may be sent what was written elsewhere (`takes_input`).
+    pub takes_input: bool,
     route: Route,
     /// Only an sshfs mount names it: it is left alone until it is wanted.
     unasked: bool,
@@ -113,7 +115,9 @@ impl Executors {
         let mut known = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
         let wanted: Vec<_> = config.executors.iter().map(|executor| (executor, Route::to(executor, config))).collect();
         let is_same = |old: &Known, new: &(&ExecutorConfig, Route)| {
-            old.executor.name == new.0.name && old.executor.route == new.1
+            old.executor.name == new.0.name
+                && old.executor.route == new.1
+                && old.executor.takes_input == new.0.takes_input
         };
         for old in known.iter_mut().filter(|old| old.current) {
             old.current = wanted.iter().any(|new| is_same(old, new));
@@ -175,6 +179,7 @@ impl Executor {
             id,
             name: config.name.clone(),
             address: config.address.to_string(),
+            takes_input: config.takes_input,
             route,
             unasked: config.origin != Origin::Configured,
             state: watch::Sender::new(State::Asleep),

@@ -19,7 +19,7 @@ mod directory;
 mod volumes;
 
 const TOP_KEYS: [&str; 4] = ["executor", "mount", "volume", "gateway"];
-const EXECUTOR_KEYS: [&str; 2] = ["name", "address"];
+const EXECUTOR_KEYS: [&str; 3] = ["name", "address", "takes_input"];
 const MOUNT_KEYS: [&str; 5] = ["path", "executor", "export", "sub_path", "coherence"];
 const GATEWAY_KEYS: [&str; 6] = ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
 
@@ -96,8 +96,9 @@ impl Reader<'_> {
             self.unknown_keys(section, &EXECUTOR_KEYS);
             let name = self.required(section, "name").and_then(|name| self.executor_name(name, &mut seen));
             let address = self.required(section, "address").and_then(|address| self.address(address));
+            let takes_input = self.choice(section, "takes_input", true);
             if let (Some(name), Some(address)) = (name, address) {
-                executors.push(ExecutorConfig { name, address, origin: Origin::Configured });
+                executors.push(ExecutorConfig { name, address, takes_input, origin: Origin::Configured });
             } else if let Some(DeValue::String(name)) = section.table.get("name").map(Spanned::get_ref) {
                 // Mounts that name it are not to be blamed for its address.
                 seen.entry(name.to_string()).or_insert(section.start);

@@ -53,6 +53,15 @@ fn a_whole_file() {
     assert!(config.executor(&config.mounts[0].executor).is_some());
 }
 
+#[test]
+fn an_executor_takes_input_unless_that_is_said() {
+    let takes_input = |line: &str| {
+        let text = format!("[[executor]]\nname = 's'\naddress = 'http://127.0.0.1:1'\n{line}");
+        Config::parse(&text, Path::new("mounts.toml")).expect("no mistake").executors[0].takes_input
+    };
+    assert_eq!(["", "takes_input = true", "takes_input = false"].map(takes_input), [true, true, false]);
+}
+
 const SSH: &str = r#"
 [[mount]]
 path = "/mnt/logs"
@@ -184,6 +193,10 @@ fn one_mistake_each() {
     check("[mount]\npath = '/x'", "1:1: error: `mount` is not a list of tables; write [[mount]], with two brackets");
     check("mount = [1]", "1:10: error: an entry of `mount` is an integer, not a table; write [[mount]]");
     check("gateway = 1", "1:11: error: `gateway` is not a table; write [gateway] on a line of its own");
+    check(
+        "executor = [{name='s', address='http://s:1', takes_input='no'}]",
+        "1:58: error: `takes_input` in [[executor]] is a string; it must be true or false",
+    );
     check("[gateway]\nspilt = 2", "2:1: error: unknown key `spilt` in [gateway]; did you mean `split`?");
     check("[gateway]\nsplit = -1", "2:9: error: `split` in [gateway] is -1; it must be a number from 1 to 1024");
     let mount = |path: &str| {

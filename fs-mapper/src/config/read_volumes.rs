@@ -26,7 +26,7 @@ impl Reader<'_> {
             let address = executor.as_ref().and_then(|name| address_of(executors, name.value));
             let export = self.required(section, "export").and_then(|export| self.export(export, address));
             let cache_bytes = self.cache_size(section);
-            let [read_only, sync, hard] = ["read_only", "sync", "hard"].map(|key| self.choice(section, key));
+            let [read_only, sync, hard] = ["read_only", "sync", "hard"].map(|key| self.choice(section, key, false));
             if let (Some(path), Some(executor), Some(export)) = (path, executor, export) {
                 let executor = ExecutorName::new(executor.value);
                 let position = Position::of(self.text, section.start);
@@ -48,12 +48,12 @@ impl Reader<'_> {
         }
     }
 
-    fn choice(&mut self, section: Section<'_>, key: &'static str) -> bool {
-        let Some(value) = section.table.get(key) else { return false };
+    pub(super) fn choice(&mut self, section: Section<'_>, key: &'static str, unsaid: bool) -> bool {
+        let Some(value) = section.table.get(key) else { return unsaid };
         if let DeValue::Boolean(choice) = value.get_ref() {
             return *choice;
         }
         self.wrong_type(section, key, value, "true or false");
-        false
+        unsaid
     }
 }

@@ -378,7 +378,14 @@ impl Planned {
             };
             facts::stage_facts(world, command, &readings[index], &around)
         });
-        let mut facts = PipelineFacts { stages: stages.collect(), edges: shape.edges.clone() };
+        let own_input_only = gateway.executors.all().into_iter().filter(|executor| !executor.takes_input);
+        let own_input_only = own_input_only
+            .map(|executor| (executor.id, format!("{} takes no input from elsewhere (takes_input)", executor.name)));
+        let mut facts = PipelineFacts {
+            stages: stages.collect(),
+            edges: shape.edges.clone(),
+            own_input_only: own_input_only.collect(),
+        };
         let connections = refusals(gateway, commands, &readings, &mut facts).await;
         step = tracer.step("asking who can run it", step);
         let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;

@@ -12,7 +12,9 @@
 //! 3. For each path from a source to a sink, the cheapest cuts: an edge between
 //!    machines costs what is estimated to flow over it. Among equals the latest cut is taken.
 //! 4. A stage that two paths place differently runs here.
+//! 5. So does one on an executor that takes no input, if it is given some (`inputs`).
 
+mod inputs;
 mod join;
 mod paths;
 mod print;
@@ -133,6 +135,8 @@ pub struct PipelineFacts {
     pub stages: Vec<StageFacts>,
     /// Pipes between them.
     pub edges: Vec<Edge>,
+    /// Executors that are to see only what they have, and how a plan says so.
+    pub own_input_only: BTreeMap<ExecutorId, String>,
 }
 
 /// The planner's settings.
@@ -195,9 +199,16 @@ pub struct Plan {
 #[must_use]
 pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
     let heads = split_heads(pipeline, options);
-    let sites = paths::assign(pipeline, &heads);
-    let mut placements: Vec<Placement> =
-        (0..pipeline.stages.len()).map(|stage| place(pipeline, &heads, &sites, stage)).collect();
+    let mut sites = paths::assign(pipeline, &heads);
+    let place_all = |sites: &[Result<Spot, String>]| -> Vec<Placement> {
+        (0..pipeline.stages.len()).map(|stage| place(pipeline, &heads, sites, stage)).collect()
+    };
+    let mut placements = place_all(&sites);
+    // Each turn takes a stage here: what it feeds may be next.
+    while let Some((stage, why)) = inputs::first_with_foreign_input(pipeline, &placements) {
+        sites[stage] = Err(why);
+        placements = place_all(&sites);
+    }
     mark_seams(pipeline, &mut placements);
     let joins: Vec<Join> = (0..placements.len()).map(|stage| join::of(pipeline, &placements, &sites, stage)).collect();
     let fused = pipeline.edges.iter().map(|e| is_fused(&placements, &joins, e)).collect();

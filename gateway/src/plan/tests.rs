@@ -72,7 +72,7 @@ fn chain(mut stages: Vec<StageFacts>, sink: Site) -> PipelineFacts {
     let last = stages.len() - 1;
     stages[last].output = Flow::At(sink);
     let edges = (0..last).map(|i| Edge { from: (i, 1), to: (i + 1, 0) }).collect();
-    PipelineFacts { stages, edges }
+    PipelineFacts { stages, edges, own_input_only: BTreeMap::new() }
 }
 
 /// One word a stage: `h` here, `a`/`b` on that executor, `a+b` in parts, `!` with a seam to check, `?` with
@@ -190,6 +190,7 @@ fn paths_that_disagree_put_the_stage_here() {
     let diamond = |b: ExecutorId| PipelineFacts {
         stages: vec![cat(&[A]), cat(&[b]), StageFacts { output: Flow::At(Site::Here), ..stage(Need::Anywhere, 0.5) }],
         edges: vec![Edge { from: (0, 1), to: (2, 63) }, Edge { from: (1, 1), to: (2, 62) }],
+        own_input_only: BTreeMap::new(),
     };
     check(&diamond(B), Options::default(), "a b h");
     check(&diamond(A), Options::default(), "a a a");
@@ -259,4 +260,31 @@ fn plans_say_how_parts_are_joined() {
     let expected = "0: executor 0 [1]! + executor 1 [2]\n1: executor 0 + executor 1\n\
                     2: executor 0 + executor 1 merged as 1, its counts added here\n";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn an_executor_that_takes_no_input_is_given_only_what_is_its_own() {
+    let closed =
+        |facts: PipelineFacts| PipelineFacts { own_input_only: BTreeMap::from([(B, "closed".to_owned())]), ..facts };
+    let with_input = |stage: StageFacts, input: Flow| StageFacts { input, ..stage };
+    let at = |executor| stage(Need::At(executor), 1.0);
+    let here = || stage(Need::Here("a file here".to_owned()), 1.0);
+    let cases: Vec<(Vec<StageFacts>, Site, &str)> = vec![
+        // Its own files, and what flows on there.
+        (vec![cat(&[B]), grep(), tac()], Site::Here, "b b b"),
+        (vec![with_input(at(B), Flow::At(Site::Executor(B))), grep()], Site::Here, "b b"),
+        // What is written here or on another machine does not go there, nor what comes of it.
+        (vec![here(), at(B), grep()], Site::Here, "h h h"),
+        (vec![cat(&[A]), at(B), grep()], Site::Here, "a h h"),
+        (vec![with_input(at(B), Flow::At(Site::Here))], Site::Here, "h"),
+        (vec![with_input(at(B), Flow::At(Site::Executor(A))), grep()], Site::Here, "h h"),
+        // The other one takes it.
+        (vec![cat(&[B]), at(A), grep()], Site::Here, "b a a"),
+        // In parts, each has its own.
+        (vec![cat(&[A, B]), grep()], Site::Here, "a!+b a+b"),
+        (vec![cat(&[A, B]), at(B)], Site::Here, "a+b h"),
+    ];
+    for (stages, sink, expect) in cases {
+        check(&closed(chain(stages, sink)), Options::default(), expect);
+    }
 }

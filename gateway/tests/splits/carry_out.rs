@@ -191,6 +191,7 @@ impl Machine {
                 .map(|s| StageFacts { output: Flow::Nothing, ..facts::splitting(&s.invocation) })
                 .collect(),
             edges: (0..last).map(|i| Edge { from: (i, 1), to: (i + 1, 0) }).collect(),
+            own_input_only: BTreeMap::new(),
         };
         facts.stages[last].output = Flow::At(plan::Site::Here);
         let head = &mut facts.stages[0];
