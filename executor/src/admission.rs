@@ -135,17 +135,17 @@ impl Admission {
         let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
         let Ok(caller) = self.caller(&proof) else { return (request, Charged::default()) };
         let (share, refused) = match self.load.admit_open_call(&caller) {
-            Ok(share) => (Some(share), None),
+            Ok(share) => (Some(Arc::new(share)), None),
             Err(why) => (None, Some(Status::resource_exhausted(why))),
         };
-        let charged = Charged { share, untaken: Some(self.untaken.account(caller.identity.as_ref())) };
+        let charged = Charged { share: share.clone(), untaken: Some(self.untaken.account(caller.identity.as_ref())) };
         let account = self.unfinished.account(caller.identity.as_ref());
         if STREAMS.contains(&request.uri().path()) {
-            return (request.map(|body| Body::new(Metered::new(body, account, refused))), charged);
+            return (request.map(|body| Body::new(Metered::new(body, account, refused, share))), charged);
         }
         let arrived = Arrived::default();
         request.extensions_mut().insert(arrived.clone());
-        (request.map(|body| Body::new(Metered::new(body, account, refused).held_by(arrived))), charged)
+        (request.map(|body| Body::new(Metered::new(body, account, refused, share).held_by(arrived))), charged)
     }
 }
 

@@ -626,7 +626,7 @@ mod tests {
         let all = Config::from_arguments(default_listen(), exports, false, false, RightsArguments::default())
             .unwrap_err()
             .to_string();
-        assert!(all.contains("cannot open /nonexistent-directory of export `a`"), "{all}");
-        assert!(all.contains("of export `b`, /dev/null, is not a directory"), "{all}");
+        assert!(all.contains("/nonexistent-directory of export `a` cannot be opened"), "{all}");
+        assert!(all.contains("/dev/null of export `b` is not a directory"), "{all}");
     }
 }

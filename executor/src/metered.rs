@@ -109,15 +109,17 @@ pub struct Metered {
     deadline: Option<Pin<Box<Sleep>>>,
     /// Takes the permits of messages that have come; of unary calls only.
     arrived: Option<Arrived>,
+    /// The call's place among the open ones: a call is open until both its halves are over.
+    _share: Option<Arc<CallShare>>,
 }
 
 impl Metered {
     /// On that account; a call that is refused ends with that status.
-    pub fn new(body: Body, account: Arc<Semaphore>, refused: Option<Status>) -> Self {
+    pub fn new(body: Body, account: Arc<Semaphore>, refused: Option<Status>, share: Option<Arc<CallShare>>) -> Self {
         let deadline = Some(Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         let (pending, head) = (Bytes::new(), Vec::with_capacity(HEAD_BYTES));
         let (acquire, permit, arrived) = (None, None, None);
-        Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived }
+        Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived, _share: share }
     }
 
     /// Changes it for a unary call, whose messages stay on the account and whose deadline holds until the
@@ -275,7 +277,7 @@ pub fn kept_until_sent<T>(mut response: Response<T>, charge: impl Send + Sync + 
 #[derive(Default)]
 pub struct Charged {
     /// Its place among the open calls, where it has one.
-    pub share: Option<CallShare>,
+    pub share: Option<Arc<CallShare>>,
     /// Frames that were not taken.
     pub untaken: Option<Arc<Semaphore>>,
 }
@@ -295,7 +297,7 @@ struct Answer {
     large: Option<(Frame<Bytes>, Acquire)>,
     /// Of the last frame.
     untaken: Option<OwnedSemaphorePermit>,
-    _share: Option<CallShare>,
+    _share: Option<Arc<CallShare>>,
     _kept: Option<KeptUntilSent>,
 }
 
@@ -372,7 +374,7 @@ mod tests {
     fn metered(account: &Arc<Semaphore>) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
         let frames = UnboundedReceiverStream::new(receiver).map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
-        (sender, Metered::new(Body::new(StreamBody::new(frames)), account.clone(), None))
+        (sender, Metered::new(Body::new(StreamBody::new(frames)), account.clone(), None, None))
     }
 
     #[tokio::test]

@@ -51,7 +51,7 @@ use crate::{
     pool::Pool,
     run::KeptRuns,
     runtimes::Runtimes,
-    service::{ARRIVALS_OF_ONE, Service, Shared, TOOLS_OF_ONE, launches_of_one},
+    service::{ARRIVALS_OF_ONE, HEARD_OUT_OF_ONE, Service, Shared, TOOLS_OF_ONE, launches_of_one},
     tls::{
         accept::{Connection, Incoming},
         serving::Serving,
@@ -90,6 +90,10 @@ const MAX_CONCURRENT_CALLS: u32 = 4096;
 /// Streams that a peer may reset before we have seen them: a loop of cancelled
 /// pipelines is no attack.
 const MAX_RESETS: usize = 4096;
+
+/// Of one call's headers, each with 32 bytes more than its text: a gateway sends some 300 bytes. They stay with the call,
+/// and an identity has 2,048 calls.
+const HEADER_BYTES: u32 = 4 << 10;
 
 /// The same for a connection without a certificate that counts: each call takes some 10 KB, and its frame 15 bytes.
 const STRANGERS_CALLS: u32 = 4;
@@ -419,6 +423,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         arrivals: Turns::new(ARRIVALS_OF_ONE),
         large: Turns::new(1),
         launches: Turns::new(launches_of_one()),
+        heard_out: Turns::new(HEARD_OUT_OF_ONE),
         kept: KeptRuns::default(),
         volumes: Volumes::default(),
         audit,
@@ -451,6 +456,7 @@ fn builder(keepalive_timeout: Duration) -> Server {
         .http2_keepalive_timeout(Some(keepalive_timeout))
         .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
         .http2_max_local_error_reset_streams(Some(MAX_RESETS))
+        .http2_max_header_list_size(HEADER_BYTES)
 }
 
 /// Who has proved nothing makes one call, and hears for any other one why not.

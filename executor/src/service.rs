@@ -45,6 +45,10 @@ pub const TOOLS_OF_ONE: usize = 4;
 /// starting them. The others wait as they came, on the account of unfinished messages.
 pub const ARRIVALS_OF_ONE: usize = 16;
 
+/// Calls of one identity that are answered and whose clients have not said that they have no more to say: each holds some
+/// 40 KB. A gateway says so a round trip after the answer.
+pub const HEARD_OUT_OF_ONE: usize = 256;
+
 /// Runs of one identity whose commands are being started: its forks keep half of the processors busy, or the one
 /// that there is, and others' commands start beside them.
 pub fn launches_of_one() -> usize {
@@ -75,6 +79,8 @@ pub struct Shared {
     pub large: Turns,
     /// Turns of identities to start commands.
     pub launches: Turns,
+    /// See [`HEARD_OUT_OF_ONE`].
+    pub heard_out: Turns,
     /// Runs that outlive their connections for a while, and what became of them.
     pub kept: run::KeptRuns,
     /// Who did what.

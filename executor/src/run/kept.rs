@@ -4,7 +4,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -55,8 +55,6 @@ struct State {
     runs: HashMap<String, Entry>,
     /// Those that have ended, by whose they are.
     ended: HashMap<String, Remembered>,
-    /// Held by those at work, by whose they are.
-    sharers: HashMap<String, Weak<()>>,
 }
 
 /// Ended runs of one client, the oldest first.
@@ -92,7 +90,6 @@ impl KeptRuns {
         if state.runs.contains_key(name) {
             return Err(Refusal::protocol("a run of that name was started before"));
         }
-        outbox.share(state.sharers_of(client_of(name)));
         let (returns, coming) = mpsc::channel(1);
         let fate = watch::Sender::new(Fate::AtWork);
         state
@@ -130,7 +127,17 @@ impl KeptRuns {
     ///
     /// # Errors
     /// Why it can't.
-    pub async fn resume(&self, resume: Resume, input: Streaming<RunInput>) -> Result<Messages, Refusal> {
+    /// What the client says is given back where nobody hears it.
+    pub async fn resume(
+        &self,
+        resume: Resume,
+        input: Streaming<RunInput>,
+    ) -> (Result<Messages, Refusal>, Option<Streaming<RunInput>>) {
+        let mut unheard = Some(input);
+        (self.take_up(resume, &mut unheard).await, unheard)
+    }
+
+    async fn take_up(&self, resume: Resume, input: &mut Option<Streaming<RunInput>>) -> Result<Messages, Refusal> {
         let unknown = || Refusal::new(Kind::UnknownRun, "no such run is remembered");
         let (outbox, returns, mut later, mut fate) = {
             let state = self.lock();
@@ -141,7 +148,16 @@ impl KeptRuns {
         let received = resume.received;
         if *fate.borrow() == Fate::AtWork {
             let is_heard = tokio::select! {
-                sent = returns.send((resume, input)) => sent.is_ok(),
+                room = returns.reserve() => match (room, input.take()) {
+                    (Ok(room), Some(input)) => {
+                        room.send((resume, input));
+                        true
+                    }
+                    (_, unheard) => {
+                        *input = unheard;
+                        false
+                    }
+                },
                 _ = later.changed() => return Err(Refusal::protocol("another connection goes on with the run")),
             };
             if !is_heard {
@@ -160,16 +176,6 @@ impl KeptRuns {
 }
 
 impl State {
-    fn sharers_of(&mut self, client: &str) -> Arc<()> {
-        if let Some(sharers) = self.sharers.get(client).and_then(Weak::upgrade) {
-            return sharers;
-        }
-        self.sharers.retain(|_, sharers| sharers.strong_count() > 0);
-        let sharers = Arc::new(());
-        self.sharers.insert(client.to_owned(), Arc::downgrade(&sharers));
-        sharers
-    }
-
     /// Forgets what is too old or too much. Looks at one run of each client, and at those that it forgets.
     fn forget(&mut self, now: Instant) {
         for remembered in self.ended.values_mut() {
@@ -211,15 +217,22 @@ fn client_of(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use posh_proto::executor::{Chunk, Rejected, RunOutput, run_output};
+    use tokio::sync::Semaphore;
+    use tokio_stream::StreamExt as _;
     use tonic::{body::Body, codec::Codec as _};
     use tonic_prost::ProstCodec;
 
     use super::*;
+    use crate::run::outbox::KEPT_CHUNK_BYTES;
+
+    fn account() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(1 << 20))
+    }
 
     #[tokio::test]
     async fn a_name_is_taken_once() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::kept();
+        let outbox = Outbox::kept(account());
         assert!(runs.begin("a", &outbox).is_ok() && runs.begin("a", &outbox).is_err());
         runs.end("a", false);
         assert!(runs.begin("a", &outbox).is_err());
@@ -228,7 +241,7 @@ mod tests {
     #[tokio::test]
     async fn only_so_many_are_remembered() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::kept();
+        let outbox = Outbox::kept(account());
         for n in 0..REMEMBERED_RUNS + 10 {
             runs.begin(&n.to_string(), &outbox).unwrap();
             runs.end(&n.to_string(), n % 2 == 0);
@@ -240,7 +253,7 @@ mod tests {
     #[tokio::test]
     async fn one_client_does_not_make_the_runs_of_another_forgotten() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::kept();
+        let outbox = Outbox::kept(account());
         let enter = |name: String| {
             runs.begin(&name, &outbox).unwrap();
             runs.end(&name, false);
@@ -266,7 +279,7 @@ mod tests {
         let runs = KeptRuns::default();
         let large = || Rejected { message: "x".repeat(1 << 20), ..Rejected::default() };
         for n in 0..200 {
-            let outbox = Outbox::kept();
+            let outbox = Outbox::kept(account());
             runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
             outbox.send(Ok(RunOutput { kind: Some(run_output::Kind::Rejected(large())) })).await.unwrap();
             runs.end(&format!("ada\0{n}"), false);
@@ -277,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn of_clients_that_come_back_to_a_run_which_does_not_hear_the_last_one_waits() {
         let runs = KeptRuns::default();
-        let outbox = Outbox::kept();
+        let outbox = Outbox::kept(account());
         let _deaf = runs.begin("ada\0run", &outbox).unwrap();
         let resume = || {
             let input = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
@@ -296,7 +309,7 @@ mod tests {
             tokio::select! {
                 biased;
                 refused = &mut waiting => {
-                    assert_eq!(refused.err().map(|refusal| refusal.kind), Some(Kind::Protocol));
+                    assert_eq!(refused.0.err().map(|refusal| refusal.kind), Some(Kind::Protocol));
                     return;
                 }
                 () = std::future::ready(()) => {}
@@ -308,16 +321,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_runs_of_one_client_hold_little_each() {
+    async fn many_runs_of_one_client_hold_little_each_and_go_on() {
         const RUNS: usize = 384;
-        let runs = KeptRuns::default();
+        const ACCOUNT_BYTES: usize = 16 << 20;
+        let account = Arc::new(Semaphore::new(ACCOUNT_BYTES));
+        let chunk = || Chunk { data: vec![0; KEPT_CHUNK_BYTES].into(), ..Chunk::default() };
+        let output = || Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk())) });
         let mut outboxes = Vec::new();
-        for n in 0..RUNS {
-            let outbox = Outbox::kept();
-            runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
+        for _ in 0..RUNS {
+            let outbox = Outbox::kept(account.clone());
             // As much as it takes now, which nobody acknowledges.
-            let chunk = || Chunk { data: vec![0; 64 << 10].into(), ..Chunk::default() };
-            let output = || Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk())) });
             loop {
                 tokio::select! {
                     biased;
@@ -328,13 +341,19 @@ mod tests {
             outboxes.push(outbox);
         }
         let held: Vec<usize> = outboxes.iter().map(|outbox| outbox.held_bytes()).collect();
-        assert!(held[0] >= 4 << 20 && held[RUNS - 1] < 512 << 10, "{held:?}");
-        assert!(held.iter().sum::<usize>() < 256 << 20, "{}", held.iter().sum::<usize>());
-        // Those of another client, and those that come when these have ended, have all they need.
-        (0..RUNS).for_each(|n| {
-            outboxes[n].end();
-            runs.end(&format!("ada\0{n}"), false);
-        });
-        assert_eq!(Arc::strong_count(&runs.lock().sharers_of("ada")), 1);
+        assert!(held[0] >= 3 << 20 && held[RUNS - 1] == 128 << 10, "{held:?}");
+        let own: usize = held.iter().map(|held| held.min(&(128 << 10))).sum();
+        assert!(held.iter().sum::<usize>() <= own + ACCOUNT_BYTES, "{}", held.iter().sum::<usize>());
+        // The account is full, and yet each goes on as far as its client acknowledges.
+        for outbox in &outboxes[RUNS - 8..] {
+            let mut messages = outbox.attach();
+            assert!(messages.next().await.is_some());
+            outbox.received(1);
+            let sent = tokio::time::timeout(Duration::from_secs(5), outbox.send(output())).await;
+            sent.expect("there is room").unwrap();
+        }
+        // What has ended is on no account.
+        outboxes.iter().for_each(|outbox| outbox.end());
+        assert_eq!(account.available_permits(), ACCOUNT_BYTES);
     }
 }

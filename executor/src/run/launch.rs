@@ -6,7 +6,7 @@ use posh_proto::executor::{Stage, StartTimes, WrittenFile, descriptor::Source, r
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::{
-    Report, Run,
+    Origin, Report, Run,
     farewells::Farewells,
     link::{Admitted, Link},
     plumbing::Plumbing,
@@ -14,20 +14,37 @@ use super::{
     times::Clock,
 };
 use crate::{
-    callers::Caller, cgroup::RunCgroup, classifier::Turns, error::Refusal, own_mounts::OwnMounts, pool::Identified,
-    runner::wire::Job, service::Shared, volume::trees_of, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, classifier::Turns, error::Refusal, own_mounts::OwnMounts,
+    policy::Policy, pool::Identified, runner::wire::Job, service::Shared, volume::trees_of, wiring::Wiring,
 };
 
 /// A start takes some milliseconds, and on a busy machine some tens.
 const LONGEST_TURN: Duration = Duration::from_millis(200);
 
+/// What counts is what its caller may do when its commands begin, and a run may have waited for its turn since it was
+/// looked at.
+fn check_standing(shared: &Shared, origin: &Origin, policy: &Arc<Policy>) -> Result<(), Refusal> {
+    let refused = |why: String| Err(Refusal::new(Kind::NotAllowed, why));
+    let is_same = match shared.admission.standing(&origin.proof) {
+        Ok(Some(caller)) => caller == origin.caller,
+        Ok(None) => true,
+        Err(Denied(why)) => return refused(why),
+    };
+    match is_same && Arc::ptr_eq(policy, &shared.policy()) {
+        true => Ok(()),
+        false => refused("the executor's configuration has changed since this was asked for; ask again".to_owned()),
+    }
+}
+
 /// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
 pub async fn start(
-    (shared, caller): (&Shared, &Caller),
+    (shared, origin): (&Shared, &Origin),
     prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<Run, Refusal> {
-    let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, large_turn, .. } = prepared;
+    let caller = &*origin.caller;
+    let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, large_turn, policy, .. } =
+        prepared;
     let Rest { mounts, volumes, ahead, to_be_confirmed } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
@@ -56,6 +73,7 @@ pub async fn start(
         to_be_confirmed,
     };
     let turn = Turn::of(&shared.launches, caller).await;
+    check_standing(shared, origin, &policy)?;
     let launched = match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
         // It did not start, so that it may be tried once more.
         Err(Failure::Lost(mut link)) => {

@@ -113,7 +113,6 @@ pub struct Origin {
 /// Takes one `Run` call: its messages. The run itself is not tied to the call, since
 /// it must be cleaned up after its client has gone.
 pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<RunInput>) -> Messages {
-    let refused = |refusal: Refusal| Messages::only(Ok(refusal.into()));
     // Until its turn comes, nothing of it is decoded.
     let turn = shared.arrivals.share_of(&origin.caller).acquire_owned().await;
     let first = match input.message().await {
@@ -133,11 +132,11 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
         Some(run_input::Kind::Resume(resume)) => {
             drop(turn);
             if let Err(refusal) = check_run_id(&resume.run_id) {
-                return refused(refusal);
+                return refuse(&shared, &origin.caller, input, refusal);
             }
             let (Origin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
-            let resumed = shared.kept.resume(resume, input).await;
+            let (resumed, unheard) = shared.kept.resume(resume, input).await;
             let identity = caller.name();
             match &resumed {
                 // It costs nobody anything to say so without end.
@@ -149,21 +148,46 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
                     }
                 }
             }
-            return resumed.unwrap_or_else(refused);
+            if let Some(input) = unheard {
+                hear_out(&shared, &caller, input);
+            }
+            return resumed.unwrap_or_else(|refusal| Messages::only(Ok(refusal.into())));
         }
-        _ => return refused(Refusal::protocol("the first message must be the specification")),
+        _ => {
+            let refusal = Refusal::protocol("the first message must be the specification");
+            return refuse(&shared, &origin.caller, input, refusal);
+        }
     };
     let prepared = prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await;
     match prepared {
-        Ok(prepared) => begin(shared, origin, (prepared, arrived_ns, turn.ok()), input).unwrap_or_else(refused),
+        Ok(prepared) => begin(shared, origin, (prepared, arrived_ns, turn.ok()), input)
+            .unwrap_or_else(|refusal| Messages::only(Ok(refusal.into()))),
         Err(refusal) => {
             let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
             if shared.audit.refused(identity, peer, &format!("run: {kind}")) {
                 tracing::info!(identity, peer, kind, stage = refusal.stage, "run refused");
             }
-            refused(refusal)
+            refuse(&shared, &origin.caller, input, refusal)
         }
     }
+}
+
+/// The answer to a call that becomes no run.
+fn refuse(shared: &Shared, caller: &Caller, input: Streaming<RunInput>, refusal: Refusal) -> Messages {
+    hear_out(shared, caller, input);
+    Messages::only(Ok(refusal.into()))
+}
+
+/// Of a call that is answered. A client says no more once it has heard that; what is under way by then must not come to
+/// a call that was reset: h2 counts it for the connection's life, and closes that in the end. Who lets too many calls
+/// stay open so has the others reset.
+fn hear_out(shared: &Shared, caller: &Caller, mut input: Streaming<RunInput>) {
+    let Ok(place) = shared.heard_out.share_of(caller).try_acquire_owned() else { return };
+    tokio::spawn(async move {
+        let hear = async { while let Ok(Some(_)) = input.message().await {} };
+        let _ = tokio::time::timeout(HEARING_OUT, hear).await;
+        drop(place);
+    });
 }
 
 /// Has a run served that may begin; its messages.
@@ -174,7 +198,7 @@ fn begin(
     input: Streaming<RunInput>,
 ) -> Result<Messages, Refusal> {
     let outbox = match prepared.grace_ms > 0 {
-        true => Outbox::kept(),
+        true => Outbox::kept(shared.admission.queued(&origin.caller)),
         false => Outbox::of_one_client(Some(shared.admission.queued(&origin.caller))),
     };
     let returns = match outbox.keeps() {
@@ -208,7 +232,9 @@ async fn serve(
         }
     };
     output.end();
-    tokio::spawn(client.hear_out());
+    if client.is_open {
+        hear_out(&shared, &origin.caller, client.input);
+    }
     // A run that is not kept may have the name of one that is, which is none of its business.
     match end {
         _ if !output.keeps() => {}
@@ -228,15 +254,6 @@ struct Client {
 }
 
 impl Client {
-    /// Of a run that has ended. A client says no more once it has heard that; what is under way by then must not come to
-    /// a call that was reset: h2 counts it for the connection's life, and closes that in the end.
-    async fn hear_out(mut self) {
-        let hear = async { while let Ok(Some(_)) = self.input.message().await {} };
-        if self.is_open {
-            let _ = tokio::time::timeout(HEARING_OUT, hear).await;
-        }
-    }
-
     /// It came back; never, if the run is not kept.
     async fn returned(returns: &mut Option<mpsc::Receiver<Return>>) -> Return {
         match returns {
@@ -330,7 +347,7 @@ async fn attend(
             say(&end, output).await;
             return end;
         }
-        starting = launch::start((shared, &origin.caller), prepared, report.clock) => starting,
+        starting = launch::start((shared, origin), prepared, report.clock) => starting,
     };
     // Of the specification nothing is left but what runs.
     drop(turn);

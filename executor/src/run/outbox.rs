@@ -23,16 +23,17 @@ use crate::metered::LEAST_OF_ONE;
 const QUEUE: u64 = 4;
 
 /// Output of a kept run that its client has not acknowledged, beyond which it waits, client or not. A
-/// gateway acknowledges what has arrived at each MiB, whoever reads it there, so that this is a
+/// gateway acknowledges what has arrived, whoever reads it there, so that this is a
 /// matter of the link alone: 4 MiB are 30 ms at 1 Gbit/s.
 pub const HELD_BYTES: usize = 4 << 20;
-/// The kept runs of one client share this: each holds its part, where there are many.
-const HELD_TOGETHER_BYTES: usize = 48 << 20;
-/// But a part is never less, which is a chunk.
-const LEAST_HELD_BYTES: usize = 256 << 10;
+/// Of that, this much of each run is on nobody's account: its client can always acknowledge something, and the run goes on. A
+/// gateway acknowledges at each 64 KiB and at each 64 messages.
+const OWN_HELD_BYTES: usize = 128 << 10;
+/// And so a kept run's chunks are no larger than half of it.
+pub const KEPT_CHUNK_BYTES: usize = OWN_HELD_BYTES / 2 - MESSAGE_BYTES;
 /// What is no output, such as a status or credit, may be what its client waits for: it has as much again, some
-/// hundreds of messages at least. A gateway acknowledges at each 64.
-const WITH_WORDS: usize = 2;
+/// hundreds of messages.
+const WORD_BYTES: usize = 128 << 10;
 /// A message beside its content, here.
 const MESSAGE_BYTES: usize = 512;
 
@@ -42,7 +43,8 @@ pub type Message = Result<RunOutput, Status>;
 /// See the module's text.
 ///
 /// Invariant: what is queued of runs that are not kept is on the account of whoever asked for them, from
-/// before it is queued until it is taken, or the client is gone. The run's end changes nothing of that.
+/// before it is queued until it is taken, or the client is gone. The run's end changes nothing of that. Of kept runs it is what is
+/// beyond [`OWN_HELD_BYTES`], until it is acknowledged or the run has ended.
 pub struct Outbox {
     state: Mutex<State>,
     changed: Notify,
@@ -52,14 +54,13 @@ pub struct Outbox {
 
 struct State {
     messages: VecDeque<(Message, Option<OwnedSemaphorePermit>)>,
-    /// Bytes of them.
+    /// Bytes of those that are output, and of the others.
     held_bytes: usize,
+    word_bytes: usize,
     /// The number of the first of them, and of the next that is sent.
     first: u64,
     next: u64,
     keeps: bool,
-    /// One for each kept run of its client that is at work.
-    sharers: Option<Arc<()>>,
     /// Counts the clients; only the last one gets messages.
     client: u64,
     is_attached: bool,
@@ -73,9 +74,9 @@ struct State {
 pub struct Unheard;
 
 impl Outbox {
-    /// For a run that is kept. It has no client yet.
-    pub fn kept() -> Arc<Self> {
-        Self::new(true, None)
+    /// For a run that is kept, on that account. It has no client yet.
+    pub fn kept(account: Arc<Semaphore>) -> Arc<Self> {
+        Self::new(true, Some(account))
     }
 
     /// For a run that ends with its client, on that account.
@@ -87,10 +88,10 @@ impl Outbox {
         let state = State {
             messages: VecDeque::new(),
             held_bytes: 0,
+            word_bytes: 0,
             first: 0,
             next: 0,
             keeps,
-            sharers: None,
             client: 0,
             is_attached: false,
             is_ended: false,
@@ -107,34 +108,45 @@ impl Outbox {
     /// Puts a message into the queue, when there is room.
     pub async fn send(&self, message: Message) -> Result<(), Unheard> {
         let size = bytes_of(&message);
-        let is_output = matches!(&message, Ok(RunOutput { kind: Some(run_output::Kind::Chunk(_)) }));
+        let is_output = is_output(&message);
         self.wait(|state| {
-            let limit = state.held_limit() * if is_output { 1 } else { WITH_WORDS };
             if state.is_ended || !(state.is_attached || state.keeps) {
                 return Some(Err(Unheard));
             }
             let waiting = state.first + state.messages.len() as u64 - state.next;
-            let has_room = !state.keeps || state.held_bytes < limit;
+            let has_room = match is_output {
+                _ if !state.keeps => true,
+                true => state.held_bytes + size <= HELD_BYTES || state.held_bytes == 0,
+                false => state.word_bytes < WORD_BYTES,
+            };
             ((waiting < QUEUE || !state.is_attached) && has_room).then_some(Ok(()))
         })
         .await?;
-        let charge = self.charge(size).await?;
+        let charge = match self.keeps() && !is_output {
+            true => None,
+            false => self.charge(size).await?,
+        };
         let mut state = self.lock();
-        state.held_bytes += size;
+        *state.bytes_held(is_output) += size;
         state.messages.push_back((message, charge));
         state.wake();
         Ok(())
     }
 
-    /// Waits until there is room on the account, or nobody hears any more.
+    /// Waits until there is room on the account, or for a kept run in its own part, or nobody hears any more.
     async fn charge(&self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>, Unheard> {
         let Some(account) = &self.account else { return Ok(None) };
         // What is larger than an account has all of it.
-        let bytes = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
+        let charged = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
+        let without = |state: &State| match state.is_ended || !(state.is_attached || state.keeps) {
+            true => Some(Err(Unheard)),
+            false => (state.keeps && state.held_bytes + bytes <= OWN_HELD_BYTES).then_some(Ok(None)),
+        };
         tokio::select! {
+            biased;
+            own = self.wait(without) => own,
             // It is never closed.
-            charge = account.clone().acquire_many_owned(bytes) => Ok(charge.ok()),
-            () = self.wait(|state| (state.is_ended || !state.is_attached).then_some(())) => Err(Unheard),
+            charge = account.clone().acquire_many_owned(charged) => Ok(charge.ok()),
         }
     }
 
@@ -175,20 +187,19 @@ impl Outbox {
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_ended = true;
-        state.sharers = None;
+        if state.keeps {
+            // What ended runs hold has a bound of its own (`kept`), and nobody acknowledges it.
+            state.messages.iter_mut().for_each(|(_, charge)| drop(charge.take()));
+        }
         state.wake();
         drop(state);
         self.changed.notify_waiters();
     }
 
-    /// From now on its client's other runs, which have the same, hold the less for it.
-    pub fn share(&self, sharers: Arc<()>) {
-        self.lock().sharers = Some(sharers);
-    }
-
     /// What is held of messages.
     pub fn held_bytes(&self) -> usize {
-        self.lock().held_bytes
+        let state = self.lock();
+        state.held_bytes + state.word_bytes
     }
 
     fn next_client(self: &Arc<Self>, greeting: Option<Message>) -> Messages {
@@ -227,17 +238,19 @@ fn bytes_of(message: &Message) -> usize {
     MESSAGE_BYTES + content
 }
 
+fn is_output(message: &Message) -> bool {
+    matches!(message, Ok(RunOutput { kind: Some(run_output::Kind::Chunk(_)) }))
+}
+
 impl State {
     fn pop(&mut self) -> Option<Message> {
         let (message, _charge) = self.messages.pop_front()?;
-        self.held_bytes -= bytes_of(&message);
+        *self.bytes_held(is_output(&message)) -= bytes_of(&message);
         Some(message)
     }
 
-    /// What output may be held of.
-    fn held_limit(&self) -> usize {
-        let count = self.sharers.as_ref().map_or(1, Arc::strong_count);
-        (HELD_TOGETHER_BYTES / count).clamp(LEAST_HELD_BYTES, HELD_BYTES)
+    fn bytes_held(&mut self, is_output: bool) -> &mut usize {
+        if is_output { &mut self.held_bytes } else { &mut self.word_bytes }
     }
 
     fn wake(&mut self) {
@@ -320,6 +333,10 @@ mod tests {
 
     use super::*;
 
+    fn account() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(LEAST_OF_ONE))
+    }
+
     fn chunk(stream: u32) -> Message {
         Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data: vec![0; 10].into() })))
     }
@@ -371,7 +388,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_further_client_goes_on_where_the_first_ended() {
-        let outbox = Outbox::kept();
+        let outbox = Outbox::kept(account());
         let mut first = outbox.attach();
         for stream in 0..3 {
             outbox.send(chunk(stream)).await.unwrap();
@@ -409,15 +426,15 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_not_acknowledged_has_a_bound() {
-        const CHUNK_BYTES: usize = 256 << 10;
-        let outbox = Outbox::kept();
+        const CHUNK_BYTES: usize = KEPT_CHUNK_BYTES;
+        let outbox = Outbox::kept(account());
         let large = || Ok(output_of(run_output::Kind::Chunk(Chunk { stream: 1, data: vec![0; CHUNK_BYTES].into() })));
         let mut sent = 0;
         while let Ok(done) = tokio::time::timeout(Duration::from_millis(50), outbox.send(large())).await {
             done.unwrap();
             sent += 1;
         }
-        assert_eq!(sent, HELD_BYTES / CHUNK_BYTES);
+        assert_eq!(sent, HELD_BYTES / (CHUNK_BYTES + MESSAGE_BYTES));
         // A status overtakes what waits, and an acknowledgement makes room.
         outbox.send(Ok(output_of(run_output::Kind::End(1)))).await.unwrap();
         let _messages = outbox.resume(0).unwrap();

@@ -11,7 +11,7 @@ use nix::libc;
 use posh_proto::executor::{Chunk, run_output};
 use tokio::{net::unix::pipe, sync::Notify};
 
-use super::{Output, Traffic, output_of, pace::Pace};
+use super::{Output, Traffic, outbox::KEPT_CHUNK_BYTES, output_of, pace::Pace};
 
 /// The first chunks are small, so that a first byte is not kept waiting behind
 /// many; a busy stream grows to large ones, which cost less per byte.
@@ -134,7 +134,8 @@ enum Ended {
 }
 
 async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output: &Output, traffic: &Traffic) -> Ended {
-    let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES };
+    let largest = if output.keeps() { KEPT_CHUNK_BYTES } else { LARGEST_CHUNK_BYTES };
+    let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES, largest };
     let mut pace = Pace::new();
     for source in sources {
         loop {
@@ -164,6 +165,7 @@ async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output:
 struct Buffer {
     bytes: BytesMut,
     chunk_bytes: usize,
+    largest: usize,
 }
 
 impl Buffer {
@@ -197,7 +199,7 @@ impl Buffer {
 
     fn adapt(&mut self, count: usize) {
         let next = if count >= self.chunk_bytes { self.chunk_bytes * 2 } else { count.next_power_of_two() * 2 };
-        self.chunk_bytes = next.clamp(FIRST_CHUNK_BYTES, LARGEST_CHUNK_BYTES);
+        self.chunk_bytes = next.clamp(FIRST_CHUNK_BYTES, self.largest);
     }
 }
 
@@ -217,7 +219,14 @@ mod tests {
         drop(theirs);
         let source = Arc::new(pipe::Receiver::from_owned_fd_unchecked(ours.into()).unwrap());
         let gate = Arc::new(Gate::new(1 << 20));
-        let ended = drain(1, vec![source], gate, Outbox::kept(), Arc::new(Traffic::new(None))).await;
+        let ended = drain(
+            1,
+            vec![source],
+            gate,
+            Outbox::kept(Arc::new(tokio::sync::Semaphore::new(1 << 20))),
+            Arc::new(Traffic::new(None)),
+        )
+        .await;
         assert!(ended.unwrap_err().contains("cannot read a command's output"));
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     classifier::Turns,
     error::Refusal,
     load::{BytesShare, Need, RunShare, Wanted},
+    policy::Policy,
     runner::{WAITS_BYTES, wire::Fence},
     service::Shared,
     wiring::{Wiring, descriptors_to_begin},
@@ -51,6 +52,8 @@ pub struct Prepared {
     pub spec: Rest,
     pub client_files: Vec<ClientFile>,
     pub fences: Vec<Fence>,
+    /// By which they were checked.
+    pub policy: Arc<Policy>,
     pub wiring: Wiring,
     pub share: RunShare,
     /// What of the share is the specification's.
@@ -178,7 +181,8 @@ fn read(
         caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;
     }
     let client_files = std::mem::take(&mut spec.client_files);
-    let fences = shared.policy().fences(&mut spec.stages, &client_files)?;
+    let policy = shared.policy();
+    let fences = policy.fences(&mut spec.stages, &client_files)?;
     let record = Record::of(&spec, &client_files, caller, peer);
     let rest = Rest {
         mounts: std::mem::take(&mut spec.mounts),
@@ -196,6 +200,7 @@ fn read(
         spec: rest,
         client_files,
         fences,
+        policy,
         wiring,
         share,
         specification_bytes,

@@ -42,7 +42,7 @@ pub use self::beside::{Beside, trees_of};
 use self::session::{Charges, Outgoing, Served};
 use crate::{
     Export,
-    admission::peer_name,
+    admission::{Denied, peer_name},
     callers::{Caller, caller_of},
     classifier::Turns,
     load::Wanted,
@@ -161,6 +161,7 @@ impl Volume for VolumeService {
         let Some(to_volume::Kind::Hello(hello)) = hello else {
             return Err(Status::invalid_argument("a session begins with a hello"));
         };
+        let caller = self.standing(caller, &peer)?;
         let (served, resumed) = self.session_of(&caller, &peer, &hello).await?;
         let (sender, receiver) = mpsc::channel(OUTGOING);
         served.store.renew();
@@ -193,7 +194,7 @@ impl Volume for VolumeService {
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
-        let caller = caller_of(&request)?;
+        let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
         let request = request.into_inner();
         let request_bytes = request.encoded_len() * DECODED_FACTOR;
         let ReadRequest { session, caller: file_caller, parts } = request;
@@ -222,7 +223,7 @@ impl Volume for VolumeService {
     }
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
-        let caller = caller_of(&request)?;
+        let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
         let arrived = request.extensions().get::<Arrived>().cloned();
         let request = request.into_inner();
         let served = self.admitted(&caller, &request.session).await?;
@@ -249,6 +250,15 @@ impl Origin {
 }
 
 impl VolumeService {
+    /// What a caller may do now. A call's headers may have come long before its message: what counts is what its caller may do
+    /// when that is there.
+    fn standing(&self, caller: Arc<Caller>, peer: &Origin) -> Result<Arc<Caller>, Status> {
+        match self.0.admission.standing(&peer.proof) {
+            Ok(now) => Ok(now.unwrap_or(caller)),
+            Err(Denied(why)) => Err(Status::unauthenticated(why)),
+        }
+    }
+
     /// The session of that name, if its caller may still have it.
     async fn admitted(&self, caller: &Caller, name: &Bytes) -> Result<Arc<Served>, Status> {
         let served = self.0.volumes.session(caller, name)?;

@@ -614,11 +614,13 @@ pub async fn tell_missed(
 /// Ends a session when whoever has it may no longer: looked at as often as for runs, and at each call.
 pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
     loop {
-        tokio::time::sleep(LOOK_INTERVAL).await;
-        let Some(served) = session.upgrade() else { return };
-        if let Err(Denied(why)) = served.is_admitted(&shared.admission) {
-            return end_denied(&shared, &served, &why).await;
+        {
+            let Some(served) = session.upgrade() else { return };
+            if let Err(Denied(why)) = served.is_admitted(&shared.admission) {
+                return end_denied(&shared, &served, &why).await;
+            }
         }
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 

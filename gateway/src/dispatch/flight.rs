@@ -5,6 +5,7 @@
 mod joined;
 mod lost;
 mod noted;
+mod outgoing;
 mod runs;
 mod silence;
 
@@ -151,7 +152,7 @@ pub async fn fly(
         let spec = &lowered.runs[index].spec;
         let mut run = RunState::new(reached, (flight.input, allowance), listener, flight.written_files, spec);
         for kind in flight.told_first {
-            run.send(kind).await;
+            run.send(kind);
         }
         runs.push(run);
     }
@@ -300,8 +301,10 @@ impl<'a> Relay<'a> {
                 Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
                 Event::Stage(stage, None) => self.stage_gone(stage).await,
                 Event::Run(run, Ok(Some(message))) => {
-                    self.silences.heard(run);
-                    self.runs[run].received(&message).await;
+                    if self.tells_of_life(run, &message) {
+                        self.silences.heard(run);
+                    }
+                    self.runs[run].received(&message);
                     self.received(run, message).await;
                 }
                 Event::Run(run, end) => self.run_over(run, end.err()).await,
@@ -325,7 +328,7 @@ impl<'a> Relay<'a> {
                 self.spent.insert(stage);
                 if let Some(&(run, stream)) = self.inputs.get(&(stage, fd)) {
                     self.outcome.bytes += data.len() as u64;
-                    self.send_to(run, run_input::Kind::Chunk(Chunk { stream, data })).await;
+                    self.send_to(run, run_input::Kind::Chunk(Chunk { stream, data }));
                 }
             }
             FromStage::End(fd) => self.end_input(stage, fd).await,
@@ -336,7 +339,7 @@ impl<'a> Relay<'a> {
                         self.joining(stage).into_iter().for_each(|j| j.allow(bytes));
                         continue;
                     }
-                    self.send_to(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
+                    self.send_to(run, run_input::Kind::Credit(Credit { stream, bytes }));
                 }
             }
             FromStage::WriteFailed(fd, errno) => {
@@ -352,9 +355,25 @@ impl<'a> Relay<'a> {
             FromStage::Window(size) => {
                 let size = WindowSize { rows: size.rows, columns: size.columns, x_pixels: 0, y_pixels: 0 };
                 for run in 0..self.runs.len() {
-                    self.send_to(run, run_input::Kind::WindowSize(size)).await;
+                    self.send_to(run, run_input::Kind::WindowSize(size));
                 }
             }
+        }
+    }
+
+    /// Whether something of a command comes of it: anybody can send signs of life.
+    fn tells_of_life(&self, run: usize, message: &RunOutput) -> bool {
+        match &message.kind {
+            Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
+                let stream = (run, *stream);
+                !data.is_empty() && (self.joined.contains_key(&stream) || self.feeds.contains_key(&stream))
+            }
+            Some(run_output::Kind::Exited(exited)) => {
+                let command = self.commands.get(&(run, exited.stage));
+                command.is_some_and(|(stage, part)| self.stages[stage].parts[*part].is_none())
+            }
+            Some(run_output::Kind::Finished(_)) => true,
+            _ => false,
         }
     }
 
@@ -380,6 +399,9 @@ impl<'a> Relay<'a> {
             }
             Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
             Some(run_output::Kind::Credit(Credit { stream, bytes })) => {
+                if self.runs[run].given(stream, bytes).is_err() {
+                    return self.run_broken(run, "it gives credit for more input than any executor takes").await;
+                }
                 if let Some((stage, fd)) = self.input_of((run, stream)) {
                     self.tell(stage, ForStage::Credit(fd, bytes)).await;
                 }
@@ -456,7 +478,10 @@ impl<'a> Relay<'a> {
         if state.finished {
             return;
         }
-        self.signal(stage, nix::libc::SIGKILL.cast_unsigned(), true).await;
+        let kill = nix::libc::SIGKILL.cast_unsigned();
+        let runs = self.commands.iter().filter(|(_, (of, _))| *of == stage).map(|((run, _), _)| *run);
+        self.silences.signalled(stage, kill, runs);
+        self.signal(stage, kill, true).await;
         let inputs: Vec<u32> = self.inputs.keys().filter(|k| k.0 == stage).map(|k| k.1).collect();
         for fd in inputs {
             self.end_input(stage, fd).await;
@@ -469,7 +494,7 @@ impl<'a> Relay<'a> {
 
     async fn end_input(&mut self, stage: usize, fd: u32) {
         if let Some((run, stream)) = self.inputs.remove(&(stage, fd)) {
-            self.send_to(run, run_input::Kind::End(stream)).await;
+            self.send_to(run, run_input::Kind::End(stream));
         }
     }
 
@@ -504,7 +529,7 @@ impl<'a> Relay<'a> {
                 self.joining(stage).filter(|_| fd == 1).into_iter().for_each(Joining::close);
                 continue;
             }
-            self.send_to(run, run_input::Kind::Closed(stream)).await;
+            self.send_to(run, run_input::Kind::Closed(stream));
         }
         if self.outputs.get_mut(&(stage, fd)).is_some_and(Output::take_undelivered) {
             self.tell_undelivered(stage, fd).await;
@@ -520,7 +545,7 @@ impl<'a> Relay<'a> {
         commands.sort_unstable_by(|a, b| b.cmp(a));
         for (part, run, id) in commands {
             if self.stages[&stage].parts[part].is_none() {
-                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group })).await;
+                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group }));
             }
         }
     }
@@ -532,7 +557,7 @@ impl<'a> Relay<'a> {
         let parts: Vec<(u32, usize)> = parts.map(|(key, (_, part))| (key.1, *part)).collect();
         for (id, part) in parts {
             if self.stages[&stage].parts[part].is_none() {
-                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false })).await;
+                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false }));
             }
         }
     }
@@ -554,11 +579,15 @@ impl<'a> Relay<'a> {
                 self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
             }
             self.stages.entry(stage).and_modify(|s| s.parts[part] = Some(end));
+            let mut parts = self.commands.iter().filter(|((run, _), (of, _))| *run == command.0 && *of == stage);
+            if parts.all(|(_, (_, part))| self.stages[&stage].parts[*part].is_some()) {
+                self.silences.ended(command.0, stage);
+            }
         }
     }
 
-    async fn send_to(&mut self, run: usize, kind: run_input::Kind) {
-        self.runs[run].send(kind).await;
+    fn send_to(&mut self, run: usize, kind: run_input::Kind) {
+        self.runs[run].send(kind);
     }
 
     async fn tell(&self, stage: usize, message: ForStage) {

@@ -3,6 +3,7 @@
 //! and in the end this process ends as the remote one did. One poll(2) loop.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::{AsFd, RawFd},
 };
@@ -12,7 +13,7 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
-        signal::{SigSet, SigmaskHow, Signal, sigprocmask},
+        signal::{SigSet, SigmaskHow, Signal, raise, sigprocmask},
         signalfd::{SfdFlags, SignalFd},
     },
     unistd::{Whence, lseek},
@@ -78,6 +79,8 @@ struct Relay<'a> {
     run_here: bool,
     again: Option<Again>,
     asked_to_end: Option<Signal>,
+    /// Signals that were read, but for those of the terminal's size and stops.
+    taken: BTreeSet<Signal>,
     told_of_broken_pipe: bool,
     noted: Noted,
 }
@@ -108,6 +111,7 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32
         run_here: false,
         again: None,
         asked_to_end: None,
+        taken: BTreeSet::new(),
         told_of_broken_pipe: false,
         noted,
     }
@@ -118,6 +122,10 @@ impl Relay<'_> {
     fn run(mut self) -> i32 {
         loop {
             if self.run_here {
+                // What was passed on was heard by nobody: it is this process's own again.
+                for signal in &self.taken {
+                    let _ = raise(*signal);
+                }
                 let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask_before), None);
                 return self.entry.run_here();
             }
@@ -253,7 +261,10 @@ impl Relay<'_> {
             entry.run_here()
         });
         match started {
-            Ok(again) => self.again = Some(again),
+            Ok(again) => {
+                self.taken.iter().for_each(|signal| again.signal(*signal));
+                self.again = Some(again);
+            }
             Err(error) => self.fail(format!("{}; it can't be run again here: {error}", order.reason)),
         }
     }
@@ -351,6 +362,8 @@ impl Relay<'_> {
         while let Some(info) = self.signals.read_signal()? {
             let number = info.ssi_signo;
             let from_terminal = info.ssi_code == SI_KERNEL;
+            let signal = Signal::try_from(number.cast_signed()).ok();
+            self.taken.extend(signal.filter(|signal| ![Signal::SIGWINCH, Signal::SIGTSTP].contains(signal)));
             match Signal::try_from(number.cast_signed()) {
                 Ok(signal) if self.again.is_some() => self.pass_again(signal, from_terminal),
                 Ok(Signal::SIGWINCH) => self.pass_window_size(),

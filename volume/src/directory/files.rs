@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     ops::Range,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
 };
 
@@ -140,8 +140,10 @@ impl Session {
     }
 
     fn open_node(&self, node: &Node, flags: OpenFlags) -> Result<Answer, Fault> {
+        // Before it is cut, if it is to be.
+        let room = self.room_for_open()?;
         let fd = self.reopen(node, flags)?;
-        self.keep(node.id, flags, fd, None)
+        self.keep((node.id, fd), flags, None, room)
     }
 
     /// open(2) with `O_CREAT`.
@@ -175,8 +177,24 @@ impl Session {
             let exists = self.directory.nodes.child(parent, name, Keep::Open).is_ok();
             return Err(if exists { Errno::EEXIST.into() } else { Errno::EROFS.into() });
         }
+        let room = self.room_for_open()?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat2(&parent.fd, name, how, super::names::permissions(parent, mode), BENEATH)?;
+        let made = fd.try_clone().map_err(errno_of)?;
+        let kept = self.keep_new((parent, name), (flags, fd), room);
+        if kept.is_err() {
+            // It was not opened, and so it was not made: open(2) knows no half.
+            unmake((parent, name), &made);
+        }
+        kept
+    }
+
+    fn keep_new(
+        &self,
+        (parent, name): (&Node, &OsStr),
+        (flags, fd): (OpenFlags, OwnedFd),
+        room: Charge,
+    ) -> Result<Answer, Fault> {
         let path =
             self.directory.nodes.remember(fd.try_clone().map_err(errno_of)?, Some((parent.id, name)), Keep::Way)?;
         let begun = self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
@@ -184,10 +202,24 @@ impl Session {
             // It was there when this was announced, and has gone since.
             self.directory.touched(parent.id, super::session::NAMES);
         }
-        self.keep(path.id, flags, fd, Some(parent))
+        self.keep((path.id, fd), flags, Some(parent), room)
     }
 
-    fn keep(&self, file: FileId, flags: OpenFlags, fd: OwnedFd, parent: Option<&Node>) -> Result<Answer, Fault> {
+    /// A place among the open files of its account.
+    fn room_for_open(&self) -> Result<Charge, Fault> {
+        if self.opened.lock().expect("not poisoned").len() >= MAX_OPENED {
+            return Err(Errno::EMFILE.into());
+        }
+        Ok(self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?)
+    }
+
+    fn keep(
+        &self,
+        (file, fd): (FileId, OwnedFd),
+        flags: OpenFlags,
+        parent: Option<&Node>,
+        room: Charge,
+    ) -> Result<Answer, Fault> {
         let wanted = if flags.contains(OpenFlags::NO_LEASE) {
             Leases::ATTRIBUTES
         } else if flags.contains(OpenFlags::WRITE) {
@@ -197,7 +229,6 @@ impl Session {
         };
         let entry = self.entry((fd.as_fd(), file), wanted)?;
         let handle = Handle(self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
-        let charge = self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?;
         let mut opened = self.opened.lock().expect("not poisoned");
         if opened.len() >= MAX_OPENED {
             return Err(Errno::EMFILE.into());
@@ -206,7 +237,7 @@ impl Session {
         if self.is_over() {
             return Err(Errno::ESTALE.into());
         }
-        opened.insert(handle, Arc::new(Opened { file, flags, fd, _charge: charge }));
+        opened.insert(handle, Arc::new(Opened { file, flags, fd, _charge: room }));
         drop(opened);
         let parent = parent.map(|parent| self.entry_of_node(parent)).transpose()?;
         Ok(Answer::Opened { handle, entry, parent })
@@ -279,6 +310,18 @@ impl Session {
             Sought::Hole => SeekFrom::Hole(offset),
         };
         Ok(Answer::Offset(rustix::fs::seek(&file, from)?))
+    }
+}
+
+/// Removes what was made a moment ago, unless the name has become somebody else's.
+pub fn unmake((parent, name): (&Node, &OsStr), made: impl AsFd) {
+    use rustix::fs::{AtFlags, FileType};
+    let found = rustix::fs::statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+    let (Ok(found), Ok(made)) = (found, rustix::fs::fstat(made)) else { return };
+    if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino) {
+        let is_directory = FileType::from_raw_mode(made.st_mode) == FileType::Directory;
+        let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let _ = rustix::fs::unlinkat(&parent.fd, name, flags);
     }
 }
 

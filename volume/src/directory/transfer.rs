@@ -287,7 +287,7 @@ impl Session {
                 let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
                 let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
                 if let Err(fault) = written {
-                    let _ = rustix::fs::unlinkat(&parent.fd, name, rustix::fs::AtFlags::empty());
+                    super::files::unmake((&parent, name), &file);
                     return Err(fault);
                 }
                 let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
@@ -296,7 +296,10 @@ impl Session {
             }
         }
         let node = self.directory.nodes.child(&parent, name, Keep::Open)?;
-        change(node.fd.as_fd(), put)?;
+        if let Err(fault) = change(node.fd.as_fd(), put) {
+            super::files::unmake((&parent, name), &node.fd);
+            return Err(fault);
+        }
         match put.what {
             NewFile::Directory => self.entry_of_new_directory(&node),
             _ => self.entry_of_node(&node),

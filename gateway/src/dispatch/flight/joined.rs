@@ -35,7 +35,7 @@ impl Relay<'_> {
     async fn credit_part(&mut self, stage: usize, part: usize, bytes: u64) {
         let input = self.stages.get(&stage).and_then(|s| s.join.as_ref()).and_then(|j| j.inputs.get(part));
         if let Some(&(run, stream)) = input.filter(|stream| self.joined.contains_key(*stream)) {
-            self.send_to(run, run_input::Kind::Credit(Credit { stream, bytes })).await;
+            self.send_to(run, run_input::Kind::Credit(Credit { stream, bytes }));
         }
     }
 
@@ -62,7 +62,7 @@ impl Relay<'_> {
         join.ended = Some(status);
         let unread: Vec<Stream> = join.inputs.iter().copied().filter(|s| self.joined.contains_key(s)).collect();
         for (run, stream) in unread {
-            self.send_to(run, run_input::Kind::Closed(stream)).await;
+            self.send_to(run, run_input::Kind::Closed(stream));
         }
         for fd in [1, 2] {
             self.end_stream_of(stage, fd, (JOINED, fd)).await;

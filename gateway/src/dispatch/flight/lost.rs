@@ -58,7 +58,7 @@ impl Relay<'_> {
     }
 
     /// Its executor says more than it was asked for: what it says is worth nothing, and nothing goes on with it.
-    async fn run_broken(&mut self, run: usize, why: &str) {
+    pub(super) async fn run_broken(&mut self, run: usize, why: &str) {
         self.runs[run].abandon();
         let executor = self.gateway.executors.get(self.runs[run].executor);
         tracing::warn!(executor = %executor.name, why, "a run is ended, since its executor is broken");

@@ -15,18 +15,20 @@ use posh_proto::executor::{
 use posh_reach::Allowance;
 use tokio::{sync::mpsc, task::AbortHandle};
 
+use super::outgoing::{Given, Outgoing, TooMuch};
 use crate::{executors::Connection, plan::ExecutorId};
 
 /// A kept run's messages are acknowledged after so many, or so many bytes: the executor holds
-/// what is not, and the outputs' credit is several times this.
+/// what is not, 128 KiB at least, and the outputs' credit is many times this.
 const ACKNOWLEDGED_MESSAGES: u64 = 64;
-const ACKNOWLEDGED_BYTES: usize = 1 << 20;
+const ACKNOWLEDGED_BYTES: usize = 64 << 10;
 
 pub(super) struct RunState {
     pub executor: ExecutorId,
     pub connection: Arc<Connection>,
     /// `None` while it is out of reach, and when it is over.
-    input: Option<mpsc::Sender<RunInput>>,
+    input: Option<Outgoing>,
+    given: Given,
     listener: Listener,
     kept: Option<Kept>,
     /// What it may still say.
@@ -78,7 +80,8 @@ impl RunState {
         Self {
             executor,
             connection,
-            input: Some(input),
+            input: Some(Outgoing::new(input)),
+            given: Given::default(),
             listener,
             kept,
             allowance,
@@ -101,18 +104,24 @@ impl RunState {
         self.input.is_none()
     }
 
-    pub async fn send(&mut self, kind: run_input::Kind) {
+    pub fn send(&mut self, kind: run_input::Kind) {
         if let Some(kept) = &mut self.kept {
             kept.note(&kind);
         }
         match &kind {
             run_input::Kind::Credit(credit) => self.allowance.give(credit.stream, credit.bytes),
             run_input::Kind::Closed(stream) => self.allowance.close(*stream),
+            run_input::Kind::Chunk(chunk) => self.given.sent(chunk),
             _ => {}
         }
         if let Some(input) = &self.input {
-            let _ = input.send(RunInput { kind: Some(kind) }).await;
+            input.send(kind);
         }
+    }
+
+    /// The executor has room for so much more of an input.
+    pub fn given(&mut self, stream: u32, bytes: u64) -> Result<(), TooMuch> {
+        self.given.give(stream, bytes)
     }
 
     /// How large files were that it was asked to write to, where that is known better now.
@@ -125,7 +134,7 @@ impl RunState {
     }
 
     /// Counts what came, and tells the executor now and then.
-    pub async fn received(&mut self, message: &RunOutput) {
+    pub fn received(&mut self, message: &RunOutput) {
         match &message.kind {
             Some(run_output::Kind::Exited(_)) => self.commands_left = self.commands_left.saturating_sub(1),
             Some(run_output::Kind::Finished(_)) => {
@@ -145,7 +154,7 @@ impl RunState {
         if many || kept.unacknowledged_bytes >= ACKNOWLEDGED_BYTES {
             (kept.acknowledged, kept.unacknowledged_bytes) = (kept.received, 0);
             let received = kept.received;
-            self.send(run_input::Kind::Received(received)).await;
+            self.send(run_input::Kind::Received(received));
         }
     }
 
@@ -167,7 +176,7 @@ impl RunState {
 
     /// It goes on by another connection.
     pub fn resumed(&mut self, connection: Arc<Connection>, input: mpsc::Sender<RunInput>, listener: Listener) {
-        (self.connection, self.input, self.listener) = (connection, Some(input), listener);
+        (self.connection, self.input, self.listener) = (connection, Some(Outgoing::new(input)), listener);
     }
 
     /// Nobody wants it any more.

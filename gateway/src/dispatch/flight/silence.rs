@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use nix::libc::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use nix::libc::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 use tokio::time::Instant;
 
 use super::{PartEnd, Relay};
@@ -32,7 +32,7 @@ struct Silence {
 impl Silences {
     /// A stage of these runs is sent a signal.
     pub(super) fn signalled(&mut self, stage: usize, signal: u32, runs: impl Iterator<Item = usize>) {
-        if ![SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal.cast_signed()) {
+        if ![SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM].contains(&signal.cast_signed()) {
             return;
         }
         for run in runs {
@@ -43,7 +43,19 @@ impl Silences {
 
     /// The executor says something of a run.
     pub(super) fn heard(&mut self, run: usize) {
-        if self.runs.get(&run).is_some_and(|silence| silence.since.elapsed() > UNDER_WAY) {
+        // Who was killed does not go on, whatever is said.
+        let goes_on = |silence: &Silence| !silence.signals.values().any(|signal| *signal == SIGKILL.cast_unsigned());
+        if self.runs.get(&run).is_some_and(|silence| silence.since.elapsed() > UNDER_WAY && goes_on(silence)) {
+            self.runs.remove(&run);
+        }
+    }
+
+    /// A stage has ended in a run: what it was sent counts no more.
+    pub(super) fn ended(&mut self, run: usize, stage: usize) {
+        if let Some(silence) = self.runs.get_mut(&run)
+            && silence.signals.remove(&stage).is_some()
+            && silence.signals.is_empty()
+        {
             self.runs.remove(&run);
         }
     }

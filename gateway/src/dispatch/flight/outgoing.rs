@@ -1,0 +1,172 @@
+//! What a run is told, on its way to its executor. Nothing here waits: an executor that takes nothing keeps nobody but
+//! its own run's words waiting.
+//!
+//! Invariant: what waits is bounded. Bytes of inputs are what the executor gave credit for ([`Given`]); credits for
+//! one stream become one; all else is said a few times in a command's life, or by the user.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::BytesMut;
+use posh_proto::executor::{Chunk, Credit, RunInput, run_input::Kind};
+use tokio::sync::mpsc;
+
+/// Chunks that wait become larger ones, up to this.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// An executor has room for a megabyte of each input. One that gives credit for more than this does not mean it.
+const MOST_GIVEN_BYTES: u64 = 16 << 20;
+
+/// The way to an executor.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    sender: mpsc::Sender<RunInput>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    words: VecDeque<Kind>,
+    /// A task sends them.
+    is_sent: bool,
+}
+
+impl Outgoing {
+    pub fn new(sender: mpsc::Sender<RunInput>) -> Self {
+        Self { sender, waiting: Arc::default() }
+    }
+
+    /// In order. Nobody hears it when the call is over.
+    pub fn send(&self, kind: Kind) {
+        let mut waiting = lock(&self.waiting);
+        if waiting.is_sent {
+            return waiting.push(kind);
+        }
+        if let Err(mpsc::error::TrySendError::Full(RunInput { kind: Some(kind) })) =
+            self.sender.try_send(RunInput { kind: Some(kind) })
+        {
+            waiting.push(kind);
+            waiting.is_sent = true;
+            tokio::spawn(send_what_waits(self.sender.clone(), Arc::clone(&self.waiting)));
+        }
+    }
+}
+
+async fn send_what_waits(sender: mpsc::Sender<RunInput>, waiting: Arc<Mutex<Waiting>>) {
+    while let Ok(room) = sender.reserve().await {
+        let mut waiting = lock(&waiting);
+        match waiting.words.pop_front() {
+            Some(kind) => room.send(RunInput { kind: Some(kind) }),
+            None => {
+                waiting.is_sent = false;
+                return;
+            }
+        }
+    }
+}
+
+fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Waiting {
+    fn push(&mut self, kind: Kind) {
+        match (self.words.back_mut(), &kind) {
+            (Some(Kind::Chunk(last)), Kind::Chunk(next))
+                if last.stream == next.stream && last.data.len() + next.data.len() <= CHUNK_BYTES =>
+            {
+                let mut both = BytesMut::from(std::mem::take(&mut last.data));
+                both.extend_from_slice(&next.data);
+                last.data = both.freeze();
+            }
+            (_, Kind::Credit(Credit { stream, bytes })) => {
+                // It can come sooner, too: it says what was written.
+                let same = self.words.iter_mut().find_map(|word| match word {
+                    Kind::Credit(credit) if credit.stream == *stream => Some(credit),
+                    _ => None,
+                });
+                match same {
+                    Some(credit) => credit.bytes = credit.bytes.saturating_add(*bytes),
+                    None => self.words.push_back(kind),
+                }
+            }
+            // The sum of all before.
+            (Some(Kind::Received(last)), Kind::Received(next)) => *last = *next,
+            _ => self.words.push_back(kind),
+        }
+    }
+}
+
+/// What an executor has given credit for, by input, and has not been sent.
+#[derive(Debug, Default)]
+pub(super) struct Given(BTreeMap<u32, u64>);
+
+/// An executor gives credit for more than it takes.
+#[derive(Debug)]
+pub(super) struct TooMuch;
+
+impl Given {
+    pub fn give(&mut self, stream: u32, bytes: u64) -> Result<(), TooMuch> {
+        let given = self.0.entry(stream).or_default();
+        *given = given.saturating_add(bytes);
+        if *given > MOST_GIVEN_BYTES { Err(TooMuch) } else { Ok(()) }
+    }
+
+    pub fn sent(&mut self, Chunk { stream, data }: &Chunk) {
+        if let Some(given) = self.0.get_mut(stream) {
+            *given = given.saturating_sub(data.len() as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(stream: u32, data: &'static [u8]) -> Kind {
+        Kind::Chunk(Chunk { stream, data: data.into() })
+    }
+
+    #[tokio::test]
+    async fn what_waits_keeps_its_order_and_becomes_less() {
+        let (sender, mut taken) = mpsc::channel(1);
+        let outgoing = Outgoing::new(sender);
+        outgoing.send(chunk(1, b"a"));
+        for _ in 0..10_000 {
+            outgoing.send(chunk(1, b"b"));
+            outgoing.send(Kind::Credit(Credit { stream: 2, bytes: 3 }));
+        }
+        outgoing.send(Kind::End(1));
+        assert!(lock(&outgoing.waiting).words.len() < 10, "{:?}", lock(&outgoing.waiting).words.len());
+        let (mut data, mut credit) = (Vec::new(), 0);
+        loop {
+            match taken.recv().await.unwrap().kind.unwrap() {
+                Kind::Chunk(chunk) => data.extend_from_slice(&chunk.data),
+                Kind::Credit(given) => credit += given.bytes,
+                Kind::End(1) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((data.len(), data[0], data[10_000], credit), (10_001, b'a', b'b', 30_000));
+        // What comes later goes the short way again.
+        while lock(&outgoing.waiting).is_sent {
+            tokio::task::yield_now().await;
+        }
+        outgoing.send(chunk(1, b"c"));
+        assert!(lock(&outgoing.waiting).words.is_empty());
+    }
+
+    #[test]
+    fn credit_that_no_executor_means_is_noticed() {
+        let mut given = Given::default();
+        for _ in 0..100 {
+            given.give(1, 1 << 20).unwrap();
+            given.sent(&Chunk { stream: 1, data: vec![0; 1 << 20].into() });
+        }
+        given.give(1, MOST_GIVEN_BYTES).unwrap();
+        given.give(2, MOST_GIVEN_BYTES).unwrap();
+        assert!(given.give(1, 1).is_err() && given.give(2, u64::MAX).is_err());
+    }
+}
