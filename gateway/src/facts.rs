@@ -404,6 +404,7 @@ pub fn stage_facts(
     let checked = check_terminal(stage, &reading.invocation)
         .and_then(|()| check_devices(stage))
         .and_then(|()| check_output_is_not_input(world, stage, reading, around))
+        .and_then(|()| check_named_descriptors(world, stage, &reading.invocation, around))
         .and_then(|()| flow_in(world, stage, &reading.invocation, around));
     let input = match checked {
         Ok(input) => input,
@@ -536,6 +537,25 @@ fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
     };
     let (one, other) = (plain(one.as_path()), plain(other));
     mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
+}
+
+/// A word such as `/dev/stdin` is the descriptor itself where that is a pipe or a terminal. A regular file is opened anew by it
+/// (proc_pid_fd(5)), at its beginning, which an executor does only if it has opened the file.
+fn check_named_descriptors(
+    world: &World<'_>,
+    stage: &Enlisted,
+    invocation: &Invocation,
+    around: &Surroundings<'_>,
+) -> Result<(), String> {
+    for file in &invocation.files {
+        let named = descriptor_named_by(&file.path).and_then(|fd| stage.descriptor(fd));
+        let Some(named) = named.filter(|named| named.kind == Kind::File) else { continue };
+        let is_there = file_site(world, named).is_some() && (named.fd == 0 || opens_there(world, named, around));
+        if !is_there && rule::holds(Rule::DescriptorKinds) {
+            return Err(format!("{} is a file that is opened anew here", file.path.display()));
+        }
+    }
+    Ok(())
 }
 
 /// Where standard input, and descriptors that the words name, come from.
