@@ -6,6 +6,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     io,
+    ops::Bound,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -262,6 +263,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     let all = async {
         let paths = changes.iter().chain(doubtful.iter().map(|(change, _)| change)).map(Change::path);
         gateway.look_ahead.settled(&table, paths).await;
+        let (trees, changes) = removed_trees(&table, changes).await;
         let certain = forget(&table, changes);
         let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
         let (mut remembered, further) = tokio::join!(certain, old);
@@ -269,6 +271,9 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         for tree in made_again {
             remembered.extend(gateway.remnants.forget(&table, &tree).await);
         }
+        let (shown, there_again) = remake::forget_trees(&gateway, &table, trees).await;
+        remembered.extend(shown);
+        remembered.extend(forget(&table, there_again).await);
         let left = remake::forget(&gateway, &table, remembered).await;
         at_once(&table, left.into_iter().map(Change::Removed).collect(), wait_for_one).await;
     };
@@ -286,6 +291,57 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
         for id in used {
             gateway.volumes.catch_up(table.mount(id), &marks).await;
         }
+    }
+}
+
+/// Takes the trees on sshfs mounts that were removed with what was in them out of the changes. Invariant: a mount is asked
+/// about names below a directory while the directory is there. Else a mount that has forgotten the directory
+/// finds out that it is gone, and goes on remembering what was in it.
+async fn removed_trees(table: &Arc<MountTable>, mut changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
+    let removed: BTreeSet<PathBuf> =
+        changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(|c| c.path().to_owned()).collect();
+    let listed = |path: &Path| changes.contains(&Change::ListingChanged(path.to_owned()));
+    let has_names = |path: &Path| {
+        let mut below = removed.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        below.next().is_some_and(|next| next.starts_with(path))
+    };
+    let is_below_another = |path: &Path| path.ancestors().skip(1).any(|above| removed.contains(above));
+    let is_sshfs = |path: &Path| {
+        let place = table.resolve(path, Path::new("/"));
+        matches!(place, Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs)
+    };
+    let tops = removed.iter().filter(|path| has_names(path) && !is_below_another(path) && is_sshfs(path));
+    let trees = tops.map(|top| {
+        let members = removed.iter().filter(|path| path.starts_with(top));
+        let (directories, others) = members.cloned().partition(|path| has_names(path) || listed(path));
+        RemovedTree { top: top.clone(), directories, others }
+    });
+    let trees: Vec<RemovedTree> = trees.collect();
+    changes.retain(|change| !trees.iter().any(|tree| change.path().starts_with(&tree.top)));
+    let owned = Arc::clone(table);
+    let at_their_places = move |tree: &RemovedTree| {
+        let real = real_place(&owned, &Change::Removed(tree.top.clone()))?;
+        let moved = |paths: &BTreeSet<PathBuf>| {
+            let moved = paths.iter().filter_map(|path| Some(real.join(path.strip_prefix(&tree.top).ok()?)));
+            moved.map(|path| path.components().collect()).collect()
+        };
+        Some(RemovedTree { directories: moved(&tree.directories), others: moved(&tree.others), top: real })
+    };
+    (in_parallel(trees, at_their_places).await, changes)
+}
+
+/// A directory that was removed, with what was in it.
+#[derive(Debug)]
+pub(super) struct RemovedTree {
+    pub top: PathBuf,
+    /// Those that are known to be directories, the top among them.
+    pub directories: BTreeSet<PathBuf>,
+    pub others: BTreeSet<PathBuf>,
+}
+
+impl RemovedTree {
+    pub fn changes(self) -> impl Iterator<Item = Change> {
+        self.directories.into_iter().chain(self.others).map(Change::Removed)
     }
 }
 
@@ -329,7 +385,7 @@ async fn at_once(
 }
 
 /// Works on all items in threads of their own, and gathers what comes of it.
-async fn in_parallel<T, R>(items: Vec<T>, work: impl Fn(&T) -> Option<R> + Send + Sync + 'static) -> Vec<R>
+pub(super) async fn in_parallel<T, R>(items: Vec<T>, work: impl Fn(&T) -> Option<R> + Send + Sync + 'static) -> Vec<R>
 where
     T: Send + Sync + 'static,
     R: Send + 'static,

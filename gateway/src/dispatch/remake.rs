@@ -13,7 +13,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use fs_mapper::{ExecutorName, MountTable, Resolution};
+use fs_mapper::{
+    ExecutorName, MountTable, Resolution,
+    coherence::{Change, Left},
+};
 use nix::libc;
 use posh_proto::{
     PROTOCOL_VERSION,
@@ -23,6 +26,7 @@ use posh_proto::{
 };
 use posh_reach::Allowance;
 
+use super::refresh::{RemovedTree, in_parallel};
 use crate::{executors::Connection, state::Gateway};
 
 /// Directories that are made by one run, each by a process of its own that tells of it; and removed by threads.
@@ -52,6 +56,38 @@ pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<Path
     left
 }
 
+/// Makes the mounts forget trees; gives the directories that they still show, and what is asked about as any other
+/// change, since the top is there again.
+pub(super) async fn forget_trees(
+    gateway: &Gateway,
+    table: &Arc<MountTable>,
+    trees: Vec<RemovedTree>,
+) -> (Vec<PathBuf>, BTreeSet<Change>) {
+    let (mut shown, mut there_again) = (Vec::new(), BTreeSet::new());
+    let mut by_executor: BTreeMap<ExecutorName, Vec<RemovedTree>> = BTreeMap::new();
+    for tree in trees {
+        if let Resolution::Owned(owned) = table.resolve(&tree.top, Path::new("/")) {
+            by_executor.entry(owned.executor).or_default().push(tree);
+        }
+    }
+    for (name, trees) in by_executor {
+        let connection = match gateway.executors.named(&name) {
+            Some(executor) => executor.connection().await.ok(),
+            None => None,
+        };
+        let Some(connection) = connection else {
+            there_again.extend(trees.into_iter().flat_map(RemovedTree::changes));
+            continue;
+        };
+        let server = Server { connection, mounts: mounts_of(table, &name), run_id: gateway.next_pipeline() };
+        let made = server.make_tops(&trees.iter().map(|tree| tree.top.clone()).collect::<Vec<_>>()).await;
+        let (new, others): (Vec<_>, Vec<_>) = trees.into_iter().partition(|tree| made.contains(&tree.top));
+        there_again.extend(others.into_iter().flat_map(RemovedTree::changes));
+        shown.extend(server.forget_new(table, new).await);
+    }
+    (shown, there_again)
+}
+
 fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
     let mounts = table.mounts().filter(|mount| mount.mounted()).filter_map(|mount| {
         let owner = mount.owner.as_ref().filter(|owner| owner.executor == *executor)?;
@@ -76,13 +112,7 @@ impl Server {
         let is_top = |path: &Path| !directories.iter().any(|other| other != path && path.starts_with(other));
         let (tops, below): (Vec<PathBuf>, Vec<PathBuf>) =
             directories.iter().cloned().partition(|directory| is_top(directory));
-        let mut made = Vec::new();
-        for tops in tops.chunks(AT_ONCE) {
-            let stages = tops.iter().map(|top| stage(&["mkdir", "-m", "700", "--"], std::slice::from_ref(top)));
-            let ended = self.run(stages.collect()).await;
-            // One that is there by now belongs to somebody, and is shown rightly.
-            made.extend(tops.iter().zip(ended).filter(|(_, made)| *made).map(|(top, _)| top.clone()));
-        }
+        let mut made = self.make_tops(&tops).await;
         // What was below a directory that is new can't be anybody's.
         let mut below: Vec<PathBuf> =
             below.into_iter().filter(|path| made.iter().any(|top| path.starts_with(top))).collect();
@@ -95,6 +125,48 @@ impl Server {
             self.run(vec![stage(&["rmdir", "--"], &stubborn)]).await;
         }
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
+    }
+
+    /// Those that were made. One that is there by now belongs to somebody, and is shown rightly.
+    async fn make_tops(&self, tops: &[PathBuf]) -> Vec<PathBuf> {
+        let mut made = Vec::new();
+        for tops in tops.chunks(AT_ONCE) {
+            let stages = tops.iter().map(|top| stage(&["mkdir", "-m", "700", "--"], std::slice::from_ref(top)));
+            let ended = self.run(stages.collect()).await;
+            made.extend(tops.iter().zip(ended).filter(|(_, made)| *made).map(|(top, _)| top.clone()));
+        }
+        made
+    }
+
+    /// Of trees whose tops have just been made.
+    async fn forget_new(&self, table: &Arc<MountTable>, trees: Vec<RemovedTree>) -> Vec<PathBuf> {
+        let (mut made, mut others) = (Vec::new(), Vec::new());
+        for tree in trees {
+            made.extend(tree.directories);
+            others.extend(tree.others);
+        }
+        self.make_all(&made).await;
+        let at_work = Arc::clone(table);
+        let forget = move |path: &PathBuf| {
+            let Resolution::Owned(owned) = at_work.resolve(path, Path::new("/")) else { return None };
+            let left = at_work.mount(owned.mount).coherence().forget_removed(path);
+            matches!(left, Ok(Left::Directory)).then(|| path.clone())
+        };
+        // Directories that were empty.
+        let empty = in_parallel(others, forget).await;
+        self.make_all(&empty).await;
+        made.extend(empty);
+        let (removed, stubborn) = remove(made.clone()).await;
+        if !stubborn.is_empty() {
+            self.run(vec![stage(&["rmdir", "--"], &stubborn)]).await;
+        }
+        made.into_iter().filter(|directory| !removed.contains(directory)).collect()
+    }
+
+    async fn make_all(&self, directories: &[PathBuf]) {
+        if !directories.is_empty() {
+            self.run(vec![stage(&["mkdir", "-p", "-m", "700", "--"], directories)]).await;
+        }
     }
 
     /// Whether each of the stages has succeeded.
