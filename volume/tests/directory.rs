@@ -189,6 +189,21 @@ async fn a_directory_that_becomes_a_link_leads_nowhere() {
     assert_eq!(fs::read_dir(site.top.path()).unwrap().count(), 2, "something was made outside");
 }
 
+/// What says that it was not done has left nothing.
+#[tokio::test]
+async fn what_can_not_be_made_whole_is_not_made() {
+    let site = Site::new();
+    let store = site.session();
+    let kinds = [NewFile::Directory, NewFile::Symlink { target: "x".into() }, NewFile::Regular { data: Bytes::new() }];
+    for what in kinds {
+        // Neither a directory nor a link has a size that can be set, and no file one of 2^63.
+        let changes = Changes { size: Some(1 << 63), ..Changes::default() };
+        let put = Put { directory: store.root(), path: vec!["new".into()], what: what.clone(), mode: 0o700, changes };
+        assert!(store.write(&me(), vec![Write::Put(put)]).await.unwrap()[0].is_err(), "{what:?}");
+        assert!(site.path("new").symlink_metadata().is_err(), "{what:?} is left");
+    }
+}
+
 #[tokio::test]
 async fn a_directory_that_was_moved_out_is_not_reached_any_more() {
     let site = Site::new();
