@@ -53,8 +53,8 @@ impl Turns {
 }
 
 impl Turns {
-    /// Waits for a turn of `caller`'s, which passes after `longest` or when the handle is aborted, whichever
-    /// comes first: who has it may itself wait for somebody behind it.
+    /// Waits for a turn of `caller`'s, which passes after `longest` or when the handle is aborted,
+    /// whichever comes first: who has it may itself wait for somebody behind it.
     pub async fn passing(&self, caller: &Caller, longest: Duration) -> AbortHandle {
         // It is never closed.
         let turn = self.share_of(caller).acquire_owned().await;

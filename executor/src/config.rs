@@ -321,29 +321,37 @@ impl Config {
     }
 }
 
-/// The path of an export's directory as it is now: whatever lies on the way later, no link is followed any more. A file system
-/// that hangs holds up nothing but a thread that is left behind.
-fn looked_at(path: &Path) -> Result<PathBuf, String> {
+/// The path of an export's directory as it is now: links that are put on the way later are not
+/// followed. A file system that hangs holds up nothing but a thread that is left behind.
+fn looked_at(path: &Path) -> Result<PathBuf, Unusable> {
     let (told, answer) = mpsc::sync_channel(1);
     let owned = path.to_owned();
     let look = move || {
         let found = match std::fs::metadata(&owned) {
-            Ok(metadata) if metadata.is_dir() => {
-                without_links(&owned).map_err(|error| format!("leads through a link: {error}"))
-            }
-            Ok(_) => Err("is not a directory".to_owned()),
-            Err(error) => Err(format!("cannot be opened: {error}")),
+            Ok(metadata) if metadata.is_dir() => without_links(&owned).map_err(Unusable::Linked),
+            Ok(_) => Err(Unusable::NoDirectory),
+            Err(error) => Err(Unusable::Closed(error)),
         };
         let _ = told.send(found);
     };
-    thread::Builder::new()
-        .name("export".to_owned())
-        .spawn(look)
-        .map_err(|error| format!("cannot be looked at: {error}"))?;
-    answer.recv_timeout(EXPORT_PATIENCE).unwrap_or_else(|_| {
-        let seconds = EXPORT_PATIENCE.as_secs();
-        Err(format!("has not answered for {seconds} s: its file system hangs; mount it anew, or leave the export out"))
-    })
+    thread::Builder::new().name("export".to_owned()).spawn(look).map_err(Unusable::Closed)?;
+    answer.recv_timeout(EXPORT_PATIENCE).unwrap_or(Err(Unusable::Silent))
+}
+
+/// Why an export's directory can't be served; goes on behind its path and name.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("cannot be opened: {0}")]
+    Closed(io::Error),
+    #[error("is not a directory")]
+    NoDirectory,
+    #[error("leads through a link: {0}")]
+    Linked(io::Error),
+    #[error(
+        "has not answered for {} s: its file system hangs; mount it anew, or leave the export out",
+        EXPORT_PATIENCE.as_secs()
+    )]
+    Silent,
 }
 
 /// Without links. Those that others than root and this process's user can have made are refused.

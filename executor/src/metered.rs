@@ -122,8 +122,8 @@ impl Metered {
         Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived, _share: share }
     }
 
-    /// Changes it for a unary call, whose messages stay on the account and whose deadline holds until the
-    /// request ends.
+    /// Changes it for a unary call, whose messages stay on the account and whose deadline holds
+    /// until the request ends.
     pub fn held_by(self, arrived: Arrived) -> Self {
         Self { arrived: Some(arrived), ..self }
     }
@@ -273,7 +273,8 @@ pub fn kept_until_sent<T>(mut response: Response<T>, charge: impl Send + Sync + 
     response
 }
 
-/// The accounts that an answer is charged to. A stranger has none: its connection is bounded as a whole.
+/// The accounts that an answer is charged to. A stranger has none: its connection is bounded as a
+/// whole.
 #[derive(Default)]
 pub struct Charged {
     /// Its place among the open calls, where it has one.

@@ -91,8 +91,8 @@ const MAX_CONCURRENT_CALLS: u32 = 4096;
 /// pipelines is no attack.
 const MAX_RESETS: usize = 4096;
 
-/// Of one call's headers, each with 32 bytes more than its text: a gateway sends some 300 bytes. They stay with the call,
-/// and an identity has 2,048 calls.
+/// Of one call's headers, each with 32 bytes more than its text: a gateway sends some 300 bytes.
+/// They stay with the call, and an identity has 2,048 calls.
 const HEADER_BYTES: u32 = 4 << 10;
 
 /// The same for a connection without a certificate that counts: each call takes some 10 KB, and its frame 15 bytes.

@@ -45,8 +45,8 @@ pub const TOOLS_OF_ONE: usize = 4;
 /// starting them. The others wait as they came, on the account of unfinished messages.
 pub const ARRIVALS_OF_ONE: usize = 16;
 
-/// Calls of one identity that are answered and whose clients have not said that they have no more to say: each holds some
-/// 40 KB. A gateway says so a round trip after the answer.
+/// Calls of one identity that are answered and whose clients have not said that they have no more
+/// to say: each holds some 40 KB. A gateway says so a round trip after the answer.
 pub const HEARD_OUT_OF_ONE: usize = 256;
 
 /// Runs of one identity whose commands are being started: its forks keep half of the processors busy, or the one

@@ -49,8 +49,8 @@ pub struct ExecutorConfig {
     pub name: ExecutorName,
     /// How it is reached.
     pub address: Address,
-    /// Commands there may be given what was written elsewhere: by commands here or on other machines, or into files
-    /// that are not its own.
+    /// Commands there may be given what was written elsewhere: by commands here or on other
+    /// machines, or into files that are not its own.
     pub takes_input: bool,
     /// How it came to be known.
     pub origin: Origin,

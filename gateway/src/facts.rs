@@ -539,8 +539,9 @@ fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
     mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
 }
 
-/// A word such as `/dev/stdin` is the descriptor itself where that is a pipe or a terminal. A regular file is opened anew by it
-/// (proc_pid_fd(5)), at its beginning, which an executor does only if it has opened the file.
+/// A word such as `/dev/stdin` is the descriptor itself where that is a pipe or a terminal. A
+/// regular file is opened anew by it (proc_pid_fd(5)), at its beginning, which an executor does
+/// only if it has opened the file.
 fn check_named_descriptors(
     world: &World<'_>,
     stage: &Enlisted,

@@ -34,8 +34,8 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// what is on its way: 1 MiB of a command's input takes 6 s at 1.4 Mbit/s.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
-/// Runs that were cancelled, and for how long what still comes for them is known for what it is: h2 takes it for an
-/// offence otherwise, and ends the connection after 1,024 of them.
+/// Runs that were cancelled, and for how long what still comes for them is known for what it is: h2
+/// takes it for an offence otherwise, and ends the connection after 1,024 of them.
 const REMEMBERED_RESETS: usize = 1024;
 const RESET_REMEMBERED: Duration = Duration::from_secs(30);
 /// For TCP's handshake.

@@ -155,9 +155,10 @@ impl Adapter {
 
 /// A request that is not answered at once.
 ///
-/// Invariant: a thread that is killed is let go within a second, whatever the server does. The kernel waits for the answer to
-/// a request that was read (fs/fuse/dev.c, `request_wait_answer`), and asks for one by FUSE_INTERRUPT, which fuser does not
-/// pass on: so threads that wait are looked at.
+/// Invariant: a thread that is killed is let go within a second, whatever the server does. The
+/// kernel waits for the answer to a request that was read (fs/fuse/dev.c, `request_wait_answer`),
+/// and asks for one by FUSE_INTERRUPT, which fuser does not pass on: so threads that wait are
+/// looked at.
 struct Asked {
     thread: u32,
     number: u64,
@@ -165,7 +166,8 @@ struct Asked {
 }
 
 impl Asked {
-    /// What is under way goes on to its end. The kernel does not know a second answer, and drops it.
+    /// The work goes on to its end. The kernel drops a second answer; a file that this would have
+    /// opened stays open until the volume is unmounted.
     async fn answer(self, mut work: Pin<Box<dyn Future<Output = ()> + Send>>) {
         loop {
             tokio::select! {

@@ -125,9 +125,10 @@ impl KeptRuns {
     /// Invariant: of one run at most one client waits until the run hears it, with its message in memory: the
     /// last one. A client that comes back again has lost the connection before.
     ///
+    /// The client's input is given back where no run takes it.
+    ///
     /// # Errors
     /// Why it can't.
-    /// What the client says is given back where nobody hears it.
     pub async fn resume(
         &self,
         resume: Resume,

@@ -21,8 +21,8 @@ use crate::{
 /// A start takes some milliseconds, and on a busy machine some tens.
 const LONGEST_TURN: Duration = Duration::from_millis(200);
 
-/// What counts is what its caller may do when its commands begin, and a run may have waited for its turn since it was
-/// looked at.
+/// Refuses a run whose caller has lost a right since it was checked: it may have waited for its
+/// turn.
 fn check_standing(shared: &Shared, origin: &Origin, policy: &Arc<Policy>) -> Result<(), Refusal> {
     let refused = |why: String| Err(Refusal::new(Kind::NotAllowed, why));
     let is_same = match shared.admission.standing(&origin.proof) {

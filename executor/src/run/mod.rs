@@ -178,9 +178,9 @@ fn refuse(shared: &Shared, caller: &Caller, input: Streaming<RunInput>, refusal:
     Messages::only(Ok(refusal.into()))
 }
 
-/// Of a call that is answered. A client says no more once it has heard that; what is under way by then must not come to
-/// a call that was reset: h2 counts it for the connection's life, and closes that in the end. Who lets too many calls
-/// stay open so has the others reset.
+/// Of a call that is answered. A client says no more once it has heard that; what is under way by
+/// then must not come to a call that was reset: h2 counts it for the connection's life, and closes
+/// that in the end. Who lets too many calls stay open so has the others reset.
 fn hear_out(shared: &Shared, caller: &Caller, mut input: Streaming<RunInput>) {
     let Ok(place) = shared.heard_out.share_of(caller).try_acquire_owned() else { return };
     tokio::spawn(async move {

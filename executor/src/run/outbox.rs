@@ -26,8 +26,8 @@ const QUEUE: u64 = 4;
 /// gateway acknowledges what has arrived, whoever reads it there, so that this is a
 /// matter of the link alone: 4 MiB are 30 ms at 1 Gbit/s.
 pub const HELD_BYTES: usize = 4 << 20;
-/// Of that, this much of each run is on nobody's account: its client can always acknowledge something, and the run goes on. A
-/// gateway acknowledges at each 64 KiB and at each 64 messages.
+/// Of that, this much of each run is on nobody's account: its client can always acknowledge
+/// something, and the run goes on. A gateway acknowledges at each 64 KiB and at each 64 messages.
 const OWN_HELD_BYTES: usize = 128 << 10;
 /// And so a kept run's chunks are no larger than half of it.
 pub const KEPT_CHUNK_BYTES: usize = OWN_HELD_BYTES / 2 - MESSAGE_BYTES;
@@ -42,9 +42,10 @@ pub type Message = Result<RunOutput, Status>;
 
 /// See the module's text.
 ///
-/// Invariant: what is queued of runs that are not kept is on the account of whoever asked for them, from
-/// before it is queued until it is taken, or the client is gone. The run's end changes nothing of that. Of kept runs it is what is
-/// beyond [`OWN_HELD_BYTES`], until it is acknowledged or the run has ended.
+/// Invariant: what is queued of runs that are not kept is on the account of whoever asked for them,
+/// from before it is queued until it is taken, or the client is gone. The run's end changes nothing
+/// of that. Of kept runs it is what is beyond [`OWN_HELD_BYTES`], until it is acknowledged or the
+/// run has ended.
 pub struct Outbox {
     state: Mutex<State>,
     changed: Notify,
@@ -133,7 +134,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// Waits until there is room on the account, or for a kept run in its own part, or nobody hears any more.
+    /// Waits until there is room on the account, or for a kept run in its own part, or nobody hears
+    /// any more.
     async fn charge(&self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>, Unheard> {
         let Some(account) = &self.account else { return Ok(None) };
         // What is larger than an account has all of it.

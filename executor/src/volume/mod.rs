@@ -250,8 +250,8 @@ impl Origin {
 }
 
 impl VolumeService {
-    /// What a caller may do now. A call's headers may have come long before its message: what counts is what its caller may do
-    /// when that is there.
+    /// The caller with the rights it has now, since a call's headers may have come long before its
+    /// message.
     fn standing(&self, caller: Arc<Caller>, peer: &Origin) -> Result<Arc<Caller>, Status> {
         match self.0.admission.standing(&peer.proof) {
             Ok(now) => Ok(now.unwrap_or(caller)),

@@ -43,8 +43,8 @@ use crate::{
     tls::serving::Proof,
 };
 
-/// The wait for calls that were given up, until the record counts them: on their threads they go on, and a file
-/// system may hang.
+/// The wait for calls that were given up, until the record counts them: on their threads they go
+/// on, and a file system may hang.
 const LAST_COUNTS: Duration = Duration::from_secs(5);
 /// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
 /// end before that.

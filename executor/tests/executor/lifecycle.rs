@@ -57,7 +57,7 @@ async fn a_finished_run_leaves_no_process() {
     lock_is_free(lab.store.path()).await;
 }
 
-/// What a client says before it hears of a run's end must not come to a call that was reset: HTTP/2 libraries count such
+/// Messages that cross a run's end must not meet a call that was reset: HTTP/2 libraries count such
 /// frames for a connection's life, and end it, with all its runs, after some ten thousand.
 #[tokio::test]
 async fn a_client_is_heard_out_after_its_run() {

@@ -265,7 +265,8 @@ pub(super) fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<P
     directory_of(&set, "XDG_CONFIG_HOME").or_else(|| Some(directory_of(&set, "HOME")?.join(".config")))
 }
 
-/// The directory that a variable names; none if that is no absolute path, since it would be wherever one is.
+/// The directory that a variable names; none if that is no absolute path, since it would be
+/// wherever one is.
 pub(super) fn directory_of(set: impl Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBuf> {
     set(name).map(PathBuf::from).filter(|directory| directory.is_absolute())
 }

@@ -20,7 +20,8 @@ pub struct Snapshot {
     processes: HashMap<Pid, Process>,
     /// The sessions' shells.
     roots: HashSet<Pid>,
-    /// Processes that started a session with something that was asked for, and their other descendants.
+    /// Processes that started a session with something that was asked for, and their other
+    /// descendants.
     outside: Vec<Process>,
     /// Processes of other users don't show in /proc (its mount option `hidepid`).
     hides_others: bool,

@@ -361,7 +361,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Whether something of a command comes of it: anybody can send signs of life.
+    /// Tells whether a message shows that a command goes on. Credits and the like do not: a server
+    /// can send them for ever.
     fn tells_of_life(&self, run: usize, message: &RunOutput) -> bool {
         match &message.kind {
             Some(run_output::Kind::Chunk(Chunk { stream, data })) => {

@@ -294,9 +294,10 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
     }
 }
 
-/// Takes the trees on sshfs mounts that were removed with what was in them out of the changes. Invariant: a mount is asked
-/// about names below a directory while the directory is there. Else a mount that has forgotten the directory
-/// finds out that it is gone, and goes on remembering what was in it.
+/// Takes the trees on sshfs mounts that were removed with what was in them out of the changes.
+/// Invariant: a mount is asked about names below a directory while the directory is there. Else a
+/// mount that has forgotten the directory finds out that it is gone, and goes on remembering what
+/// was in it.
 async fn removed_trees(table: &Arc<MountTable>, mut changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
     let removed: BTreeSet<PathBuf> =
         changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(|c| c.path().to_owned()).collect();

@@ -56,8 +56,8 @@ pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<Path
     left
 }
 
-/// Makes the mounts forget trees; gives the directories that they still show, and what is asked about as any other
-/// change, since the top is there again.
+/// Makes the mounts forget trees; gives the directories that they still show, and what is asked
+/// about as any other change, since the top is there again.
 pub(super) async fn forget_trees(
     gateway: &Gateway,
     table: &Arc<MountTable>,

@@ -1,8 +1,9 @@
-//! Executors that are to see only what they have: a stage runs on one of them only if all that flows into it
-//! comes from there (`takes_input = false` of an `[[executor]]`).
+//! Executors that are to see only what they have: a stage runs on one of them only if all that
+//! flows into it comes from there (`takes_input = false` of an `[[executor]]`).
 //!
-//! Invariant: in the plan, no such executor is sent a byte that a command here, or on another machine, has written,
-//! or that lies in a file elsewhere. Words and variables of the commands themselves go there all the same.
+//! Invariant: in the plan, no such executor is sent a byte that a command here, or on another
+//! machine, has written, or that lies in a file elsewhere. Words and variables of the commands
+//! themselves go there all the same.
 
 use super::{Edge, Flow, Part, PipelineFacts, Placement, Site};
 

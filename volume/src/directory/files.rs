@@ -3,12 +3,12 @@
 use std::{
     ffi::OsStr,
     ops::Range,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
 };
 
 use nix::errno::Errno;
-use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat};
 
 use super::{
     Fault, Rights,
@@ -180,7 +180,7 @@ impl Session {
         let room = self.room_for_open()?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat2(&parent.fd, name, how, super::names::permissions(parent, mode), BENEATH)?;
-        let made = fd.try_clone().map_err(errno_of)?;
+        let made = rustix::fs::fstat(&fd)?;
         let kept = self.keep_new((parent, name), (flags, fd), room);
         if kept.is_err() {
             // It was not opened, and so it was not made: open(2) knows no half.
@@ -313,11 +313,9 @@ impl Session {
     }
 }
 
-/// Removes what was made a moment ago, unless the name has become somebody else's.
-pub fn unmake((parent, name): (&Node, &OsStr), made: impl AsFd) {
-    use rustix::fs::{AtFlags, FileType};
-    let found = rustix::fs::statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
-    let (Ok(found), Ok(made)) = (found, rustix::fs::fstat(made)) else { return };
+/// Removes a file that was made a moment ago, unless the name has become another one's.
+pub fn unmake((parent, name): (&Node, &OsStr), made: &Stat) {
+    let Ok(found) = rustix::fs::statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
     if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino) {
         let is_directory = FileType::from_raw_mode(made.st_mode) == FileType::Directory;
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };

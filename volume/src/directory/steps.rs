@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use super::session::Session;
 use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place};
 
-/// Bytes of one step of a copy: some 1 ms on a disk. Where the kernel is not preemptible, nobody else has the processor meanwhile.
+/// Bytes of one step of a copy: some 1 ms on a disk. Where the kernel is not preemptible, nobody
+/// else has the processor meanwhile.
 const COPY_STEP_BYTES: u64 = 1 << 20;
 /// Bytes copied for one answer.
 const COPY_BYTES: u64 = 256 << 20;

@@ -287,7 +287,7 @@ impl Session {
                 let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
                 let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
                 if let Err(fault) = written {
-                    super::files::unmake((&parent, name), &file);
+                    super::files::unmake((&parent, name), &rustix::fs::fstat(&file)?);
                     return Err(fault);
                 }
                 let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
@@ -297,7 +297,7 @@ impl Session {
         }
         let node = self.directory.nodes.child(&parent, name, Keep::Open)?;
         if let Err(fault) = change(node.fd.as_fd(), put) {
-            super::files::unmake((&parent, name), &node.fd);
+            super::files::unmake((&parent, name), &rustix::fs::fstat(&node.fd)?);
             return Err(fault);
         }
         match put.what {

@@ -5,9 +5,9 @@
 //! Each account has a queue of its own, and they are served in turn. No account has more threads than it
 //! leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
 //!
-//! Jobs that keep a processor busy have threads of their own, of a low priority: a thread at work in the
-//! kernel gives its processor up late where the kernel is not preemptible, and sooner to one of a higher
-//! priority (sched(7)).
+//! Jobs that keep a processor busy have threads of their own, of a low priority: a thread at work
+//! in the kernel gives its processor up late where the kernel is not preemptible, and sooner to one
+//! of a higher priority (sched(7)).
 
 use std::{
     any::Any,

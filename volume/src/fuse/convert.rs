@@ -72,16 +72,18 @@ pub(super) fn is_interrupted(thread: u32) -> bool {
     (mask("SigPnd:") | mask("ShdPnd:")) & !(mask("SigBlk:") | mask("SigIgn:")) != 0
 }
 
-/// Whether a thread has been killed by a signal, and ends as soon as nothing holds it. Any signal that ends a process
-/// becomes a SIGKILL for each of its threads (signal(7), kernel/signal.c). One that does not see it here (another
-/// process namespace, a thread that is gone) does not wait for an answer that it can be given.
+/// Whether a thread has been killed by a signal, and ends as soon as nothing holds it. Any signal
+/// that ends a process becomes a SIGKILL for each of its threads (signal(7), kernel/signal.c). One
+/// that does not see it here (another process namespace, a thread that is gone) does not wait for
+/// an answer that it can be given.
 pub(super) fn is_killed(thread: u32) -> bool {
     const KILL: u64 = 1 << (nix::libc::SIGKILL - 1);
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return false };
     (mask_in(&status, "SigPnd:") | mask_in(&status, "ShdPnd:")) & KILL != 0 || ends_by_signal(thread)
 }
 
-/// It has begun to end, by a signal, and closes its files: `flags` and `exit_code` of proc_pid_stat(5).
+/// It has begun to end, by a signal, and closes its files: `flags` and `exit_code` of
+/// proc_pid_stat(5).
 fn ends_by_signal(thread: u32) -> bool {
     const EXITING: u64 = 4;
     const SIGNAL: u64 = 0x7f;

@@ -1,3 +1,5 @@
+//! Snapshots of real processes, and of imagined ones.
+
 use super::{super::closing::tests::stage, *};
 
 #[test]
@@ -101,7 +103,8 @@ fn what_a_session_was_given_may_be_used_by_who_started_it_and_by_its_other_child
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {
             let snapshot = Snapshot::take(&[root], &wanted, &mut Orphans::default());
-            // Whoever began within the same tick as the session counts as one of its own that was cut off.
+            // Whoever began within the same tick as the session counts as one of its own that was
+            // cut off.
             let inside = || snapshot.processes().filter(|p| p.pid != root && !snapshot.is_ancestor(root, p.pid));
             let reads = |p: &Process| p.pipe_ends.iter().any(|end| Some(end.inode) == pipe && end.reads);
             let waits = |p: &Process| p.pid == outer.id() && p.waits_for_children();
@@ -147,8 +150,8 @@ fn a_process_that_hides_its_descriptors_may_hold_only_pipes_that_are_older() {
     assert!(!dead.may_be_held_unseen(1));
 }
 
-/// Init, a shell 10 with another one, 20, and their children 11 and 21; 30, which was cut off; and one that hides its
-/// descriptors. All of them are older than the pipe.
+/// Init, a shell 10 with another one, 20, and their children 11 and 21; 30, which was cut off; and
+/// one that hides its descriptors. All of them are older than the pipe.
 fn around(hidden: (Pid, Pid), holder: Pid) -> Snapshot {
     let end = PipeEnd { inode: 7, fd: 1, reads: false, writes: true };
     let process = |(pid, parent): (Pid, Pid)| {

@@ -1,8 +1,9 @@
-//! What a run is told, on its way to its executor. Nothing here waits: an executor that takes nothing keeps nobody but
-//! its own run's words waiting.
+//! The queue of messages from the relay to one run's executor. Sending never waits, so an executor
+//! that reads nothing holds up nobody but its own run.
 //!
-//! Invariant: what waits is bounded. Bytes of inputs are what the executor gave credit for ([`Given`]); credits for
-//! one stream become one; all else is said a few times in a command's life, or by the user.
+//! Invariant: the queue is bounded. An input's bytes are those that the executor gave credit for
+//! ([`Given`]), in few chunks; credits for one stream become one; all other messages are sent a few
+//! times in a command's life, or by the user.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,13 +11,14 @@ use std::{
 };
 
 use bytes::BytesMut;
-use posh_proto::executor::{Chunk, Credit, RunInput, run_input::Kind};
+use posh_proto::executor::{Chunk, RunInput, run_input::Kind};
 use tokio::sync::mpsc;
 
 /// Chunks that wait become larger ones, up to this.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// An executor has room for a megabyte of each input. One that gives credit for more than this does not mean it.
+/// An executor has room for a megabyte of each input. One that gives credit for more than this does
+/// not mean it.
 const MOST_GIVEN_BYTES: u64 = 16 << 20;
 
 /// The way to an executor.
@@ -73,37 +75,54 @@ fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
 
 impl Waiting {
     fn push(&mut self, kind: Kind) {
-        match (self.words.back_mut(), &kind) {
-            (Some(Kind::Chunk(last)), Kind::Chunk(next))
-                if last.stream == next.stream && last.data.len() + next.data.len() <= CHUNK_BYTES =>
-            {
-                let mut both = BytesMut::from(std::mem::take(&mut last.data));
-                both.extend_from_slice(&next.data);
-                last.data = both.freeze();
-            }
-            (_, Kind::Credit(Credit { stream, bytes })) => {
-                // It can come sooner, too: it says what was written.
-                let same = self.words.iter_mut().find_map(|word| match word {
-                    Kind::Credit(credit) if credit.stream == *stream => Some(credit),
+        // Streams are independent of each other, so a message may overtake those of another stream.
+        let merged = match &kind {
+            Kind::Chunk(next) => {
+                let last = self.words.iter_mut().rev().find_map(|word| match word {
+                    Kind::Chunk(last) if last.stream == next.stream => Some(last),
                     _ => None,
                 });
-                match same {
-                    Some(credit) => credit.bytes = credit.bytes.saturating_add(*bytes),
-                    None => self.words.push_back(kind),
-                }
+                last.is_some_and(|last| append(last, next))
             }
-            // The sum of all before.
-            (Some(Kind::Received(last)), Kind::Received(next)) => *last = *next,
-            _ => self.words.push_back(kind),
+            Kind::Credit(next) => {
+                let same = self.words.iter_mut().find_map(|word| match word {
+                    Kind::Credit(credit) if credit.stream == next.stream => Some(credit),
+                    _ => None,
+                });
+                same.map(|credit| credit.bytes = credit.bytes.saturating_add(next.bytes)).is_some()
+            }
+            Kind::Received(next) => match self.words.back_mut() {
+                // The sum of all before.
+                Some(Kind::Received(last)) => {
+                    *last = *next;
+                    true
+                }
+                _ => false,
+            },
+            _ => false,
+        };
+        if !merged {
+            self.words.push_back(kind);
         }
     }
 }
 
-/// What an executor has given credit for, by input, and has not been sent.
+/// Whether there is room for it in that chunk.
+fn append(last: &mut Chunk, next: &Chunk) -> bool {
+    if last.data.len() + next.data.len() > CHUNK_BYTES {
+        return false;
+    }
+    let mut both = BytesMut::from(std::mem::take(&mut last.data));
+    both.extend_from_slice(&next.data);
+    last.data = both.freeze();
+    true
+}
+
+/// Credit of an executor that is not used yet, by input.
 #[derive(Debug, Default)]
 pub(super) struct Given(BTreeMap<u32, u64>);
 
-/// An executor gives credit for more than it takes.
+/// The fault of an executor that gives credit for more than it takes.
 #[derive(Debug)]
 pub(super) struct TooMuch;
 
@@ -123,6 +142,8 @@ impl Given {
 
 #[cfg(test)]
 mod tests {
+    use posh_proto::executor::Credit;
+
     use super::*;
 
     fn chunk(stream: u32, data: &'static [u8]) -> Kind {
@@ -136,6 +157,7 @@ mod tests {
         outgoing.send(chunk(1, b"a"));
         for _ in 0..10_000 {
             outgoing.send(chunk(1, b"b"));
+            outgoing.send(chunk(3, b"x"));
             outgoing.send(Kind::Credit(Credit { stream: 2, bytes: 3 }));
         }
         outgoing.send(Kind::End(1));
@@ -143,6 +165,7 @@ mod tests {
         let (mut data, mut credit) = (Vec::new(), 0);
         loop {
             match taken.recv().await.unwrap().kind.unwrap() {
+                Kind::Chunk(chunk) if chunk.stream == 3 => {}
                 Kind::Chunk(chunk) => data.extend_from_slice(&chunk.data),
                 Kind::Credit(given) => credit += given.bytes,
                 Kind::End(1) => break,

@@ -185,7 +185,8 @@ impl RunState {
         (self.input, self.kept) = (None, None);
     }
 
-    /// The pipeline is over. A run whose commands have all ended is heard out; any other is abandoned.
+    /// The pipeline is over. A run whose commands have all ended is heard out; any other is
+    /// abandoned.
     pub fn leave(mut self) {
         if self.commands_left == 0 {
             self.listener.leave();
@@ -193,11 +194,13 @@ impl RunState {
     }
 }
 
-/// The task that listens to a run. When it ends, the executor learns that nobody wants the run any more; it does with this.
+/// The task that listens to a run. When it ends, the executor learns that nobody wants the run any
+/// more; it does with this.
 ///
-/// Invariant: a call whose run has ended is heard to its end, and never reset. HTTP/2 libraries count what still comes
-/// for a call that was reset, and close the connection, with all runs of others, when that was too much in its life
-/// (h2's budget of small DATA frames, and of streams reset).
+/// Invariant: a call whose run has ended is heard to its end, and never reset. HTTP/2 libraries
+/// count what still comes for a call that was reset, and close the connection, with all runs of
+/// others, when that was too much in its life (h2's budget of small DATA frames, and of streams
+/// reset).
 pub(super) struct Listener(Option<AbortHandle>);
 
 impl Listener {
