@@ -3,6 +3,7 @@
 //!
 //! It takes minutes for every handful, so it is no part of `cargo xtask test`; that checks only that the table still fits the source.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -57,27 +58,48 @@ enum Verdict {
     NotThere,
 }
 
-/// Takes out every guard whose description or test holds `filter`, one after the other.
-pub fn run(filter: Option<&str>) -> Result<ExitCode> {
+/// Takes out every guard whose description or test holds `filter`: one after the other in each of `jobs` copies of the tree.
+pub fn run(filter: Option<&str>, jobs: usize) -> Result<ExitCode> {
     let root = root()?;
-    let tree = Copy::of(&root)?;
     let is_wanted = |guard: &Guard| filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part));
-    let guards: Vec<Guard> = table(&root)?.into_iter().filter(is_wanted).collect();
+    let mut guards: Vec<Guard> = table(&root)?.into_iter().filter(is_wanted).collect();
     ensure!(!guards.is_empty(), "no guard is called so");
-    let mut kept = 0;
-    for guard in &guards {
-        // Only a test that passes with the guard says anything by failing without.
-        let with = tree.test(guard)?;
-        ensure!(with == Verdict::Passed, "{} with its guard: {with:?}", guard.test);
+    // Neighbours in one source have little to be built anew between them.
+    guards.sort_by(|one, other| (&one.file, &one.program).cmp(&(&other.file, &other.program)));
+    let share = guards.len().div_ceil(jobs.max(1));
+    let kept = std::thread::scope(|scope| {
+        let root = &root;
+        let work = |(number, share)| scope.spawn(move || take_out(&Copy::of(root, number)?, share));
+        let at_work: Vec<_> = guards.chunks(share).enumerate().map(work).collect();
+        let kept = at_work.into_iter().map(|thread| thread.join().expect("no panic in a copy"));
+        kept.sum::<Result<usize>>()
+    })?;
+    println!("{} guards taken out, {kept} not missed by their tests", guards.len());
+    Ok(if kept == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Gives how many their tests did not miss.
+fn take_out(tree: &Copy, guards: &[Guard]) -> Result<usize> {
+    // Only a test that passes with the guard says anything by failing without.
+    let mut by_program: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for guard in guards {
+        by_program.entry(&guard.program).or_default().insert(&guard.test);
     }
-    for guard in &guards {
+    for (program, tests) in by_program {
+        let together = tree.test(program, &tests)?;
+        for test in tests.into_iter().filter(|_| together != Verdict::Passed) {
+            let alone = tree.test(program, &BTreeSet::from([test]))?;
+            ensure!(alone == Verdict::Passed, "{test} with its guard: {alone:?}");
+        }
+    }
+    let mut kept = 0;
+    for guard in guards {
         let verdict = tree.without(guard)?;
         let is_missed = matches!(verdict, Verdict::Failed | Verdict::TimedOut | Verdict::Died);
         kept += usize::from(!is_missed);
         println!("{}  {}: {} {verdict:?}", if is_missed { "ok  " } else { "KEPT" }, guard.what, guard.test);
     }
-    println!("{} guards taken out, {kept} not missed by their tests", guards.len());
-    Ok(if kept == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(kept)
 }
 
 fn root() -> Result<PathBuf> {
@@ -98,10 +120,11 @@ impl Guard {
         ensure!(self.text != self.without, "`{}` is not taken out", self.what);
         Ok(source.replace(&self.text, &self.without))
     }
+}
 
-    fn target(&self) -> Result<(&str, &str)> {
-        self.program.split_once('/').with_context(|| format!("{:?} is no PACKAGE/TARGET", self.program))
-    }
+/// Package and test target of a program.
+fn target(program: &str) -> Result<(&str, &str)> {
+    program.split_once('/').with_context(|| format!("{program:?} is no PACKAGE/TARGET"))
 }
 
 /// A copy of the tree with a target directory of its own: what is built from it must not be taken for the real programs.
@@ -111,10 +134,14 @@ struct Copy {
 }
 
 impl Copy {
-    fn of(root: &Path) -> Result<Self> {
+    fn of(root: &Path, number: usize) -> Result<Self> {
         // This program lies in TARGET/TRIPLE/debug.
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
-        let base = own.ancestors().nth(3).context("this program lies in no target directory")?.join("guards");
+        let base = own
+            .ancestors()
+            .nth(3)
+            .context("this program lies in no target directory")?
+            .join(format!("guards/{number}"));
         let copy = Self { tree: base.join("tree"), target: base.join("target") };
         let listed = must(Command::new("git").arg("-C").arg(root).args(["ls-files", "-z"]))?;
         for name in String::from_utf8(listed.stdout).context("names of files")?.split_terminator('\0') {
@@ -141,28 +168,31 @@ impl Copy {
         let file = self.tree.join(&guard.file);
         let source = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         self.write(&file, guard.taken_out_of(&source)?.as_bytes())?;
-        let verdict = self.test(guard);
+        let verdict = self.test(&guard.program, &BTreeSet::from([guard.test.as_str()]));
         self.write(&file, source.as_bytes())?;
         verdict
     }
 
-    fn test(&self, guard: &Guard) -> Result<Verdict> {
-        let (package, target) = guard.target()?;
+    /// What these tests of a program do.
+    fn test(&self, program: &str, tests: &BTreeSet<&str>) -> Result<Verdict> {
+        let (package, target) = target(program)?;
         if package == "posh-integration" {
             must(self.cargo(&["build", "--quiet", "--workspace", "--bins"], None))?;
         }
         let target = if target == LIBRARY { vec!["--lib"] } else { vec!["--test", target] };
         let words = [&["test", "--quiet", "--package", package], &target[..]].concat();
         must(self.cargo(&[&words[..], &["--no-run"]].concat(), None))?;
-        let words = [&words[..], &["--", "--exact", &guard.test]].concat();
-        let output = self.cargo(&words, Some(LIMIT_S)).output().context("cannot start cargo test")?;
+        let tests: Vec<&str> = tests.iter().copied().collect();
+        let words = [&words[..], &["--", "--exact"], &tests].concat();
+        let limit_s = LIMIT_S * u32::try_from(tests.len())?;
+        let output = self.cargo(&words, Some(limit_s)).output().context("cannot start cargo test")?;
         if output.status.code() == Some(TIMED_OUT) {
             return Ok(Verdict::TimedOut);
         }
         let said = String::from_utf8_lossy(&output.stdout);
         Ok(match said.lines().find_map(|line| line.strip_prefix("test result: ")) {
-            Some(sum) if sum.contains(" 1 passed") => Verdict::Passed,
-            Some(sum) if sum.contains(" 1 failed") => Verdict::Failed,
+            Some(sum) if sum.contains(&format!(" {} passed", tests.len())) => Verdict::Passed,
+            Some(sum) if !sum.contains(" 0 failed") => Verdict::Failed,
             Some(_) => Verdict::NotThere,
             None => Verdict::Died,
         })
@@ -179,6 +209,8 @@ impl Copy {
             }
             None => cargo,
         };
+        // Nobody reads a backtrace of it.
+        command.env("CARGO_PROFILE_DEV_DEBUG", "0");
         command.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).stdin(Stdio::null());
         command
     }
@@ -219,7 +251,7 @@ mod tests {
         for guard in &guards {
             let source = fs::read_to_string(root.join(&guard.file)).unwrap();
             guard.taken_out_of(&source).unwrap();
-            let (package, target) = guard.target().unwrap();
+            let (package, target) = target(&guard.program).unwrap();
             let directory = if target == LIBRARY { "src" } else { "tests" };
             let function = format!("fn {}()", guard.test.rsplit("::").next().unwrap());
             let tests = sources(&root.join(package.trim_start_matches("posh-")).join(directory));

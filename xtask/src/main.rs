@@ -81,6 +81,9 @@ enum Chore {
     Guards {
         /// Only guards whose description or test holds this.
         filter: Option<String>,
+        /// Copies of the tree that work at once, each with a target directory of its own.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
     },
 }
 
@@ -137,10 +140,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
             setup::packages(setup::Need::Everything)?;
             volumes::run(quick)
         }
-        Chore::Guards { filter } => {
+        Chore::Guards { filter, jobs } => {
             setup::toolchain()?;
             setup::packages(setup::Need::Everything)?;
-            guards::run(filter.as_deref())
+            guards::run(filter.as_deref(), jobs)
         }
     }
 }
