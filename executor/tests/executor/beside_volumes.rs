@@ -283,7 +283,15 @@ async fn a_session_whose_call_is_reset_as_it_begins_is_recorded_to_its_end() {
     let path = record.path().join("audit");
     let lab = Lab::with(|config| config.audit = Some(path.clone())).await;
     let mut client = VolumeClient::new(Direct(lab.address).connect().await.unwrap());
-    for number in 0_u8..40 {
+    let count = |event: &str| {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        text.lines().filter(|line| line.contains(&format!("\"event\":\"{event}\""))).count()
+    };
+    for number in 0_u8..u8::MAX {
+        // On a busy machine none begins in so short a time.
+        if number >= 40 && count("volume_begin") > 1 {
+            break;
+        }
         let session = Bytes::from(vec![number; 16]);
         let hello = Hello { protocol: PROTOCOL_VERSION, session, export: "logs".into(), ..Hello::default() };
         let hello = ToVolume { kind: Some(to_volume::Kind::Hello(hello)) };
@@ -293,10 +301,6 @@ async fn a_session_whose_call_is_reset_as_it_begins_is_recorded_to_its_end() {
         // Its answer, where there is one, is dropped, and nothing more is said.
         let _ = tokio::time::timeout(patience, client.session(ReceiverStream::new(messages))).await;
     }
-    let count = |event: &str| {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        text.lines().filter(|line| line.contains(&format!("\"event\":\"{event}\""))).count()
-    };
     // It is kept for half a minute in case that its gateway comes back.
     let all_have_ended = async {
         while count("volume_begin") == 0 || count("volume_end") < count("volume_begin") {

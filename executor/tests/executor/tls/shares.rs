@@ -84,13 +84,20 @@ async fn half_messages_cost_a_fixed_amount() {
 async fn a_right_token_is_taken_whatever_others_guess() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let token = lab.register().token_for("ada").unwrap();
-    let mut enrolment = EnrolmentClient::new(lab.stranger().await);
+    let enrolment = EnrolmentClient::new(lab.stranger().await);
     let guess = EnrolRequest { secret: vec![0; 16].into(), ..EnrolRequest::default() };
-    let mut last = Code::Ok;
+    // A few at once: the address earns another attempt every half second, in which a busy machine answers few.
+    let mut is_held_back = false;
     for _ in 0..60 {
-        last = enrolment.enrol(guess.clone()).await.unwrap_err().code();
+        let mut guesses = tokio::task::JoinSet::new();
+        for _ in 0..3 {
+            let (mut enrolment, guess) = (enrolment.clone(), guess.clone());
+            guesses.spawn(async move { enrolment.enrol(guess).await.unwrap_err() });
+        }
+        let refusals = guesses.join_all().await;
+        is_held_back |= refusals.iter().any(|refusal| refusal.message().starts_with("too many failed enrolments"));
     }
-    assert_eq!(last, Code::ResourceExhausted);
+    assert!(is_held_back);
     // From the same address even.
     lab.enrol_with(&token, "ada").await.unwrap();
 }
