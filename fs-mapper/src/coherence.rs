@@ -15,7 +15,7 @@ mod volume;
 use crate::kind;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// What a run has changed on the server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,6 +63,9 @@ impl Change {
     }
 }
 
+/// How long the kernel remembers names of mounts that are served with libfuse's own times, and a little more.
+pub const KERNEL_MEMORY: Duration = Duration::from_millis(1100);
+
 /// What a mount goes on showing of a name that is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
@@ -101,6 +104,10 @@ pub trait Coherence: Send + Sync {
     /// Makes the mount forget a name that is gone, as far as it can without waiting.
     fn forget_removed(&self, path: &Path) -> io::Result<Left> {
         self.refresh(&Change::Removed(path.to_owned())).map(|()| Left::Nothing)
+    }
+    /// The same for one of many names: the kernel may remember it for [`KERNEL_MEMORY`] more.
+    fn forget_one_of_many_removed(&self, path: &Path) -> io::Result<Left> {
+        self.forget_removed(path)
     }
     /// Whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;

@@ -22,7 +22,6 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     assembly::{Assembler, Writers},
-    dispatch::remnants::Remnants,
     executors::Executors,
     look_ahead::LookAhead,
     session::{Mounts, Sessions},
@@ -59,8 +58,6 @@ pub struct Gateway {
     pub running: AtomicUsize,
     /// Listings of directories that a shell is about to want.
     pub look_ahead: Arc<LookAhead>,
-    /// Trees that were removed behind the backs of mounts.
-    pub remnants: Remnants,
     /// Mounts that are served here.
     pub volumes: Volumes,
     view: Mutex<Arc<View>>,
@@ -102,7 +99,6 @@ impl Gateway {
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
             running: AtomicUsize::new(0),
             look_ahead: Arc::default(),
-            remnants: Remnants::default(),
             volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),
             pipelines: AtomicU64::new(0),

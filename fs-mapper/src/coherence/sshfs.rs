@@ -76,12 +76,26 @@ impl Coherence for Sshfs {
                 kernel::forget_entries(dir)
             }
             Change::Removed(path) => wait_until_forgotten(path),
-            Change::Anything(path) => Err(super::unknown_daemon(path)),
+            // Names that nobody has told of may be remembered.
+            Change::Anything(_) => {
+                sleep(MEMORY);
+                Ok(())
+            }
         }
     }
 
     fn forget_removed(&self, path: &Path) -> io::Result<Left> {
         try_to_forget(path)
+    }
+
+    // Names that are remembered are opened at once, those of one directory too. Each that is not is looked up, as removing
+    // it through this mount would do.
+    fn forget_one_of_many_removed(&self, path: &Path) -> io::Result<Left> {
+        match path.symlink_metadata() {
+            Ok(found) if found.is_dir() => Ok(Left::Directory),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
+            _ => look::open_itself(path).map(|_| Left::Nothing),
+        }
     }
 
     fn write_behind(&self) -> WriteBehind {

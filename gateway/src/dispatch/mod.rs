@@ -8,7 +8,6 @@ pub mod head_start;
 pub mod output;
 mod refresh;
 mod remake;
-pub mod remnants;
 mod resume;
 mod settle;
 mod start;

@@ -24,10 +24,7 @@ use posh_proto::{
 };
 use posh_volume::fs::Changes;
 
-use super::{
-    again, remake,
-    remnants::{self, Tree},
-};
+use super::{again, remake};
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
@@ -36,8 +33,9 @@ use crate::{
 };
 
 /// A mount that does not answer in this time is not waited for: the command has
-/// ended, and its shell must go on. It is longer than the memory that some adapters wait out.
-const DEADLINE: Duration = Duration::from_secs(25);
+/// ended, and its shell must go on. It is longer than the memory that some adapters wait out, and than
+/// what large trees take after that.
+const DEADLINE: Duration = Duration::from_secs(60);
 /// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
 const AT_ONCE: usize = 64;
 /// Beyond so many files, one listing of their directory costs less than asking for each.
@@ -49,8 +47,6 @@ pub struct Written {
     changes: BTreeSet<Change>,
     /// What has to be forgotten unless it is shown as it is now.
     doubtful: Vec<(Change, Attributes)>,
-    /// Trees that are gone, of which only the tops are among the changes.
-    large_trees: Vec<Tree>,
     volumes: OnVolumes,
 }
 
@@ -95,9 +91,8 @@ impl Written {
             marks: exits.iter().flat_map(|exited| exited.volume_marks.clone()).collect(),
         };
         let directories: Vec<&ChangedDirectory> = exits.iter().flat_map(|e| &e.changed_directories).collect();
-        let large_trees = remnants::large_trees(&directories);
         let mut doubtful = Vec::new();
-        for directory in directories.iter().filter(|d| !remnants::is_in(&large_trees, &d.path)) {
+        for directory in &directories {
             match replaced(&table, directory) {
                 Some(replaced) => doubtful.extend(replaced),
                 None => changes.extend(seen(directory)),
@@ -105,10 +100,12 @@ impl Written {
         }
         for exited in exits {
             if exited.changes_incomplete {
-                changes.extend(trees.iter().map(|(path, mount)| unseen(path, table.mount(*mount).adapter())));
+                let is_all_unseen = exited.changed_directories.is_empty();
+                let trees = trees.iter().map(|(path, mount)| (path, table.mount(*mount).adapter()));
+                changes.extend(trees.map(|(path, adapter)| unseen(path, adapter, is_all_unseen)));
             }
         }
-        Self { table, changes, doubtful, large_trees, volumes }
+        Self { table, changes, doubtful, volumes }
     }
 }
 
@@ -116,14 +113,14 @@ impl Written {
     /// Whether there is nothing to tell.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.doubtful.is_empty() && self.large_trees.is_empty()
+        self.changes.is_empty() && self.doubtful.is_empty()
     }
 
     /// If a shell may go on while the mounts are told, the directories on the server that change by that. Files of sshfs mounts are
     /// only looked at; a listing is forgotten by a new time of change.
     #[must_use]
     pub fn changed_by_telling(&self) -> Option<BTreeSet<PathBuf>> {
-        let is_all = self.doubtful.is_empty() && self.large_trees.is_empty() && self.volumes.used.is_empty();
+        let is_all = self.doubtful.is_empty() && self.volumes.used.is_empty();
         if !is_all || !self.volumes.marks.is_empty() {
             return None;
         }
@@ -240,17 +237,18 @@ fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Cha
     Some(files.chain(listing).collect())
 }
 
-/// An executor could not tell what changed in a tree.
-fn unseen(tree: &Path, adapter: Adapter) -> Change {
+/// An executor could not tell all that changed in a tree, or not a thing of it.
+fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Change {
     match adapter {
         Adapter::Rclone => Change::Anything(tree.to_owned()),
+        Adapter::Sshfs if is_all_unseen => Change::Anything(tree.to_owned()),
         _ => Change::EntriesChanged(tree.to_owned()),
     }
 }
 
 /// Makes the mounts forget. Takes as long as they do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
-    let Written { table, changes, doubtful, large_trees, volumes } = written;
+    let Written { table, changes, doubtful, volumes } = written;
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -258,9 +256,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     if changes.is_empty() && doubtful.is_empty() {
         return;
     }
-    let made_again = gateway.remnants.touched(&changes);
-    gateway.remnants.add(large_trees);
-    let all = async {
+    let all = async move {
         let paths = changes.iter().chain(doubtful.iter().map(|(change, _)| change)).map(Change::path);
         gateway.look_ahead.settled(&table, paths).await;
         let (trees, changes) = removed_trees(&table, changes).await;
@@ -268,16 +264,14 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
         let (mut remembered, further) = tokio::join!(certain, old);
         remembered.extend(further);
-        for tree in made_again {
-            remembered.extend(gateway.remnants.forget(&table, &tree).await);
-        }
         let (shown, there_again) = remake::forget_trees(&gateway, &table, trees).await;
         remembered.extend(shown);
         remembered.extend(forget(&table, there_again).await);
         let left = remake::forget(&gateway, &table, remembered).await;
         at_once(&table, left.into_iter().map(Change::Removed).collect(), wait_for_one).await;
     };
-    if tokio::time::timeout(DEADLINE, all).await.is_err() {
+    // In a task of its own: what was made on a server for this is removed, however long that takes.
+    if tokio::time::timeout(DEADLINE, tokio::spawn(all)).await.is_err() {
         tracing::warn!("a mount does not answer; what it shows of changed files may be old");
     }
 }
@@ -298,27 +292,12 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
 /// Invariant: a mount is asked about names below a directory while the directory is there. Else a
 /// mount that has forgotten the directory finds out that it is gone, and goes on remembering what
 /// was in it.
-async fn removed_trees(table: &Arc<MountTable>, mut changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
-    let removed: BTreeSet<PathBuf> =
-        changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(|c| c.path().to_owned()).collect();
-    let listed = |path: &Path| changes.contains(&Change::ListingChanged(path.to_owned()));
-    let has_names = |path: &Path| {
-        let mut below = removed.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
-        below.next().is_some_and(|next| next.starts_with(path))
-    };
-    let is_below_another = |path: &Path| path.ancestors().skip(1).any(|above| removed.contains(above));
+async fn removed_trees(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
     let is_sshfs = |path: &Path| {
         let place = table.resolve(path, Path::new("/"));
         matches!(place, Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs)
     };
-    let tops = removed.iter().filter(|path| has_names(path) && !is_below_another(path) && is_sshfs(path));
-    let trees = tops.map(|top| {
-        let members = removed.iter().filter(|path| path.starts_with(top));
-        let (directories, others) = members.cloned().partition(|path| has_names(path) || listed(path));
-        RemovedTree { top: top.clone(), directories, others }
-    });
-    let trees: Vec<RemovedTree> = trees.collect();
-    changes.retain(|change| !trees.iter().any(|tree| change.path().starts_with(&tree.top)));
+    let (trees, changes) = take_out_trees(changes, is_sshfs);
     let owned = Arc::clone(table);
     let at_their_places = move |tree: &RemovedTree| {
         let real = real_place(&owned, &Change::Removed(tree.top.clone()))?;
@@ -329,6 +308,35 @@ async fn removed_trees(table: &Arc<MountTable>, mut changes: BTreeSet<Change>) -
         Some(RemovedTree { directories: moved(&tree.directories), others: moved(&tree.others), top: real })
     };
     (in_parallel(trees, at_their_places).await, changes)
+}
+
+/// In one pass, since there may be some hundred thousand changes.
+fn take_out_trees(
+    mut changes: BTreeSet<Change>,
+    is_sshfs: impl Fn(&Path) -> bool,
+) -> (Vec<RemovedTree>, BTreeSet<Change>) {
+    let removed: Vec<&Path> = changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(Change::path).collect();
+    let listed = |path: &Path| changes.contains(&Change::ListingChanged(path.to_owned()));
+    let mut trees: Vec<RemovedTree> = Vec::new();
+    // What is below a path comes right after it.
+    for (number, path) in removed.iter().enumerate() {
+        let has_names = removed.get(number + 1).is_some_and(|next| next.starts_with(path));
+        match trees.last_mut().filter(|tree| path.starts_with(&tree.top)) {
+            Some(tree) if has_names || listed(path) => drop(tree.directories.insert((*path).to_owned())),
+            Some(tree) => drop(tree.others.insert((*path).to_owned())),
+            None if has_names && is_sshfs(path) => {
+                let directories = BTreeSet::from([(*path).to_owned()]);
+                trees.push(RemovedTree { top: (*path).to_owned(), directories, others: BTreeSet::new() });
+            }
+            None => {}
+        }
+    }
+    let tops: BTreeSet<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
+    changes.retain(|change| {
+        let before = tops.range::<Path, _>((Bound::Unbounded, Bound::Included(change.path()))).next_back();
+        !before.is_some_and(|top| change.path().starts_with(top))
+    });
+    (trees, changes)
 }
 
 /// A directory that was removed, with what was in it.
@@ -476,6 +484,25 @@ fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<Left> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn removed_directories_are_taken_out_with_all_that_was_in_them() {
+        let removed = |text: &str| Change::Removed(text.into());
+        let below = ["/m/a", "/m/a/b", "/m/a/b/c", "/m/a/empty", "/m/d/e", "/m/d/e/f", "/n/g", "/n/g/h"];
+        let beside = ["/m/a.b", "/m/a-b", "/m/d/ef", "/m/file"];
+        let mut changes: BTreeSet<Change> = below.into_iter().chain(beside).map(removed).collect();
+        let listing = |text: &str| Change::ListingChanged(text.into());
+        changes.extend([listing("/m"), listing("/m/a/empty"), Change::FileWritten("/m/a/new".into())]);
+        let (trees, others) = take_out_trees(changes, |path| path.starts_with("/m"));
+        let paths = |all: &BTreeSet<PathBuf>| all.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
+        let trees: Vec<(Vec<String>, Vec<String>)> =
+            trees.iter().map(|tree| (paths(&tree.directories), paths(&tree.others))).collect();
+        let all = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let a = (all(&["/m/a", "/m/a/b", "/m/a/empty"]), all(&["/m/a/b/c"]));
+        assert_eq!(trees, [a, (all(&["/m/d/e"]), all(&["/m/d/e/f"]))]);
+        let left = beside.into_iter().chain(["/n/g", "/n/g/h"]).map(removed).chain([listing("/m")]);
+        assert_eq!(others, left.collect());
+    }
 
     #[test]
     fn what_an_executor_saw() {

@@ -2,6 +2,9 @@
 //! sshfs forgets a directory only when it is removed through sshfs, or after 20 s: so it
 //! is made once more on the server, empty and for nobody else, and then removed here.
 //! Nothing but what was made for this is removed.
+//!
+//! Invariant: once a removed tree has been dealt with, no name below it is remembered: each was
+//! either asked about while its directory was there, or sshfs has had the time to forget it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,12 +13,13 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use fs_mapper::{
     ExecutorName, MountTable, Resolution,
-    coherence::{Change, Left},
+    coherence::{Change, KERNEL_MEMORY, Left},
 };
 use nix::libc;
 use posh_proto::{
@@ -31,6 +35,12 @@ use crate::{executors::Connection, state::Gateway};
 
 /// Directories that are made by one run, each by a process of its own that tells of it; and removed by threads.
 const AT_ONCE: usize = 64;
+/// Bytes of the names of directories that one process makes or removes.
+const WORDS_BYTES: usize = 64 << 10;
+/// Beyond so many names, it takes less to wait for the kernel to forget them than to ask it about each.
+const FEW_NAMES: usize = 32;
+/// sshfs and the kernel remember nothing for longer, see the adapter for sshfs.
+const MEMORY: Duration = Duration::from_secs(22);
 
 /// Makes the mounts forget directories; gives those that they still show.
 pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<PathBuf>) -> Vec<PathBuf> {
@@ -80,10 +90,12 @@ pub(super) async fn forget_trees(
             continue;
         };
         let server = Server { connection, mounts: mounts_of(table, &name), run_id: gateway.next_pipeline() };
-        let made = server.make_tops(&trees.iter().map(|tree| tree.top.clone()).collect::<Vec<_>>()).await;
+        let since = Instant::now();
+        let tops: Vec<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
+        let made: BTreeSet<PathBuf> = server.make_tops(&tops).await.into_iter().collect();
         let (new, others): (Vec<_>, Vec<_>) = trees.into_iter().partition(|tree| made.contains(&tree.top));
         there_again.extend(others.into_iter().flat_map(RemovedTree::changes));
-        shown.extend(server.forget_new(table, new).await);
+        shown.extend(server.forget_new(table, new, since).await);
     }
     (shown, there_again)
 }
@@ -109,21 +121,21 @@ struct Server {
 
 impl Server {
     async fn forget(&self, directories: Vec<PathBuf>) -> Vec<PathBuf> {
-        let is_top = |path: &Path| !directories.iter().any(|other| other != path && path.starts_with(other));
-        let (tops, below): (Vec<PathBuf>, Vec<PathBuf>) =
-            directories.iter().cloned().partition(|directory| is_top(directory));
+        let sorted: BTreeSet<&PathBuf> = directories.iter().collect();
+        let (mut tops, mut below): (Vec<PathBuf>, Vec<PathBuf>) = (Vec::new(), Vec::new());
+        // What is below a directory comes right after it.
+        for path in sorted {
+            let is_below = tops.last().is_some_and(|top| path.starts_with(top));
+            if is_below { &mut below } else { &mut tops }.push(path.clone());
+        }
         let mut made = self.make_tops(&tops).await;
         // What was below a directory that is new can't be anybody's.
-        let mut below: Vec<PathBuf> =
-            below.into_iter().filter(|path| made.iter().any(|top| path.starts_with(top))).collect();
-        if !below.is_empty() {
-            self.run(vec![stage(&["mkdir", "-p", "-m", "700", "--"], &below)]).await;
-            made.append(&mut below);
-        }
+        let new: BTreeSet<PathBuf> = made.iter().cloned().collect();
+        below.retain(|path| path.ancestors().any(|above| new.contains(above)));
+        self.make_all(&below).await;
+        made.append(&mut below);
         let (removed, stubborn) = remove(made).await;
-        if !stubborn.is_empty() {
-            self.run(vec![stage(&["rmdir", "--"], &stubborn)]).await;
-        }
+        self.remove_all(stubborn).await;
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
@@ -138,34 +150,48 @@ impl Server {
         made
     }
 
-    /// Of trees whose tops have just been made.
-    async fn forget_new(&self, table: &Arc<MountTable>, trees: Vec<RemovedTree>) -> Vec<PathBuf> {
+    /// Of trees whose tops have just been made, and that were gone at that time.
+    async fn forget_new(&self, table: &Arc<MountTable>, trees: Vec<RemovedTree>, gone_since: Instant) -> Vec<PathBuf> {
         let (mut made, mut others) = (Vec::new(), Vec::new());
         for tree in trees {
             made.extend(tree.directories);
             others.extend(tree.others);
         }
         self.make_all(&made).await;
-        let at_work = Arc::clone(table);
+        let (at_work, are_many) = (Arc::clone(table), others.len() > FEW_NAMES);
         let forget = move |path: &PathBuf| {
+            if gone_since.elapsed() > MEMORY {
+                return None;
+            }
             let Resolution::Owned(owned) = at_work.resolve(path, Path::new("/")) else { return None };
-            let left = at_work.mount(owned.mount).coherence().forget_removed(path);
+            let coherence = at_work.mount(owned.mount).coherence();
+            let left =
+                if are_many { coherence.forget_one_of_many_removed(path) } else { coherence.forget_removed(path) };
             matches!(left, Ok(Left::Directory)).then(|| path.clone())
         };
         // Directories that were empty.
         let empty = in_parallel(others, forget).await;
+        if are_many {
+            tokio::time::sleep(KERNEL_MEMORY).await;
+        }
         self.make_all(&empty).await;
         made.extend(empty);
         let (removed, stubborn) = remove(made.clone()).await;
-        if !stubborn.is_empty() {
-            self.run(vec![stage(&["rmdir", "--"], &stubborn)]).await;
-        }
+        self.remove_all(stubborn).await;
         made.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
     async fn make_all(&self, directories: &[PathBuf]) {
-        if !directories.is_empty() {
+        for directories in portions(directories) {
             self.run(vec![stage(&["mkdir", "-p", "-m", "700", "--"], directories)]).await;
+        }
+    }
+
+    /// The deepest first.
+    async fn remove_all(&self, mut directories: Vec<PathBuf>) {
+        directories.sort_unstable_by(|one, other| other.cmp(one));
+        for directories in portions(&directories) {
+            self.run(vec![stage(&["rmdir", "--"], directories)]).await;
         }
     }
 
@@ -225,6 +251,19 @@ fn chunks(directories: Vec<PathBuf>) -> Vec<Vec<PathBuf>> {
     directories.chunks(AT_ONCE).map(<[PathBuf]>::to_vec).collect()
 }
 
+/// For the words of one process each, in their order.
+fn portions(directories: &[PathBuf]) -> impl Iterator<Item = &[PathBuf]> {
+    let mut bytes = 0;
+    directories.chunk_by(move |last, _| {
+        bytes += last.as_os_str().len();
+        let has_room = bytes < WORDS_BYTES;
+        if !has_room {
+            bytes = 0;
+        }
+        has_room
+    })
+}
+
 fn stage(words: &[&str], paths: &[PathBuf]) -> Stage {
     let paths = paths.iter().map(|path| path.as_os_str());
     let argv = words.iter().map(OsStr::new).chain(paths).map(bytes);
@@ -241,4 +280,19 @@ fn stage(words: &[&str], paths: &[PathBuf]) -> Stage {
 
 fn bytes(text: &OsStr) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_process_gets_no_more_names_than_fit() {
+        let directories: Vec<PathBuf> = (0..1000).map(|number| format!("/{number:01000}").into()).collect();
+        let all: Vec<&[PathBuf]> = portions(&directories).collect();
+        assert_eq!(all.concat(), directories);
+        assert!((10..20).contains(&all.len()), "{}", all.len());
+        assert!(all.iter().all(|portion| (1..70).contains(&portion.len())));
+        assert_eq!(portions(&[]).count(), 0);
+    }
 }
