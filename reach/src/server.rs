@@ -21,6 +21,10 @@ const NAME_BYTES: usize = 255;
 /// Longest path that a system call takes (PATH_MAX).
 const PATH_BYTES: usize = 4096;
 
+/// What the names of changed directories may come to, each with its directory's path: an executor tells no more than
+/// half of that, and says so where there is more.
+const TOLD_PATHS_BYTES: usize = 16 << 20;
+
 /// SIGRTMAX of the kernel (signal(7)).
 const LAST_SIGNAL: u32 = 64;
 /// Signals that end nothing by default: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH.
@@ -137,6 +141,10 @@ fn check(exited: &mut Exited) -> Result<(), Exceeded> {
         return Err(Exceeded::End);
     }
     show(&mut exited.withheld);
+    if exited.changed_directories.iter().map(paths_bytes).sum::<usize>() > TOLD_PATHS_BYTES {
+        tracing::warn!("an executor tells of more changes than are kept");
+        (exited.changed_directories, exited.changes_incomplete) = (Vec::new(), true);
+    }
     let told = exited.changed_directories.len();
     exited.changed_directories.retain(is_sound);
     if exited.changed_directories.len() < told {
@@ -152,6 +160,12 @@ fn is_end(how: &exited::How) -> bool {
         exited::How::Code(code) => *code <= u32::from(u8::MAX),
         exited::How::Signal(signal) => (1..=LAST_SIGNAL).contains(signal) && !STOP_OR_PASS.contains(signal),
     }
+}
+
+/// Of all that it tells, as whole paths.
+fn paths_bytes(directory: &ChangedDirectory) -> usize {
+    let names = directory.written.iter().chain(&directory.removed);
+    names.map(|name| directory.path.len() + name.len()).sum::<usize>() + directory.path.len()
 }
 
 /// Absolute, without `.` and `..`, and with names that are names: joined, they lead nowhere else.
@@ -173,6 +187,24 @@ fn is_name(name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_changes_than_are_kept_are_changes_that_nobody_saw() {
+        let deep = "/n".repeat(PATH_BYTES / 2);
+        let told = |names: usize| Exited {
+            changed_directories: vec![ChangedDirectory {
+                path: deep.clone().into(),
+                removed: vec!["n".into(); names],
+                ..ChangedDirectory::default()
+            }],
+            ..Exited::default()
+        };
+        let [mut few, mut many] = [100, 100_000].map(told);
+        check(&mut few).unwrap();
+        check(&mut many).unwrap();
+        assert!(!few.changes_incomplete && few.changed_directories.len() == 1);
+        assert!(many.changes_incomplete && many.changed_directories.is_empty());
+    }
 
     #[test]
     fn only_paths_and_names_that_can_be_are_kept() {
