@@ -11,7 +11,7 @@ use std::{
     process::Command,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,7 +23,7 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, RunInput,
+        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, Resumed, RunInput,
         RunOutput, RunSpec, Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
         executor_server::{Executor, ExecutorServer},
         exited::How,
@@ -84,6 +84,8 @@ struct Liar {
     asked: Arc<Mutex<Vec<RunSpec>>>,
     /// Whether its answers never end.
     stays: Arc<AtomicBool>,
+    /// How often it took a run up again, if it drops each.
+    drops: Option<Arc<AtomicUsize>>,
 }
 
 #[tonic::async_trait]
@@ -118,6 +120,12 @@ impl Executor for Liar {
         let spec = match first {
             Some(run_input::Kind::Spec(spec)) => spec,
             Some(run_input::Kind::Packed(packed)) => packed::unpack(&packed).unwrap(),
+            Some(run_input::Kind::Resume(_)) if let Some(drops) = &self.drops => {
+                drops.fetch_add(1, Ordering::Relaxed);
+                let resumed = RunOutput { kind: Some(Kind::Resumed(Resumed::default())) };
+                let said = [Ok(resumed), Err(Status::unavailable("again"))];
+                return Ok(Response::new(Box::pin(tokio_stream::iter(said))));
+            }
             other => panic!("{other:?}"),
         };
         self.asked.lock().unwrap().push(spec.clone());
@@ -127,7 +135,8 @@ impl Executor for Liar {
                 chunk.stream = spec.outlets[0].stream;
             }
         }
-        let said: Vec<_> = answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
+        let mut said: Vec<_> = answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
+        said.extend(self.drops.iter().map(|_| Err(Status::unavailable("gone"))));
         let said = tokio_stream::iter(said);
         if self.stays.load(Ordering::Relaxed) {
             return Ok(Response::new(Box::pin(said.chain(tokio_stream::pending()))));
@@ -152,6 +161,10 @@ struct Site {
 
 impl Site {
     async fn new() -> Self {
+        Self::of(Liar::default()).await
+    }
+
+    async fn of(liar: Liar) -> Self {
         let top = tempfile::tempdir().unwrap();
         let at = |name: &str| top.path().join(name);
         for name in ["its", "others", "own"] {
@@ -165,7 +178,6 @@ impl Site {
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let liar = Liar::default();
         let service = ExecutorServer::new(liar.clone());
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
         let executor = |name: &str, address: &str| format!("[[executor]]\nname='{name}'\naddress='http://{address}'\n");
@@ -377,6 +389,25 @@ async fn say_nothing() {
             other => assert!(!matches!(other, to_stage::Kind::RunHere(_) | to_stage::Kind::Again(_)), "{other:?}"),
         }
     }
+}
+
+#[test]
+fn a_run_that_is_taken_up_again_only_to_be_dropped_is_given_up() {
+    in_own_namespace("a_run_that_is_taken_up_again_only_to_be_dropped_is_given_up", drop_over_and_over());
+}
+
+async fn drop_over_and_over() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let site = Site::of(Liar { drops: Some(drops.clone()), ..Liar::default() }).await;
+    let at = |name: &str| site.at(name).into_os_string().into_encoded_bytes();
+    fs::write(site.at("its/a"), "a\n").unwrap();
+    let mut enlist = site.enlist();
+    (enlist.name, enlist.program) = ("sort".into(), "/usr/bin/sort".into());
+    enlist.argv = vec!["sort".into(), "-o".into(), at("its/f").into(), at("its/a").into()];
+    let ended = site.command(enlist, vec![Kind::Started(Started::default())]).await;
+    let to_stage::Kind::Exit(exit) = ended else { panic!("{ended:?}") };
+    assert!(exit.message.contains("was lost while the command ran there"), "{}", exit.message);
+    assert!((2..20).contains(&drops.load(Ordering::Relaxed)), "{drops:?}");
 }
 
 #[test]

@@ -400,10 +400,11 @@ impl<'a> Relay<'a> {
             }
             Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
             Some(run_output::Kind::Credit(Credit { stream, bytes })) => {
-                if self.runs[run].given(stream, bytes).is_err() {
-                    return self.run_broken(run, "it gives credit for more input than any executor takes").await;
-                }
+                // Of no input of ours: nobody keeps it.
                 if let Some((stage, fd)) = self.input_of((run, stream)) {
+                    if self.runs[run].given(stream, bytes).is_err() {
+                        return self.run_broken(run, "it gives credit for more input than any executor takes").await;
+                    }
                     self.tell(stage, ForStage::Credit(fd, bytes)).await;
                 }
             }

@@ -45,6 +45,7 @@ impl Relay<'_> {
         tracing::warn!(executor = %executor.name, why, kept = order.is_some(), "lost while commands ran there");
         self.why_lost.insert(run, why.clone());
         match order {
+            Some(_) if self.runs[run].is_dropped_over_and_over() => self.run_gone(run, Gone::OutOfReach).await,
             Some(order) => {
                 let (events, silence) = (self.events.clone(), self.runs[run].silence());
                 let allowance = self.runs[run].allowance.clone();

@@ -23,6 +23,11 @@ use crate::{executors::Connection, plan::ExecutorId};
 const ACKNOWLEDGED_MESSAGES: u64 = 64;
 const ACKNOWLEDGED_BYTES: usize = 64 << 10;
 
+/// A connection that took a run up again and was lost sooner did so in vain, and after so many of these the run is
+/// given up.
+const LASTS: Duration = Duration::from_secs(2);
+const MOST_IN_VAIN: u32 = 8;
+
 pub(super) struct RunState {
     pub executor: ExecutorId,
     pub connection: Arc<Connection>,
@@ -34,6 +39,9 @@ pub(super) struct RunState {
     /// What it may still say.
     pub allowance: Allowance,
     heard: Instant,
+    /// When it was taken up again last, and how often in a row that was lost at once.
+    resumed: Option<Instant>,
+    resumed_in_vain: u32,
     /// It has said that nothing more comes.
     pub finished: bool,
     /// Commands whose ends it has not told.
@@ -86,6 +94,8 @@ impl RunState {
             kept,
             allowance,
             heard: Instant::now(),
+            resumed: None,
+            resumed_in_vain: 0,
             finished: false,
             commands_left: spec.stages.len(),
             written_files,
@@ -161,6 +171,8 @@ impl RunState {
     /// Its connection is lost; what has to be said to go on with it, if it is kept.
     pub fn lost(&mut self) -> Option<Resume> {
         self.input = None;
+        let is_in_vain = self.resumed.is_some_and(|since| since.elapsed() < LASTS);
+        self.resumed_in_vain = if is_in_vain { self.resumed_in_vain + 1 } else { 0 };
         let kept = self.kept.as_ref()?;
         let credit = |(&stream, &bytes): (&u32, &u64)| Credit { stream, bytes };
         Some(Resume {
@@ -174,9 +186,15 @@ impl RunState {
         })
     }
 
+    /// Its executor takes it up again and again, only to drop it.
+    pub fn is_dropped_over_and_over(&self) -> bool {
+        self.resumed_in_vain >= MOST_IN_VAIN
+    }
+
     /// It goes on by another connection.
     pub fn resumed(&mut self, connection: Arc<Connection>, input: mpsc::Sender<RunInput>, listener: Listener) {
         (self.connection, self.input, self.listener) = (connection, Some(Outgoing::new(input)), listener);
+        self.resumed = Some(Instant::now());
     }
 
     /// Nobody wants it any more.
