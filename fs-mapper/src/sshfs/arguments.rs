@@ -74,6 +74,8 @@ const HARMLESS: &[&str] = &[
 ];
 /// The same by how they begin.
 const HARMLESS_BEGINNINGS: &[&str] = &["cache_", "dcache_", "dir_cache", "x-", "comment="];
+/// For how long sshfs remembers unless told otherwise, and what is counted on where its memory is waited out.
+const MEMORY_S: u64 = 20;
 /// Options of ssh that an ssh which nobody watches has its own mind about.
 const OUR_OWN: &[&str] = &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
 
@@ -136,6 +138,11 @@ impl Reading {
             let words = shlex::split(value).filter(|words| !words.is_empty());
             self.command = words.ok_or("its ssh_command can't be split into words")?;
             return Ok(());
+        }
+        if name.contains("cache_") && name.ends_with("timeout") && value.parse().is_ok_and(|s: u64| s > MEMORY_S) {
+            return Err(format!(
+                "it remembers for more than {MEMORY_S} s ({option}), so what is new would not be seen"
+            ));
         }
         let known = HARMLESS.iter().any(|harmless| *harmless == name || *harmless == option);
         if known || HARMLESS_BEGINNINGS.iter().any(|beginning| option.starts_with(beginning)) {

@@ -70,6 +70,9 @@ fn what_is_not_known_is_left_alone() {
         let name = option.split('=').next().expect("a name");
         check("h:/a", &["-o", option], &format!("mounted with the option {name}, "));
     }
+    for option in ["cache_timeout=115200", "dcache_stat_timeout=21", "dcache_dir_timeout=60"] {
+        check("h:/a", &["-o", option], "remembers for more than 20 s");
+    }
     check("h:/a", &["-1"], "option -1 is not known");
     check("h:/a", &["-F", "config"], "relative file \"config\"");
     check("h:/a", &["-oIdentityFile=key"], "relative file \"key\"");
