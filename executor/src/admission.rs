@@ -14,7 +14,7 @@ use crate::{
     audit::AuditLog,
     callers::{Caller, Callers},
     load::{ConnectionShare, Load},
-    metered::{Accounts, Arrived, Charged, Metered},
+    metered::{Accounts, Arrived, Charge, Charged, Largest, Metered},
     tls::{
         accept::Peer,
         register::Invalid,
@@ -40,6 +40,7 @@ pub struct Admission {
     tls: Option<Arc<Serving>>,
     load: Arc<Load>,
     unfinished: Arc<Accounts>,
+    streams: Arc<Accounts>,
     untaken: Arc<Accounts>,
     queued: Arc<Accounts>,
     audit: AuditLog,
@@ -59,9 +60,11 @@ impl Admission {
     /// By these callers; without TLS all are anybody.
     pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>, audit: AuditLog) -> Self {
         let unfinished = Arc::new(Accounts::of_unfinished(callers.count()));
+        let streams = Arc::new(Accounts::of_streams(callers.count()));
         let untaken = Arc::new(Accounts::of_untaken(callers.count()));
         let queued = Arc::new(Accounts::of_queued(callers.count()));
-        Self { callers: Arc::new(RwLock::new(Arc::new(callers))), tls, load, unfinished, untaken, queued, audit }
+        let callers = Arc::new(RwLock::new(Arc::new(callers)));
+        Self { callers, tls, load, unfinished, streams, untaken, queued, audit }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -139,13 +142,16 @@ impl Admission {
             Err(why) => (None, Some(Status::resource_exhausted(why))),
         };
         let charged = Charged { share: share.clone(), untaken: Some(self.untaken.account(caller.identity.as_ref())) };
-        let account = self.unfinished.account(caller.identity.as_ref());
-        if STREAMS.contains(&request.uri().path()) {
-            return (request.map(|body| Body::new(Metered::new(body, account, refused, share))), charged);
-        }
-        let arrived = Arrived::default();
-        request.extensions_mut().insert(arrived.clone());
-        (request.map(|body| Body::new(Metered::new(body, account, refused, share).held_by(arrived))), charged)
+        let charge = if STREAMS.contains(&request.uri().path()) {
+            let largest = Largest::on(self.streams.account(caller.identity.as_ref()));
+            request.extensions_mut().insert(largest.clone());
+            Charge::Stream(largest)
+        } else {
+            let arrived = Arrived::default();
+            request.extensions_mut().insert(arrived.clone());
+            Charge::Unary(self.unfinished.account(caller.identity.as_ref()), arrived)
+        };
+        (request.map(|body| Body::new(Metered::new(body, charge, refused, share))), charged)
     }
 }
 

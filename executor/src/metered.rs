@@ -4,6 +4,9 @@
 //! hold is bounded for each account, HTTP/2's own windows aside, and one identity's unfinished
 //! messages never wait for another's. A message that does not come to its end in time ends its call.
 //!
+//! tonic reads the messages of a stream into one buffer, which stays as large as the largest of them until the stream
+//! ends. So a stream keeps a charge for that, apart from the unfinished messages of unary calls ([`Largest`]).
+//!
 //! And what of calls is on its way out: a call has its place among its identity's open calls until its answer was
 //! taken, not only until it was made. A frame of an answer is on the account of whoever asked until HTTP/2 asks
 //! for the next one, which it does when the peer's window has room for what went before; where the account has no
@@ -34,6 +37,12 @@ use crate::{admission::Admission, load::CallShare};
 /// Unfinished messages of all accounts together, divided among them: half of an executor's 256 MiB.
 const UNFINISHED_BYTES: usize = 128 << 20;
 
+/// The largest messages of request streams, likewise.
+const STREAM_BYTES: usize = 64 << 20;
+
+/// Of each stream this much is on nobody's account: tonic's buffer has it from the beginning.
+const STREAM_FREE_BYTES: usize = 8 << 10;
+
 /// Messages of runs in their queues, likewise. Apart from those below: what is queued waits for these.
 const QUEUED_BYTES: usize = 64 << 20;
 
@@ -44,6 +53,82 @@ const UNTAKEN_BYTES: usize = 64 << 20;
 /// ended and its handler, which charges them elsewhere, drops this.
 #[derive(Debug, Clone, Default)]
 pub struct Arrived(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
+
+impl Arrived {
+    /// The length of the messages on the wire.
+    pub fn bytes(&self) -> usize {
+        self.0.lock().expect("not poisoned").iter().map(OwnedSemaphorePermit::num_permits).sum()
+    }
+}
+
+/// The charge for the largest message that a request stream has brought, beyond [`STREAM_FREE_BYTES`], until the
+/// stream is gone.
+#[derive(Debug, Clone)]
+pub struct Largest(Arc<Mutex<Stream>>);
+
+#[derive(Debug)]
+struct Stream {
+    account: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+    /// Of the largest message.
+    largest: usize,
+    /// For messages up to here there is room otherwise.
+    covered: usize,
+}
+
+impl Stream {
+    /// What is missing for a message of that length.
+    fn missing(&self, length: usize) -> u32 {
+        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if length <= self.covered.max(held) { 0 } else { u32::try_from(length - held).unwrap_or(u32::MAX) }
+    }
+
+    fn add(&mut self, permit: OwnedSemaphorePermit) {
+        match &mut self.permit {
+            Some(held) => held.merge(permit),
+            None => self.permit = Some(permit),
+        }
+    }
+}
+
+impl Largest {
+    /// On that account of streams.
+    pub fn on(account: Arc<Semaphore>) -> Self {
+        Self(Arc::new(Mutex::new(Stream { account, permit: None, largest: 0, covered: STREAM_FREE_BYTES })))
+    }
+
+    /// From now on there is room for messages up to that size with what the call was admitted with.
+    pub fn cover(&self, bytes: usize) {
+        let mut stream = self.0.lock().expect("not poisoned");
+        stream.covered = bytes;
+        if stream.largest <= bytes {
+            stream.permit = None;
+        }
+    }
+
+    /// No longer. False: the account has no room for it, and the stream must go.
+    pub fn uncover(&self) -> bool {
+        let mut stream = self.0.lock().expect("not poisoned");
+        stream.covered = STREAM_FREE_BYTES;
+        match stream.missing(stream.largest) {
+            0 => true,
+            missing => {
+                let permit = stream.account.clone().try_acquire_many_owned(missing).ok();
+                let has_room = permit.is_some();
+                permit.into_iter().for_each(|permit| stream.add(permit));
+                has_room
+            }
+        }
+    }
+}
+
+/// What a request's messages are charged to.
+pub enum Charge {
+    /// All of a unary call's, until the handler drops it.
+    Unary(Arc<Semaphore>, Arrived),
+    /// The largest of a stream's.
+    Stream(Largest),
+}
 
 /// One account's part is at most this, as much as a volume has under way, and at least two of the
 /// largest messages.
@@ -72,6 +157,12 @@ impl Accounts {
         Self::sharing(UNFINISHED_BYTES, identities)
     }
 
+    /// Of request streams, for so many identities.
+    pub fn of_streams(identities: usize) -> Self {
+        let of_one = (STREAM_BYTES / identities.max(1)).clamp(2 * LEAST_OF_ONE, MOST_OF_ONE);
+        Self { of_one, accounts: Mutex::default() }
+    }
+
     /// Of runs' messages that HTTP/2 has not asked for, for so many identities.
     pub fn of_queued(identities: usize) -> Self {
         Self::sharing(QUEUED_BYTES, identities)
@@ -97,7 +188,7 @@ impl Accounts {
 /// A request's body; whatever is in the way of the call's being served ends it.
 pub struct Metered {
     body: Body,
-    account: Arc<Semaphore>,
+    charge: Charge,
     refused: Option<Status>,
     /// What has come and was not passed on.
     pending: Bytes,
@@ -105,27 +196,17 @@ pub struct Metered {
     /// Bytes of the present message that are missing.
     left: usize,
     acquire: Option<Acquire>,
-    permit: Option<OwnedSemaphorePermit>,
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Takes the permits of messages that have come; of unary calls only.
-    arrived: Option<Arrived>,
     /// The call's place among the open ones: a call is open until both its halves are over.
     _share: Option<Arc<CallShare>>,
 }
 
 impl Metered {
-    /// On that account; a call that is refused ends with that status.
-    pub fn new(body: Body, account: Arc<Semaphore>, refused: Option<Status>, share: Option<Arc<CallShare>>) -> Self {
+    /// Charged to that; a call that is refused ends with that status.
+    pub fn new(body: Body, charge: Charge, refused: Option<Status>, share: Option<Arc<CallShare>>) -> Self {
         let deadline = Some(Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         let (pending, head) = (Bytes::new(), Vec::with_capacity(HEAD_BYTES));
-        let (acquire, permit, arrived) = (None, None, None);
-        Self { body, account, refused, pending, head, left: 0, acquire, permit, deadline, arrived, _share: share }
-    }
-
-    /// Changes it for a unary call, whose messages stay on the account and whose deadline holds
-    /// until the request ends.
-    pub fn held_by(self, arrived: Arrived) -> Self {
-        Self { arrived: Some(arrived), ..self }
+        Self { body, charge, refused, pending, head, left: 0, acquire: None, deadline, _share: share }
     }
 
     /// How much of what has come may be passed on; reserves what the last message needs.
@@ -146,33 +227,50 @@ impl Metered {
             self.head.extend_from_slice(&self.pending[at..at + taken]);
             at += taken;
             if self.head.len() == HEAD_BYTES {
-                self.begin(self.pending.len() - at);
+                self.begin();
             }
         }
         at
     }
 
-    /// The head is there, and behind it `present` bytes.
-    fn begin(&mut self, present: usize) {
+    /// The head is there.
+    fn begin(&mut self) {
         let length = u32::from_be_bytes([self.head[1], self.head[2], self.head[3], self.head[4]]);
         self.left = usize::try_from(length).unwrap_or(usize::MAX);
         self.head.clear();
         if self.left == 0 {
-            self.finish();
+            return self.finish();
         }
+        self.deadline.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         // What is larger is refused by its head, without its bytes.
-        if (self.left > present || self.arrived.is_some()) && self.left <= VOLUME_BYTES {
-            self.deadline.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
-            self.acquire = Some(Box::pin(self.account.clone().acquire_many_owned(length)));
+        if self.left > VOLUME_BYTES {
+            return;
+        }
+        let (account, missing) = match &self.charge {
+            Charge::Unary(account, _) => (account.clone(), length),
+            Charge::Stream(Largest(stream)) => {
+                let mut stream = stream.lock().expect("not poisoned");
+                stream.largest = stream.largest.max(self.left);
+                (stream.account.clone(), stream.missing(self.left))
+            }
+        };
+        if missing > 0 {
+            self.acquire = Some(Box::pin(account.acquire_many_owned(missing)));
+        }
+    }
+
+    /// There is room for the message whose head was read.
+    fn keep(&self, permit: OwnedSemaphorePermit) {
+        match &self.charge {
+            Charge::Unary(_, Arrived(arrived)) => arrived.lock().expect("not poisoned").push(permit),
+            Charge::Stream(Largest(stream)) => stream.lock().expect("not poisoned").add(permit),
         }
     }
 
     fn finish(&mut self) {
-        let permit = self.permit.take();
-        match &self.arrived {
-            // More may follow, which nobody wants: the time goes on until the call's end.
-            Some(Arrived(arrived)) => arrived.lock().expect("not poisoned").extend(permit),
-            None => self.deadline = None,
+        // Of a unary call more may follow, which nobody wants: the time goes on until the call's end.
+        if let Charge::Stream(_) = self.charge {
+            self.deadline = None;
         }
     }
 }
@@ -192,8 +290,10 @@ impl http_body::Body for Metered {
                 return Poll::Ready(Some(Err(Status::deadline_exceeded(message))));
             }
             if let Some(acquire) = &mut this.acquire {
-                this.permit = ready!(acquire.as_mut().poll(cx)).ok();
+                let permit = ready!(acquire.as_mut().poll(cx));
                 this.acquire = None;
+                // It is never closed.
+                permit.into_iter().for_each(|permit| this.keep(permit));
             }
             let ready = this.advance();
             if ready > 0 {
@@ -372,10 +472,18 @@ mod tests {
         message
     }
 
-    fn metered(account: &Arc<Semaphore>) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
+    fn unary(account: &Arc<Semaphore>) -> Charge {
+        Charge::Unary(account.clone(), Arrived::default())
+    }
+
+    fn stream(account: &Arc<Semaphore>) -> Charge {
+        Charge::Stream(Largest::on(account.clone()))
+    }
+
+    fn metered(charge: Charge) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
         let frames = UnboundedReceiverStream::new(receiver).map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
-        (sender, Metered::new(Body::new(StreamBody::new(frames)), account.clone(), None, None))
+        (sender, Metered::new(Body::new(StreamBody::new(frames)), charge, None, None))
     }
 
     #[tokio::test]
@@ -383,7 +491,7 @@ mod tests {
         let whole: Vec<u8> = [0, 1, 900, 0, 70_000].into_iter().flat_map(message).collect();
         for size in [1, 4, 7, 1000, 1 << 20] {
             let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
-            let (sender, body) = metered(&account);
+            let (sender, body) = metered(stream(&account));
             whole.chunks(size).for_each(|piece| sender.send(piece.to_vec()).unwrap());
             drop(sender);
             assert_eq!(body.collect().await.unwrap().to_bytes(), whole, "{size}");
@@ -394,13 +502,13 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_has_come_stays_on_the_account_while_it_is_held() {
         let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
-        let (sender, body) = metered(&account);
         let arrived = Arrived::default();
-        let body = body.held_by(arrived.clone());
+        let (sender, body) = metered(Charge::Unary(account.clone(), arrived.clone()));
         sender.send(message(70_000)).unwrap();
         drop(sender);
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), HEAD_BYTES + 70_000);
         assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_000);
+        assert_eq!(arrived.bytes(), 70_000);
         drop(arrived);
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
@@ -408,8 +516,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_that_does_not_end_holds_its_messages_on_the_account_and_ends_in_time() {
         let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
-        let (sender, body) = metered(&account);
-        let mut body = body.held_by(Arrived::default());
+        let (sender, mut body) = metered(unary(&account));
         sender.send([message(70_000), message(0), message(9)].concat()).unwrap();
         let mut passed = 0;
         while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
@@ -419,6 +526,50 @@ mod tests {
         assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_009);
         assert!(body.deadline.is_some());
         drop(body);
+        assert_eq!(account.available_permits(), LEAST_OF_ONE);
+    }
+
+    #[tokio::test]
+    async fn a_stream_is_charged_for_its_largest_message_until_it_ends() {
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        let largest = Largest::on(account.clone());
+        let (sender, mut body) = metered(Charge::Stream(largest.clone()));
+        let held = || LEAST_OF_ONE - account.available_permits();
+        for (length, charged) in [(9, 0), (70_000, 70_000), (100, 70_000), (90_000, 90_000)] {
+            sender.send(message(length)).unwrap();
+            let mut passed = 0;
+            while passed < HEAD_BYTES + usize::try_from(length).unwrap() {
+                passed += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
+            }
+            assert_eq!(held(), charged);
+        }
+        // The run that it has begun was admitted with room for it.
+        largest.cover(100_000);
+        assert_eq!(held(), 0);
+        assert!(largest.uncover());
+        assert_eq!(held(), 90_000);
+        largest.cover(100_000);
+        let others = account.clone().try_acquire_many_owned(u32::try_from(LEAST_OF_ONE).unwrap()).unwrap();
+        assert!(!largest.uncover());
+        drop((others, largest, body));
+        assert_eq!(held(), 0);
+    }
+
+    #[tokio::test]
+    async fn streams_with_large_messages_hold_no_more_than_their_account() {
+        let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
+        let mut open = Vec::new();
+        for count in 0..10 {
+            let (sender, mut body) = metered(stream(&account));
+            sender.send(message(1 << 20)).unwrap();
+            let mut passed = 0;
+            while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
+                passed += frame.unwrap().into_data().unwrap().len();
+            }
+            assert_eq!(passed, if count < 8 { HEAD_BYTES + (1 << 20) } else { HEAD_BYTES }, "{count}");
+            open.push((sender, body));
+        }
+        drop(open);
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
 
@@ -476,7 +627,7 @@ mod tests {
         let half = message(u32::try_from(VOLUME_BYTES).unwrap())[..VOLUME_BYTES / 2].to_vec();
         let mut open = Vec::new();
         for count in 0..8 {
-            let (sender, mut body) = metered(&account);
+            let (sender, mut body) = metered(unary(&account));
             sender.send(half.clone()).unwrap();
             let mut passed = 0;
             while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {

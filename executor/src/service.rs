@@ -142,7 +142,9 @@ impl Executor for Service {
         let peer: Option<&Peer> = request.extensions().get();
         let proof = peer.map_or(Proof::Nothing, |peer| peer.proof.clone());
         let client = run::Origin { caller: caller_of(&request)?, peer: peer_name(peer), proof };
-        Ok(Response::new(run::answer(self.0.clone(), client, request.into_inner()).await))
+        let largest = request.extensions().get().cloned();
+        let input = run::Input { messages: request.into_inner(), largest };
+        Ok(Response::new(run::answer(self.0.clone(), client, input).await))
     }
 }
 

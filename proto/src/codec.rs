@@ -4,6 +4,10 @@
 //! counts the elements of each repeated field over the whole message, and refuses a message that
 //! has more than `MOST` allows. It allocates one number for each field that has a bound.
 //!
+//! A decoded message shares the memory of its encoded form, also of parts that decoding drops. So a message that an
+//! executor receives must be no more than what is decoded of it: a field that the contract does not have, and a second
+//! occurrence of one that is not repeated, are refused ([`EXACT`]).
+//!
 //! Every message that a server receives or sends has its largest size and its bounds in the two tables
 //! here, or the bound of all others.
 
@@ -76,6 +80,17 @@ const LARGEST: &[(&str, usize)] = &[
     ("posh.volume.v1.FromVolume", VOLUME_ANSWER_BYTES),
     ("posh.volume.v1.ReadReply", VOLUME_BYTES),
     ("posh.volume.v1.WriteReply", VOLUME_BYTES),
+];
+
+/// Messages without anything that decoding drops. Both sides have the same version of the contract by then: a gateway calls
+/// Describe first. Describe, Status and enrolment are open to other versions, and their messages are small.
+const EXACT: &[&str] = &[
+    "posh.executor.v1.RunInput",
+    "posh.executor.v1.RunSpec",
+    "posh.executor.v1.ToolsRequest",
+    "posh.volume.v1.ToVolume",
+    "posh.volume.v1.ReadRequest",
+    "posh.volume.v1.WriteRequest",
 ];
 
 /// Elements of repeated fields in one message, over all that contain them. Each bound is a small
@@ -166,6 +181,8 @@ struct Field {
     number: u64,
     name: &'static str,
     is_repeated: bool,
+    /// Its bit among those of its message; one for all members of a oneof.
+    slot: u32,
     shape: Shape,
 }
 
@@ -197,6 +214,22 @@ pub enum Unfit {
         /// Its bound.
         most: usize,
     },
+    /// It has a field that the contract does not have.
+    #[error("{message} has no field {number} in this version of posh")]
+    Unknown {
+        /// The message.
+        message: &'static str,
+        /// The field's number.
+        number: u64,
+    },
+    /// A field that is not repeated comes twice, or two members of a oneof.
+    #[error("the message has `{field}` of {message} twice")]
+    Twice {
+        /// The message that has the field.
+        message: &'static str,
+        /// The field.
+        field: &'static str,
+    },
     /// It is no message of the contract.
     #[error("the message is malformed")]
     Malformed,
@@ -212,7 +245,7 @@ pub fn check(name: &str, bytes: &[u8]) -> Result<(), Unfit> {
         return Err(Unfit::Large { size: bytes.len(), largest: *largest });
     }
     let Some(schema) = schema(name) else { return Ok(()) };
-    Count::default().message(schema, bytes, 0)
+    Check { is_exact: EXACT.contains(&name), ..Check::default() }.message(schema, bytes, 0)
 }
 
 fn schema(name: &str) -> Option<&'static Schema> {
@@ -226,21 +259,35 @@ fn most(message: &str, field: &str) -> usize {
     most.get(&(message, field)).copied().unwrap_or(MOST_OF_OTHERS)
 }
 
-/// Elements seen so far, by message and number of the field.
 #[derive(Default)]
-struct Count(HashMap<(&'static str, u64), usize>);
+struct Check {
+    /// See [`EXACT`].
+    is_exact: bool,
+    /// Elements seen so far, by message and number of the field.
+    elements: HashMap<(&'static str, u64), usize>,
+}
 
-impl Count {
+impl Check {
     fn message(&mut self, schema: &'static Schema, mut rest: &[u8], depth: usize) -> Result<(), Unfit> {
         if depth > DEEPEST {
             return Err(Unfit::Malformed);
         }
+        let mut present = 0_u64;
         while !rest.is_empty() {
             let key = varint(&mut rest)?;
             let content = content(&mut rest, key & 7)?;
-            let Some(field) = schema.fields.iter().find(|field| field.number == key >> 3) else { continue };
+            let Some(field) = schema.fields.iter().find(|field| field.number == key >> 3) else {
+                if self.is_exact {
+                    return Err(Unfit::Unknown { message: schema.name, number: key >> 3 });
+                }
+                continue;
+            };
             if field.is_repeated {
                 self.add(schema, field, elements(field, content))?;
+            } else if self.is_exact && present & 1 << field.slot != 0 {
+                return Err(Unfit::Twice { message: schema.name, field: field.name });
+            } else {
+                present |= 1 << field.slot;
             }
             if let (Shape::Message(name), Some(content)) = (&field.shape, content)
                 && let Some(inner) = self::schema(name)
@@ -252,7 +299,7 @@ impl Count {
     }
 
     fn add(&mut self, schema: &'static Schema, field: &'static Field, count: usize) -> Result<(), Unfit> {
-        let seen = self.0.entry((schema.name, field.number)).or_default();
+        let seen = self.elements.entry((schema.name, field.number)).or_default();
         *seen = seen.saturating_add(count);
         let most = most(schema.name, field.name);
         if *seen > most {
@@ -266,7 +313,8 @@ impl Count {
 fn elements(field: &Field, content: Option<&[u8]>) -> usize {
     match (&field.shape, content) {
         // A number of fixed size has four bytes or eight, so that this counts at most too many.
-        (Shape::Number, Some(packed)) => packed.iter().filter(|byte| **byte < 0x80).count(),
+        // One without any is a byte or two that decoding drops.
+        (Shape::Number, Some(packed)) => packed.iter().filter(|byte| **byte < 0x80).count().max(1),
         _ => 1,
     }
 }
@@ -352,8 +400,8 @@ impl<U: Message + Default> Decoder for CheckedDecoder<U> {
             return Err(Status::internal(format!("a {} in pieces", any::type_name::<U>())));
         }
         check(&self.name, source.chunk()).map_err(|unfit| match unfit {
-            Unfit::Malformed => Status::invalid_argument(unfit.to_string()),
-            _ => Status::resource_exhausted(unfit.to_string()),
+            Unfit::Large { .. } | Unfit::Many { .. } => Status::resource_exhausted(unfit.to_string()),
+            _ => Status::invalid_argument(unfit.to_string()),
         })?;
         U::decode(source).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
     }
@@ -420,9 +468,10 @@ mod tests {
         let stage = Stage { descriptors: vec![Default::default(); 100], ..Stage::default() };
         let spec = RunSpec { stages: vec![stage; 100], ..RunSpec::default() };
         assert!(matches!(check(RUN, &input(spec)), Err(Unfit::Many { field: "descriptors", .. })));
-        let one = input(RunSpec { mounts: vec![Default::default(); 200], ..RunSpec::default() });
-        assert_eq!(check(RUN, &one), Ok(()));
-        assert!(matches!(check(RUN, &one.repeat(2)), Err(Unfit::Many { field: "mounts", .. })));
+        let one = RunSpec { mounts: vec![Default::default(); 200], ..RunSpec::default() }.encode_to_vec();
+        let spec = "posh.executor.v1.RunSpec";
+        assert_eq!(check(spec, &one), Ok(()));
+        assert!(matches!(check(spec, &one.repeat(2)), Err(Unfit::Many { field: "mounts", .. })));
         let pipes = input(RunSpec { pipes: (0..20_000).collect(), ..RunSpec::default() });
         assert!(matches!(check(RUN, &pipes), Err(Unfit::Many { field: "pipes", .. })));
     }
@@ -434,8 +483,31 @@ mod tests {
         for malformed in [&[10, 200][..], &[11, 12], &[0x80; 12], &[9, 0]] {
             assert_eq!(check(RUN, malformed), Err(Unfit::Malformed), "{malformed:?}");
         }
-        // What the contract does not name is left alone by the decoder, too.
-        assert_eq!(check(RUN, &[0xFA, 0x3F, 1, 0]), Ok(()));
+    }
+
+    #[test]
+    fn what_an_executor_receives_has_nothing_that_decoding_drops() {
+        let unknown = [0xFA, 0x3F, 1, 0];
+        for name in EXACT {
+            assert!(matches!(check(name, &unknown), Err(Unfit::Unknown { number: 1023, .. })), "{name}");
+        }
+        // Open to other versions.
+        assert_eq!(check("posh.executor.v1.DescribeRequest", &unknown), Ok(()));
+        // Also further in.
+        let hello = [10, 4].iter().chain(&unknown).copied().collect::<Vec<_>>();
+        assert!(matches!(check("posh.volume.v1.ToVolume", &hello), Err(Unfit::Unknown { .. })));
+        let read = "posh.volume.v1.ReadRequest";
+        assert_eq!(check(read, &[10, 1, 7]), Ok(()));
+        assert!(matches!(check(read, &[10, 1, 7, 10, 1, 7]), Err(Unfit::Twice { field: "session", .. })));
+        // Two members of a oneof.
+        let twice = [input(RunSpec::default()), RunInput { kind: Some(Kind::End(1)) }.encode_to_vec()].concat();
+        assert!(matches!(check(RUN, &twice), Err(Unfit::Twice { .. })));
+        // Packed numbers without any.
+        let groups = [26, 0].repeat(65_537);
+        let mut request = vec![18];
+        prost::encoding::encode_varint(groups.len() as u64, &mut request);
+        request.extend(groups);
+        assert!(matches!(check(read, &request), Err(Unfit::Many { field: "groups", .. })));
     }
 
     #[test]

@@ -8,11 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posh_proto::executor::{Resume, RunInput, rejected::Kind};
+use posh_proto::executor::{Resume, rejected::Kind};
 use tokio::sync::{mpsc, watch};
-use tonic::Streaming;
 
-use super::outbox::{Messages, Outbox};
+use super::{
+    Input,
+    outbox::{Messages, Outbox},
+};
 use crate::error::Refusal;
 
 /// How long an ended run is remembered: a client looks for it for seconds.
@@ -27,7 +29,7 @@ const RUN_ID_BYTES: usize = 64;
 const ENDING: Duration = Duration::from_secs(5);
 
 /// A client that has come back: what it says first, and the rest.
-pub type Return = (Resume, Streaming<RunInput>);
+pub type Return = (Resume, Input);
 
 /// What became of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,13 +134,13 @@ impl KeptRuns {
     pub async fn resume(
         &self,
         resume: Resume,
-        input: Streaming<RunInput>,
-    ) -> (Result<Messages, Refusal>, Option<Streaming<RunInput>>) {
+        input: Input,
+    ) -> (Result<Messages, Refusal>, Option<Input>) {
         let mut unheard = Some(input);
         (self.take_up(resume, &mut unheard).await, unheard)
     }
 
-    async fn take_up(&self, resume: Resume, input: &mut Option<Streaming<RunInput>>) -> Result<Messages, Refusal> {
+    async fn take_up(&self, resume: Resume, input: &mut Option<Input>) -> Result<Messages, Refusal> {
         let unknown = || Refusal::new(Kind::UnknownRun, "no such run is remembered");
         let (outbox, returns, mut later, mut fate) = {
             let state = self.lock();
@@ -217,10 +219,10 @@ fn client_of(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use posh_proto::executor::{Chunk, Rejected, RunOutput, run_output};
+    use posh_proto::executor::{Chunk, Rejected, RunInput, RunOutput, run_output};
     use tokio::sync::Semaphore;
     use tokio_stream::StreamExt as _;
-    use tonic::{body::Body, codec::Codec as _};
+    use tonic::{Streaming, body::Body, codec::Codec as _};
     use tonic_prost::ProstCodec;
 
     use super::*;
@@ -294,7 +296,8 @@ mod tests {
         let outbox = Outbox::kept(account());
         let _deaf = runs.begin("ada\0run", &outbox).unwrap();
         let resume = || {
-            let input = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
+            let messages = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
+            let input = Input { messages, largest: None };
             runs.resume(Resume { run_id: "ada\0run".to_owned(), ..Resume::default() }, input)
         };
         // There is room for one.

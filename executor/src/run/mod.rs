@@ -29,6 +29,7 @@ use std::{
 use nix::libc;
 use posh_proto::{
     clock::monotonic_ns,
+    codec::RUN_BYTES,
     executor::{
         Exited, Finished, Release, Resume, RunInput, RunOutput, RunTimes, Signal, StartTimes, Started, WindowSize,
         WrittenFile, exited::How, run_input, run_output,
@@ -54,8 +55,8 @@ use self::{
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, service::Shared, sys, tls::serving::Proof,
-    volume::trees_of, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, metered::Largest, service::Shared, sys,
+    tls::serving::Proof, volume::trees_of, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -110,9 +111,33 @@ pub struct Origin {
     pub proof: Proof,
 }
 
+/// What a client says.
+pub struct Input {
+    /// Its messages.
+    pub messages: Streaming<RunInput>,
+    /// The charge for them. A stranger has none.
+    pub largest: Option<Largest>,
+}
+
+impl Input {
+    async fn message(&mut self) -> Result<Option<RunInput>, Status> {
+        self.messages.message().await
+    }
+
+    /// It belongs to a run that was admitted with room for its messages.
+    fn cover(&self) {
+        self.largest.iter().for_each(|largest| largest.cover(RUN_BYTES));
+    }
+
+    /// No longer. False: there is no room for it.
+    fn uncover(&self) -> bool {
+        self.largest.as_ref().is_none_or(Largest::uncover)
+    }
+}
+
 /// Takes one `Run` call: its messages. The run itself is not tied to the call, since
 /// it must be cleaned up after its client has gone.
-pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<RunInput>) -> Messages {
+pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Messages {
     // Until its turn comes, nothing of it is decoded.
     let turn = shared.arrivals.share_of(&origin.caller).acquire_owned().await;
     let first = match input.message().await {
@@ -173,7 +198,7 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Streaming<Ru
 }
 
 /// The answer to a call that becomes no run.
-fn refuse(shared: &Shared, caller: &Caller, input: Streaming<RunInput>, refusal: Refusal) -> Messages {
+fn refuse(shared: &Shared, caller: &Caller, input: Input, refusal: Refusal) -> Messages {
     hear_out(shared, caller, input);
     Messages::only(Ok(refusal.into()))
 }
@@ -181,7 +206,10 @@ fn refuse(shared: &Shared, caller: &Caller, input: Streaming<RunInput>, refusal:
 /// Of a call that is answered. A client says no more once it has heard that; what is under way by
 /// then must not come to a call that was reset: h2 counts it for the connection's life, and closes
 /// that in the end. Who lets too many calls stay open so has the others reset.
-fn hear_out(shared: &Shared, caller: &Caller, mut input: Streaming<RunInput>) {
+fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
+    if !input.uncover() {
+        return;
+    }
     let Ok(place) = shared.heard_out.share_of(caller).try_acquire_owned() else { return };
     tokio::spawn(async move {
         let hear = async { while let Ok(Some(_)) = input.message().await {} };
@@ -195,8 +223,9 @@ fn begin(
     shared: Arc<Shared>,
     origin: Origin,
     (prepared, arrived_ns, turn): (Prepared, u64, Turn),
-    input: Streaming<RunInput>,
+    input: Input,
 ) -> Result<Messages, Refusal> {
+    input.cover();
     let outbox = match prepared.grace_ms > 0 {
         true => Outbox::kept(shared.admission.queued(&origin.caller)),
         false => Outbox::of_one_client(Some(shared.admission.queued(&origin.caller))),
@@ -247,7 +276,7 @@ async fn serve(
 
 /// Who hears the messages, and what it says.
 struct Client {
-    input: Streaming<RunInput>,
+    input: Input,
     is_open: bool,
     /// Of a kept run: the same client by a new connection.
     returns: Option<mpsc::Receiver<Return>>,
@@ -478,6 +507,7 @@ impl Run {
                 }
                 () = patience => return End::Abandoned,
                 (resume, input) = Client::returned(&mut client.returns) => {
+                    input.cover();
                     (client.input, client.is_open, lost_at) = (input, true, None);
                     if let Err(end) = self.catch_up(resume).await {
                         return end;

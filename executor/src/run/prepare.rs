@@ -6,6 +6,7 @@ use std::{mem::size_of, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use posh_proto::{
+    codec::RUN_BYTES,
     executor::{
         ClientFile, Guard, MountPoint, RunSpec, Stage, VolumeSession, WatchedTree, descriptor::Source, rejected::Kind,
     },
@@ -216,7 +217,8 @@ fn need(spec: &RunSpec) -> Need {
     let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
     let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
     let held_bytes = if spec.grace_ms > 0 { HELD_BYTES } else { 0 };
-    let buffered_bytes = (OUTPUT_BYTES + held_bytes)
+    // The buffer of its messages is as large as the largest until the call ends.
+    let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes)
         .saturating_add(held.saturating_mul(WAITS_BYTES))
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));

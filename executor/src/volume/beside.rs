@@ -37,7 +37,8 @@ impl Volumes {
             }
             let Ok(served) = self.session(caller, &session) else { continue };
             served.store.give_back(returned.into_iter().map(returned_of).collect());
-            beside.0.push((session, Arc::downgrade(&served)));
+            // It would keep the whole specification in memory.
+            beside.0.push((Bytes::copy_from_slice(&session), Arc::downgrade(&served)));
         }
         if let Some(machine) = self.machine_in_use() {
             let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));

@@ -163,6 +163,7 @@ impl Volume for VolumeService {
         };
         let caller = self.standing(caller, &peer)?;
         let (served, resumed) = self.session_of(&caller, &peer, &hello).await?;
+        drop(hello);
         let (sender, receiver) = mpsc::channel(OUTGOING);
         served.store.renew();
         let mut hello = served.begin_hello();
@@ -195,17 +196,20 @@ impl Volume for VolumeService {
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
         let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
+        let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
         let request = request.into_inner();
-        let request_bytes = request.encoded_len() * DECODED_FACTOR;
+        let request_bytes = arrived.bytes().max(request.encoded_len()) * DECODED_FACTOR;
         let ReadRequest { session, caller: file_caller, parts } = request;
         let served = self.admitted(&caller, &session).await?;
+        // Until the call ends.
         let Some(waits) = served.call_bytes.try_take(&served.account, request_bytes) else {
             return Err(Status::resource_exhausted("too many reads of this identity wait for their turn"));
         };
+        drop((session, arrived));
         let parts: Vec<ReadPart> =
             parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let file_caller = served.acting_for(file_caller);
         let charge = self.0.volumes.answers.take(&served.account, bytes_of(&parts)).await;
-        let file_caller = file_caller.unwrap_or_default().into();
         let pieces = HELD.scope(Arc::new(waits), served.store.read(&file_caller, parts)).await;
         let (sender, receiver) = mpsc::channel(REPLIES);
         tokio::spawn(async move {
@@ -224,21 +228,22 @@ impl Volume for VolumeService {
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
         let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
-        let arrived = request.extensions().get::<Arrived>().cloned();
-        let request = request.into_inner();
-        let served = self.admitted(&caller, &request.session).await?;
-        served.acknowledge(request.acknowledged);
+        let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
+        let WriteRequest { session, number, caller: file_caller, writes, acknowledged } = request.into_inner();
+        let served = self.admitted(&caller, &session).await?;
+        drop(session);
+        served.acknowledge(acknowledged);
+        let file_caller = served.acting_for(file_caller);
         // Before anything is waited for.
-        let calls = served.charge_writes(&request.writes)?;
-        let writes: Vec<_> =
-            request.writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
-        let file_caller = request.caller.unwrap_or_default().into();
+        let calls = served.charge_writes(&file_caller, &writes)?;
+        let writes: Vec<_> = writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let volumes = &self.0.volumes;
-        let bytes = writes.iter().map(session::size_of).sum();
+        // The contents share the memory of the whole message.
+        let bytes = writes.iter().map(session::size_of).sum::<usize>().max(arrived.bytes());
         let charge = volumes.writes.take(&served.account, bytes).await;
         drop(arrived);
         let room = WriteRoom { charge, waiting: volumes.waiting_writes.clone(), bytes };
-        let (reply, charge) = served.write(request.number, file_caller, writes, (calls, room)).await?;
+        let (reply, charge) = served.write(number, file_caller, writes, (calls, room)).await?;
         Ok(kept_until_sent(Response::new(reply), charge))
     }
 }
@@ -313,10 +318,13 @@ impl VolumeService {
         if hello.tell_acls {
             store.tell_acls();
         }
-        let (session, calls) = (&hello.session, volumes.calls.clone());
-        let served = Served::new(session, (caller.clone(), peer.clone()), (export, account), store, calls);
+        // A name that is kept would keep its whole message in memory.
+        let (session, calls) = (Bytes::copy_from_slice(&hello.session), volumes.calls.clone());
+        let trusts_groups = rights_of(caller) == Rights::Callers;
+        let whose = (caller.clone(), peer.clone());
+        let served = Served::new(&session, whose, (export, account, trusts_groups), store, calls);
         // Away from the call, which may be reset meanwhile: what the record says has begun has an end.
-        tokio::spawn(begin(self.0.clone(), session.clone(), served.clone()))
+        tokio::spawn(begin(self.0.clone(), session, served.clone()))
             .await
             .map_err(|error| Status::internal(error.to_string()))??;
         Ok((served, false))

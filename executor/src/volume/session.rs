@@ -14,7 +14,7 @@ use std::{
 use posh_proto::{
     token::Fingerprint,
     volume::{
-        Alive, Call, FromVolume, Reply, ToVolume, Write as WireWrite, WriteReply, Written, from_volume, to_volume,
+        Alive, Call, Caller as WireCaller, FromVolume, Reply, ToVolume, Write as WireWrite, WriteReply, Written, from_volume, to_volume,
         write,
     },
 };
@@ -84,6 +84,8 @@ pub struct Served {
     pub caller: Arc<Caller>,
     pub export: Export,
     pub store: DirectorySession,
+    /// The groups that callers claim count.
+    trusts_groups: bool,
     /// Whose shares it uses.
     pub account: Arc<Account>,
     pub peer: String,
@@ -281,7 +283,7 @@ impl Served {
     pub fn new(
         name: &[u8],
         (caller, origin): (Arc<Caller>, Origin),
-        (export, account): (Export, Arc<Account>),
+        (export, account, trusts_groups): (Export, Arc<Account>, bool),
         store: DirectorySession,
         call_bytes: Arc<Pool>,
     ) -> Arc<Self> {
@@ -292,6 +294,7 @@ impl Served {
             caller,
             export,
             store,
+            trusts_groups,
             account,
             peer: origin.name,
             proof: Mutex::new(origin.proof),
@@ -379,8 +382,17 @@ impl Served {
 
     /// What a call of these writes is charged with besides their contents, from when it was decoded until its
     /// answer was taken.
-    pub fn charge_writes(&self, writes: &[WireWrite]) -> Result<Charge, Status> {
-        self.call_bytes.try_take(&self.account, CALL_BYTES + bytes_of_writes(writes)).ok_or_else(too_many)
+    pub fn charge_writes(&self, caller: &FileCaller, writes: &[WireWrite]) -> Result<Charge, Status> {
+        let bytes = CALL_BYTES + groups_bytes(caller) + bytes_of_writes(writes);
+        self.call_bytes.try_take(&self.account, bytes).ok_or_else(too_many)
+    }
+
+    /// As whom a call wants to act. Where its files are touched with the rights of a configured user, or with this
+    /// program's own, nothing is kept of the groups.
+    pub fn acting_for(&self, wanted: Option<WireCaller>) -> FileCaller {
+        let wanted = wanted.unwrap_or_default();
+        let groups = if self.trusts_groups { wanted.groups } else { Vec::new() };
+        FileCaller { uid: wanted.uid, gid: wanted.gid, groups: groups.into() }
     }
 
     /// Writes once for each number. What has to wait where there is no room to wait in has not begun: whoever asked
@@ -670,7 +682,7 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
     if bytes > MAX_CALL_BYTES {
         return refuse(Errno::E2BIG).await;
     }
-    let caller = call.caller.unwrap_or_default().into();
+    let caller = served.acting_for(call.caller);
     let op = match call.op.ok_or(Errno::EPROTO).and_then(|op| Op::try_from(op).map_err(|_| Errno::EPROTO)) {
         Ok(op) => op,
         Err(errno) => return refuse(errno).await,
@@ -680,7 +692,7 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         return answer(sender, reply, None).await;
     }
     served.store.renew();
-    let Some(charge) = served.call_bytes.try_take(&served.account, bytes + names_bytes(&op) + CALL_BYTES) else {
+    let Some(charge) = served.call_bytes.try_take(&served.account, bytes + groups_bytes(&caller) + names_bytes(&op) + CALL_BYTES) else {
         return refuse(Errno::EBUSY).await;
     };
     let (session, shared) = (served.clone(), shared.clone());
@@ -702,6 +714,11 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         Err(status) if status.code() == tonic::Code::AlreadyExists => {}
         Err(_) => refuse(Errno::EBUSY).await,
     }
+}
+
+/// What the groups of a caller take.
+fn groups_bytes(caller: &FileCaller) -> usize {
+    size_of_val(&*caller.groups)
 }
 
 /// What writes take besides their contents.
