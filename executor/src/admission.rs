@@ -43,6 +43,7 @@ pub struct Admission {
     streams: Arc<Accounts>,
     untaken: Arc<Accounts>,
     queued: Arc<Accounts>,
+    frames: Arc<Accounts>,
     audit: AuditLog,
 }
 
@@ -63,8 +64,9 @@ impl Admission {
         let streams = Arc::new(Accounts::of_streams(callers.count()));
         let untaken = Arc::new(Accounts::of_untaken(callers.count()));
         let queued = Arc::new(Accounts::of_queued(callers.count()));
+        let frames = Arc::new(Accounts::of_queued(callers.count()));
         let callers = Arc::new(RwLock::new(Arc::new(callers)));
-        Self { callers, tls, load, unfinished, streams, untaken, queued, audit }
+        Self { callers, tls, load, unfinished, streams, untaken, queued, frames, audit }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -130,6 +132,11 @@ impl Admission {
     /// The account of what a caller's runs have queued.
     pub fn queued(&self, caller: &Caller) -> Arc<Semaphore> {
         self.queued.account(caller.identity.as_ref())
+    }
+
+    /// The account of large frames that a caller's runs have not sent.
+    pub fn frames(&self, caller: &Caller) -> Arc<Semaphore> {
+        self.frames.account(caller.identity.as_ref())
     }
 
     /// Has what a request brings counted, and says who is charged for the answer. A stranger's is bounded by

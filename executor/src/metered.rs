@@ -142,7 +142,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The head of a message: a flag and its length.
 const HEAD_BYTES: usize = 5;
 
-type Acquire = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
+/// Waits for room on an account.
+pub type Acquire = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
 /// Accounts of bytes, by identity. Who needs none has one account with all others that need none.
 #[derive(Debug)]

@@ -379,6 +379,8 @@ impl<T: Message> Encoder for CheckedEncoder<T> {
     type Error = Status;
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        // Otherwise the buffer doubles as it grows.
+        buffer.reserve(item.encoded_len());
         self.0.encode(item, buffer)
     }
 }

@@ -2,17 +2,24 @@
 //! itself a mount, and not before its workstation's volumes are told.
 
 use posh_proto::executor::Exited;
-use tokio::task::JoinSet;
+use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};
 
 use crate::{own_mounts::OwnMounts, volume::Beside};
+
+/// The end of a command.
+pub struct Ended {
+    pub exited: Exited,
+    /// Of its list of changes, if that is long.
+    pub room: Option<OwnedSemaphorePermit>,
+}
 
 /// The ends of a run's commands on their way to the client.
 pub struct Farewells {
     own_mounts: OwnMounts,
     volumes: Beside,
     /// Until all have ended.
-    held: Vec<Exited>,
-    under_way: JoinSet<Result<Vec<Exited>, String>>,
+    held: Vec<Ended>,
+    under_way: JoinSet<Result<Vec<Ended>, String>>,
 }
 
 impl Farewells {
@@ -27,22 +34,27 @@ impl Farewells {
     }
 
     /// A command has ended, the last one perhaps. Gives it back if there is nothing to wait for.
-    pub fn ended(&mut self, exited: Exited, is_last: bool) -> Option<Exited> {
+    pub fn ended(&mut self, mut ended: Ended, is_last: bool) -> Option<Ended> {
         if self.own_mounts.is_empty() && self.volumes.is_empty() {
-            return Some(exited);
+            return Some(ended);
         }
         let volumes = self.volumes.clone();
         if self.own_mounts.is_empty() {
-            self.under_way.spawn(async move { Ok(volumes.tell(vec![exited]).await) });
+            self.under_way.spawn(async move {
+                volumes.tell([&mut ended.exited]).await;
+                Ok(vec![ended])
+            });
             return None;
         }
         // Times there are not this machine's, so they do not tell all that changed.
-        self.held.push(Exited { changes_incomplete: true, ..exited });
+        ended.exited.changes_incomplete = true;
+        self.held.push(ended);
         if is_last {
-            let (own_mounts, held) = (self.own_mounts.clone(), std::mem::take(&mut self.held));
+            let (own_mounts, mut held) = (self.own_mounts.clone(), std::mem::take(&mut self.held));
             self.under_way.spawn(async move {
                 own_mounts.publish().await?;
-                Ok(volumes.tell(held).await)
+                volumes.tell(held.iter_mut().map(|ended| &mut ended.exited)).await;
+                Ok(held)
             });
         }
         None
@@ -52,7 +64,7 @@ impl Farewells {
     ///
     /// # Errors
     /// What they wrote did not get further than here.
-    pub async fn next(&mut self) -> Option<Result<Vec<Exited>, String>> {
+    pub async fn next(&mut self) -> Option<Result<Vec<Ended>, String>> {
         let ended = self.under_way.join_next().await?;
         Some(ended.unwrap_or_else(|error| Err(error.to_string())))
     }

@@ -131,11 +131,7 @@ impl KeptRuns {
     ///
     /// # Errors
     /// Why it can't.
-    pub async fn resume(
-        &self,
-        resume: Resume,
-        input: Input,
-    ) -> (Result<Messages, Refusal>, Option<Input>) {
+    pub async fn resume(&self, resume: Resume, input: Input) -> (Result<Messages, Refusal>, Option<Input>) {
         let mut unheard = Some(input);
         (self.take_up(resume, &mut unheard).await, unheard)
     }

@@ -59,7 +59,7 @@ pub async fn start(
     };
     let trees = trees_of(caller, |export| mounts.iter().any(|mount| mount.export == export));
     let volumes = shared.volumes.begin_run(caller, volumes, &trees).await;
-    let admitted = Arc::new(Admitted::new(share));
+    let admitted = Arc::new(Admitted::new(share, shared.admission.queued(caller)));
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
@@ -184,7 +184,7 @@ async fn launch(
     }
     // When sending fails, the supervisor may still have said why.
     let _ = link.send_job(job, ends).await;
-    match link.next().await.ok().flatten().and_then(|output| output.kind) {
+    match link.next().await.ok().flatten().and_then(|told| told.output.kind) {
         Some(run_output::Kind::Started(started)) => {
             let times = clock.zip(started.times).map(|(clock, times)| clock.take_over(times));
             let times = times.map(|times| StartTimes { runner_ns, ..times });

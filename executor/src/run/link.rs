@@ -1,5 +1,8 @@
 //! The daemon's end of a run's socket to its supervisor (see `runner::wire`), and what that supervisor takes of the machine.
 //!
+//! Invariant: a long list of what a command has changed is on the account of whoever asked for the run from before it is read
+//! until nobody needs it. Where there is no room at once it is left out, and the command's end says so.
+//!
 //! Invariant: all that a run was admitted with stays taken until its supervisor is gone, however the call ended: what a
 //! client gives up is at work until then, and counts as its own.
 
@@ -10,9 +13,9 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Buf as _, BytesMut};
 use posh_proto::{
-    executor::{Release, RunInput, RunOutput, Signal, run_input},
+    executor::{ChangedDirectory, Exited, Release, RunInput, RunOutput, Signal, run_input, run_output},
     frame,
 };
 use prost::Message;
@@ -20,24 +23,29 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
     net::UnixStream,
     runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
 };
 
 use crate::{
     load::RunShare,
+    metered::LEAST_OF_ONE,
     pool::Lease,
-    runner::wire::{DESCRIPTORS_PER_MESSAGE, Job, send_descriptors},
+    runner::wire::{CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, Job, send_descriptors},
 };
 
 /// Killing and reaping takes milliseconds; a process that a dead disk holds can
 /// take for ever, and must not hold us.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a run was admitted with: its share of the machine.
-pub struct Admitted(Mutex<RunShare>);
+/// A list is read in pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What a run was admitted with: its share of the machine, and the account of what is queued for its client.
+pub struct Admitted(Mutex<RunShare>, Arc<Semaphore>);
 
 impl Admitted {
-    pub fn new(share: RunShare) -> Self {
-        Self(Mutex::new(share))
+    pub fn new(share: RunShare, queued: Arc<Semaphore>) -> Self {
+        Self(Mutex::new(share), queued)
     }
 
     /// Gives back what was for its beginning alone.
@@ -53,20 +61,46 @@ pub struct Link {
     connection: Option<Connection>,
 }
 
+/// What a supervisor says.
+pub struct Told {
+    pub output: RunOutput,
+    /// Of a long list of changes.
+    pub room: Option<OwnedSemaphorePermit>,
+}
+
+/// A long list of changes on its way.
+enum List {
+    /// There is room for it.
+    Coming { encoded: BytesMut, length: usize, room: OwnedSemaphorePermit },
+    /// There is none; so many bytes are yet to be thrown away.
+    LeftOut(usize),
+}
+
+/// One that has come, for the end that follows it.
+#[derive(Default)]
+enum Changes {
+    #[default]
+    None,
+    Here(Vec<ChangedDirectory>, OwnedSemaphorePermit),
+    LeftOut,
+}
+
 struct Connection {
     socket: UnixStream,
     received: BytesMut,
+    list: Option<List>,
+    changes: Changes,
     /// The supervisor is gone: it has closed its end, which nobody else has.
     is_over: bool,
     lease: Lease,
     /// The same for a second attempt.
-    _admitted: Arc<Admitted>,
+    admitted: Arc<Admitted>,
 }
 
 impl Link {
     pub fn new(socket: UnixStream, lease: Lease, admitted: Arc<Admitted>) -> Self {
-        let received = BytesMut::new();
-        Self { connection: Some(Connection { socket, received, is_over: false, lease, _admitted: admitted }) }
+        let (received, list, changes) = (BytesMut::new(), None, Changes::None);
+        Self { connection: Some(Connection { socket, received, list, changes, is_over: false, lease, admitted }) }
     }
 
     fn connection(&mut self) -> &mut Connection {
@@ -109,7 +143,7 @@ impl Link {
 
     /// The supervisor's next message; `None` at its end. Can be cancelled without
     /// loss.
-    pub async fn next(&mut self) -> io::Result<Option<RunOutput>> {
+    pub async fn next(&mut self) -> io::Result<Option<Told>> {
         self.connection().next().await
     }
 
@@ -138,10 +172,19 @@ impl Drop for Link {
 }
 
 impl Connection {
-    async fn next(&mut self) -> io::Result<Option<RunOutput>> {
+    async fn next(&mut self) -> io::Result<Option<Told>> {
         loop {
-            if let Some(output) = frame::decode(&mut self.received).map_err(io::Error::other)? {
-                return Ok(Some(output));
+            self.take_list()?;
+            if self.list.is_none()
+                && let Some(output) = frame::decode(&mut self.received).map_err(io::Error::other)?
+            {
+                if self.received.is_empty() && self.received.capacity() > PIECE_BYTES {
+                    self.received = BytesMut::new();
+                }
+                return Ok(Some(self.complete(output)));
+            }
+            if self.list.is_some() {
+                self.received.reserve(PIECE_BYTES);
             }
             match self.socket.read_buf(&mut self.received).await {
                 Ok(0) => {
@@ -155,6 +198,67 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Takes what has come of a list, or leaves it out.
+    fn take_list(&mut self) -> io::Result<()> {
+        if self.list.is_none() {
+            self.list = self.begin_list()?;
+        }
+        match &mut self.list {
+            None => {}
+            Some(List::Coming { encoded, length, .. }) => {
+                let come = (*length - encoded.len()).min(self.received.len());
+                encoded.extend_from_slice(&self.received[..come]);
+                self.received.advance(come);
+                if encoded.len() == *length
+                    && let Some(List::Coming { encoded, room, .. }) = self.list.take()
+                {
+                    let list = Exited::decode(encoded.freeze()).map_err(io::Error::other)?;
+                    self.changes = Changes::Here(list.changed_directories, room);
+                }
+            }
+            Some(List::LeftOut(left)) => {
+                let come = (*left).min(self.received.len());
+                self.received.advance(come);
+                *left -= come;
+                if *left == 0 {
+                    (self.list, self.changes) = (None, Changes::LeftOut);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The head of a list, if that is what comes next: finds room for the list.
+    fn begin_list(&mut self) -> io::Result<Option<List>> {
+        let number = |at: usize| Some(u32::from_le_bytes(self.received.get(at..at + 4)?.try_into().ok()?));
+        let (Some(head), Some(bytes)) = (number(0).filter(|head| head & HAS_CHANGES != 0), number(4)) else {
+            return Ok(None);
+        };
+        let length = (head & !HAS_CHANGES) as usize;
+        if length > frame::MAX_FRAME_BYTES {
+            return Err(io::Error::other("a list of changes that is too long"));
+        }
+        self.received.advance(CHANGES_HEAD_BYTES);
+        let room = (length <= LEAST_OF_ONE).then(|| self.admitted.1.clone().try_acquire_many_owned(bytes).ok());
+        Ok(Some(match room.flatten() {
+            Some(room) => List::Coming { encoded: BytesMut::with_capacity(length), length, room },
+            None => List::LeftOut(length),
+        }))
+    }
+
+    /// Puts the list that came before a command's end into it.
+    fn complete(&mut self, mut output: RunOutput) -> Told {
+        let mut room = None;
+        if let Some(run_output::Kind::Exited(exited)) = &mut output.kind {
+            match std::mem::take(&mut self.changes) {
+                Changes::None => {}
+                Changes::Here(list, its_room) => (exited.changed_directories, room) = (list, Some(its_room)),
+                Changes::LeftOut => exited.changes_incomplete = true,
+            }
+        }
+        Told { output, room }
     }
 
     async fn close(&mut self) {
@@ -180,7 +284,61 @@ mod tests {
         callers::Caller,
         config::Bounds,
         load::{Capacity, Load, Need, Wanted},
+        runner::wire::write_end,
     };
+
+    /// The executor's end, with so many bytes on the account, and a supervisor that tells of two ends.
+    fn told_of(account: &Arc<Semaphore>, names: usize) -> Link {
+        let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
+        let caller = Caller::anybody(&Config::new(Vec::new()));
+        let share = load.admit_run(&caller, Need::default(), Wanted::Now).unwrap();
+        let (ours, supervisor) = std::os::unix::net::UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        std::thread::spawn(move || {
+            let directory = ChangedDirectory {
+                path: "/d".into(),
+                written: vec!["n".repeat(100).into(); names],
+                ..Default::default()
+            };
+            let long = Exited { stage: 1, changed_directories: vec![directory], ..Exited::default() };
+            let short =
+                Exited { stage: 2, changed_directories: vec![ChangedDirectory::default()], ..Exited::default() };
+            write_end(&supervisor, long).unwrap();
+            write_end(&supervisor, short).unwrap();
+        });
+        let (lease, _) = Lease::of_test();
+        Link::new(UnixStream::from_std(ours).unwrap(), lease, Arc::new(Admitted::new(share, account.clone())))
+    }
+
+    async fn next_end(link: &mut Link) -> (Exited, Option<OwnedSemaphorePermit>) {
+        match link.next().await.unwrap().unwrap() {
+            Told { output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) }, room } => (exited, room),
+            _ => panic!("an end"),
+        }
+    }
+
+    #[tokio::test]
+    async fn long_lists_of_changes_have_room_before_they_are_read_or_are_left_out() {
+        const NAMES: usize = 50_000;
+        for (bytes, is_told) in [(LEAST_OF_ONE, true), (1 << 20, false)] {
+            let account = Arc::new(Semaphore::new(bytes));
+            let mut link = told_of(&account, NAMES);
+            let (long, room) = next_end(&mut link).await;
+            let told: usize = long.changed_directories.iter().map(|directory| directory.written.len()).sum();
+            assert_eq!((told, long.changes_incomplete), (if is_told { NAMES } else { 0 }, !is_told));
+            let taken = bytes - account.available_permits();
+            assert!(if is_told { taken > NAMES * 100 } else { taken == 0 }, "{taken}");
+            drop((long, room));
+            assert_eq!(account.available_permits(), bytes);
+            let (short, room) = next_end(&mut link).await;
+            assert_eq!((short.stage, short.changed_directories.len(), short.changes_incomplete), (2, 1, false));
+            assert!(room.is_none());
+        }
+        // More than a frame may have has no room on any account.
+        let account = Arc::new(Semaphore::new(1 << 30));
+        let (long, _) = next_end(&mut told_of(&account, 100_000)).await;
+        assert!(long.changes_incomplete && long.changed_directories.is_empty());
+    }
 
     #[tokio::test]
     async fn what_a_run_takes_is_taken_until_its_supervisor_is_gone() {
@@ -190,7 +348,7 @@ mod tests {
         let (ours, supervisor) = UnixStream::pair().unwrap();
         let (lease, runs) = Lease::of_test();
         // The call is cancelled while the supervisor still prepares.
-        drop(Link::new(ours, lease, Arc::new(Admitted::new(share))));
+        drop(Link::new(ours, lease, Arc::new(Admitted::new(share, Arc::new(Semaphore::new(0))))));
         let mut told = Vec::new();
         let mut supervisor = supervisor;
         supervisor.read_to_end(&mut told).await.unwrap();

@@ -43,10 +43,10 @@ use tokio::{
 use tonic::{Status, Streaming};
 
 use self::{
-    farewells::Farewells,
+    farewells::{Ended, Farewells},
     inlet::Inlet,
     kept::{Return, check_run_id},
-    link::{Admitted, Link},
+    link::{Admitted, Link, Told},
     outbox::{Outbox, Unheard},
     outlet::Gate,
     plumbing::Plumbing,
@@ -226,10 +226,8 @@ fn begin(
     input: Input,
 ) -> Result<Messages, Refusal> {
     input.cover();
-    let outbox = match prepared.grace_ms > 0 {
-        true => Outbox::kept(shared.admission.queued(&origin.caller)),
-        false => Outbox::of_one_client(Some(shared.admission.queued(&origin.caller))),
-    };
+    let (queued, frames) = (shared.admission.queued(&origin.caller), shared.admission.frames(&origin.caller));
+    let outbox = Outbox::of_run(prepared.grace_ms > 0, queued, frames);
     let returns = match outbox.keeps() {
         true => Some(shared.kept.begin(&origin.caller.run_name(&prepared.run_id), &outbox)?),
         false => None,
@@ -531,7 +529,7 @@ impl Run {
                     }
                 },
                 message = self.link.next(), if self.stages_left > 0 => match message {
-                    Ok(Some(RunOutput { kind: Some(run_output::Kind::Exited(exited)) })) => {
+                    Ok(Some(Told { output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) }, room })) => {
                         let exited = match self.report.clock {
                             Some(clock) => clock.take_over_end(exited),
                             None => exited,
@@ -540,12 +538,12 @@ impl Run {
                         if self.report.statuses.len() < audit::RECORDED {
                             self.report.statuses.push(status_word(&exited));
                         }
-                        let exited = self.farewells.ended(exited, self.stages_left == 0);
-                        if tell_ends(exited, output).await.is_err() {
+                        let ended = self.farewells.ended(Ended { exited, room }, self.stages_left == 0);
+                        if tell_ends(ended, output).await.is_err() {
                             return End::Cancelled;
                         }
                     }
-                    Ok(Some(told @ RunOutput { kind: Some(run_output::Kind::Released(_)) })) => {
+                    Ok(Some(Told { output: told @ RunOutput { kind: Some(run_output::Kind::Released(_)) }, .. })) => {
                         if output.send(Ok(told)).await.is_err() {
                             return End::Cancelled;
                         }
@@ -675,10 +673,10 @@ impl Run {
 }
 
 /// Who leaves no room for that in time, though it acknowledges nothing, has given the run up.
-async fn tell_ends(exits: impl IntoIterator<Item = Exited>, output: &Output) -> Result<(), Unheard> {
+async fn tell_ends(exits: impl IntoIterator<Item = Ended>, output: &Output) -> Result<(), Unheard> {
     let telling = async {
-        for exited in exits {
-            output.send(Ok(output_of(run_output::Kind::Exited(exited)))).await?;
+        for Ended { exited, room } in exits {
+            output.send_within(Ok(output_of(run_output::Kind::Exited(exited))), room).await?;
         }
         Ok(())
     };

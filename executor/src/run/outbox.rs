@@ -6,7 +6,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use posh_proto::executor::{Resumed, RunOutput, run_output};
@@ -16,7 +16,7 @@ use tokio_stream::Stream;
 use tonic::Status;
 
 use super::output_of;
-use crate::metered::LEAST_OF_ONE;
+use crate::metered::{Acquire, LEAST_OF_ONE};
 
 /// Messages waiting for HTTP/2: enough that reading from a pipe and writing to the
 /// network overlap, at most 1 MiB with the largest chunks.
@@ -45,19 +45,38 @@ pub type Message = Result<RunOutput, Status>;
 /// Invariant: what is queued of runs that are not kept is on the account of whoever asked for them,
 /// from before it is queued until it is taken, or the client is gone. The run's end changes nothing
 /// of that. Of kept runs it is what is beyond [`OWN_HELD_BYTES`], until it is acknowledged or the
-/// run has ended.
+/// run has ended. Long lists of changes have their room before they come here.
 pub struct Outbox {
     state: Mutex<State>,
     changed: Notify,
     /// Of bytes.
     account: Option<Arc<Semaphore>>,
+    /// The account of what lists of changes are encoded into, until HTTP/2 has taken it: of a kept run the list
+    /// itself stays, and each of its clients may leave its frame untaken.
+    frames: Option<Arc<Semaphore>>,
+}
+
+struct Queued {
+    message: Message,
+    sort: Sort,
+    bytes: usize,
+    charge: Option<OwnedSemaphorePermit>,
+}
+
+#[derive(Clone, Copy)]
+enum Sort {
+    Output,
+    Word,
+    /// The end of a command with a long list.
+    List,
 }
 
 struct State {
-    messages: VecDeque<(Message, Option<OwnedSemaphorePermit>)>,
-    /// Bytes of those that are output, and of the others.
+    messages: VecDeque<Queued>,
+    /// Bytes of those that are output, of words, and of lists.
     held_bytes: usize,
     word_bytes: usize,
+    list_bytes: usize,
     /// The number of the first of them, and of the next that is sent.
     first: u64,
     next: u64,
@@ -75,21 +94,28 @@ struct State {
 pub struct Unheard;
 
 impl Outbox {
+    /// For a run, on these accounts: of what is queued, and of large frames.
+    pub fn of_run(is_kept: bool, queued: Arc<Semaphore>, frames: Arc<Semaphore>) -> Arc<Self> {
+        Self::new(is_kept, Some(queued), Some(frames))
+    }
+
     /// For a run that is kept, on that account. It has no client yet.
+    #[cfg(test)]
     pub fn kept(account: Arc<Semaphore>) -> Arc<Self> {
-        Self::new(true, Some(account))
+        Self::new(true, Some(account), None)
     }
 
     /// For a run that ends with its client, on that account.
     pub fn of_one_client(account: Option<Arc<Semaphore>>) -> Arc<Self> {
-        Self::new(false, account)
+        Self::new(false, account, None)
     }
 
-    fn new(keeps: bool, account: Option<Arc<Semaphore>>) -> Arc<Self> {
+    fn new(keeps: bool, account: Option<Arc<Semaphore>>, frames: Option<Arc<Semaphore>>) -> Arc<Self> {
         let state = State {
             messages: VecDeque::new(),
             held_bytes: 0,
             word_bytes: 0,
+            list_bytes: 0,
             first: 0,
             next: 0,
             keeps,
@@ -98,7 +124,7 @@ impl Outbox {
             is_ended: false,
             waker: None,
         };
-        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), account })
+        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), account, frames })
     }
 
     /// Whether it outlives its client.
@@ -108,28 +134,38 @@ impl Outbox {
 
     /// Puts a message into the queue, when there is room.
     pub async fn send(&self, message: Message) -> Result<(), Unheard> {
-        let size = bytes_of(&message);
-        let is_output = is_output(&message);
+        self.send_within(message, None).await
+    }
+
+    /// The same for one that may have a long list of changes, which has its room already.
+    pub async fn send_within(&self, message: Message, room: Option<OwnedSemaphorePermit>) -> Result<(), Unheard> {
+        let (sort, size) = match &room {
+            Some(room) => (Sort::List, room.num_permits()),
+            None if is_output(&message) => (Sort::Output, bytes_of(&message)),
+            None => (Sort::Word, bytes_of(&message)),
+        };
         self.wait(|state| {
             if state.is_ended || !(state.is_attached || state.keeps) {
                 return Some(Err(Unheard));
             }
             let waiting = state.first + state.messages.len() as u64 - state.next;
-            let has_room = match is_output {
+            let has_room = match sort {
                 _ if !state.keeps => true,
-                true => state.held_bytes + size <= HELD_BYTES || state.held_bytes == 0,
-                false => state.word_bytes < WORD_BYTES,
+                Sort::Output => state.held_bytes + size <= HELD_BYTES || state.held_bytes == 0,
+                Sort::Word => state.word_bytes < WORD_BYTES,
+                Sort::List => true,
             };
             ((waiting < QUEUE || !state.is_attached) && has_room).then_some(Ok(()))
         })
         .await?;
-        let charge = match self.keeps() && !is_output {
-            true => None,
-            false => self.charge(size).await?,
+        let charge = match sort {
+            Sort::List => room,
+            Sort::Word if self.keeps() => None,
+            _ => self.charge(size).await?,
         };
         let mut state = self.lock();
-        *state.bytes_held(is_output) += size;
-        state.messages.push_back((message, charge));
+        *state.bytes_held(sort) += size;
+        state.messages.push_back(Queued { message, sort, bytes: size, charge });
         state.wake();
         Ok(())
     }
@@ -191,7 +227,7 @@ impl Outbox {
         state.is_ended = true;
         if state.keeps {
             // What ended runs hold has a bound of its own (`kept`), and nobody acknowledges it.
-            state.messages.iter_mut().for_each(|(_, charge)| drop(charge.take()));
+            state.messages.iter_mut().for_each(|queued| drop(queued.charge.take()));
         }
         state.wake();
         drop(state);
@@ -201,7 +237,7 @@ impl Outbox {
     /// What is held of messages.
     pub fn held_bytes(&self) -> usize {
         let state = self.lock();
-        state.held_bytes + state.word_bytes
+        state.held_bytes + state.word_bytes + state.list_bytes
     }
 
     fn next_client(self: &Arc<Self>, greeting: Option<Message>) -> Messages {
@@ -210,7 +246,7 @@ impl Outbox {
         state.is_attached = true;
         // The one before is over.
         state.wake();
-        Messages { outbox: self.clone(), client: state.client, greeting }
+        Messages { outbox: self.clone(), client: state.client, greeting, room: None, untaken: None }
     }
 
     async fn wait<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
@@ -246,13 +282,17 @@ fn is_output(message: &Message) -> bool {
 
 impl State {
     fn pop(&mut self) -> Option<Message> {
-        let (message, _charge) = self.messages.pop_front()?;
-        *self.bytes_held(is_output(&message)) -= bytes_of(&message);
+        let Queued { message, sort, bytes, .. } = self.messages.pop_front()?;
+        *self.bytes_held(sort) -= bytes;
         Some(message)
     }
 
-    fn bytes_held(&mut self, is_output: bool) -> &mut usize {
-        if is_output { &mut self.held_bytes } else { &mut self.word_bytes }
+    fn bytes_held(&mut self, sort: Sort) -> &mut usize {
+        match sort {
+            Sort::Output => &mut self.held_bytes,
+            Sort::Word => &mut self.word_bytes,
+            Sort::List => &mut self.list_bytes,
+        }
     }
 
     fn wake(&mut self) {
@@ -265,6 +305,10 @@ pub struct Messages {
     outbox: Arc<Outbox>,
     client: u64,
     greeting: Option<Message>,
+    /// Waits for room for a large frame.
+    room: Option<Acquire>,
+    /// Of the last one: there is none after it before HTTP/2 has taken it.
+    untaken: Option<OwnedSemaphorePermit>,
 }
 
 impl Messages {
@@ -276,10 +320,28 @@ impl Messages {
     }
 }
 
+impl Messages {
+    /// Room for a message's encoded form, if that is large.
+    fn poll_room(&mut self, queued: &Queued, context: &mut Context<'_>) -> Poll<()> {
+        let Some(frames) = self.outbox.frames.as_ref().filter(|_| matches!(queued.sort, Sort::List)) else {
+            return Poll::Ready(());
+        };
+        let room = self.room.get_or_insert_with(|| {
+            let bytes = queued.message.as_ref().map_or(0, RunOutput::encoded_len).min(LEAST_OF_ONE);
+            Box::pin(frames.clone().acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)))
+        });
+        // It is never closed.
+        self.untaken = ready!(room.as_mut().poll(context)).ok();
+        self.room = None;
+        Poll::Ready(())
+    }
+}
+
 impl Stream for Messages {
     type Item = Message;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Message>> {
+        self.untaken = None;
         if let Some(greeting) = self.greeting.take() {
             return Poll::Ready(Some(greeting));
         }
@@ -289,8 +351,15 @@ impl Stream for Messages {
             return Poll::Ready(None);
         }
         let at = usize::try_from(state.next - state.first).unwrap_or(usize::MAX);
+        if let Some(queued) = state.messages.get(at)
+            && self.poll_room(queued, context).is_pending()
+        {
+            // Another client may come meanwhile.
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
         let message = if state.keeps {
-            state.messages.get(at).map(|(message, _)| message.clone())
+            state.messages.get(at).map(|queued| queued.message.clone())
         } else {
             let message = state.pop();
             state.first += u64::from(message.is_some());
@@ -330,7 +399,7 @@ impl Drop for Messages {
 mod tests {
     use std::time::Duration;
 
-    use posh_proto::executor::Chunk;
+    use posh_proto::executor::{ChangedDirectory, Chunk, Exited};
     use tokio_stream::StreamExt as _;
 
     use super::*;
@@ -412,6 +481,36 @@ mod tests {
         let mut third = outbox.resume(19).unwrap();
         assert_eq!(streams(&mut third, 100).await, [19]);
         assert!(second.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_list_of_changes_is_encoded_for_one_client_at_a_time_where_there_is_room_for_one() {
+        let (queued, frames) = (account(), Arc::new(Semaphore::new(1 << 20)));
+        let outbox = Outbox::of_run(true, queued.clone(), frames.clone());
+        let removed = vec![vec![b'n'; 100].into(); 9000];
+        let list = vec![ChangedDirectory { removed, ..ChangedDirectory::default() }];
+        let exited = Exited { changed_directories: list, ..Exited::default() };
+        let room = queued.clone().try_acquire_many_owned(1 << 20).unwrap();
+        outbox.send_within(Ok(output_of(run_output::Kind::Exited(exited))), Some(room)).await.unwrap();
+        // It is no word: of these there is room for as many as before.
+        outbox.send(chunk(1)).await.unwrap();
+        assert_eq!(outbox.held_bytes(), (1 << 20) + MESSAGE_BYTES + 10);
+        let is_list = |message: Option<Message>| {
+            matches!(message, Some(Ok(RunOutput { kind: Some(run_output::Kind::Exited(_)) })))
+        };
+        let mut first = outbox.attach();
+        assert!(is_list(first.next().await));
+        assert!(frames.available_permits() < 1 << 18);
+        // It leaves that untaken, and comes back.
+        let mut second = outbox.resume(0).unwrap();
+        assert!(matches!(second.next().await, Some(Ok(RunOutput { kind: Some(run_output::Kind::Resumed(_)) }))));
+        assert!(tokio::time::timeout(Duration::from_millis(20), second.next()).await.is_err());
+        drop(first);
+        assert!(is_list(second.next().await));
+        assert_eq!(streams(&mut second, 1).await, [1]);
+        assert_eq!(frames.available_permits(), 1 << 20);
+        outbox.received(1);
+        assert_eq!(queued.available_permits(), LEAST_OF_ONE);
     }
 
     #[tokio::test]

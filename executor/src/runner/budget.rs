@@ -5,6 +5,7 @@
 use std::{
     cell::Cell,
     os::fd::{AsFd as _, OwnedFd},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -18,6 +19,9 @@ const MAX_NAMES: usize = 500_000;
 
 /// Names that nothing remembers come from a disk, some thousand a second: more than that is for the workstation to wait for.
 const MAX_TIME: Duration = Duration::from_secs(60);
+
+/// Paths of changed names, of one command: each is what the workstation looks up and forgets.
+pub const MAX_TOLD_BYTES: usize = 8 << 20;
 
 /// So many names are looked at before the clock is asked again.
 const STEP_NAMES: usize = 64;
@@ -34,6 +38,8 @@ pub struct Budget {
     /// Names since then.
     uncounted: Cell<usize>,
     end: Cell<Option<Over>>,
+    /// Of [`MAX_TOLD_BYTES`], what is left for the present command.
+    told: Cell<usize>,
     /// Its other end is closed when the run is given up.
     run: Option<OwnedFd>,
 }
@@ -58,6 +64,7 @@ impl Budget {
             counted: Cell::new(Instant::now()),
             uncounted: Cell::new(STEP_NAMES),
             end: Cell::new(None),
+            told: Cell::new(MAX_TOLD_BYTES),
             run,
         }
     }
@@ -66,6 +73,16 @@ impl Budget {
     pub fn resume(&self) {
         self.counted.set(Instant::now());
         self.uncounted.set(STEP_NAMES);
+        self.told.set(MAX_TOLD_BYTES);
+    }
+
+    /// Takes room for a name among the changes of the present command. `None`: there is none, nor for any other.
+    #[must_use]
+    pub fn tell(&self, directory: &Path, name: usize) -> Option<()> {
+        let bytes = directory.as_os_str().len() + name;
+        let left = self.told.get().checked_sub(bytes);
+        self.told.set(left.unwrap_or_default());
+        left.map(drop)
     }
 
     /// Takes as many names. False, from then on, if there are not as many, it has taken too long, or the run was given up.

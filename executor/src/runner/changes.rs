@@ -104,9 +104,16 @@ impl Watch {
         budget.resume();
         let is_told = |changes: &Changes| changes.directories.len() <= MAX_REPORTED;
         let seen = (!self.before.incomplete).then(|| self.look(budget)).flatten().filter(is_told);
-        let mut changes = seen.unwrap_or_else(|| Changes { incomplete: true, ..Changes::default() });
+        let unknown = || Changes { incomplete: true, ..Changes::default() };
+        let mut changes = seen.unwrap_or_else(unknown);
         let made = self.before.missing.iter().filter(|path| lstat(*path).is_ok());
-        made.filter_map(|path| path.parent()).for_each(|parent| changes.of(parent).names = true);
+        for parent in made.filter_map(|path| path.parent()) {
+            if budget.tell(parent, 0).is_none() {
+                changes = unknown();
+                break;
+            }
+            changes.of(parent).names = true;
+        }
         if !changes.incomplete {
             self.keep_unread(budget);
         }
@@ -119,11 +126,13 @@ impl Watch {
         let is_left = |names: usize| budget.spend(names).then_some(());
         for root in &self.trees.roots {
             is_left(1)?;
-            self.look_at_root(root, &mut changes);
+            self.look_at_root(root, &mut changes, budget)?;
             self.walk(root.clone(), &mut changes, budget)?;
         }
         is_left(self.before.growing.len())?;
-        self.before.growing.iter().for_each(|directory| self.look_at_growing(directory, &mut changes));
+        for directory in &self.before.growing {
+            self.look_at_growing(directory, &mut changes, budget)?;
+        }
         for (directory, names) in &self.before.directories {
             // Those whose entries have been looked at cost nothing more.
             is_left(0)?;
@@ -131,7 +140,8 @@ impl Watch {
                 continue;
             }
             // Its parent, if that is still there, has told of the directory itself.
-            changes.of(directory).removed = names.names().collect();
+            changes.of(directory).removed =
+                names.names().map(|name| told(directory, name, budget)).collect::<Option<_>>()?;
         }
         Some(changes)
     }
@@ -153,8 +163,10 @@ impl Watch {
     }
 
     /// A root that came or went changed the directory above, which nobody walks.
-    fn look_at_root(&self, root: &Path, changes: &mut Changes) {
-        let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return };
+    /// `None`: there is too much.
+    fn look_at_root(&self, root: &Path, changes: &mut Changes, budget: &Budget) -> Option<()> {
+        let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return Some(()) };
+        budget.tell(parent, name.len())?;
         let was_directory = self.before.directories.contains_key(root);
         let was_there = was_directory || self.before.files.contains(root);
         match lstat(root) {
@@ -167,17 +179,23 @@ impl Watch {
             }
             _ => {}
         }
+        Some(())
     }
 
-    fn look_at_growing(&self, directory: &Path, changes: &mut Changes) {
+    /// `None`: there is too much.
+    fn look_at_growing(&self, directory: &Path, changes: &mut Changes, budget: &Budget) -> Option<()> {
         match lstat(directory) {
-            Ok(own) if self.is_to_be_told(directory, &own) => changes.of(directory).names = true,
+            Ok(own) if self.is_to_be_told(directory, &own) => {
+                budget.tell(directory, 0)?;
+                changes.of(directory).names = true;
+            }
             Ok(_) => {}
             Err(_) => {
-                let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return };
-                changes.of(parent).removed.push(name.to_owned());
+                let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Some(()) };
+                changes.of(parent).removed.push(told(parent, name.to_owned(), budget)?);
             }
         }
+        Some(())
     }
 
     /// `None`: there is too much.
@@ -202,6 +220,7 @@ impl Watch {
                 queue.extend(below.map(|path| Below { parent: Some(Rc::clone(&parent)), path }));
             }
             if changed != Changed::default() {
+                budget.tell(directory, 0)?;
                 changes.directories.insert(at.path, changed);
             }
         }
@@ -220,10 +239,11 @@ impl Watch {
         for entry in listing.entries().iter() {
             let name = entry.name();
             let Some(found) = listing.status(entry) else { continue };
-            self.note(&mut look, (&name, &found), own.st_dev, before.contains(&name));
+            self.note(&mut look, (directory, &name, &found), (own.st_dev, before.contains(&name)), budget)?;
             now.insert(name);
         }
-        look.changed.removed = before.difference(&now).cloned().collect();
+        let removed = before.difference(&now).map(|name| told(directory, name.clone(), budget));
+        look.changed.removed = removed.collect::<Option<_>>()?;
         if before == now && self.is_replaced_unseen(directory, own) {
             let status = |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
             let written = look.changed.written.iter().map(status).collect::<Option<_>>();
@@ -260,19 +280,27 @@ impl Watch {
         let Some(known) = Known::open(directory) else { return Some(look) };
         for entry in before.iter() {
             if let Some(found) = known.status(entry) {
-                self.note(&mut look, (&entry.name(), &found), own.st_dev, true);
+                self.note(&mut look, (directory, &entry.name(), &found), (own.st_dev, true), budget)?;
             }
         }
         Some(look)
     }
 
-    fn note(&self, look: &mut Look, (name, found): (&OsString, &FileStat), device: u64, was_there: bool) {
+    /// `None`: there is too much.
+    fn note(
+        &self,
+        look: &mut Look,
+        (directory, name, found): (&Path, &OsString, &FileStat),
+        (device, was_there): (u64, bool),
+        budget: &Budget,
+    ) -> Option<()> {
         if listing::is_directory(found) && found.st_dev == device {
             // Those that only grow were not noted, and are looked at on their own.
             look.below.push(name.clone());
         } else if was_there && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
-            look.changed.written.push(name.clone());
+            look.changed.written.push(told(directory, name.clone(), budget)?);
         }
+        Some(())
     }
 
     /// Whether a directory has changed, and somebody may remember how it was.
@@ -292,6 +320,11 @@ impl Watch {
             nanoseconds => Duration::new(seconds, nanoseconds) >= self.since,
         }
     }
+}
+
+/// A name that is among the changes, where there is room for it.
+fn told(directory: &Path, name: OsString, budget: &Budget) -> Option<OsString> {
+    budget.tell(directory, name.len()).map(|()| name)
 }
 
 /// Not after any time that a file gets from now on, and not long before it either: what the workstation has just been told
@@ -491,6 +524,32 @@ mod tests {
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path).components().collect(), changed));
         assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
+    }
+
+    #[test]
+    fn what_is_told_of_has_a_bound_over_all_paths() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let long = "d".repeat(250);
+        let below = (0..12).fold(tree.path().to_owned(), |below, _| below.join(&long));
+        fs::create_dir_all(&below).expect("directories");
+        let path_bytes = below.as_os_str().len() + 250;
+        let most = super::super::budget::MAX_TOLD_BYTES / path_bytes;
+        let file = |number: usize| below.join(format!("{number:0250}"));
+        (0..most + 10).for_each(|number| fs::write(file(number), "").expect("a file"));
+        let watch = || Watch::since(moment_after(clock.path()), whole(&[tree.path().to_owned()]), &Budget::new(None));
+        for (count, is_told) in [(most - 10, true), (most + 10, false)] {
+            let watch = watch();
+            (0..count).for_each(|number| fs::write(file(number), "x").expect("a file"));
+            let changes = watch.changes(&Budget::new(None));
+            let written: usize = changes.directories.values().map(|changed| changed.written.len()).sum();
+            assert_eq!((changes.incomplete, written), (!is_told, if is_told { count } else { 0 }));
+        }
+        // What is gone counts, too.
+        let watch = watch();
+        fs::remove_dir_all(tree.path().join(&long)).expect("removed");
+        let changes = watch.changes(&Budget::new(None));
+        assert!(changes.incomplete && changes.directories.is_empty());
     }
 
     #[test]

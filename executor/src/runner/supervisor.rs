@@ -45,7 +45,7 @@ use super::{
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for, wait_for_any,
-    wire::{Fence, Job, read_descriptors, read_frame, write_frame},
+    wire::{Fence, Job, read_descriptors, read_frame, write_end, write_frame},
 };
 use crate::{
     cgroup,
@@ -267,7 +267,7 @@ impl Running {
         while let Some(pid) = self.stages.iter().find(|(_, live)| is_over(live)).map(|(pid, _)| *pid) {
             let over = self.stages.remove(&pid);
             if let Some((live, (ended, at_ns))) = over.as_ref().and_then(|live| Some((live, live.ended.as_ref()?))) {
-                write_frame(socket, &exited(live, ended, *at_ns, &self.budget))?;
+                write_end(socket, exited(live, ended, *at_ns, &self.budget))?;
             }
         }
         Ok(())
@@ -339,7 +339,7 @@ impl Running {
     }
 }
 
-fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> RunOutput {
+fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> Exited {
     let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
         Ok(WaitStatus::Signaled(_, signal, core)) => (How::Signal((signal as i32).unsigned_abs()), core),
         Ok(WaitStatus::Exited(_, code)) => (How::Code(code.unsigned_abs()), false),
@@ -352,7 +352,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> R
     };
     let (user_us, system_us) = ended.cpu_us;
     let changes = live.watch.changes(budget);
-    let exited = Exited {
+    Exited {
         stage: live.stage.id,
         how: Some(how),
         core_dumped,
@@ -365,6 +365,5 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> R
         exited_ns,
         withheld: live.withheld.clone(),
         ..Exited::default()
-    };
-    RunOutput { kind: Some(run_output::Kind::Exited(exited)) }
+    }
 }

@@ -5,7 +5,8 @@
 //!   [`ViewReply`]; from then on one byte with one descriptor per run.
 //! * That descriptor is the run's own socket: the count of descriptors, the
 //!   descriptors, a [`Job`]; then `RunInput` (signals) to the supervisor and
-//!   `RunOutput` (started, rejected, exited) from it, as in the contract.
+//!   `RunOutput` (started, rejected, exited) from it, as in the contract. A long
+//!   list of what a command has changed comes before its end ([`write_end`]).
 //!   Its end, on either side, is the end of the run and of all its processes.
 
 use std::{
@@ -16,10 +17,10 @@ use std::{
     },
 };
 
-use bytes::BytesMut;
+use bytes::{BufMut as _, Bytes, BytesMut};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use posh_proto::{
-    executor::{ClientFile, Stage},
+    executor::{Attributes, ChangedDirectory, ClientFile, Exited, RunOutput, Stage, run_output},
     frame,
 };
 use prost::Message;
@@ -262,6 +263,41 @@ pub fn write_frame(mut socket: &UnixStream, message: &impl Message) -> io::Resul
     let mut buffer = BytesMut::new();
     frame::encode(message, &mut buffer);
     socket.write_all(&buffer)
+}
+
+/// Of the length of a frame: it has a list of changes, and the length is followed by what the list takes in memory.
+pub const HAS_CHANGES: u32 = 1 << 31;
+/// The head of such a frame.
+pub const CHANGES_HEAD_BYTES: usize = 8;
+/// A list up to this size goes with the rest of its command's end.
+const SMALL_CHANGES_BYTES: usize = 16 << 10;
+
+/// Writes the end of a command, blocking. A long list of changes has a frame of its own before it: the daemon finds room for the
+/// list before it reads it, or leaves it out.
+pub fn write_end(mut socket: &UnixStream, mut exited: Exited) -> io::Result<()> {
+    let bytes = memory_of(&exited.changed_directories);
+    if bytes > SMALL_CHANGES_BYTES {
+        let list = Exited { changed_directories: std::mem::take(&mut exited.changed_directories), ..Exited::default() };
+        let length = u32::try_from(list.encoded_len()).map_err(io::Error::other)?;
+        let mut buffer = BytesMut::with_capacity(CHANGES_HEAD_BYTES + list.encoded_len());
+        buffer.put_u32_le(length | HAS_CHANGES);
+        buffer.put_u32_le(u32::try_from(bytes).unwrap_or(u32::MAX));
+        list.encode(&mut buffer).map_err(io::Error::other)?;
+        drop(list);
+        socket.write_all(&buffer)?;
+    }
+    write_frame(socket, &RunOutput { kind: Some(run_output::Kind::Exited(exited)) })
+}
+
+/// What a list of changes takes once it is decoded.
+fn memory_of(directories: &[ChangedDirectory]) -> usize {
+    let of = |directory: &ChangedDirectory| {
+        let names = (directory.written.len() + directory.removed.len()) * size_of::<Bytes>();
+        let attributes = directory.written_now.len() * size_of::<Attributes>();
+        // Field, tag and length.
+        size_of::<ChangedDirectory>() + directory.encoded_len() + 8 + names + attributes
+    };
+    directories.iter().map(of).sum()
 }
 
 /// Reads one frame, blocking. Reads nothing beyond it, because what follows may

@@ -16,7 +16,7 @@ use posh_volume::{
     store::{FileId, Leases, Returned, Stamp},
 };
 
-use super::{Volumes, session::Served};
+use super::{Volumes, kept, session::Served};
 use crate::callers::Caller;
 
 /// The sessions of a run's workstation.
@@ -37,8 +37,7 @@ impl Volumes {
             }
             let Ok(served) = self.session(caller, &session) else { continue };
             served.store.give_back(returned.into_iter().map(returned_of).collect());
-            // It would keep the whole specification in memory.
-            beside.0.push((Bytes::copy_from_slice(&session), Arc::downgrade(&served)));
+            beside.0.push((kept(&session), Arc::downgrade(&served)));
         }
         if let Some(machine) = self.machine_in_use() {
             let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
@@ -63,7 +62,7 @@ impl Beside {
     }
 
     /// Tells the sessions what has changed until now, and notes where in what they are told that is.
-    pub async fn tell(&self, mut exits: Vec<Exited>) -> Vec<Exited> {
+    pub async fn tell(&self, exits: impl IntoIterator<Item = &mut Exited>) {
         let mut marks = Vec::with_capacity(self.0.len());
         for (session, served) in &self.0 {
             // One that has ended is told nothing: its workstation finds out.
@@ -71,10 +70,9 @@ impl Beside {
             let stamp = served.store.mark().await;
             marks.extend(stamp.map(|Stamp(stamp)| VolumeMark { session: session.clone(), stamp }));
         }
-        for exited in &mut exits {
+        for exited in exits {
             exited.volume_marks.clone_from(&marks);
         }
-        exits
     }
 }
 

@@ -318,8 +318,7 @@ impl VolumeService {
         if hello.tell_acls {
             store.tell_acls();
         }
-        // A name that is kept would keep its whole message in memory.
-        let (session, calls) = (Bytes::copy_from_slice(&hello.session), volumes.calls.clone());
+        let (session, calls) = (kept(&hello.session), volumes.calls.clone());
         let trusts_groups = rights_of(caller) == Rights::Callers;
         let whose = (caller.clone(), peer.clone());
         let served = Served::new(&session, whose, (export, account, trusts_groups), store, calls);
@@ -469,6 +468,11 @@ fn no_export(caller: &Caller, export: &str) -> String {
     )
 }
 
+/// A name that is kept beyond its call: it has memory of its own, not its message's.
+fn kept(name: &Bytes) -> Bytes {
+    Bytes::copy_from_slice(name)
+}
+
 fn malformed(malformed: wire::Malformed) -> Status {
     Status::invalid_argument(malformed.to_string())
 }
@@ -529,6 +533,15 @@ mod tests {
         let mapped = Caller { user: Some(user), trust_caller_ids: false, ..anybody };
         assert!(matches!(rights_of(&mapped), Rights::User(user) if user.uid == uid));
         assert_eq!(rights_of(&Caller { trust_caller_ids: true, ..mapped }), Rights::Callers);
+    }
+
+    #[test]
+    fn names_that_are_kept_do_not_keep_their_messages() {
+        let message = Bytes::from(vec![7; 1 << 20]);
+        let name = message.slice(..16);
+        let kept = kept(&name);
+        drop(name);
+        assert!(message.is_unique() && kept == message[..16]);
     }
 
     #[test]

@@ -14,8 +14,8 @@ use std::{
 use posh_proto::{
     token::Fingerprint,
     volume::{
-        Alive, Call, Caller as WireCaller, FromVolume, Reply, ToVolume, Write as WireWrite, WriteReply, Written, from_volume, to_volume,
-        write,
+        Alive, Call, Caller as WireCaller, FromVolume, Reply, ToVolume, Write as WireWrite, WriteReply, Written,
+        from_volume, to_volume, write,
     },
 };
 use posh_volume::{
@@ -383,16 +383,12 @@ impl Served {
     /// What a call of these writes is charged with besides their contents, from when it was decoded until its
     /// answer was taken.
     pub fn charge_writes(&self, caller: &FileCaller, writes: &[WireWrite]) -> Result<Charge, Status> {
-        let bytes = CALL_BYTES + groups_bytes(caller) + bytes_of_writes(writes);
-        self.call_bytes.try_take(&self.account, bytes).ok_or_else(too_many)
+        self.call_bytes.try_take(&self.account, charged_for(caller, writes)).ok_or_else(too_many)
     }
 
-    /// As whom a call wants to act. Where its files are touched with the rights of a configured user, or with this
-    /// program's own, nothing is kept of the groups.
+    /// As whom a call wants to act.
     pub fn acting_for(&self, wanted: Option<WireCaller>) -> FileCaller {
-        let wanted = wanted.unwrap_or_default();
-        let groups = if self.trusts_groups { wanted.groups } else { Vec::new() };
-        FileCaller { uid: wanted.uid, gid: wanted.gid, groups: groups.into() }
+        acting_for(wanted.unwrap_or_default(), self.trusts_groups)
     }
 
     /// Writes once for each number. What has to wait where there is no room to wait in has not begun: whoever asked
@@ -692,7 +688,9 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         return answer(sender, reply, None).await;
     }
     served.store.renew();
-    let Some(charge) = served.call_bytes.try_take(&served.account, bytes + groups_bytes(&caller) + names_bytes(&op) + CALL_BYTES) else {
+    let Some(charge) =
+        served.call_bytes.try_take(&served.account, bytes + groups_bytes(&caller) + names_bytes(&op) + CALL_BYTES)
+    else {
         return refuse(Errno::EBUSY).await;
     };
     let (session, shared) = (served.clone(), shared.clone());
@@ -716,9 +714,21 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
     }
 }
 
+/// Where files are touched with the rights of a configured user, or with this program's own, groups are of no use, and
+/// nothing is kept of them.
+fn acting_for(WireCaller { uid, gid, groups }: WireCaller, trusts_groups: bool) -> FileCaller {
+    let groups = if trusts_groups { groups } else { Vec::new() };
+    FileCaller { uid, gid, groups: groups.into() }
+}
+
 /// What the groups of a caller take.
 fn groups_bytes(caller: &FileCaller) -> usize {
     size_of_val(&*caller.groups)
+}
+
+/// What a call of these writes takes besides their contents.
+fn charged_for(caller: &FileCaller, writes: &[WireWrite]) -> usize {
+    CALL_BYTES + groups_bytes(caller) + bytes_of_writes(writes)
 }
 
 /// What writes take besides their contents.
@@ -802,6 +812,16 @@ mod tests {
     use posh_proto::volume::Put;
 
     use super::*;
+
+    #[test]
+    fn groups_of_callers_are_charged_where_they_count_and_dropped_where_not() {
+        let wanted = || WireCaller { uid: 1, gid: 2, groups: vec![5; 65_536] };
+        assert_eq!(groups_bytes(&acting_for(wanted(), true)), 256 << 10);
+        assert_eq!(groups_bytes(&acting_for(wanted(), false)), 0);
+        let taken =
+            |groups: usize| charged_for(&acting_for(WireCaller { groups: vec![5; groups], ..wanted() }, true), &[]);
+        assert_eq!(taken(65_536) - taken(0), 256 << 10);
+    }
 
     #[test]
     fn names_of_writes_are_charged() {

@@ -49,6 +49,42 @@ async fn a_message_of_empty_messages_is_not_decoded() {
     assert_eq!(run(&client, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
 }
 
+/// A field that the contract does not have: a decoded message would keep its bytes in memory.
+#[derive(Clone, prost::Message)]
+struct Padded {
+    #[prost(bytes = "vec", tag = "1000")]
+    padding: Vec<u8>,
+}
+
+#[tokio::test]
+async fn what_decoding_drops_is_refused() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let path = lab.enrol("ada").await.unwrap();
+    let channel = tls::channel(&lab.host, &path).await.unwrap();
+    let ask = |method: &'static str| {
+        let mut client = tonic::client::Grpc::new(channel.clone());
+        async move {
+            client.ready().await.unwrap();
+            let codec = tonic_prost::ProstCodec::<Padded, Padded>::default();
+            let padded = tonic::Request::new(tokio_stream::once(Padded { padding: vec![7; 9000] }));
+            let mut answer = client.streaming(padded, method.parse().unwrap(), codec).await?.into_inner();
+            answer.message().await.map(|_| ())
+        }
+    };
+    for method in ["posh.executor.v1.Executor/Run", "posh.executor.v1.Executor/Tools"] {
+        let method = format!("/{method}").leak();
+        let refused = ask(method).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{method}: {refused:?}");
+        assert!(refused.message().contains("has no field 1000"), "{method}: {refused:?}");
+    }
+    for method in ["Session", "Read", "Write"] {
+        let method = format!("/posh.volume.v1.Volume/{method}").leak();
+        let refused = ask(method).await.unwrap_err();
+        assert!(refused.message().contains("has no field 1000"), "{method}: {refused:?}");
+    }
+    assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+}
+
 /// A `Run` whose first message never comes to its end.
 async fn half_message(channel: Channel, half: Bytes) {
     let half = http_body::Frame::data(half);
