@@ -461,17 +461,28 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
         far: facts::round_trip_to(world, world.table.mount(*mount)).is_some_and(|time| time >= BEYOND_A_TICK),
     };
     let places = watched_places(world.table, reading).into_iter();
-    let is_remembered = |mount: MountId| !matches!(world.table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
-    let made = reading.invocation.files.iter().zip(&reading.places).filter_map(|(file, place)| match place {
-        Some(Place::At(_, path, mount)) if file.kind == FileKind::NewDir && is_remembered(*mount) => {
-            Some(WatchedTree { path: bytes(path.as_path().as_os_str()), made: true, ..WatchedTree::default() })
-        }
-        _ => None,
+    let made = made_places(world.table, reading).into_iter().map(|(path, _)| WatchedTree {
+        path: bytes(path.as_os_str()),
+        made: true,
+        ..WatchedTree::default()
     });
     places.map(|place| tree(&place)).chain(made).collect()
 }
 
-/// The same, as this machine sees them.
+/// Directories that the command makes, on mounts that remember anything.
+#[must_use]
+pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
+    let is_remembered = |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
+    let made = reading.invocation.files.iter().zip(&reading.places).filter_map(|(file, place)| match place {
+        Some(Place::At(_, path, mount)) if file.kind == FileKind::NewDir && is_remembered(*mount) => {
+            Some((path.as_path().to_owned(), *mount))
+        }
+        _ => None,
+    });
+    made.collect()
+}
+
+/// Trees that the command may change, as this machine sees them.
 #[must_use]
 pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
     let invocation = &reading.invocation;

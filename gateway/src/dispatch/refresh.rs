@@ -84,6 +84,7 @@ impl Written {
         let changes_something = !changes.is_empty() || !reading.is_some_and(again::only_reads);
         changes.retain(|change| volume_at(&table, change.path()).is_none());
         let trees = reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
+        let made = reading.map(|reading| lower::made_places(&table, reading)).unwrap_or_default();
         let exits: Vec<&Exited> = exits.collect();
         let volumes = OnVolumes {
             used: volumes_of(&table, stage, reading),
@@ -100,9 +101,12 @@ impl Written {
         }
         for exited in exits {
             if exited.changes_incomplete {
-                let is_all_unseen = exited.changed_directories.is_empty();
+                let has_no_names = |d: &ChangedDirectory| d.written.is_empty() && d.removed.is_empty();
+                let is_all_unseen = exited.changed_directories.iter().all(has_no_names);
                 let trees = trees.iter().map(|(path, mount)| (path, table.mount(*mount).adapter()));
                 changes.extend(trees.map(|(path, adapter)| unseen(path, adapter, is_all_unseen)));
+                // Directories that were made may be missing, too.
+                changes.extend(made.iter().flat_map(|(path, mount)| above(&table, path, *mount)));
             }
         }
         Self { table, changes, doubtful, volumes }
@@ -235,6 +239,12 @@ fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Cha
     let files = directory.written.iter().map(file).zip(directory.written_now.iter().copied());
     let listing = directory.names_changed.then(|| (Change::ListingChanged(path.clone()), now));
     Some(files.chain(listing).collect())
+}
+
+/// The listings of the directories above a path on its mount: one of them has changed if it was made.
+fn above<'a>(table: &'a MountTable, path: &'a Path, mount: MountId) -> impl Iterator<Item = Change> + 'a {
+    let is_on_it = move |above: &&Path| matches!(table.resolve(above, Path::new("/")), Resolution::Owned(owned) if owned.mount == mount);
+    path.ancestors().skip(1).take_while(is_on_it).map(|above| Change::ListingChanged(above.to_owned()))
 }
 
 /// An executor could not tell all that changed in a tree, or not a thing of it.
