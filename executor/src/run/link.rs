@@ -175,7 +175,9 @@ impl Connection {
     async fn next(&mut self) -> io::Result<Option<Told>> {
         loop {
             self.take_list()?;
+            // The head of a list may have come in part.
             if self.list.is_none()
+                && !self.is_at_list()
                 && let Some(output) = frame::decode(&mut self.received).map_err(io::Error::other)?
             {
                 if self.received.is_empty() && self.received.capacity() > PIECE_BYTES {
@@ -232,8 +234,7 @@ impl Connection {
 
     /// The head of a list, if that is what comes next: finds room for the list.
     fn begin_list(&mut self) -> io::Result<Option<List>> {
-        let number = |at: usize| Some(u32::from_le_bytes(self.received.get(at..at + 4)?.try_into().ok()?));
-        let (Some(head), Some(bytes)) = (number(0).filter(|head| head & HAS_CHANGES != 0), number(4)) else {
+        let (true, Some(head), Some(bytes)) = (self.is_at_list(), self.number(0), self.number(4)) else {
             return Ok(None);
         };
         let length = (head & !HAS_CHANGES) as usize;
@@ -246,6 +247,15 @@ impl Connection {
             Some(room) => List::Coming { encoded: BytesMut::with_capacity(length), length, room },
             None => List::LeftOut(length),
         }))
+    }
+
+    /// Whether a list comes next.
+    fn is_at_list(&self) -> bool {
+        self.number(0).is_some_and(|head| head & HAS_CHANGES != 0)
+    }
+
+    fn number(&self, at: usize) -> Option<u32> {
+        Some(u32::from_le_bytes(self.received.get(at..at + 4)?.try_into().ok()?))
     }
 
     /// Puts the list that came before a command's end into it.
@@ -278,6 +288,8 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+
     use super::*;
     use crate::{
         Config,
@@ -303,8 +315,18 @@ mod tests {
             let long = Exited { stage: 1, changed_directories: vec![directory], ..Exited::default() };
             let short =
                 Exited { stage: 2, changed_directories: vec![ChangedDirectory::default()], ..Exited::default() };
-            write_end(&supervisor, long).unwrap();
-            write_end(&supervisor, short).unwrap();
+            // In pieces that end within the heads.
+            let (write, mut read) = std::os::unix::net::UnixStream::pair().unwrap();
+            std::thread::spawn(move || {
+                write_end(&write, long).unwrap();
+                write_end(&write, short).unwrap();
+            });
+            let mut all = Vec::new();
+            read.read_to_end(&mut all).unwrap();
+            let (head, rest) = all.split_at(6);
+            (&supervisor).write_all(head).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            (&supervisor).write_all(rest).unwrap();
         });
         let (lease, _) = Lease::of_test();
         Link::new(UnixStream::from_std(ours).unwrap(), lease, Arc::new(Admitted::new(share, account.clone())))

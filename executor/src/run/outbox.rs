@@ -348,6 +348,7 @@ impl Stream for Messages {
         let outbox = self.outbox.clone();
         let mut state = outbox.lock();
         if state.client != self.client {
+            self.room = None;
             return Poll::Ready(None);
         }
         let at = usize::try_from(state.next - state.first).unwrap_or(usize::MAX);

@@ -106,6 +106,9 @@ impl Watch {
         let seen = (!self.before.incomplete).then(|| self.look(budget)).flatten().filter(is_told);
         let unknown = || Changes { incomplete: true, ..Changes::default() };
         let mut changes = seen.unwrap_or_else(unknown);
+        if changes.incomplete {
+            budget.resume();
+        }
         let made = self.before.missing.iter().filter(|path| lstat(*path).is_ok());
         for parent in made.filter_map(|path| path.parent()) {
             if budget.tell(parent, 0).is_none() {
