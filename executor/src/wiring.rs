@@ -171,6 +171,7 @@ impl Checker {
             self.require(merge.pipe, Named::Pipe)?;
             self.own(EndKind::PipeWrite, merge.pipe)?;
         }
+        require_no_circle(&spec.merges)?;
         for inlet in &spec.inlets {
             self.require(inlet.pipe, Named::Pipe)?;
             self.own(EndKind::PipeWrite, inlet.pipe)?;
@@ -203,6 +204,33 @@ impl Checker {
         }
         Ok(())
     }
+}
+
+/// Refuses merges that lead a pipe back into itself, through however many others: its end would never come, and the
+/// run would outlive its commands.
+///
+/// Each pipe is read by one merge at most, so that there is one way onwards from each.
+fn require_no_circle(merges: &[Merge]) -> Result<(), Refusal> {
+    let onwards = |merge: &Merge| merge.sources.iter().map(|source| (*source, merge.pipe)).collect::<Vec<_>>();
+    let next: HashMap<u32, u32> = merges.iter().flat_map(onwards).collect();
+    // By the pipe at which a walk began that has passed them: that one, or one before.
+    let mut passed: HashMap<u32, u32> = HashMap::new();
+    for &start in next.keys() {
+        let mut pipe = start;
+        while let Some(&following) = next.get(&pipe) {
+            match passed.insert(pipe, start) {
+                Some(by) if by == start => {
+                    return Err(Refusal::protocol(format!(
+                        "pipe {pipe} is merged into itself: its end would never come"
+                    )));
+                }
+                // What follows was walked before, and has an end.
+                Some(_) => break,
+                None => pipe = following,
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -259,6 +287,36 @@ mod tests {
         check("not even its name", |spec| spec.stages[0].argv.clear());
         check("given twice", |spec| spec.stages[0].descriptors[1].fd = 0);
         check("more than 4096", |spec| spec.stages = vec![spec.stages[0].clone(); MAX_STAGES + 1]);
+    }
+
+    #[test]
+    fn merges_lead_nowhere_back() {
+        let check = |merges: &[(&[u32], u32)]| {
+            let mut spec = spec();
+            spec.pipes.extend(30..40);
+            let merges = merges.iter().map(|(sources, pipe)| Merge { sources: sources.to_vec(), pipe: *pipe });
+            spec.merges = merges.collect();
+            Wiring::check(spec).map_err(|refusal| refusal.message)
+        };
+        let circles: [&[(&[u32], u32)]; 5] = [
+            &[(&[30], 30)],
+            &[(&[31, 30], 30)],
+            &[(&[30], 31), (&[31], 30)],
+            &[(&[33, 31], 32), (&[32], 30), (&[30], 31)],
+            &[(&[35], 30), (&[30], 31), (&[31, 32], 33), (&[33], 32)],
+        ];
+        for circle in circles {
+            let refused = check(circle).unwrap_err();
+            assert!(refused.ends_with("is merged into itself: its end would never come"), "{circle:?}: {refused}");
+        }
+        assert!(check(&[(&[30, 31], 32), (&[32, 33], 34), (&[34], 35), (&[36], 37)]).is_ok());
+        // As long as there may be pipes.
+        let mut long = spec();
+        long.pipes.extend(1000..9000);
+        long.merges = (1000..8999).map(|pipe| Merge { sources: vec![pipe], pipe: pipe + 1 }).collect();
+        assert!(Wiring::check(long.clone()).is_ok());
+        long.merges.push(Merge { sources: vec![8999], pipe: 1000 });
+        assert!(Wiring::check(long).is_err());
     }
 
     #[test]
