@@ -74,6 +74,9 @@ const LONGEST_GRACE: Duration = Duration::from_secs(60);
 /// A place among the specifications of an identity that are in memory.
 type Turn = Option<OwnedSemaphorePermit>;
 
+/// The same client of a kept run by new connections.
+type Returns = mpsc::Receiver<Return>;
+
 /// How a run ended, for the log and for the client.
 #[derive(Debug)]
 enum End {
@@ -184,9 +187,14 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
         }
     };
     let prepared = prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await;
-    match prepared {
-        Ok(prepared) => begin(shared, origin, (prepared, arrived_ns, turn.ok()), input)
-            .unwrap_or_else(|refusal| Messages::only(Ok(refusal.into()))),
+    match prepared.and_then(|prepared| Ok((claim(&shared, &origin.caller, &prepared)?, prepared))) {
+        Ok(((outbox, returns), prepared)) => {
+            input.cover();
+            let messages = outbox.attach();
+            let client = Client { input, is_open: true, returns };
+            tokio::spawn(serve(shared, origin, (prepared, arrived_ns, turn.ok()), client, outbox));
+            messages
+        }
         Err(refusal) => {
             let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
             if shared.audit.refused(identity, peer, &format!("run: {kind}")) {
@@ -218,24 +226,14 @@ fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
     });
 }
 
-/// Has a run served that may begin; its messages.
-fn begin(
-    shared: Arc<Shared>,
-    origin: Origin,
-    (prepared, arrived_ns, turn): (Prepared, u64, Turn),
-    input: Input,
-) -> Result<Messages, Refusal> {
-    input.cover();
-    let (queued, frames) = (shared.admission.queued(&origin.caller), shared.admission.frames(&origin.caller));
-    let outbox = Outbox::of_run(prepared.grace_ms > 0, queued, frames);
+/// The queue of a run that may begin, and its name, if it is kept; with how its client comes back then.
+fn claim(shared: &Shared, caller: &Caller, prepared: &Prepared) -> Result<(Output, Option<Returns>), Refusal> {
+    let outbox = Outbox::of_run(prepared.grace_ms > 0, shared.admission.queued(caller), shared.admission.frames(caller));
     let returns = match outbox.keeps() {
-        true => Some(shared.kept.begin(&origin.caller.run_name(&prepared.run_id), &outbox)?),
+        true => Some(shared.kept.begin(&caller.run_name(&prepared.run_id), &outbox)?),
         false => None,
     };
-    let messages = outbox.attach();
-    let client = Client { input, is_open: true, returns };
-    tokio::spawn(serve(shared, origin, (prepared, arrived_ns, turn), client, outbox));
-    Ok(messages)
+    Ok((outbox, returns))
 }
 
 /// Serves one run to its end; nothing of it is left afterwards but what is remembered.
@@ -277,12 +275,12 @@ struct Client {
     input: Input,
     is_open: bool,
     /// Of a kept run: the same client by a new connection.
-    returns: Option<mpsc::Receiver<Return>>,
+    returns: Option<Returns>,
 }
 
 impl Client {
     /// It came back; never, if the run is not kept.
-    async fn returned(returns: &mut Option<mpsc::Receiver<Return>>) -> Return {
+    async fn returned(returns: &mut Option<Returns>) -> Return {
         match returns {
             Some(returns) => match returns.recv().await {
                 Some(returned) => returned,

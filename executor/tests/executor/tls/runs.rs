@@ -147,6 +147,24 @@ async fn refused_runs_do_not_fill_the_record() {
     assert!(fs::read_to_string(&audit).unwrap().contains("run_begin"));
 }
 
+#[tokio::test]
+async fn a_run_whose_name_was_used_is_refused_as_any_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let audit = directory.path().join("audit");
+    let lab = TlsLab::with(&[identity("ada")], |config| config.audit = Some(audit.clone())).await;
+    let ada = lab.client("ada").await;
+    let named = || RunSpec { run_id: "18-1".into(), grace_ms: 1000, ..pipeline(&["true"]) };
+    assert_eq!(run(&ada, named(), Bytes::new()).await.text(), "");
+    assert_eq!(run(&ada, named(), Bytes::new()).await.refusal().kind(), Kind::Protocol);
+    let is_recorded = || fs::read_to_string(&audit).unwrap().contains(r#""what":"run: PROTOCOL""#);
+    let recorded = async {
+        while !is_recorded() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, recorded).await.expect("the record has it");
+}
+
 /// Half a MiB each once it is inflated, and a hundred times less on its way.
 fn long_specification() -> run_input::Kind {
     let mut spec = command(&["sort"]);
