@@ -16,7 +16,7 @@ use tonic::{Request, Status};
 
 use crate::{
     Config, Export,
-    config::{Identity, Limits},
+    config::{Identity, Limits, Unserved},
     error::Refusal,
     runner::wire::ViewUser,
     tools::PATH,
@@ -37,6 +37,8 @@ pub struct Caller {
     pub trust_caller_ids: bool,
     /// The directories that may be used, read-only where this caller may not write.
     pub exports: Vec<Export>,
+    /// Those that it might use, if they could be served.
+    pub unserved: Vec<Unserved>,
     /// It may have its exports as volumes, besides running commands on them.
     pub volumes: bool,
     /// The commands that may be run; `None`: those that the executor lets anybody run.
@@ -189,6 +191,7 @@ impl Caller {
             user: config.confinement.user.clone(),
             trust_caller_ids: config.confinement.trust_caller_ids,
             exports: config.exports.clone(),
+            unserved: config.unserved.clone(),
             volumes: config.volumes,
             commands: None,
             limits: Limits::default(),
@@ -197,8 +200,8 @@ impl Caller {
 
     /// A configured identity.
     fn of(identity: &Identity, config: &Config) -> Self {
-        let may_use = |export: &&Export| identity.exports.as_ref().is_none_or(|names| names.contains(&export.name));
-        let exports = config.exports.iter().filter(may_use);
+        let may_use = |export: &str| identity.exports.as_ref().is_none_or(|names| names.contains(export));
+        let exports = config.exports.iter().filter(|export| may_use(&export.name));
         let exports =
             exports.map(|export| Export { read_only: export.read_only || identity.read_only, ..export.clone() });
         Self {
@@ -206,6 +209,7 @@ impl Caller {
             user: identity.user.as_ref().or(config.confinement.user.as_ref()).cloned(),
             trust_caller_ids: identity.trusts_caller_ids(&config.confinement),
             exports: exports.collect(),
+            unserved: config.unserved.iter().filter(|unserved| may_use(&unserved.name)).cloned().collect(),
             volumes: config.volumes && identity.volumes,
             commands: identity.commands.clone(),
             limits: identity.limits,
@@ -216,6 +220,14 @@ impl Caller {
     #[must_use]
     pub fn name(&self) -> &str {
         self.identity.as_deref().unwrap_or(NOBODY_IN_PARTICULAR)
+    }
+
+    /// Why it can't use that export just now, although it may.
+    #[must_use]
+    pub fn why_unserved(&self, export: &str) -> Option<String> {
+        let Unserved { fault, .. } = self.unserved.iter().find(|unserved| unserved.name == export)?;
+        let hint = "the executor's log says more to its administrator";
+        Some(format!("this executor does not serve the export `{export}` just now: {fault}; {hint}"))
     }
 
     /// Whether it may run `program`, as far as its own list says.

@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fs_mapper::coherence::Adapter;
@@ -41,7 +41,7 @@ use crate::{
 const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 
 /// A directory that is served answers within this time.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where an executor listens unless told otherwise.
 #[must_use]
@@ -103,6 +103,19 @@ pub struct Export {
     pub coherence: Option<Adapter>,
 }
 
+/// An export that is left out, since its directory can't be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unserved {
+    /// The name that mount tables use.
+    pub name: String,
+    /// As it is configured.
+    pub path: PathBuf,
+    /// What is wrong with the directory, for whoever asks for the export.
+    pub fault: &'static str,
+    /// The same for the administrator: the path, and what to do.
+    pub hint: String,
+}
+
 /// What an executor serves, where and within which bounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -114,6 +127,8 @@ pub struct Config {
     pub allow_plaintext: bool,
     /// The directories served; names are unique.
     pub exports: Vec<Export>,
+    /// Exports that are configured and can't be served.
+    pub unserved: Vec<Unserved>,
     /// They may be had as volumes, besides running commands on them.
     pub volumes: bool,
     /// Certificates on both sides; plain text when `None`.
@@ -182,10 +197,17 @@ impl Config {
             let path = std::path::absolute(&path).unwrap_or(path);
             mistakes.extend(config.add_export(Export { name, path, read_only, exec: false, coherence: None }));
         }
+        if mistakes.is_empty() {
+            config.leave_out_unserved();
+            // No file can be read again that mends this.
+            if config.exports.is_empty() {
+                mistakes.extend(config.unserved.iter().map(|unserved| unserved.hint.clone()));
+            }
+        }
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
     }
 
-    /// A configuration of those `exports` that there are, for one connection of who asked for
+    /// A configuration of those `exports` that can be served, for one connection of who asked for
     /// them, who is told which those are.
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
@@ -200,10 +222,12 @@ impl Config {
                 tracing::warn!("{mistake}");
             }
         }
+        config.leave_out_unserved();
+        config.unserved.iter().for_each(|unserved| tracing::warn!("{}", unserved.hint));
         config
     }
 
-    /// Reads and checks `file`.
+    /// Reads and checks `file`. Exports that can't be served are no mistakes: they are left out.
     ///
     /// # Errors
     /// [`Error::Io`] when it can't be read, [`Error::Config`] with every mistake as
@@ -220,8 +244,9 @@ impl Config {
         for error in errors {
             reader.mistake(error.span().unwrap_or(0..0), error.message());
         }
-        let config = reader.config(&table);
+        let mut config = reader.config(&table);
         if reader.mistakes.is_empty() {
+            config.leave_out_unserved();
             return Ok(config);
         }
         reader.mistakes.sort_by_key(|(at, _)| at.start);
@@ -291,6 +316,7 @@ impl Config {
             allow_plaintext,
             volumes: true,
             exports: Vec::new(),
+            unserved: Vec::new(),
             tls: None,
             identities: Vec::new(),
             bounds: Bounds::default(),
@@ -301,57 +327,89 @@ impl Config {
         }
     }
 
-    /// Adds an export, or says what is wrong with it.
+    /// Adds an export, at whose directory nobody has looked yet, or says what is wrong with it.
     fn add_export(&mut self, export: Export) -> Option<String> {
         let Export { name, path, .. } = &export;
-        let mistake = if self.exports.iter().any(|other| other.name == *name) {
-            format!("export `{name}` is named twice")
-        } else if !path.is_absolute() {
-            format!("path of export `{name}` must be absolute, not `{}`", path.display())
-        } else {
-            match looked_at(path) {
-                Ok(path) => {
-                    self.exports.push(Export { path, ..export });
-                    return None;
+        if self.exports.iter().any(|other| other.name == *name) {
+            return Some(format!("export `{name}` is named twice"));
+        }
+        if !path.is_absolute() {
+            return Some(format!("path of export `{name}` must be absolute, not `{}`", path.display()));
+        }
+        self.exports.push(export);
+        None
+    }
+
+    /// Looks at the exports' directories, all at the same time, and leaves out those that can't be served.
+    fn leave_out_unserved(&mut self) {
+        let looks: Vec<_> = self.exports.drain(..).map(|export| (begin_look(export.path.clone()), export)).collect();
+        let deadline = Instant::now() + EXPORT_PATIENCE;
+        for (look, export) in looks {
+            match look.and_then(|answer| wait_for_look(&answer, deadline)) {
+                Ok(path) => self.exports.push(Export { path, ..export }),
+                Err(why) => {
+                    let Export { name, path, .. } = export;
+                    let hint = format!("{} of export `{name}` {why}", path.display());
+                    self.unserved.push(Unserved { name, path, fault: why.fault(), hint });
                 }
-                Err(why) => format!("{} of export `{name}` {why}", path.display()),
             }
-        };
-        Some(mistake)
+        }
     }
 }
 
-/// The path of an export's directory as it is now: links that are put on the way later are not
+type Look = Result<PathBuf, Unusable>;
+
+/// Finds out the path of an export's directory as it is now: links that are put on the way later are not
 /// followed. A file system that hangs holds up nothing but a thread that is left behind.
-fn looked_at(path: &Path) -> Result<PathBuf, Unusable> {
+fn begin_look(path: PathBuf) -> Result<mpsc::Receiver<Look>, Unusable> {
     let (told, answer) = mpsc::sync_channel(1);
-    let owned = path.to_owned();
     let look = move || {
-        let found = match std::fs::metadata(&owned) {
-            Ok(metadata) if metadata.is_dir() => without_links(&owned).map_err(Unusable::Linked),
+        let found = match std::fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => without_links(&path).map_err(Unusable::Linked),
             Ok(_) => Err(Unusable::NoDirectory),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Unusable::Missing),
             Err(error) => Err(Unusable::Closed(error)),
         };
         let _ = told.send(found);
     };
     thread::Builder::new().name("export".to_owned()).spawn(look).map_err(Unusable::Closed)?;
-    answer.recv_timeout(EXPORT_PATIENCE).unwrap_or(Err(Unusable::Silent))
+    Ok(answer)
 }
 
-/// Why an export's directory can't be served; goes on behind its path and name.
+fn wait_for_look(answer: &mpsc::Receiver<Look>, deadline: Instant) -> Look {
+    let left = deadline.saturating_duration_since(Instant::now());
+    answer.recv_timeout(left).unwrap_or(Err(Unusable::Silent))
+}
+
+/// Why an export's directory can't be served, and what to do; goes on behind its path and name.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
-    #[error("cannot be opened: {0}")]
+    #[error("does not exist; make the directory, or take the export out")]
+    Missing,
+    #[error("cannot be opened: {0}; mend that, or take the export out")]
     Closed(io::Error),
-    #[error("is not a directory")]
+    #[error("is not a directory; name one, or take the export out")]
     NoDirectory,
-    #[error("leads through a link: {0}")]
+    #[error("leads through a link that others can change: {0}; name the directory itself, or take the export out")]
     Linked(io::Error),
     #[error(
-        "has not answered for {} s: its file system hangs; mount it anew, or leave the export out",
+        "has not answered for {} s: its file system hangs; mount it anew, or take the export out",
         EXPORT_PATIENCE.as_secs()
     )]
     Silent,
+}
+
+impl Unusable {
+    /// Without the server's path.
+    fn fault(&self) -> &'static str {
+        match self {
+            Self::Missing => "its directory does not exist",
+            Self::Closed(_) => "its directory cannot be opened",
+            Self::NoDirectory => "it is not a directory",
+            Self::Linked(_) => "its path leads through a link",
+            Self::Silent => "its file system hangs",
+        }
+    }
 }
 
 /// Without links. Those that others than root and this process's user can have made are refused.
@@ -629,12 +687,27 @@ mod tests {
     }
 
     #[test]
+    fn exports_that_can_not_be_served_are_left_out() {
+        let text = "[tls]\n[[export]]\nname = \"a\"\npath = \"/\"\n[[export]]\nname = \"b\"\npath = \"/nonexistent-directory\"\n\
+                    [[export]]\nname = \"c\"\npath = \"/dev/null\"\n[[identity]]\nname = \"ada\"\nuser = \"root\"\nexports = [\"a\", \"b\"]\n";
+        let config = Config::parse("executor.toml", text).unwrap();
+        assert_eq!(config.exports.iter().map(|export| export.name.as_str()).collect::<Vec<_>>(), ["a"]);
+        let unserved: Vec<_> = config.unserved.iter().map(|its| (its.name.as_str(), its.fault)).collect();
+        assert_eq!(unserved, [("b", "its directory does not exist"), ("c", "it is not a directory")]);
+        let hint = "/nonexistent-directory of export `b` does not exist; make the directory, or take the export out";
+        assert_eq!(config.unserved[0].hint, hint);
+        // What is wrong with the file itself still is.
+        let twice = format!("{text}[[export]]\nname = \"b\"\npath = \"/nonexistent-directory\"\n");
+        assert!(mistakes(&twice).contains("export `b` is named twice"));
+    }
+
+    #[test]
     fn arguments_are_checked_the_same_way() {
         let exports = vec![("a".to_owned(), PathBuf::from("/nonexistent-directory")), ("b".into(), "/dev/null".into())];
         let all = Config::from_arguments(default_listen(), exports, false, false, RightsArguments::default())
             .unwrap_err()
             .to_string();
-        assert!(all.contains("/nonexistent-directory of export `a` cannot be opened"), "{all}");
+        assert!(all.contains("/nonexistent-directory of export `a` does not exist"), "{all}");
         assert!(all.contains("/dev/null of export `b` is not a directory"), "{all}");
     }
 }

@@ -37,23 +37,40 @@ const PROGRAMS: [&str; 18] = [
     "/etc",
 ];
 
-/// The exports of these configurations and the files of their executor, by the names that they have without links.
+/// The exports of a configuration and the files of its executor, by the names that they have without links.
+///
+/// Invariant: no export's file system is asked for anything. An export's path was looked at when the
+/// configuration was read, within a limit; one that hangs now would hold up whoever asks.
 #[must_use]
-pub fn paths(configs: &[&Config]) -> BTreeSet<PathBuf> {
-    let mut all = BTreeSet::from([std::env::temp_dir()]);
-    for config in configs {
-        all.extend(config.exports.iter().map(|export| export.path.clone()));
-        all.extend(config.tls.iter().map(|tls| tls.directory.clone()));
-        all.extend(config.confinement.annotations.iter().cloned());
-        all.extend([&config.file, &config.audit, &config.confinement.cgroup].into_iter().flatten().cloned());
-        // The file beside the record; see `audit::chain`.
-        all.extend(config.audit.iter().map(|audit| {
-            let mut name = audit.clone().into_os_string();
-            name.push(".head");
-            PathBuf::from(name)
-        }));
-    }
-    all.into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path)).collect()
+pub fn paths(config: &Config) -> BTreeSet<PathBuf> {
+    let own = own_files(config).into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path));
+    own.chain(exports(config)).collect()
+}
+
+/// The same by the names that the configuration has, for when even those of the executor's own files can't be
+/// looked at.
+#[must_use]
+pub fn configured_paths(config: &Config) -> BTreeSet<PathBuf> {
+    own_files(config).into_iter().chain(exports(config)).collect()
+}
+
+fn exports(config: &Config) -> impl Iterator<Item = PathBuf> {
+    let served = config.exports.iter().map(|export| &export.path);
+    served.chain(config.unserved.iter().map(|unserved| &unserved.path)).cloned()
+}
+
+fn own_files(config: &Config) -> Vec<PathBuf> {
+    let mut all = vec![std::env::temp_dir()];
+    all.extend(config.tls.iter().map(|tls| tls.directory.clone()));
+    all.extend(config.confinement.annotations.iter().cloned());
+    all.extend([&config.file, &config.audit, &config.confinement.cgroup].into_iter().flatten().cloned());
+    // The file beside the record; see `audit::chain`.
+    all.extend(config.audit.iter().map(|audit| {
+        let mut name = audit.clone().into_os_string();
+        name.push(".head");
+        PathBuf::from(name)
+    }));
+    all
 }
 
 /// Where the server shows them besides, shallow ones first. To be called in the server's tree.

@@ -83,6 +83,12 @@ impl Policy {
         (policy, mistakes.iter().map(ToString::to_string).collect())
     }
 
+    /// The same annotations, and what these let run: for when those of `confinement` can't be read in time.
+    #[must_use]
+    pub fn with_commands_of(&self, confinement: &Confinement) -> Self {
+        Self { commands: confinement.commands.clone(), library: self.library.clone(), is_lax: self.is_lax }
+    }
+
     /// Whether a command of that name may run at all.
     pub fn allows(&self, name: &str) -> bool {
         match &self.commands {

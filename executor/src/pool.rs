@@ -39,7 +39,7 @@ use tokio::{
 };
 
 use crate::{
-    Config, Export,
+    Config,
     callers::Caller,
     error::Refusal,
     hidden,
@@ -156,7 +156,7 @@ impl Pool {
             slots: Mutex::default(),
             hidden: Mutex::default(),
         };
-        pool.hide(hidden::paths(&[config]));
+        pool.hide(hidden::paths(config));
         for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts, Isolation::Nothing] {
             pool.isolation = isolation;
             match pool.start(&ViewSpec { isolation: isolation.into(), bounds, ..ViewSpec::default() }).await {
@@ -174,10 +174,13 @@ impl Pool {
         pool
     }
 
-    /// From now on a run's view does not show these by their own names.
+    /// From now on a run's view does not show these by their own names, besides those of before: commands that
+    /// run already may use what is no export any more.
     pub fn hide(&self, paths: BTreeSet<PathBuf>) {
-        let paths = paths.into_iter().map(|path| path.into_os_string().into_vec());
-        *self.hidden.lock().expect("not poisoned") = paths.collect();
+        let mut hidden = self.hidden.lock().expect("not poisoned");
+        hidden.extend(paths.into_iter().map(|path| path.into_os_string().into_vec()));
+        hidden.sort_unstable();
+        hidden.dedup();
     }
 
     /// How far commands are confined here.
@@ -198,7 +201,7 @@ impl Pool {
         mounts: &[MountPoint],
         client_files: &[ClientFile],
     ) -> Result<Identifying, Refusal> {
-        let mounts = view_mounts(&caller.exports, mounts)?;
+        let mounts = view_mounts(caller, mounts)?;
         let spec = ViewSpec {
             isolation: self.isolation.into(),
             mounts,
@@ -433,7 +436,7 @@ async fn introduce(control: &mut UnixStream, spec: &ViewSpec) -> io::Result<View
 }
 
 /// The mounts with the directories that they are of, shallow paths first.
-fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMount>, Refusal> {
+fn view_mounts(caller: &Caller, mounts: &[MountPoint]) -> Result<Vec<ViewMount>, Refusal> {
     let mut views = Vec::with_capacity(mounts.len());
     for mount in mounts {
         let path = PathBuf::from(OsString::from_vec(mount.path.to_vec()));
@@ -444,8 +447,10 @@ fn view_mounts(exports: &[Export], mounts: &[MountPoint]) -> Result<Vec<ViewMoun
         {
             return Err(Refusal::protocol(format!("mount path {} is not absolute and plain", path.display())));
         }
-        let Some(export) = exports.iter().find(|export| export.name == mount.export) else {
-            return Err(Refusal::new(Kind::UnknownExport, format!("this executor has no export `{}`", mount.export)));
+        let Some(export) = caller.exports.iter().find(|export| export.name == mount.export) else {
+            let unknown = || format!("this executor has no export `{}`", mount.export);
+            let why = caller.why_unserved(&mount.export).unwrap_or_else(unknown);
+            return Err(Refusal::new(Kind::UnknownExport, why));
         };
         // Before anybody looks at it. That it also leads nowhere else is for the caller's rights to say.
         let sub_path = PathBuf::from(OsString::from_vec(mount.sub_path.to_vec()));

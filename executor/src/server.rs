@@ -2,9 +2,11 @@
 //! the only entry points.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     future::Future,
     io,
+    path::PathBuf,
     sync::{Arc, OnceLock, RwLock, atomic::Ordering},
     time::Duration,
 };
@@ -40,7 +42,7 @@ use crate::{
     callers::Callers,
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
-    config::Level,
+    config::{EXPORT_PATIENCE, Level, Unserved},
     describe::Machine,
     enrolment::Enrolments,
     error::Attempt as _,
@@ -150,6 +152,7 @@ pub async fn run_with_changes(
     }
     // Its connections inherit it.
     SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
+    tell_unserved(&config);
     let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
     let (shared, admission) = share(config, tls.clone()).await?;
     tracing::info!("listening on {address}");
@@ -364,22 +367,22 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
 }
 
 /// Takes over configurations that come later, for ever.
+///
+/// Invariant: whatever is waited for has a limit, and comes before the first change; then all of it changes at once. So rights
+/// that were taken away count although a file system hangs.
 async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) -> Infallible {
     while let Some(changed) = changes.recv().await {
         if let Err(error) = changed.check_user() {
             tracing::error!("the configuration stays as it was: {error}");
             continue;
         }
-        let (policy, mistakes) = Policy::new(&changed.confinement);
-        mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
-        *shared.policy.write().expect("not poisoned") = Arc::new(policy);
-        let configs = [shared.config.clone(), changed.clone()];
-        let hidden = tokio::task::spawn_blocking(move || hidden::paths(&configs.each_ref())).await;
+        tell_unserved(&changed);
+        let (policy, hidden) = tokio::join!(policy_of(&shared, &changed), hidden_of(&changed));
         // Before anybody may have them.
-        shared.pool.hide(hidden.unwrap_or_else(|_| changed.exports.iter().map(|export| export.path.clone()).collect()));
+        shared.pool.hide(hidden);
         let callers = Callers::new(&changed);
         shared.load.share(callers.are_several());
-        shared.admission.change(callers);
+        shared.change(callers, policy);
         let later = shared.config.fixed_in(&changed);
         shared.audit.reconfigured(changed.identities.len(), &later);
         if later.is_empty() {
@@ -389,6 +392,40 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
         }
     }
     std::future::pending().await
+}
+
+/// What may run from now on. Where the annotations' directories do not answer, the annotations stay as they were.
+async fn policy_of(shared: &Shared, changed: &Config) -> Policy {
+    let confinement = changed.confinement.clone();
+    let reading = tokio::task::spawn_blocking(move || Policy::new(&confinement));
+    match tokio::time::timeout(EXPORT_PATIENCE, reading).await {
+        Ok(Ok((policy, mistakes))) => {
+            mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
+            policy
+        }
+        _ => {
+            tracing::error!("the annotations stay as they were, since their directories do not answer");
+            shared.policy().with_commands_of(&changed.confinement)
+        }
+    }
+}
+
+/// What no view shows from now on.
+async fn hidden_of(changed: &Config) -> BTreeSet<PathBuf> {
+    let config = changed.clone();
+    let looking = tokio::task::spawn_blocking(move || hidden::paths(&config));
+    match tokio::time::timeout(EXPORT_PATIENCE, looking).await {
+        Ok(Ok(hidden)) => hidden,
+        _ => hidden::configured_paths(changed),
+    }
+}
+
+/// Tells the administrator which exports are left out.
+fn tell_unserved(config: &Config) {
+    for Unserved { hint, .. } in &config.unserved {
+        let then = if config.file.is_some() { ", then send SIGHUP" } else { ", then start the executor anew" };
+        tracing::error!("an export is left out: {hint}{then}");
+    }
 }
 
 /// Makes new certificates in time, where there are any; for ever.

@@ -19,7 +19,7 @@ use crate::{
     Config,
     admission::{Admission, peer_name},
     audit::AuditLog,
-    callers::{Caller, caller_of},
+    callers::{Caller, Callers, caller_of},
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
     describe::Machine,
@@ -166,6 +166,13 @@ impl Shared {
     /// What may run just now.
     pub fn policy(&self) -> Arc<Policy> {
         self.policy.read().expect("not poisoned").clone()
+    }
+
+    /// From now on these may come, and run what that says: both at the same moment.
+    pub fn change(&self, callers: Callers, policy: Policy) {
+        let mut current = self.policy.write().expect("not poisoned");
+        self.admission.change(callers);
+        *current = Arc::new(policy);
     }
 
     /// Whether new runs are refused because the executor ends.

@@ -67,8 +67,9 @@ pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
 /// Covers what is at a path of the server's, where the view shows that.
 fn hide(root: &Root, path: &Path) -> Result<(), Refusal> {
     let hidden = match root.find(path) {
-        // What is not there now, or lies in what is hidden already; nor do commands get where this process doesn't.
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES) => return Ok(()),
+        // What is not there now, or lies in what is hidden already; nor do commands get where this process doesn't. A
+        // link in its place leads to what is not hidden.
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ELOOP) => return Ok(()),
         found => found.and_then(|at| root.hide(&at)),
     };
     hidden.map_err(failed(|| format!("hide {}", path.display())))

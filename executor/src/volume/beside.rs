@@ -50,9 +50,8 @@ impl Volumes {
 
 /// The trees of those exports of the caller's that `is_used` says.
 pub fn trees_of(caller: &Caller, is_used: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    let used = caller.exports.iter().filter(|export| is_used(&export.name));
-    // One that is not there any more has no volume either.
-    used.filter_map(|export| export.path.canonicalize().ok()).collect()
+    // Without links as they are, and not looked at: on the runtime's threads an export that hangs would hold up others.
+    caller.exports.iter().filter(|export| is_used(&export.name)).map(|export| export.path.clone()).collect()
 }
 
 impl Beside {

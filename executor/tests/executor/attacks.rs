@@ -567,6 +567,24 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
     }
 }
 
+// Guard: build::hide. Every view covers the exports below /opt, and who may write the directory around one puts a link in its place.
+#[tokio::test]
+async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    take_an_opt_of_its_own();
+    fs::create_dir_all("/opt/shared/n").unwrap();
+    let lab = Lab::with(|config| {
+        let n = posh_executor::Export { name: "n".into(), path: "/opt/shared/n".into(), ..config.exports[0].clone() };
+        config.exports.push(n);
+    })
+    .await;
+    fs::rename("/opt/shared/n", "/opt/shared/gone").unwrap();
+    std::os::unix::fs::symlink("gone", "/opt/shared/n").unwrap();
+    assert!(lab.says(shell("echo told")).await.contains("told"));
+}
+
 // Guard: runner::budget. Without it the server looks at each of these names again and again, before the command and after it.
 #[tokio::test]
 async fn trees_that_are_named_over_and_over_cost_no_more_than_a_large_one() {

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -35,6 +36,26 @@ pub const MOUNT: &str = "/mnt/posh-test-workstation/logs";
 
 /// For anything that is to happen at all.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A mount whose daemon never says a word.
+pub struct Hung {
+    point: PathBuf,
+    _device: OwnedFd,
+}
+
+impl Hung {
+    pub fn over(point: &Path) -> Self {
+        let wanted = posh_volume::mount::Wanted { source: "hangs", read_only: false, for_everybody: true };
+        let device = posh_volume::mount::mount(&wanted, point).unwrap();
+        Self { point: point.to_owned(), _device: device }
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        let _ = posh_volume::mount::unmount(&self.point);
+    }
+}
 
 /// As large as a gateway's.
 pub const CHUNK_BYTES: usize = 256 << 10;

@@ -530,26 +530,88 @@ fn root_is_nobodys_user_by_omission() {
 fn a_wrong_configuration_is_reported_before_anything_starts() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("executor.toml");
-    std::fs::write(&file, "lisen = 1\n[[export]]\nname = \"a\"\npath = \"/no/such/directory\"\n").unwrap();
+    std::fs::write(&file, "lisen = 1\n[[export]]\nname = \"a\"\npath = \"no/such/directory\"\n").unwrap();
     let output = program().arg("--config").arg(&file).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("executor.toml:1:1: unknown key `lisen`"), "{message}");
-    assert!(message.contains("executor.toml:4:8: /no/such/directory of export `a` cannot be opened"), "{message}");
+    let relative = "executor.toml:4:8: path of export `a` must be absolute, not `no/such/directory`";
+    assert!(message.contains(relative), "{message}");
 }
 
-/// A mount whose daemon never says a word.
+/// By somebody who may write the directory that it lies in, for one: everybody else's exports and rights count.
+#[tokio::test]
+async fn an_export_that_can_not_be_served_is_left_out() {
+    let [store, around] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let point = around.path().join("point");
+    let directory = point.join("n");
+    std::fs::create_dir(&point).unwrap();
+    let with_export = |text: &str| {
+        let export = format!("[[export]]\nname = \"n\"\npath = {:?}\n[confinement]", directory.to_str().unwrap());
+        text.replace("[confinement]", &export)
+    };
+    // It is missing at the start. Each run would be a line of a log that nobody reads.
+    let mut executor =
+        Program::configured(program().env("RUST_LOG", "info,posh_executor::run=error"), store.path(), "", with_export);
+    let said = executor.until("an export is left out: ");
+    assert!(
+        said.ends_with(
+            "n of export `n` does not exist; make the directory, or take the export out, then send SIGHUP\n"
+        )
+    );
+    let client = connect(executor.address()).await;
+    let on_export = |program: &str| RunSpec { mounts: vec![mount(MOUNT, "n", "")], ..pipeline(&[program]) };
+    let refused = |spec: RunSpec| {
+        let client = client.clone();
+        async move { run(&client, spec, bytes::Bytes::new()).await.rejected.map(|rejected| rejected.message) }
+    };
+    // Commands are taken away by each of the following configurations.
+    let taken = |program: &'static str| async move {
+        while refused(pipeline(&[program])).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert_eq!(refused(pipeline(&["echo"])).await, None);
+    let why = refused(on_export("echo")).await.unwrap();
+    assert!(why.contains("does not serve the export `n` just now: its directory does not exist; "), "{why}");
+    // There it is.
+    std::fs::create_dir(&directory).unwrap();
+    executor.reconfigure(|text| text.replace("[\"*\"]", "[\"pwd\", \"true\"]"));
+    tokio::time::timeout(PATIENCE, taken("echo")).await.expect("the configuration counts");
+    assert_eq!(refused(on_export("pwd")).await, None);
+    // Somebody puts a link in its place.
+    std::fs::rename(&directory, point.join("gone")).unwrap();
+    std::os::unix::fs::symlink("gone", &directory).unwrap();
+    std::os::unix::fs::chown(&point, Some(65534), None).unwrap();
+    executor.reconfigure(|text| text.replace("\"pwd\", ", ""));
+    tokio::time::timeout(PATIENCE, taken("pwd")).await.expect("the configuration counts");
+    assert_eq!(refused(pipeline(&["true"])).await, None);
+    let why = refused(on_export("true")).await.unwrap();
+    assert!(why.contains("its path leads through a link; "), "{why}");
+    // A file system over it that hangs.
+    let hung = Hung::over(&point);
+    executor.reconfigure(|text| text.replace("\"true\"", "\"printf\""));
+    tokio::time::timeout(PATIENCE, taken("true")).await.expect("the configuration counts");
+    assert_eq!(refused(pipeline(&["printf x"])).await, None);
+    let why = refused(on_export("printf x")).await.unwrap();
+    assert!(why.contains("its file system hangs; "), "{why}");
+    drop(hung);
+    std::fs::remove_file(&directory).unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    executor.reconfigure(|text| text.replace("\"printf\"", "\"echo\""));
+    tokio::time::timeout(PATIENCE, taken("printf x")).await.expect("the configuration counts");
+    assert_eq!(refused(on_export("echo")).await, None);
+}
+
 #[test]
 fn an_export_whose_file_system_hangs_is_told_of_and_holds_up_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let point = directory.path().join("hangs");
     std::fs::create_dir(&point).unwrap();
-    let wanted = posh_volume::mount::Wanted { source: "hangs", read_only: false, for_everybody: true };
-    let device = posh_volume::mount::mount(&wanted, &point).unwrap();
+    let hung = Hung::over(&point);
     let export = format!("hangs={}", point.display());
     let output = program().args(["--listen", "127.0.0.1:0", "--export", &export]).output().unwrap();
-    posh_volume::mount::unmount(&point).unwrap();
-    drop(device);
+    drop(hung);
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("hangs of export `hangs` has not answered for 5 s: its file system hangs"), "{message}");

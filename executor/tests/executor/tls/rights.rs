@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use bytes::Bytes;
-use posh_executor::config::{Identity, Limits};
+use posh_executor::{
+    Export,
+    config::{Identity, Limits},
+};
 use posh_proto::executor::{
     DescribeRequest, RunInput, StatusRequest, ToolsRequest, rejected::Kind, run_input, run_output,
 };
@@ -11,7 +14,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{TlsLab, identity};
-use crate::harness::{Call, MOUNT, command, mount, pipeline, run};
+use crate::harness::{Call, Hung, MOUNT, command, mount, pipeline, run};
+
+/// Less than a look at a file system that hangs takes.
+const AT_ONCE: Duration = Duration::from_secs(4);
 
 fn set(names: &[&str]) -> Option<BTreeSet<String>> {
     Some(names.iter().map(|name| (*name).to_owned()).collect())
@@ -38,6 +44,34 @@ async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
     let mut messages = opened.await.unwrap().unwrap().into_inner();
     let first = messages.message().await.unwrap().unwrap().kind;
     assert!(matches!(first, Some(run_output::Kind::Rejected(_))), "{first:?}");
+}
+
+/// An export that answered at the start hangs by now, also after it was left out.
+#[tokio::test]
+async fn rights_are_taken_away_while_an_export_hangs() {
+    let around = tempfile::tempdir().unwrap();
+    let path = around.path().join("data");
+    fs::create_dir(&path).unwrap();
+    let hanging = Export { name: "hangs".into(), path, read_only: false, exec: false, coherence: None };
+    let lab = TlsLab::with(&[identity("ada")], |config| config.exports.push(hanging.clone())).await;
+    let ada = lab.client("ada").await;
+    let hung = Hung::over(around.path());
+    for (exports, commands) in [(&lab.config.exports[..], ["cat", "echo"]), (&lab.config.exports[..2], ["cat", "true"])]
+    {
+        let taken = if commands[1] == "echo" { "true" } else { "echo x" };
+        assert!(run(&ada, pipeline(&[taken]), Bytes::new()).await.rejected.is_none());
+        let mut config = lab.config.clone();
+        config.exports = exports.to_vec();
+        config.identities = vec![Identity { commands: set(&commands), ..identity("ada") }];
+        lab.changes.send(config).await.unwrap();
+        let refused = async {
+            while run(&ada, pipeline(&[taken]), Bytes::new()).await.rejected.is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(AT_ONCE, refused).await.expect("it counts at once");
+    }
+    drop(hung);
 }
 
 #[tokio::test]
