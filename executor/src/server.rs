@@ -59,7 +59,7 @@ use crate::{
         serving::Serving,
     },
     tools::Tools,
-    volume::{VolumeService, Volumes},
+    volume::{self, VolumeService, Volumes},
 };
 
 /// What one stream may have in flight towards here: a write of a volume, 4 MiB at most. What
@@ -383,6 +383,8 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
         let callers = Callers::new(&changed);
         shared.load.share(callers.are_several());
         shared.change(callers, policy);
+        // It waits for file systems, which holds up nothing else.
+        tokio::spawn(volume::end_replaced(shared.clone()));
         let later = shared.config.fixed_in(&changed);
         shared.audit.reconfigured(changed.identities.len(), &later);
         if later.is_empty() {

@@ -7,7 +7,7 @@ mod session;
 use std::{
     collections::{HashMap, hash_map::Entry},
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex, Weak},
     task::Poll,
@@ -34,7 +34,7 @@ use posh_volume::{
     wire,
 };
 use prost::Message as _;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -45,6 +45,7 @@ use crate::{
     admission::{Denied, peer_name},
     callers::{Caller, caller_of},
     classifier::Turns,
+    config::EXPORT_PATIENCE,
     load::Wanted,
     metered::{Arrived, kept_until_sent},
     service::Shared,
@@ -82,6 +83,9 @@ const PART_BYTES: usize = 512;
 /// What one read may have in memory here: in the store, one reply being made and those that wait, of up to twice
 /// their size.
 const MAX_READ_BYTES: usize = READ_BYTES + (1 + REPLIES) * 2 * REPLY_BYTES;
+
+/// Why a session ends, for the log.
+const REPLACED: &str = "another directory is at the export's path";
 
 /// All sessions, and what they share.
 #[derive(Debug)]
@@ -302,7 +306,7 @@ impl VolumeService {
             return Err(Status::unavailable("this executor is ending"));
         }
         let export = caller.exports.iter().find(|export| export.name == hello.export).cloned();
-        let export = export.ok_or_else(|| Status::permission_denied(no_export(caller, &hello.export)))?;
+        let export = export.ok_or_else(|| no_export(caller, &hello.export))?;
         let rights = rights_of(caller);
         let shared = self.0.clone();
         let opened = tokio::task::spawn_blocking({
@@ -313,6 +317,8 @@ impl VolumeService {
         let directory = directory.map_err(|error| {
             Status::failed_precondition(format!("cannot serve the export {}: {error}", export.name))
         })?;
+        // Of one that was replaced nobody is to read on while others see the new one.
+        end_all(&self.0, volumes.sessions_of(&export.path, |its| !its.is_same(&directory)));
         let account = volumes.account(caller);
         let store = DirectorySession::open_for(account.clone(), directory, Liveness::Served);
         if hello.tell_acls {
@@ -350,7 +356,51 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     Ok(())
 }
 
+/// Ends the sessions whose export's path names another directory by now. One that does not answer in time stays as it is.
+pub async fn end_replaced(shared: Arc<Shared>) {
+    let mut looks = JoinSet::new();
+    for (path, directory) in shared.volumes.directories_in_use() {
+        let shared = shared.clone();
+        looks.spawn(async move {
+            let (asked, named) = (directory.clone(), path.clone());
+            let looking = tokio::task::spawn_blocking(move || asked.is_at(&named));
+            if let Ok(Ok(false)) = tokio::time::timeout(EXPORT_PATIENCE, looking).await {
+                end_all(&shared, shared.volumes.sessions_of(&path, |its| its.is_same(&directory)));
+            }
+        });
+    }
+    while looks.join_next().await.is_some() {}
+}
+
+/// Ends sessions whose directory was replaced, each without waiting for another one's last calls.
+fn end_all(shared: &Arc<Shared>, sessions: Vec<Arc<Served>>) {
+    for served in sessions {
+        let shared = shared.clone();
+        tokio::spawn(async move { session::end_denied(&shared, &served, REPLACED).await });
+    }
+}
+
 impl Volumes {
+    /// The sessions of an export at `path` whose directory is one of these.
+    fn sessions_of(&self, path: &Path, is_meant: impl Fn(&Directory) -> bool) -> Vec<Arc<Served>> {
+        let sessions = self.sessions.lock().expect("not poisoned");
+        let meant = sessions.values().filter(|its| its.export.path == path && is_meant(its.store.directory()));
+        meant.cloned().collect()
+    }
+
+    /// The directories that sessions have, each once, and the paths at which they were opened.
+    fn directories_in_use(&self) -> Vec<(PathBuf, Arc<Directory>)> {
+        let sessions = self.sessions.lock().expect("not poisoned");
+        let mut found: Vec<(PathBuf, Arc<Directory>)> = Vec::new();
+        for served in sessions.values() {
+            let (path, directory) = (&served.export.path, served.store.directory());
+            if !found.iter().any(|(known, its)| known == path && its.is_same(directory)) {
+                found.push((path.clone(), directory.clone()));
+            }
+        }
+        found
+    }
+
     /// A session, for whom it belongs to.
     fn session(&self, caller: &Caller, name: &Bytes) -> Result<Arc<Served>, Status> {
         let sessions = self.sessions.lock().expect("not poisoned");
@@ -395,7 +445,7 @@ impl Volumes {
         self.machine.lock().expect("not poisoned").upgrade()
     }
 
-    /// The export's directory, opened once for each kind of rights. May block.
+    /// The export's directory, opened once for each kind of rights, and anew once its path names another one. May block.
     fn directory(&self, export: &Export, rights: Rights) -> io::Result<Arc<Directory>> {
         let machine = {
             let mut machine = self.machine.lock().expect("not poisoned");
@@ -432,7 +482,9 @@ impl Volumes {
         };
         // A file system that hangs holds up those that ask for it alone.
         let mut known = place.lock().expect("not poisoned");
-        if let Some(directory) = known.upgrade() {
+        if let Some(directory) = known.upgrade()
+            && directory.is_at(&export.path)
+        {
             return Ok(directory);
         }
         let directory = Directory::open(machine, &export.path, rights, mutability)?;
@@ -461,11 +513,14 @@ fn rights_of(caller: &Caller) -> Rights {
     }
 }
 
-fn no_export(caller: &Caller, export: &str) -> String {
-    format!(
+fn no_export(caller: &Caller, export: &str) -> Status {
+    if let Some(why) = caller.why_unserved(export) {
+        return Status::failed_precondition(why);
+    }
+    Status::permission_denied(format!(
         "{} has no export `{export}` on this executor (`[[export]]`, and `exports` of its [[identity]])",
         caller.name()
-    )
+    ))
 }
 
 /// A name that is kept beyond its call: it has memory of its own, not its message's.

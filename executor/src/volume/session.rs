@@ -632,7 +632,8 @@ pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
     }
 }
 
-async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
+/// Ends a session, and says in the log why.
+pub async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
     tracing::info!(identity = served.caller.name(), volume = served.export.name, why, "volume taken away");
     end(shared, served).await;
 }

@@ -31,13 +31,13 @@ mod workers;
 
 use std::{
     io,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, atomic::AtomicUsize},
 };
 
 use nix::{errno::Errno, unistd::geteuid};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, statx};
 
 pub use self::{
     account::{Account, Charge, Pool, is_share},
@@ -109,11 +109,25 @@ pub struct Directory {
     nodes: Nodes,
     /// Its path, without symbolic links.
     tree: PathBuf,
+    /// Its device (major, minor) and inode. Nothing else gets this inode while the directory is open.
+    identity: (u32, u32, u64),
     rights: Rights,
     mutability: Mutability,
     watched: Watched,
     /// Looking a name up and changing it are one step, among our own.
     name_locks: [Mutex<()>; NAME_LOCKS],
+}
+
+fn open_root(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?)
+}
+
+fn identity_of(root: &OwnedFd) -> io::Result<(u32, u32, u64)> {
+    // Which file it is the kernel knows without asking a server.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let about = statx(root, c"", flags, StatxFlags::INO)?;
+    Ok((about.stx_dev_major, about.stx_dev_minor, about.stx_ino))
 }
 
 /// An error number, whichever crate it comes from.
@@ -187,14 +201,14 @@ impl Directory {
     /// # Errors
     /// The system's, when it can't be opened or is none.
     pub fn open(machine: Arc<Machine>, path: &Path, rights: Rights, mutability: Mutability) -> io::Result<Arc<Self>> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+        let root = open_root(path)?;
+        let identity = identity_of(&root)?;
         let watched = machine.watch.cover(root.as_fd());
         let tree = std::fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd()))?;
         let nodes = Nodes::new(root, geteuid().is_root(), machine.remembered.clone())
             .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
-        Ok(Arc::new(Self { machine, nodes, tree, rights, mutability, watched, name_locks }))
+        Ok(Arc::new(Self { machine, nodes, tree, identity, rights, mutability, watched, name_locks }))
     }
 
     /// How other programs' changes are noticed.
@@ -207,6 +221,18 @@ impl Directory {
     #[must_use]
     pub fn tree(&self) -> &Path {
         &self.tree
+    }
+
+    /// Whether that path leads to this directory now, rather than to another one, or nowhere. May block.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        open_root(path).and_then(|root| identity_of(&root)).is_ok_and(|identity| identity == self.identity)
+    }
+
+    /// Whether both are one directory of the file system, with whatever rights it is used.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.identity == other.identity
     }
 
     /// While what it gives lives, this thread has the rights that the caller's files are touched with.

@@ -113,6 +113,12 @@ impl DirectorySession {
         }))
     }
 
+    /// The directory that it is of.
+    #[must_use]
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.0.directory
+    }
+
     /// From now on attributes tell which ACLs there are, which costs a look more for each file.
     pub fn tell_acls(&self) {
         self.0.tells_acls.store(true, Ordering::Relaxed);

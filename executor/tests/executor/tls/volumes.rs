@@ -162,6 +162,39 @@ async fn a_session_ends_with_what_the_configuration_takes_away() {
     }
 }
 
+/// An administrator puts another directory in its place (`mv n n.old; mv n.new n`): with SIGHUP, and without.
+#[tokio::test]
+async fn a_session_ends_when_another_directory_is_at_its_path() {
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
+    let (path, others) = (lab.stores[0].path(), tempfile::tempdir().unwrap());
+    let private = volume_of(&lab, &bob, "private").await.unwrap();
+    for with_hangup in [true, false] {
+        let (remote, _) = held(&lab, &ada).await;
+        let old = others.path().join(if with_hangup { "first" } else { "second" });
+        fs::rename(path, &old).unwrap();
+        fs::create_dir(path).unwrap();
+        fs::write(path.join("new"), "x").unwrap();
+        if with_hangup {
+            lab.changes.send(lab.config.clone()).await.unwrap();
+        } else {
+            find(&volume_of(&lab, &bob, "logs").await.unwrap(), "new").await;
+        }
+        let file = fs::File::open(old.join("f")).unwrap();
+        let unlocked = async {
+            while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(AT_ONCE, unlocked).await.expect("the old session ends");
+        drop(remote);
+        find(&volume_of(&lab, &ada, "logs").await.unwrap(), "new").await;
+    }
+    // That of another export has gone on.
+    fs::write(lab.stores[1].path().join("g"), "y").unwrap();
+    find(&private, "g").await;
+}
+
 #[tokio::test]
 async fn who_may_not_have_volumes_gets_none() {
     let lab = TlsLab::start(&[Identity { volumes: false, ..identity("ada") }, identity("bob")]).await;
