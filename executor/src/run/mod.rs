@@ -228,7 +228,8 @@ fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
 
 /// The queue of a run that may begin, and its name, if it is kept; with how its client comes back then.
 fn claim(shared: &Shared, caller: &Caller, prepared: &Prepared) -> Result<(Output, Option<Returns>), Refusal> {
-    let outbox = Outbox::of_run(prepared.grace_ms > 0, shared.admission.queued(caller), shared.admission.frames(caller));
+    let outbox =
+        Outbox::of_run(prepared.grace_ms > 0, shared.admission.queued(caller), shared.admission.frames(caller));
     let returns = match outbox.keeps() {
         true => Some(shared.kept.begin(&caller.run_name(&prepared.run_id), &outbox)?),
         false => None,
