@@ -6,7 +6,7 @@
 //!
 //! A decoded message shares the memory of its encoded form, also of parts that decoding drops. So a message that an
 //! executor receives must be no more than what is decoded of it: a field that the contract does not have, and a second
-//! occurrence of one that is not repeated, are refused ([`EXACT`]).
+//! occurrence of one that is not repeated, are refused (`EXACT`).
 //!
 //! Every message that a server receives or sends has its largest size and its bounds in the two tables
 //! here, or the bound of all others.
