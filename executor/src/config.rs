@@ -110,9 +110,9 @@ pub struct Unserved {
     pub name: String,
     /// As it is configured.
     pub path: PathBuf,
-    /// What is wrong with the directory, for whoever asks for the export.
+    /// The directory's fault, for whoever asks for the export.
     pub fault: &'static str,
-    /// The same for the administrator: the path, and what to do.
+    /// A sentence for the administrator: path, fault and remedy.
     pub hint: String,
 }
 

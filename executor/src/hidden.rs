@@ -47,8 +47,8 @@ pub fn paths(config: &Config) -> BTreeSet<PathBuf> {
     own.chain(exports(config)).collect()
 }
 
-/// The same by the names that the configuration has, for when even those of the executor's own files can't be
-/// looked at.
+/// Exports and the executor's own files under their configured names, without a look at any of them: their
+/// file systems may hang.
 #[must_use]
 pub fn configured_paths(config: &Config) -> BTreeSet<PathBuf> {
     own_files(config).into_iter().chain(exports(config)).collect()

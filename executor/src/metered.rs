@@ -77,7 +77,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// What is missing for a message of that length.
+    /// Bytes that a message of that length needs beyond what the stream has.
     fn missing(&self, length: usize) -> u32 {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if length <= self.covered.max(held) { 0 } else { u32::try_from(length - held).unwrap_or(u32::MAX) }
@@ -122,7 +122,7 @@ impl Largest {
     }
 }
 
-/// What a request's messages are charged to.
+/// The account of a request's messages.
 pub enum Charge {
     /// All of a unary call's, until the handler drops it.
     Unary(Arc<Semaphore>, Arrived),

@@ -83,7 +83,7 @@ impl Policy {
         (policy, mistakes.iter().map(ToString::to_string).collect())
     }
 
-    /// The same annotations, and what these let run: for when those of `confinement` can't be read in time.
+    /// Today's annotations with the commands of `confinement`, whose own annotations can't be read in time.
     #[must_use]
     pub fn with_commands_of(&self, confinement: &Confinement) -> Self {
         Self { commands: confinement.commands.clone(), library: self.library.clone(), is_lax: self.is_lax }

@@ -63,7 +63,10 @@ impl Change {
     }
 }
 
-/// How long the kernel remembers names of mounts that are served with libfuse's own times, and a little more.
+/// The longest that an sshfs mount remembers anything: 20 s in its daemon (`dcache_timeout`, as it is
+/// unless set), 1 s in the kernel, and a little more.
+pub const SSHFS_MEMORY: Duration = Duration::from_secs(22);
+/// How long the kernel remembers names of mounts with libfuse's own times, and a little more.
 pub const KERNEL_MEMORY: Duration = Duration::from_millis(1100);
 
 /// What a mount goes on showing of a name that is gone.

@@ -26,15 +26,13 @@
 //! - Not found: a way to make it forget the listing of a directory whose attributes
 //!   this user may not set. Its memory ends by itself, so that is waited out.
 
-use super::{Change, Coherence, Left, WriteBehind, kernel, look};
+use super::{Change, Coherence, Left, SSHFS_MEMORY, WriteBehind, kernel, look};
 use std::io;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The daemon's memory (`dcache_timeout`, as it is unless set) and the kernel's.
-const MEMORY: Duration = Duration::from_secs(22);
 /// Between two looks at something that is waited out.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -62,7 +60,7 @@ impl Coherence for Sshfs {
             Change::ListingChanged(dir) => match forget_listing(dir)? {
                 Listing::Forgotten => Ok(()),
                 Listing::Kept => {
-                    sleep(MEMORY);
+                    sleep(SSHFS_MEMORY);
                     Ok(())
                 }
             },
@@ -71,14 +69,14 @@ impl Coherence for Sshfs {
             // few round trips however many there are; the kernel then asks the daemon.
             Change::EntriesChanged(dir) => {
                 if forget_listing(dir)? == Listing::Kept {
-                    sleep(MEMORY);
+                    sleep(SSHFS_MEMORY);
                 }
                 kernel::forget_entries(dir)
             }
             Change::Removed(path) => wait_until_forgotten(path),
             // Names that nobody has told of may be remembered.
             Change::Anything(_) => {
-                sleep(MEMORY);
+                sleep(SSHFS_MEMORY);
                 Ok(())
             }
         }
@@ -137,7 +135,7 @@ fn forget_name_in_listing(path: &Path) -> io::Result<()> {
     drop(look::open_itself(path)?);
     kernel::forget_name(path);
     let is_there = path.symlink_metadata().is_ok();
-    let end = Instant::now() + MEMORY;
+    let end = Instant::now() + SSHFS_MEMORY;
     while Instant::now() < end {
         let is_listed = std::fs::read_dir(dir)?.flatten().any(|entry| entry.file_name() == name);
         if is_listed == is_there {
@@ -165,7 +163,7 @@ fn try_to_forget(path: &Path) -> io::Result<Left> {
 
 /// A directory is waited for.
 fn wait_until_forgotten(path: &Path) -> io::Result<()> {
-    let end = Instant::now() + MEMORY;
+    let end = Instant::now() + SSHFS_MEMORY;
     while try_to_forget(path)? == Left::Directory && Instant::now() < end {
         sleep(LOOK_AGAIN);
     }

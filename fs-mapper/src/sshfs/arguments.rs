@@ -74,7 +74,8 @@ const HARMLESS: &[&str] = &[
 ];
 /// The same by how they begin.
 const HARMLESS_BEGINNINGS: &[&str] = &["cache_", "dcache_", "dir_cache", "x-", "comment="];
-/// For how long sshfs remembers unless told otherwise, and what is counted on where its memory is waited out.
+/// The time for which sshfs remembers unless told otherwise; [`SSHFS_MEMORY`](crate::coherence::SSHFS_MEMORY)
+/// counts on it.
 const MEMORY_S: u64 = 20;
 /// Options of ssh that an ssh which nobody watches has its own mind about.
 const OUR_OWN: &[&str] = &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];

@@ -13,13 +13,13 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::Bytes;
 use fs_mapper::{
     ExecutorName, MountTable, Resolution,
-    coherence::{Change, KERNEL_MEMORY, Left},
+    coherence::{Change, KERNEL_MEMORY, Left, SSHFS_MEMORY},
 };
 use nix::libc;
 use posh_proto::{
@@ -37,10 +37,9 @@ use crate::{executors::Connection, state::Gateway};
 const AT_ONCE: usize = 64;
 /// Bytes of the names of directories that one process makes or removes.
 const WORDS_BYTES: usize = 64 << 10;
-/// Beyond so many names, it takes less to wait for the kernel to forget them than to ask it about each.
+/// Beyond so many names, waiting until the kernel has forgotten them takes less than asking it
+/// about each.
 const FEW_NAMES: usize = 32;
-/// sshfs and the kernel remember nothing for longer, see the adapter for sshfs.
-const MEMORY: Duration = Duration::from_secs(22);
 
 /// Makes the mounts forget directories; gives those that they still show.
 pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<PathBuf>) -> Vec<PathBuf> {
@@ -160,7 +159,7 @@ impl Server {
         self.make_all(&made).await;
         let (at_work, are_many) = (Arc::clone(table), others.len() > FEW_NAMES);
         let forget = move |path: &PathBuf| {
-            if gone_since.elapsed() > MEMORY {
+            if gone_since.elapsed() > SSHFS_MEMORY {
                 return None;
             }
             let Resolution::Owned(owned) = at_work.resolve(path, Path::new("/")) else { return None };
