@@ -3,6 +3,7 @@
 
 pub mod abuse;
 mod client;
+mod idle_group;
 mod relay;
 mod server;
 
@@ -29,6 +30,7 @@ use tonic::transport::Channel;
 
 use self::abuse::Kind;
 use self::client::{Run, Session, connect, place, run_of};
+use self::idle_group::IdleGroup;
 use self::server::{ABUSER, CONTENT, FILE, OTHER, OTHER_EXPORT, Server};
 use crate::machine::Machine;
 
@@ -100,9 +102,10 @@ fn page(table: &str) -> String {
          load before {load_before}.\n\nEach line has an executor of its own with its default bounds, over TLS on the loopback \
          interface.\nThe other identity runs `cat` of a small file, and asks for the attributes and the content of one\nover a \
          volume, one after the other. Meanwhile it connects anew, over a round trip of 100 ms, and asks for\nthe status. Quiet \
-         first, then beside the abuse, which comes from another address and at the\npriority of idle work (SCHED_IDLE). Peak RSS is that of \
+         first, then beside the abuse, which comes from another address and at the\npriority of idle work (SCHED_IDLE{}). Peak RSS is that of \
          the executor itself (VmHWM), not of the commands. Required: at most\n{MAX_RATIO} times the quiet p99, no error, at \
-         most {MAX_PEAK_MIB} MiB.\n\n{table}"
+         most {MAX_PEAK_MIB} MiB.\n\n{table}",
+        if IdleGroup::new().is_ok() { ", in a control group with cpu.idle" } else { "" }
     )
 }
 
@@ -196,28 +199,35 @@ fn measure(kind: Kind, programs: &Path, options: &Options) -> Result<Measured> {
 }
 
 /// The process of the abuser; ended when dropped.
-struct Abuse(Child);
+struct Abuse {
+    process: Child,
+    /// Goes after it.
+    _group: Option<IdleGroup>,
+}
 
 impl Abuse {
     fn begin(kind: Kind, server: &Server, token: &str) -> Result<Self> {
-        // SCHED_IDLE (sched(7)): the abuser's own machine would be another one.
-        let mut command = Command::new("chrt");
-        command.args(["--idle", "0"]).arg(std::env::current_exe()?).args(["abuse", "--kind", &kind.name()]);
+        // SCHED_IDLE (sched(7)) and a group that is idle as a whole: the abuser's own machine would be another one.
+        let group = IdleGroup::new().ok();
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"test -z "$0" || echo $$ > "$0" || exit; exec chrt --idle 0 "$@""#]);
+        command.arg(group.as_ref().map_or(Path::new(""), IdleGroup::members));
+        command.arg(std::env::current_exe()?).args(["abuse", "--kind", &kind.name()]);
         command.arg("--port").arg(server.host.port.to_string());
         command.arg("--credentials").arg(server.credentials(ABUSER)).args(["--token", token]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         if std::env::var_os("POSH_FAIRNESS_LOG").is_some() {
             command.stderr(Stdio::inherit());
         }
-        let mut child = command.spawn()?;
+        let mut process = command.spawn()?;
         let (begun, begins) = mpsc::channel();
-        let output = child.stdout.take().context("stdout is a pipe")?;
+        let output = process.stdout.take().context("stdout is a pipe")?;
         thread::spawn(move || {
             for _ in BufReader::new(output).lines().map_while(Result::ok) {
                 let _ = begun.send(());
             }
         });
-        let abuse = Self(child);
+        let abuse = Self { process, _group: group };
         // What is slow to begin is measured as it begins.
         let _ = begins.recv_timeout(BEGINS);
         Ok(abuse)
@@ -226,8 +236,8 @@ impl Abuse {
 
 impl Drop for Abuse {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
