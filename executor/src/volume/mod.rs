@@ -202,7 +202,7 @@ impl Volume for VolumeService {
         let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
         let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
         let request = request.into_inner();
-        let request_bytes = arrived.bytes().max(request.encoded_len()) * DECODED_FACTOR;
+        let request_bytes = arrived.holds(request.encoded_len()) * DECODED_FACTOR;
         let ReadRequest { session, caller: file_caller, parts } = request;
         let served = self.admitted(&caller, &session).await?;
         // Until the call ends.
@@ -243,7 +243,7 @@ impl Volume for VolumeService {
         let writes: Vec<_> = writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
         let volumes = &self.0.volumes;
         // The contents share the memory of the whole message.
-        let bytes = writes.iter().map(session::size_of).sum::<usize>().max(arrived.bytes());
+        let bytes = arrived.holds(writes.iter().map(session::size_of).sum());
         let charge = volumes.writes.take(&served.account, bytes).await;
         drop(arrived);
         let room = WriteRoom { charge, waiting: volumes.waiting_writes.clone(), bytes };

@@ -689,9 +689,7 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         return answer(sender, reply, None).await;
     }
     served.store.renew();
-    let Some(charge) =
-        served.call_bytes.try_take(&served.account, bytes + groups_bytes(&caller) + names_bytes(&op) + CALL_BYTES)
-    else {
+    let Some(charge) = served.call_bytes.try_take(&served.account, charged_for_call(bytes, &caller, &op)) else {
         return refuse(Errno::EBUSY).await;
     };
     let (session, shared) = (served.clone(), shared.clone());
@@ -725,6 +723,11 @@ fn acting_for(WireCaller { uid, gid, groups }: WireCaller, trusts_groups: bool) 
 /// What the groups of a caller take.
 fn groups_bytes(caller: &FileCaller) -> usize {
     size_of_val(&*caller.groups)
+}
+
+/// What a call takes that had so many bytes on the wire.
+fn charged_for_call(bytes: usize, caller: &FileCaller, op: &Op) -> usize {
+    bytes + groups_bytes(caller) + names_bytes(op) + CALL_BYTES
 }
 
 /// What a call of these writes takes besides their contents.
@@ -822,6 +825,12 @@ mod tests {
         let taken =
             |groups: usize| charged_for(&acting_for(WireCaller { groups: vec![5; groups], ..wanted() }, true), &[]);
         assert_eq!(taken(65_536) - taken(0), 256 << 10);
+        let of_call = |groups: usize| {
+            let caller = acting_for(WireCaller { groups: vec![5; groups], ..wanted() }, true);
+            charged_for_call(100, &caller, &Op::FileSystem)
+        };
+        assert_eq!(of_call(65_536) - of_call(0), 256 << 10);
+        assert_eq!(of_call(0), 100 + CALL_BYTES);
     }
 
     #[test]

@@ -71,6 +71,26 @@ async fn a_client_is_heard_out_after_its_run() {
     }
 }
 
+/// Each that is answered and still open holds memory.
+#[tokio::test]
+async fn few_calls_are_heard_out() {
+    let lab = Lab::start().await;
+    let mut calls = Vec::new();
+    for _ in 0..300 {
+        let mut call = Call::open(&lab.client, RunSpec { protocol: 0, ..command(&["true"]) }).await;
+        while call.next().await.is_some() {}
+        calls.push(call);
+    }
+    let reset = async {
+        while calls.iter().filter(|call| call.input.is_closed()).count() < 300 - 256 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    // Less than the time for which one is heard out.
+    tokio::time::timeout(Duration::from_secs(4), reset).await.expect("those beyond 256 are reset");
+    assert!(!calls[0].input.is_closed());
+}
+
 #[tokio::test]
 async fn a_lost_connection_leaves_no_process() {
     let lab = Lab::start().await;

@@ -362,6 +362,18 @@ async fn signals_reach_a_stage_or_its_group() {
     assert_eq!((outcome.text().as_str(), outcome.codes()), ("", vec![How::Signal(15)]));
 }
 
+/// The client does not know yet whether it has started.
+#[tokio::test]
+async fn a_signal_right_behind_the_specification_is_not_lost() {
+    let lab = Lab::start().await;
+    for _ in 0..20 {
+        let call = Call::open(&lab.client, command(&["sleep", "1000"])).await;
+        call.send(Kind::Signal(Signal { stage: 1, signal: 15, group: true })).await;
+        let outcome = tokio::time::timeout(PATIENCE, call.collect(Bytes::new())).await.expect("it is ended");
+        assert_eq!(outcome.codes(), vec![How::Signal(15)]);
+    }
+}
+
 #[tokio::test]
 async fn ten_thousand_names_fit() {
     let lab = Lab::start().await;

@@ -11,7 +11,8 @@ use http_body_util::StreamBody;
 use posh_executor::tls::{administer, register::MAX_OF_ONE};
 use posh_proto::{
     executor::{
-        DescribeRequest, EnrolRequest, MountPoint, RunInput, RunSpec, enrolment_client::EnrolmentClient, run_input,
+        DescribeRequest, EnrolRequest, MountPoint, RunInput, RunSpec, StatusRequest, enrolment_client::EnrolmentClient,
+        run_input,
     },
     token::Fingerprint,
 };
@@ -83,6 +84,17 @@ async fn what_decoding_drops_is_refused() {
         assert!(refused.message().contains("has no field 1000"), "{method}: {refused:?}");
     }
     assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+}
+
+#[tokio::test]
+async fn headers_of_a_call_are_few() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let mut client = lab.client("ada").await;
+    for (bytes, is_heard) in [(2000, true), (5000, false), (2000, true)] {
+        let mut request = tonic::Request::new(StatusRequest {});
+        request.metadata_mut().insert("padding", "x".repeat(bytes).parse().unwrap());
+        assert_eq!(client.status(request).await.is_ok(), is_heard, "{bytes}");
+    }
 }
 
 /// A `Run` whose first message never comes to its end.

@@ -4,10 +4,15 @@ use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fs_mapper::config::TlsHost;
+use http_body::Frame;
+use http_body_util::StreamBody;
 use posh_executor::config::Identity;
 use posh_proto::{
     PROTOCOL_VERSION,
-    volume::{Hello, ReadPart as WirePart, ReadRequest, ToVolume, to_volume, volume_client::VolumeClient},
+    executor::{StatusRequest, executor_client::ExecutorClient},
+    volume::{
+        Hello, ReadPart as WirePart, ReadRequest, ToVolume, WriteRequest, to_volume, volume_client::VolumeClient,
+    },
 };
 use posh_reach::tls;
 use posh_volume::{
@@ -17,10 +22,12 @@ use posh_volume::{
 };
 use tokio::{
     sync::{Notify, mpsc, watch},
+    task::JoinHandle,
     time::{Instant, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
+use tonic::{Status, body::Body, codegen::http, transport::Channel};
+use tower::ServiceExt as _;
 
 use super::{TlsLab, identity};
 use crate::harness::{MOUNT, PATIENCE, mount, pipeline, run};
@@ -290,4 +297,92 @@ async fn a_session_has_one_connection_at_a_time() {
         timeout(PATIENCE, ends).await.expect("the next one has taken the session up");
     }
     assert!(last.message().await.unwrap().is_some());
+}
+
+/// A call whose headers are there; its message is still to come.
+struct Begun {
+    message: mpsc::Sender<Result<Frame<Bytes>, Status>>,
+    answer: JoinHandle<http::Response<Body>>,
+}
+
+impl Begun {
+    fn new(channel: &Channel, method: &str) -> Self {
+        let (message, frames) = mpsc::channel(1);
+        let body = Body::new(StreamBody::new(ReceiverStream::new(frames)));
+        let request = http::Request::post(format!("http://tls/posh.volume.v1.Volume/{method}"));
+        let request = request.header("content-type", "application/grpc").header("te", "trailers").body(body).unwrap();
+        let channel = channel.clone();
+        Self { message, answer: tokio::spawn(async move { channel.oneshot(request).await.unwrap() }) }
+    }
+
+    /// Sends the message; says whether the call is refused.
+    async fn is_refused(self, message: &impl prost::Message) -> bool {
+        let mut frame = vec![0];
+        frame.extend(u32::try_from(message.encoded_len()).unwrap().to_be_bytes());
+        message.encode(&mut frame).unwrap();
+        self.message.send(Ok(Frame::data(frame.into()))).await.unwrap();
+        // A call with one message is heard when its request has ended.
+        drop(self.message);
+        let answer = timeout(PATIENCE, self.answer).await.unwrap().unwrap();
+        // A call that is refused has no more than headers.
+        answer.headers().get("grpc-status").is_some_and(|status| status != "0")
+    }
+}
+
+/// Its message comes after the configuration has changed.
+#[tokio::test]
+async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
+    for method in ["Session", "Read", "Write"] {
+        for is_changed in [false, true] {
+            let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+            fs::write(lab.stores[0].path().join("f"), "x").unwrap();
+            let path = lab.enrol("ada").await.unwrap();
+            let channel = tls::channel(&lab.host, &path).await.unwrap();
+            let remote = volume_of(&lab, &path, "logs").await.unwrap();
+            let (_notices, file) = (remote.notices(), find(&remote, "f").await);
+            let begun = Begun::new(&channel, method);
+            // Behind it, on the same connection.
+            tokio::task::yield_now().await;
+            let mut ada = ExecutorClient::new(channel.clone());
+            ada.status(StatusRequest {}).await.unwrap();
+            if is_changed {
+                let identities = vec![Identity { volumes: false, ..identity("ada") }, identity("bob")];
+                let changed = posh_executor::Config { identities, ..lab.config.clone() };
+                lab.changes.send(changed).await.unwrap();
+                // It counts once a new session is refused, well before those that stand are looked at.
+                let hello = Hello {
+                    protocol: PROTOCOL_VERSION,
+                    session: Bytes::from_static(&[8; 16]),
+                    export: "logs".to_owned(),
+                    ..Hello::default()
+                };
+                while !Begun::new(&channel, "Session").is_refused(&to_volume_of(&hello)).await {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            }
+            let session = remote.session();
+            let place = Some(Place::from(file).into());
+            let refused = match method {
+                "Session" => {
+                    let hello = Hello {
+                        protocol: PROTOCOL_VERSION,
+                        session: Bytes::from_static(&[7; 16]),
+                        export: "logs".to_owned(),
+                        ..Hello::default()
+                    };
+                    begun.is_refused(&to_volume_of(&hello)).await
+                }
+                "Read" => {
+                    let parts = vec![WirePart { place, start: 0, end: 1 }];
+                    begun.is_refused(&ReadRequest { session, parts, ..ReadRequest::default() }).await
+                }
+                _ => begun.is_refused(&WriteRequest { session, number: 9999, ..WriteRequest::default() }).await,
+            };
+            assert_eq!(refused, is_changed, "{method}");
+        }
+    }
+}
+
+fn to_volume_of(hello: &Hello) -> ToVolume {
+    ToVolume { kind: Some(to_volume::Kind::Hello(hello.clone())) }
 }
