@@ -236,6 +236,16 @@ impl Executor {
         }
     }
 
+    /// The connection by which to reach the process that `planned` led to: one that was lost is used for nothing more, since what is
+    /// sent there may wait as long again. `None` where there is none at this moment.
+    #[must_use]
+    pub fn in_place_of(&self, planned: Arc<Connection>) -> Option<Arc<Connection>> {
+        match &*self.state.borrow() {
+            State::Ready(current) if current.about.instance == planned.about.instance => Some(Arc::clone(current)),
+            _ => None,
+        }
+    }
+
     /// A run found the connection broken: try anew.
     pub fn lost(&self, connection: &Arc<Connection>, why: &str) {
         if self.broke(connection, why) {

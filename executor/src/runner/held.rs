@@ -139,7 +139,9 @@ impl Held {
         confine::set_bounds(&view.bounds)?;
         let mut to = File::from(opened.try_clone()?);
         to.write_all(&self.kept)?;
-        self.follows.map_or(Ok(0), |mut from| io::copy(&mut from, &mut to)).map(drop)
+        self.follows.map_or(Ok(0), |mut from| io::copy(&mut from, &mut to))?;
+        // A file system of another machine may say only now that it has no room.
+        Ok(nix::unistd::close(OwnedFd::from(to))?)
     }
 }
 

@@ -289,9 +289,14 @@ pub(super) async fn open_in_time(
 ) -> Result<Flight, Refusal> {
     let sent_ns = tracer.now_ns();
     let connection = connection.ok_or_else(|| refusal(executor.id, "it is not connected"))?;
+    let connection = executor.in_place_of(connection).ok_or_else(|| {
+        let reason = "its connection was lost before anything was sent".to_owned();
+        Refusal { executor: executor.id, fault: Fault::Lost, reason }
+    })?;
     let sent = Instant::now();
     let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
-    let kept = spec.grace_ms > 0;
+    // What is begun ahead and lost has changed nothing, and nobody goes on with it.
+    let kept = spec.grace_ms > 0 && !spec.ahead;
     let allowance = Allowance::of(&spec);
     let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection.clone(), spec)).await {
         Ok(opened) => opened,
@@ -328,7 +333,8 @@ async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) 
     let mut output = match response {
         Ok(output) => output,
         Err(status) if was_never_sent(&status) => {
-            return Err(NotOpened::Refused(refusal(executor, status.message())));
+            let reason = status.message().to_owned();
+            return Err(NotOpened::Refused(Refusal { executor, fault: Fault::Lost, reason }));
         }
         Err(status) => return Err(lost(&status)),
     };

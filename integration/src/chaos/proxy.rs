@@ -39,7 +39,7 @@ pub const PORT: u16 = 7500;
 const SHORT: Duration = Duration::from_secs(2);
 const DELAY: Duration = Duration::from_secs(1);
 /// A fault "for good" is healed at the pipeline's end, and after this time in any case.
-const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(30);
 
 /// The proxy, seen from the test.
 pub struct Proxy(Arc<Shared>);

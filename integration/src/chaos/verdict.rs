@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::faults::{Fault, Point};
+use super::proxy::LONG;
 use super::work::{Effect, Work};
 use crate::error::Result;
 use crate::oracle::Outcome;
@@ -72,7 +73,7 @@ pub fn judge(
     let how = match posh {
         Err(error) => How::Wrong(format!("it hangs: {error}")),
         Ok(posh) => match compare(injected, (bash, here), (&posh, there)) {
-            Ok(how) if took > PATIENCE + SLACK => {
+            Ok(how) if took > patience(injected) => {
                 How::Wrong(format!("it took {took:?} after the fault, {how:?}: {posh}"))
             }
             Ok(how) => how,
@@ -80,6 +81,17 @@ pub fn judge(
         },
     };
     Verdict { how, fired: fired.is_some(), took, again: false, resumed: false, log: String::new() }
+}
+
+/// How long it may take after the fault. Its first command may be begun before the shell has opened that one's files: over a
+/// link that is down the shell then waits for its mount, as it does under bash, and posh has nothing to say of that.
+fn patience(injected: &Injected) -> Duration {
+    let is_opened_by_shell = ["< ", "> "].iter().any(|redirect| injected.work.text.contains(redirect));
+    let may_be_ahead = matches!(injected.point, Point::BeforeSpecification | Point::BeforeStarted);
+    match injected.fault {
+        Fault::CutForGood if is_opened_by_shell && may_be_ahead => LONG + PATIENCE + SLACK,
+        _ => PATIENCE + SLACK,
+    }
 }
 
 fn compare(

@@ -130,6 +130,7 @@ impl Relay<'_> {
                 return self.entry.run_here();
             }
             if let Some(exit) = self.exit.take_if(|_| self.sinks.iter().all(Sink::is_idle)) {
+                self.sinks.iter_mut().for_each(Sink::hear_late_errors);
                 self.tell_times();
                 return self.finish(&exit);
             }

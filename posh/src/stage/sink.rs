@@ -56,6 +56,8 @@ pub struct Sink {
     ended: bool,
     undelivered: Option<Errno>,
     uncredited: u64,
+    is_file: bool,
+    has_written_file: bool,
 }
 
 impl Sink {
@@ -75,6 +77,8 @@ impl Sink {
             ended: false,
             undelivered: None,
             uncredited: 0,
+            is_file: descriptor.kind() == Kind::File,
+            has_written_file: false,
         }
     }
 
@@ -97,6 +101,19 @@ impl Sink {
     /// Why bytes of the command never reached the descriptor, if any did not.
     pub fn undelivered(&self) -> Option<Errno> {
         self.undelivered
+    }
+
+    /// To be called once all is written: what a file system has taken may still not have come to its file (a full disk behind
+    /// sshfs or NFS), and close(2) says so, to whichever descriptor of the file is closed first. It counts as the write's error.
+    pub fn hear_late_errors(&mut self) {
+        if !std::mem::take(&mut self.has_written_file) || self.undelivered.is_some() {
+            return;
+        }
+        // What can't be duplicated is left to the kernel's close at our end, as before.
+        let closed = nix::unistd::dup(descriptors::borrow(self.fd)).map(nix::unistd::close);
+        if let Ok(Err(errno)) = closed {
+            self.undelivered = Some(errno);
+        }
     }
 
     /// No more bytes will come.
@@ -131,8 +148,9 @@ impl Sink {
     /// What write(2) said; the sink then drops what it holds and all that comes.
     pub fn write(&mut self, ready: bool) -> Result<usize, Errno> {
         let result = self.write_some(ready);
-        if let Err(errno) = result {
-            self.fail(errno);
+        match result {
+            Ok(bytes) => self.has_written_file |= self.is_file && bytes > 0,
+            Err(errno) => self.fail(errno),
         }
         result
     }
