@@ -15,7 +15,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use fs_mapper::{coherence::Adapter, mountinfo::MountInfo};
+use fs_mapper::{
+    coherence::Adapter,
+    mountinfo::{MountEntry, MountInfo},
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use posh_proto::{
     executor::{MountPoint, Stage, descriptor::Source, rejected::Kind},
@@ -127,15 +130,25 @@ fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
         return is_meant.then(|| (adapter, export.clone(), export.path.clone())).into_iter().collect();
     }
     let table = mount_table();
-    let around = table.iter().filter(|(point, _)| export.path.starts_with(point));
-    let around = around.max_by_key(|(point, _)| point.components().count());
-    let within = table.iter().filter(|(point, _)| point.starts_with(&export.path) && *point != export.path);
-    let all = around.into_iter().chain(within).filter(|(_, adapter)| *adapter != Adapter::Bind);
-    all.map(|(point, adapter)| (*adapter, export.clone(), point.clone())).collect()
+    let around = table.iter().filter(|mount| export.path.starts_with(&mount.mount_point));
+    let around = around.max_by_key(|mount| mount.mount_point.components().count());
+    let all = around.into_iter().chain(below(&table, &export.path));
+    let all = all.map(|mount| (Adapter::of(&mount.fs_type), export.clone(), mount.mount_point.clone()));
+    all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
 
-/// Mount points, and what keeps this machine's view of each true.
-type MountTable = Arc<Vec<(PathBuf, Adapter)>>;
+/// What is mounted below a directory just now, so that it can be told from what is there at another time: a mount's number may be
+/// given to another one once it is gone, but not its device as well, as long as a view has it. Blocks.
+pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
+    below(&mount_table(), directory).cloned().collect()
+}
+
+fn below<'a>(table: &'a [MountEntry], directory: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
+    table.iter().filter(move |mount| mount.mount_point.starts_with(directory) && mount.mount_point != directory)
+}
+
+/// What is mounted, but for what is covered.
+type MountTable = Arc<Vec<MountEntry>>;
 
 /// The current mount table, read anew only after a change.
 fn mount_table() -> MountTable {
@@ -151,9 +164,7 @@ fn mount_table() -> MountTable {
     // Opened before it is read, so that no change is missed.
     let file = File::open("/proc/self/mountinfo");
     let info = MountInfo::read().inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
-    let visible = info.iter().flat_map(MountInfo::visible);
-    let table = visible.map(|mount| (mount.mount_point.clone(), Adapter::of(&mount.fs_type))).collect();
-    let table = Arc::new(table);
+    let table = Arc::new(info.iter().flat_map(MountInfo::visible).cloned().collect());
     *known = file.ok().map(|file| (file, Arc::clone(&table)));
     table
 }

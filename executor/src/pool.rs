@@ -12,7 +12,10 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::{ffi::OsStringExt as _, net::UnixStream as StdUnixStream},
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            net::UnixStream as StdUnixStream,
+        },
     },
     path::{Path, PathBuf},
     process::Stdio,
@@ -24,6 +27,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use fs_mapper::mountinfo::MountEntry;
 use nix::{sys::stat::fstat, unistd::mkdtemp};
 use posh_proto::{
     executor::{ClientFile, MountPoint, rejected::Kind},
@@ -44,8 +48,9 @@ use crate::{
     error::Refusal,
     hidden,
     load::Limit,
+    own_mounts::mounted_below,
     runner::{
-        open_export,
+        open_export, path_of,
         wire::{Bounds, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser, send_descriptors},
     },
 };
@@ -480,7 +485,7 @@ fn has_parent(path: &Path) -> bool {
     path.components().any(|component| component == std::path::Component::ParentDir)
 }
 
-/// The view's description, and which directories its exports are just now.
+/// The view's description, and which directories its exports are just now, with what is mounted below them.
 fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
     // A view is as large as the files that the workstation shows in it; of its key nobody needs more than that it is another one.
     let mut key = Sha256::new();
@@ -495,6 +500,16 @@ fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
         let status = fstat(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
         key.update(status.st_dev.to_le_bytes());
         key.update(status.st_ino.to_le_bytes());
+        // A view has copies of these: what is mounted later it does not show, and what is unmounted it goes on showing.
+        for mounted in mounted_below(path_of(&mount.directory)) {
+            let MountEntry { mount_id, device: (major, minor), root, mount_point, .. } = &mounted;
+            [*mount_id, *major, *minor].iter().for_each(|number| key.update(number.to_le_bytes()));
+            for path in [root, mount_point] {
+                key.update(path.as_os_str().len().to_le_bytes());
+                key.update(path.as_os_str().as_bytes());
+            }
+        }
+        key.update([0]);
     }
     Ok(key.finalize().to_vec())
 }

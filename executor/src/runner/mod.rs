@@ -72,7 +72,7 @@ pub(crate) use self::{
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
-    view::{View, is_shown, open_export},
+    view::{View, is_shown, open_export, path_of},
 };
 
 /// The whole life of a guard: the control socket is its standard input.

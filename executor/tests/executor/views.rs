@@ -608,3 +608,24 @@ async fn emptying_tmp_touches_nothing_of_an_export_that_is_mounted_there() {
     assert_eq!(fs::read_to_string(lab.store.path().join("kept")).unwrap(), "x\n");
     assert_eq!(fs::read_to_string(lab.store.path().join("d/kept")).unwrap(), "x\n");
 }
+
+// Guard: pool::key_of. A view has copies of what is mounted below an export, and lasts for minutes.
+#[tokio::test]
+async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
+    let server = Server::start(Way::Root).await;
+    let sub = server.top.path().join("export/sub");
+    let administer = |script: &str| {
+        let mut command = Command::new("nsenter");
+        command.arg("--target").arg(server.child.id().to_string()).args(["--mount", "sh", "-ec", script, "sh"]);
+        assert!(command.arg(&sub).status().unwrap().success(), "{script}");
+    };
+    let reads = || server.run(pipeline(&["cat sub/f"]));
+    assert_eq!(reads().await.text(), OWN);
+    for _ in 0..2 {
+        administer("mount -t tmpfs none $1; echo of the disk > $1/f");
+        assert_eq!(reads().await.text(), "of the disk\n");
+        assert_eq!(server.run(command(&["cp", "f", "sub/copy"])).await.errors(), "");
+        administer("test -e $1/copy; umount $1; test ! -e $1/copy");
+        assert_eq!(reads().await.text(), OWN);
+    }
+}

@@ -5,6 +5,7 @@ mod again;
 mod ending;
 mod flight;
 pub mod head_start;
+mod open_files;
 pub mod output;
 mod refresh;
 mod remake;

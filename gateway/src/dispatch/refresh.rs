@@ -24,7 +24,7 @@ use posh_proto::{
 };
 use posh_volume::fs::Changes;
 
-use super::{again, remake};
+use super::{again, open_files, remake};
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
@@ -274,11 +274,14 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
         let (mut remembered, further) = tokio::join!(certain, old);
         remembered.extend(further);
+        let (trees, in_use) = apart(trees, |tree| &tree.top).await;
         let (shown, there_again) = remake::forget_trees(&gateway, &table, trees).await;
         remembered.extend(shown);
         remembered.extend(forget(&table, there_again).await);
-        let left = remake::forget(&gateway, &table, remembered).await;
-        at_once(&table, left.into_iter().map(Change::Removed).collect(), wait_for_one).await;
+        let (remembered, also_in_use) = apart(remembered, |directory| directory).await;
+        let waited_out = in_use.into_iter().map(|tree| tree.top).chain(also_in_use).map(Change::Anything);
+        let left = remake::forget(&gateway, &table, remembered).await.into_iter().map(Change::Removed);
+        at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
     };
     // In a task of its own: what was made on a server for this is removed, however long that takes.
     if tokio::time::timeout(DEADLINE, tokio::spawn(all)).await.is_err() {
@@ -362,6 +365,17 @@ impl RemovedTree {
     pub fn changes(self) -> impl Iterator<Item = Change> {
         self.directories.into_iter().chain(self.others).map(Change::Removed)
     }
+}
+
+/// Those whose directories may be removed through their mounts, and those in which files are open ([`open_files`]).
+async fn apart<T>(all: Vec<T>, directory: impl Fn(&T) -> &PathBuf) -> (Vec<T>, Vec<T>) {
+    if all.is_empty() {
+        return (all, Vec::new());
+    }
+    let directories: BTreeSet<PathBuf> = all.iter().map(|one| directory(one).clone()).collect();
+    let looked = tokio::task::spawn_blocking(move || open_files::above_open_files(&directories)).await;
+    let in_use = looked.unwrap_or_default();
+    all.into_iter().partition(|one| !in_use.contains(directory(one)))
 }
 
 /// Makes the mounts forget; gives the directories that they still show.
