@@ -316,7 +316,7 @@ impl Begun {
     }
 
     /// Sends the message; says whether the call is refused.
-    async fn is_refused(self, message: &impl prost::Message) -> bool {
+    async fn refuses(self, message: &impl prost::Message) -> bool {
         let mut frame = vec![0];
         frame.extend(u32::try_from(message.encoded_len()).unwrap().to_be_bytes());
         message.encode(&mut frame).unwrap();
@@ -356,7 +356,7 @@ async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
                     export: "logs".to_owned(),
                     ..Hello::default()
                 };
-                while !Begun::new(&channel, "Session").is_refused(&to_volume_of(&hello)).await {
+                while !Begun::new(&channel, "Session").refuses(&to_volume_of(&hello)).await {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             }
@@ -370,13 +370,13 @@ async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
                         export: "logs".to_owned(),
                         ..Hello::default()
                     };
-                    begun.is_refused(&to_volume_of(&hello)).await
+                    begun.refuses(&to_volume_of(&hello)).await
                 }
                 "Read" => {
                     let parts = vec![WirePart { place, start: 0, end: 1 }];
-                    begun.is_refused(&ReadRequest { session, parts, ..ReadRequest::default() }).await
+                    begun.refuses(&ReadRequest { session, parts, ..ReadRequest::default() }).await
                 }
-                _ => begun.is_refused(&WriteRequest { session, number: 9999, ..WriteRequest::default() }).await,
+                _ => begun.refuses(&WriteRequest { session, number: 9999, ..WriteRequest::default() }).await,
             };
             assert_eq!(refused, is_changed, "{method}");
         }
