@@ -89,6 +89,8 @@ pub struct Descriptor {
     pub offset: u64,
     /// Of a file: whether it is on an owned mount; what can't be told counts as such.
     pub on_mount: bool,
+    /// Of a file: it may have been opened before a command on a server gave its name to another one (`name_changes`).
+    pub is_older: bool,
     /// Bytes waiting in a pipe.
     pub queued_bytes: u64,
     /// Lower numbered descriptor with the very same open file description, if known.
@@ -226,7 +228,7 @@ impl Descriptor {
     fn without_details(fd: u32, kind: Kind, path: PathBuf, pipe: u64) -> Self {
         let access = if fd == 0 { nix::libc::O_RDONLY } else { nix::libc::O_WRONLY };
         let (flags, identity) = (access.cast_unsigned(), (0, pipe));
-        Self { fd, kind, path, identity, flags, offset: 0, on_mount: true, queued_bytes: 0, same_as: None }
+        Self { fd, kind, path, identity, flags, offset: 0, on_mount: true, is_older: false, queued_bytes: 0, same_as: None }
     }
 
     /// One that a shell would open, of which the text is all that is known.
@@ -305,6 +307,7 @@ impl From<&wire::Descriptor> for Descriptor {
             flags: message.flags,
             offset: message.offset,
             on_mount: true,
+            is_older: false,
             queued_bytes: message.queued_bytes,
             same_as: message.same_as,
         }

@@ -93,6 +93,7 @@ fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descript
         flags: access.cast_unsigned(),
         offset: 0,
         on_mount: true,
+        is_older: false,
         queued_bytes: 0,
         same_as: None,
     }

@@ -551,7 +551,7 @@ fn check_named_descriptors(
     for file in &invocation.files {
         let named = descriptor_named_by(&file.path).and_then(|fd| stage.descriptor(fd));
         let Some(named) = named.filter(|named| named.kind == Kind::File) else { continue };
-        let is_there = file_site(world, named).is_some() && (named.fd == 0 || opens_there(world, named, around));
+        let is_there = site_by_name(world, named).is_some() && (named.fd == 0 || opens_there(world, named, around));
         if !is_there && rule::holds(Rule::DescriptorKinds) {
             return Err(format!("{} is a file that is opened anew here", file.path.display()));
         }
@@ -588,7 +588,10 @@ fn flow_in(
         }
         Kind::Pipe => Ok(Flow::At(Site::Here)),
         Kind::Socket if !early => Ok(Flow::At(Site::Here)),
-        Kind::File => match file_site(world, input) {
+        Kind::File if input.is_older => {
+            Err("its input was opened before a command on a server that may have changed its name".to_owned())
+        }
+        Kind::File => match site_by_name(world, input) {
             Some(id) => Ok(Flow::At(Site::Executor(id))),
             None if early => Err("it may stop reading in the middle of a file on this machine".to_owned()),
             None => Ok(Flow::At(Site::Here)),
@@ -603,7 +606,7 @@ fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> F
     match output.kind {
         Kind::Null => Flow::Nothing,
         Kind::Pipe if around.drains(1) => Flow::Nothing,
-        Kind::File => match file_site(world, output).filter(|_| opens_there(world, output, around)) {
+        Kind::File => match site_by_name(world, output).filter(|_| opens_there(world, output, around)) {
             Some(id) => Flow::At(Site::Executor(id)),
             None => Flow::At(Site::Here),
         },
@@ -624,11 +627,18 @@ pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorI
     }
 }
 
+/// The same, where that file is certain to be the one that has the name now.
+#[must_use]
+pub fn site_by_name(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
+    file_site(world, descriptor).filter(|_| !descriptor.is_older)
+}
+
 /// Whether an output file on a mount may be opened on the server instead.
 #[must_use]
 pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surroundings<'_>) -> bool {
     let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else { return false };
     rule::holds(Rule::InputIsOutput)
+        && !descriptor.is_older
         && !around.shared_outputs.contains(&descriptor.path)
         && world.table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
 }

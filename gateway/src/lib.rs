@@ -29,6 +29,7 @@ pub mod trace;
 pub mod volumes;
 
 mod memory;
+mod name_changes;
 mod opening;
 mod ownership;
 mod peers;

@@ -341,7 +341,7 @@ impl<'a> Builder<'a> {
 
     /// A redirect that the server opens itself, at the offset where the shell's is.
     fn file_there(&self, place: &CommandPlace, local: &Descriptor) -> Option<File> {
-        if !place.is_whole || facts::file_site(self.world, local) != Some(place.executor) {
+        if !place.is_whole || facts::site_by_name(self.world, local) != Some(place.executor) {
             return None;
         }
         let around = Surroundings {

@@ -24,6 +24,7 @@ use crate::{
     assembly::{Assembler, Writers},
     executors::Executors,
     look_ahead::LookAhead,
+    name_changes::NameChanges,
     session::{Mounts, Sessions},
     tools::LocalTools,
     volumes::Volumes,
@@ -54,6 +55,8 @@ pub struct Gateway {
     pub localtime: Vec<u8>,
     /// What makes the names of runs such that no other client of an executor can guess them.
     pub secret: String,
+    /// What was opened before commands on servers changed names.
+    pub name_changes: NameChanges,
     /// Pipelines at work now.
     pub running: AtomicUsize,
     /// Listings of directories that a shell is about to want.
@@ -97,6 +100,7 @@ impl Gateway {
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             // random(4); 122 bits.
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
+            name_changes: NameChanges::default(),
             running: AtomicUsize::new(0),
             look_ahead: Arc::default(),
             volumes: Volumes::default(),

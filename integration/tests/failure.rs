@@ -142,6 +142,18 @@ fn a_killed_gateway() {
     run.assert_given_up(&remote);
 }
 
+/// The shell that started it may have had a limit on the sizes of files.
+#[test]
+fn a_gateway_is_not_ended_by_a_limit_on_file_sizes() {
+    let mut run = Silent::start(Under::Posh);
+    let remote = run.remote();
+    kill(find_gateway(&run.lab.workstation).pid, Signal::XFSZ);
+    kill(run.stages()[0].pid, Signal::KILL);
+    assert_gone(&remote);
+    assert_eq!(read_line(&mut run.stdout), "status 0\n");
+    assert!(run.shell.wait().unwrap().success());
+}
+
 fn find_gateway(host: &Host) -> Running {
     let processes = host.processes().unwrap();
     let gateway = processes.iter().find(|p| p.program == "posh-gateway");

@@ -4,6 +4,7 @@
 use std::{
     ffi::OsString,
     fs,
+    io::BufRead as _,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
     path::Path,
     process::{Command, Stdio},
@@ -100,6 +101,30 @@ async fn put(store: &dyn Store, place: Place, offset: u64, data: &'static [u8]) 
 }
 
 const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+
+/// fcntl(2), F_SETLEASE: who opens a file that somebody has leased waits until that is given up.
+#[tokio::test]
+async fn a_file_that_a_program_of_the_server_has_leased_is_opened_when_that_gives_it_up() {
+    let site = Site::new();
+    let session = site.session();
+    fs::write(site.path("f"), "text").unwrap();
+    let lessee = r#"
+        $| = 1; open(F, "+<", $ARGV[0]) or die; fcntl(F, 1024, 1) or die "lease: $!";
+        $SIG{IO} = sub { select(undef, undef, undef, 0.2); print "given up\n"; exit };
+        print "leased\n"; sleep 1000"#;
+    let mut lessee = Command::new("perl")
+        .args(["-e", lessee])
+        .arg(site.path("f"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(lessee.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(said.next().unwrap(), "leased");
+    let (place, _) = open(&session, "f", OpenFlags::READ).await;
+    assert_eq!(said.next().unwrap(), "given up");
+    lessee.wait().unwrap();
+    call(&session, Op::Close(place.handle.unwrap())).await.unwrap();
+}
 
 #[tokio::test]
 async fn a_file_is_made_written_read_and_removed_while_open() {

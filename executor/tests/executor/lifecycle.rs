@@ -251,6 +251,20 @@ async fn a_hangup_has_the_configuration_read_anew() {
     assert_eq!(echo().await.text(), "x\n");
 }
 
+/// setrlimit(2): a write beyond the limit on file sizes brings SIGXFSZ, and a volume's caller chooses where it writes.
+#[tokio::test]
+async fn a_limit_on_file_sizes_does_not_end_it() {
+    let store = tempfile::tempdir().unwrap();
+    let mut executor = Program::start(&mut program(), store.path());
+    let client = connect(executor.address()).await;
+    kill(executor.pid(), Signal::SIGXFSZ).unwrap();
+    let says = async |script| run(&client, command(&["bash", "-c", script]), bytes::Bytes::new()).await.text();
+    assert_eq!(says("echo there").await, "there\n");
+    // Its commands have what every process has to begin with.
+    let script = "ulimit -f 1; bash -c 'head -c 9999 /dev/zero > f'; echo $?";
+    assert_eq!(says(script).await, format!("{}\n", 128 + nix::libc::SIGXFSZ));
+}
+
 #[tokio::test]
 async fn nobody_needs_to_read_its_log() {
     let store = tempfile::tempdir().unwrap();

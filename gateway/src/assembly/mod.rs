@@ -10,8 +10,9 @@ mod staying;
 mod writers;
 
 pub use closing::Edge;
+pub use procfs::{has_open, parent_of};
 pub(crate) use procfs::{is_below, pipe_inode};
-pub use writers::{Writers, Written};
+pub use writers::{OpenFile, Writers, Written};
 
 use std::{
     collections::{HashMap, HashSet},

@@ -407,8 +407,7 @@ pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
 
 /// A process and those above it, up to init.
 fn ancestors(pid: Pid) -> impl Iterator<Item = Pid> {
-    let parent = |pid: &Pid| read_stat(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
-    std::iter::successors(Some(pid), parent)
+    std::iter::successors(Some(pid), |pid| parent_of(*pid))
 }
 
 /// The processes below `roots`, and those that were cut off from these trees; their states are not asked for, nor of the `childless` what they have started.
@@ -534,6 +533,19 @@ fn living_thread(pid: Pid) -> Option<(PathBuf, Stat)> {
 fn descriptor_tables(pid: Pid, count: u32) -> Vec<PathBuf> {
     let of_threads = if count > 1 { threads(pid).collect() } else { Vec::new() };
     if of_threads.is_empty() { vec![Path::new("/proc").join(pid.to_string())] } else { of_threads }
+}
+
+/// Who made a process, or has taken it over since; `None` above init, and once the process is gone.
+#[must_use]
+pub fn parent_of(pid: Pid) -> Option<Pid> {
+    read_stat(pid).map(|stat| stat.parent).filter(|parent| *parent > 0)
+}
+
+/// Whether a process has a file of that name open, or that can't be told (proc_pid_fd(5)).
+#[must_use]
+pub fn has_open(pid: Pid, file: &Path) -> bool {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
+    descriptors.flatten().any(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|path| path == file))
 }
 
 /// The last tick that had surely begun at that time of the clock, which counts from 1970.

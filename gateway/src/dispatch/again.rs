@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use fs_mapper::Resolution;
 use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY};
-use posh_annotations::CurrentDir;
+use posh_annotations::{CurrentDir, FileKind};
 use posh_proto::executor::{File, RunSpec, WrittenFile, descriptor::Source};
 
 use super::resume::GRACE;
@@ -23,6 +23,13 @@ pub fn only_reads(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
     let writes = invocation.files.iter().any(|file| file.kind.writes());
     !invocation.side_effects && !invocation.needs_network && !writes && invocation.current_dir != CurrentDir::Writes
+}
+
+/// Every name that there was stays that of its file: at most directories are made.
+pub fn leaves_names(reading: &Reading) -> bool {
+    let invocation = &reading.invocation;
+    let writes = invocation.files.iter().any(|file| file.kind.writes() && file.kind != FileKind::NewDir);
+    !invocation.side_effects && !writes && invocation.current_dir != CurrentDir::Writes
 }
 
 /// It also prints the same each time.

@@ -134,6 +134,8 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     if stage.stays.is_some() {
         return;
     }
+    let shell = gateway.sessions.get(&stage.session).map(|session| session.pid);
+    gateway.name_changes.note(stage, shell);
     let mut reading = facts::read(&world, stage);
     if reading.is_err() {
         let session = gateway.sessions.get(&stage.session);

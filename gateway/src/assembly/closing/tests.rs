@@ -21,6 +21,7 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
         queued_bytes: queued,
         same_as: None,
         on_mount: true,
+        is_older: false,
     });
     Enlisted {
         session: String::new(),

@@ -1,0 +1,157 @@
+//! Files that were opened before a command on a server may have given their names to others.
+//!
+//! Invariant: a server opens the file of a redirect by its name only if no command that this gateway started on a
+//! server can have changed a name between the shell's open(2) and now. Every other file is read and written through
+//! the shell's own descriptor.
+//!
+//! Why it holds: whatever was opened before a command ended, and is still of use then, some process has open at that
+//! moment. So the files that are open when a command has ended, before anybody hears of that, are all that are
+//! older than the change; their names count and their inodes, since a directory above may be renamed later. Names that
+//! the command changed are not compared with them: a tree may be reached by links that only its server knows. While a
+//! command is still at work, only what the stage has opened itself a moment ago is certain to be new.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::{
+    assembly::{OpenFile, has_open, parent_of},
+    enlisted::{Descriptor, Enlisted, Kind, Pid},
+    state::Gateway,
+};
+
+/// What is older than the last change.
+#[derive(Debug, Default)]
+pub struct NameChanges(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Commands at work on servers that may change names.
+    at_work: usize,
+    /// Files on mounts that were open when the last one had ended.
+    names: HashSet<PathBuf>,
+    inodes: HashSet<u64>,
+}
+
+/// One command on a server that may change names. To be dropped before anybody hears that it has ended; looks for open files then.
+#[derive(Debug)]
+pub struct Changing(Arc<Gateway>);
+
+impl Changing {
+    /// It begins.
+    #[must_use]
+    pub fn begin(gateway: &Arc<Gateway>) -> Self {
+        gateway.name_changes.lock().at_work += 1;
+        Self(Arc::clone(gateway))
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        // Meanwhile no other command ends: it would find less than this one, or more.
+        let mut state = self.0.name_changes.lock();
+        let below: Vec<PathBuf> = self.0.view().table.mounts().map(|mount| mount.path.as_path().to_owned()).collect();
+        state.ended(self.0.writers.open(&self.0.sessions.roots(), &below));
+    }
+}
+
+impl State {
+    fn ended(&mut self, open: Vec<OpenFile>) {
+        self.at_work -= 1;
+        self.inodes = open.iter().filter_map(|file| file.inode).collect();
+        self.names = open.into_iter().map(|file| file.path).collect();
+    }
+
+    fn may_be_older(&self, file: &Descriptor, (stage, childless): (Pid, bool), shell: Option<Pid>) -> bool {
+        self.names.contains(&file.path)
+            || self.inodes.contains(&file.identity.1)
+            || (self.at_work > 0 && (!childless || shell.is_none_or(|shell| may_be_inherited(&file.path, stage, shell))))
+    }
+}
+
+impl NameChanges {
+    /// Notes in a stage's descriptors which of its files on mounts may be older than a change.
+    pub fn note(&self, stage: &mut Enlisted, shell: Option<Pid>) {
+        let process = (stage.pid, stage.childless);
+        let state = self.lock();
+        for file in stage.descriptors.iter_mut().filter(|d| d.kind == Kind::File && d.on_mount) {
+            file.is_older = state.may_be_older(file, process, shell);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a process above has such a file open, up to the shell, or its shell is not above it any more.
+fn may_be_inherited(file: &Path, stage: Pid, shell: Pid) -> bool {
+    let mut above = parent_of(stage);
+    while let Some(pid) = above {
+        if has_open(pid, file) {
+            return true;
+        }
+        if pid == shell {
+            return false;
+        }
+        above = parent_of(pid);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, File},
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_was_open_when_a_command_ended_is_older() {
+        let file = |path: &str, inode| Descriptor {
+            identity: (0, inode),
+            ..Descriptor::imagined(0, Kind::File, path.into(), 0)
+        };
+        let mut state = State { at_work: 1, ..State::default() };
+        state.ended(vec![OpenFile { path: "/m/f".into(), inode: Some(7) }]);
+        let check = |file: &Descriptor| state.may_be_older(file, (0, false), None);
+        assert!(check(&file("/m/f", 1)));
+        // Its directory was renamed.
+        assert!(check(&file("/m/d/f", 7)));
+        assert!(!check(&file("/m/g", 2)));
+        state.at_work = 1;
+        state.ended(Vec::new());
+        assert!(!state.may_be_older(&file("/m/f", 7), (0, false), None));
+    }
+
+    #[test]
+    fn beside_a_command_at_work_only_the_stage_s_own_is_new() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().canonicalize().unwrap().join("f");
+        fs::write(&path, "x").unwrap();
+        let mut child =
+            Command::new("sleep").arg("1000").stdin(Stdio::from(File::open(&path).unwrap())).spawn().unwrap();
+        let (pid, own) = (child.id(), std::process::id());
+        let file = Descriptor::imagined(0, Kind::File, path.clone(), 0);
+        let check = |at_work, childless, shell, expected| {
+            let state = State { at_work, ..State::default() };
+            assert_eq!(state.may_be_older(&file, (pid, childless), shell), expected, "{at_work} {childless} {shell:?}");
+        };
+        check(0, false, None, false);
+        check(1, true, Some(own), false);
+        check(1, false, Some(own), true);
+        // Its shell is not above it.
+        check(1, true, Some(u32::MAX), true);
+        check(1, true, None, true);
+        let held = File::open(&path).unwrap();
+        check(1, true, Some(own), true);
+        drop(held);
+        check(1, true, Some(own), false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
