@@ -127,6 +127,23 @@ pub fn bound_processes(spec: &ViewSpec) {
     }
 }
 
+/// System V shared memory and messages outlive the processes that made them (sysvipc(7)), and no other bound counts
+/// them: all of a view's, in an IPC namespace of its own, take no more than its temporary files may. An executor without root's rights
+/// may not set that; its commands take from their own user only. Called before the view stands: its /proc has no settings.
+pub fn bound_shared_memory(spec: &ViewSpec) {
+    /// Of up to 16 KiB each (msgmnb).
+    const MESSAGE_QUEUES: u32 = 256;
+    if spec.isolation() == Isolation::Nothing || spec.bounds.tmp_bytes == 0 || !geteuid().is_root() {
+        return;
+    }
+    let page_bytes = rustix::param::page_size() as u64;
+    for (setting, bound) in
+        [("shmall", spec.bounds.tmp_bytes.div_ceil(page_bytes)), ("msgmni", u64::from(MESSAGE_QUEUES))]
+    {
+        let _ = fs::write(format!("/proc/sys/kernel/{setting}"), bound.to_string());
+    }
+}
+
 /// Before, the setting was the whole machine's.
 fn is_kernel_since(major: u32, minor: u32) -> bool {
     let Ok(name) = uname() else { return false };

@@ -197,6 +197,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
     confine::bound_processes(spec);
+    confine::bound_shared_memory(spec);
     let view = match View::build(spec) {
         Ok(view) => view,
         Err(Refusal { kind, message, .. }) => {

@@ -318,6 +318,16 @@ async fn what_is_put_into_tmp_is_bounded_and_given_back() {
     }
 }
 
+// Guard: confine::bound_shared_memory.
+#[tokio::test]
+async fn shared_memory_that_outlives_its_processes_is_bounded() {
+    let lab = Lab::with(|config| config.confinement.tmp_bytes = 8 << 20).await;
+    let segments = "for (1..100) { defined(shmget(0, 1 << 20, 0600)) or last; $count++ } print $count";
+    assert_eq!(lab.says(command(&["perl", "-e", segments])).await, "8");
+    let queues = "for (1..1000) { defined(msgget(0, 0600)) or last; $count++ } print $count";
+    assert_eq!(lab.says(command(&["perl", "-e", queues])).await, "256");
+}
+
 // Guard: confine::be_killed_first.
 #[tokio::test]
 async fn a_command_is_killed_before_the_machines_own_processes() {
