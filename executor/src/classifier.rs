@@ -4,11 +4,12 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use posh_proto::executor::rejected::Kind;
-use tokio::{sync::Semaphore, task::AbortHandle};
+use posh_volume::directory::Rivals;
+use tokio::{runtime::Handle, sync::Semaphore, task::AbortHandle};
 
 use crate::{callers::Caller, error::Refusal};
 
@@ -25,6 +26,28 @@ pub struct Classifier(Turns);
 pub struct Turns {
     of_one: usize,
     shares: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
+    rivals: Arc<Rivals>,
+}
+
+/// A turn that passes by itself.
+#[derive(Debug)]
+pub struct Passing {
+    lasts: AbortHandle,
+    /// Until then it lasts at least.
+    rests: Option<Instant>,
+}
+
+impl Passing {
+    /// It is over.
+    pub fn end(self) {
+        match self.rests.zip(Handle::try_current().ok()) {
+            None => self.lasts.abort(),
+            Some((began, runtime)) => drop(runtime.spawn(async move {
+                tokio::time::sleep(began.elapsed()).await;
+                self.lasts.abort();
+            })),
+        }
+    }
 }
 
 impl Default for Classifier {
@@ -36,7 +59,12 @@ impl Default for Classifier {
 impl Turns {
     /// Nothing is at work.
     pub fn new(of_one: usize) -> Self {
-        Self { of_one, shares: Mutex::default() }
+        Self::beside(of_one, Arc::default())
+    }
+
+    /// The same, where rivals may do something else.
+    pub fn beside(of_one: usize, rivals: Arc<Rivals>) -> Self {
+        Self { of_one, shares: Mutex::default(), rivals }
     }
 
     /// Those of one identity.
@@ -53,16 +81,26 @@ impl Turns {
 }
 
 impl Turns {
-    /// Waits for a turn of `caller`'s, which passes after `longest` or when the handle is aborted,
-    /// whichever comes first: who has it may itself wait for somebody behind it.
-    pub async fn passing(&self, caller: &Caller, longest: Duration) -> AbortHandle {
-        // It is never closed.
-        let turn = self.share_of(caller).acquire_owned().await;
+    /// Waits for a turn of `caller`'s, which passes after `longest` or when it is ended, whichever comes first: who has it may
+    /// itself wait for somebody behind it. While others are at work, too, one of several that `caller` wants at a time lasts
+    /// for as long again as it was used: they have the processors meanwhile.
+    pub async fn passing(&self, caller: &Caller, longest: Duration) -> Passing {
+        let share = self.share_of(caller);
+        let (turn, has_waited) = match share.clone().try_acquire_owned() {
+            Ok(turn) => (Ok(turn), false),
+            // It is never closed.
+            Err(_) => (share.acquire_owned().await, true),
+        };
         let lasts = tokio::spawn(async move {
             let _turn = turn;
             tokio::time::sleep(longest).await;
         });
-        lasts.abort_handle()
+        let now = Instant::now();
+        // As its account of the volumes.
+        let name = caller.identity.as_deref().unwrap_or_default();
+        self.rivals.note(name, now);
+        let rests = (has_waited && self.rivals.has_rival(name, now)).then_some(now);
+        Passing { lasts: lasts.abort_handle(), rests }
     }
 }
 
@@ -115,6 +153,42 @@ mod tests {
             // Eight times the words; were it the square, 64 times the time.
             assert!(long < short * 24 + Duration::from_millis(20), "{program} {word}: {short:?}, {long:?}");
         }
+    }
+
+    /// How long the third of some turns waits after the second one's end.
+    async fn third_waits(bob_is_at_work: bool) -> Duration {
+        const USED: Duration = Duration::from_millis(50);
+        let anybody = Caller::anybody(&Config::new(Vec::new()));
+        let [ada, bob] = ["ada", "bob"].map(|name| Caller { identity: Some(name.to_owned()), ..anybody.clone() });
+        let turns = Arc::new(Turns::new(1));
+        if bob_is_at_work {
+            turns.passing(&bob, USED).await.end();
+        }
+        let first = turns.passing(&ada, 10 * USED).await;
+        let next = || {
+            let (turns, ada) = (turns.clone(), ada.clone());
+            tokio::spawn(async move { turns.passing(&ada, 10 * USED).await })
+        };
+        let (second, third) = (next(), next());
+        tokio::task::yield_now().await;
+        first.end();
+        let second = second.await.unwrap();
+        tokio::time::sleep(USED).await;
+        let ended = Instant::now();
+        second.end();
+        third.await.unwrap().end();
+        ended.elapsed()
+    }
+
+    #[tokio::test]
+    async fn beside_others_a_turn_of_several_rests() {
+        assert!(third_waits(true).await >= Duration::from_millis(50));
+        // Nobody has to be fair to himself. A busy machine may take its time.
+        let mut alone = Vec::new();
+        while alone.len() < 20 && alone.iter().all(|waited| *waited > Duration::from_millis(25)) {
+            alone.push(third_waits(false).await);
+        }
+        assert!(alone.last().is_some_and(|waited| *waited <= Duration::from_millis(25)), "{alone:?}");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -18,6 +18,7 @@ use posh_proto::{
     executor::{enrolment_server::EnrolmentServer, executor_server::ExecutorServer},
     volume::volume_server::VolumeServer,
 };
+use posh_volume::directory::Rivals;
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -449,6 +450,7 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
     let admission = Admission::new(callers, tls, load.clone(), audit.clone());
     // Before the first runner, which is to be in it.
     let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
+    let rivals: Arc<Rivals> = Arc::default();
     let shared = Shared {
         load,
         cgroups,
@@ -460,11 +462,11 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         tools: Tools::default(),
         tool_turns: Turns::new(TOOLS_OF_ONE),
         arrivals: Turns::new(ARRIVALS_OF_ONE),
-        large: Turns::new(1),
-        launches: Turns::new(launches_of_one()),
+        large: Turns::beside(1, rivals.clone()),
+        launches: Turns::beside(launches_of_one(), rivals.clone()),
         heard_out: Turns::new(HEARD_OUT_OF_ONE),
         kept: KeptRuns::default(),
-        volumes: Volumes::default(),
+        volumes: Volumes::beside(rivals),
         audit,
         draining: false.into(),
         kill: watch::Sender::new(false),

@@ -228,7 +228,18 @@ impl Descriptor {
     fn without_details(fd: u32, kind: Kind, path: PathBuf, pipe: u64) -> Self {
         let access = if fd == 0 { nix::libc::O_RDONLY } else { nix::libc::O_WRONLY };
         let (flags, identity) = (access.cast_unsigned(), (0, pipe));
-        Self { fd, kind, path, identity, flags, offset: 0, on_mount: true, is_older: false, queued_bytes: 0, same_as: None }
+        Self {
+            fd,
+            kind,
+            path,
+            identity,
+            flags,
+            offset: 0,
+            on_mount: true,
+            is_older: false,
+            queued_bytes: 0,
+            same_as: None,
+        }
     }
 
     /// One that a shell would open, of which the text is all that is known.

@@ -67,7 +67,8 @@ impl State {
     fn may_be_older(&self, file: &Descriptor, (stage, childless): (Pid, bool), shell: Option<Pid>) -> bool {
         self.names.contains(&file.path)
             || self.inodes.contains(&file.identity.1)
-            || (self.at_work > 0 && (!childless || shell.is_none_or(|shell| may_be_inherited(&file.path, stage, shell))))
+            || (self.at_work > 0
+                && (!childless || shell.is_none_or(|shell| may_be_inherited(&file.path, stage, shell))))
     }
 }
 
@@ -137,21 +138,25 @@ mod tests {
             Command::new("sleep").arg("1000").stdin(Stdio::from(File::open(&path).unwrap())).spawn().unwrap();
         let (pid, own) = (child.id(), std::process::id());
         let file = Descriptor::imagined(0, Kind::File, path.clone(), 0);
-        let check = |at_work, childless, shell, expected| {
+        let may_be_older = |at_work, childless, shell| {
             let state = State { at_work, ..State::default() };
-            assert_eq!(state.may_be_older(&file, (pid, childless), shell), expected, "{at_work} {childless} {shell:?}");
+            state.may_be_older(&file, (pid, childless), shell)
         };
-        check(0, false, None, false);
-        check(1, true, Some(own), false);
-        check(1, false, Some(own), true);
-        // Its shell is not above it.
-        check(1, true, Some(u32::MAX), true);
-        check(1, true, None, true);
+        // The last two: its shell is not above it.
+        let found = [
+            may_be_older(0, false, None),
+            may_be_older(1, true, Some(own)),
+            may_be_older(1, false, Some(own)),
+            may_be_older(1, true, Some(u32::MAX)),
+            may_be_older(1, true, None),
+        ];
         let held = File::open(&path).unwrap();
-        check(1, true, Some(own), true);
+        let while_held = may_be_older(1, true, Some(own));
         drop(held);
-        check(1, true, Some(own), false);
+        let afterwards = may_be_older(1, true, Some(own));
         child.kill().unwrap();
         child.wait().unwrap();
+        assert_eq!(found, [false, false, true, true, true]);
+        assert_eq!((while_held, afterwards), (true, false));
     }
 }

@@ -112,12 +112,8 @@ async fn a_file_that_a_program_of_the_server_has_leased_is_opened_when_that_give
         $| = 1; open(F, "+<", $ARGV[0]) or die; fcntl(F, 1024, 1) or die "lease: $!";
         $SIG{IO} = sub { select(undef, undef, undef, 0.2); print "given up\n"; exit };
         print "leased\n"; sleep 1000"#;
-    let mut lessee = Command::new("perl")
-        .args(["-e", lessee])
-        .arg(site.path("f"))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut lessee =
+        Command::new("perl").args(["-e", lessee]).arg(site.path("f")).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = std::io::BufReader::new(lessee.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert_eq!(said.next().unwrap(), "leased");
     let (place, _) = open(&session, "f", OpenFlags::READ).await;

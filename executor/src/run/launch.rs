@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use posh_proto::executor::{Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::{
     Origin, Report, Run,
@@ -14,8 +14,18 @@ use super::{
     times::Clock,
 };
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, classifier::Turns, error::Refusal, own_mounts::OwnMounts,
-    policy::Policy, pool::Identified, runner::wire::Job, service::Shared, volume::trees_of, wiring::Wiring,
+    admission::Denied,
+    callers::Caller,
+    cgroup::RunCgroup,
+    classifier::{Passing, Turns},
+    error::Refusal,
+    own_mounts::OwnMounts,
+    policy::Policy,
+    pool::Identified,
+    runner::wire::Job,
+    service::Shared,
+    volume::trees_of,
+    wiring::Wiring,
 };
 
 /// A start takes some milliseconds, and on a busy machine some tens.
@@ -112,7 +122,7 @@ pub async fn start(
 /// A start that waits itself (a named pipe is opened, a file system hangs) keeps no processor busy, and may wait for a
 /// start behind it: a turn is over after [`LONGEST_TURN`]. It also lasts that long when its run is given up
 /// meanwhile, since what was begun goes on for a while.
-struct Turn(Option<AbortHandle>);
+struct Turn(Option<Passing>);
 
 impl Turn {
     /// Waits for it.
@@ -126,9 +136,7 @@ impl Turn {
 
     /// It has started.
     fn end(self) {
-        if let Some(lasts) = self.0 {
-            lasts.abort();
-        }
+        self.0.into_iter().for_each(Passing::end);
     }
 }
 

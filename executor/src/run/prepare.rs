@@ -13,12 +13,11 @@ use posh_proto::{
     packed,
 };
 use prost::Message as _;
-use tokio::task::AbortHandle;
 
 use super::{audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES, plumbing::PIPE_BYTES};
 use crate::{
     callers::Caller,
-    classifier::Turns,
+    classifier::{Passing, Turns},
     error::Refusal,
     load::{BytesShare, Need, RunShare, Wanted},
     policy::Policy,
@@ -64,17 +63,17 @@ pub struct Prepared {
 }
 
 /// A turn among the large specifications of one identity.
-pub struct LargeTurn(AbortHandle);
+pub struct LargeTurn(Option<Passing>);
 
 impl LargeTurn {
     async fn of(turns: &Turns, caller: &Caller) -> Self {
-        Self(turns.passing(caller, LONGEST_LARGE_TURN).await)
+        Self(Some(turns.passing(caller, LONGEST_LARGE_TURN).await))
     }
 }
 
 impl Drop for LargeTurn {
     fn drop(&mut self) {
-        self.0.abort();
+        self.0.take().into_iter().for_each(Passing::end);
     }
 }
 

@@ -26,8 +26,8 @@ use posh_proto::{
 use posh_volume::{
     Store as _,
     directory::{
-        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, WriteRoom,
-        is_share,
+        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, Rivals,
+        WriteRoom, is_share,
     },
     keeper::Keeper,
     store::{Caller as FileCaller, Pieces, ReadPart, Stamp},
@@ -95,6 +95,8 @@ pub struct Volumes {
     machine: Mutex<Weak<Machine>>,
     /// The leases of each machine in turn, with the penalties of those who did not give theirs back.
     keeper: Arc<Keeper>,
+    /// Who is at work, with volumes and with runs.
+    rivals: Arc<Rivals>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Whose session is put into the list.
@@ -110,11 +112,13 @@ pub struct Volumes {
     waiting_writes: Arc<Pool>,
 }
 
-impl Default for Volumes {
-    fn default() -> Self {
+impl Volumes {
+    /// No session yet, beside what else makes `rivals`.
+    pub fn beside(rivals: Arc<Rivals>) -> Self {
         Self {
             machine: Mutex::default(),
             keeper: Arc::default(),
+            rivals,
             directories: Mutex::default(),
             sessions: Mutex::default(),
             openings: Turns::new(1),
@@ -452,7 +456,7 @@ impl Volumes {
             match machine.upgrade() {
                 Some(machine) => machine,
                 None => {
-                    let started = Machine::start_with(self.keeper.clone())?;
+                    let started = Machine::start_with(self.keeper.clone(), self.rivals.clone())?;
                     *machine = Arc::downgrade(&started);
                     started
                 }
@@ -604,7 +608,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         let export = Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
-        let volumes = Volumes::default();
+        let volumes = Volumes::beside(Arc::default());
         let opened = volumes.directory(&export, Rights::Own).unwrap();
         let keeper = volumes.machine_in_use().unwrap().keeper.clone();
         drop(opened);

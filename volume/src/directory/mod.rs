@@ -22,6 +22,7 @@ mod locks;
 mod names;
 mod nodes;
 mod rights;
+mod rivals;
 mod session;
 mod steps;
 mod sys;
@@ -42,6 +43,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, statx};
 pub use self::{
     account::{Account, Charge, Pool, is_share},
     listing::MAX_NAMES,
+    rivals::Rivals,
     session::{DirectorySession, Liveness},
     sys::Acting,
     transfer::{READ_BYTES, WriteRoom},
@@ -158,16 +160,16 @@ impl Machine {
     /// # Errors
     /// When the system has no threads left.
     pub fn start() -> io::Result<Arc<Self>> {
-        Self::start_with(Arc::default())
+        Self::start_with(Arc::default(), Arc::default())
     }
 
     /// The same over leases that outlive it: penalties for leases that were not given back in time
-    /// must not end with the sessions of whoever has earned them.
+    /// must not end with the sessions of whoever has earned them. `rivals` are also those who do something else.
     ///
     /// # Errors
     /// See [`Machine::start`].
-    pub fn start_with(keeper: Arc<Keeper>) -> io::Result<Arc<Self>> {
-        Self::with(Watch::start(keeper.clone()), keeper)
+    pub fn start_with(keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {
+        Self::with(Watch::start(keeper.clone()), keeper, rivals)
     }
 
     /// As on a machine that does not tell what other programs change.
@@ -175,16 +177,16 @@ impl Machine {
     /// # Errors
     /// See [`Machine::start`].
     pub fn blind() -> io::Result<Arc<Self>> {
-        Self::with(Watch::none(), Arc::default())
+        Self::with(Watch::none(), Arc::default(), Arc::default())
     }
 
-    fn with(watch: Watch, keeper: Arc<Keeper>) -> io::Result<Arc<Self>> {
+    fn with(watch: Watch, keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let open_files = open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
         Ok(Arc::new(Self {
             keeper,
-            workers: Workers::start()?,
-            low_priority_workers: Workers::start_low_priority()?,
+            workers: Workers::start(rivals.clone())?,
+            low_priority_workers: Workers::start_low_priority(rivals)?,
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
             locked_ranges: Pool::new(MAX_LOCKED_RANGES, MAX_LOCKED_RANGES_OF_ONE),

@@ -3,7 +3,9 @@
 //! capability but those that root's commands have on files and those that change the user.
 //!
 //! Each account has a queue of its own, and they are served in turn. No account has more threads than it
-//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
+//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else. While others are at work as well,
+//! an account's jobs keep half of the processors busy at most, and rest for as long as they were at work: a thread with
+//! jobs without end is not soon made to give its processor up. A job that has taken long is taken to wait for a disk.
 //!
 //! Jobs that keep a processor busy have threads of their own, of a low priority: a thread at work
 //! in the kernel gives its processor up late where the kernel is not preemptible, and sooner to one
@@ -14,6 +16,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Condvar, Mutex},
     thread,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -24,6 +27,7 @@ use tokio::sync::oneshot;
 
 use super::{
     account::{Account, is_share},
+    rivals::Rivals,
     sys,
 };
 
@@ -35,6 +39,15 @@ const THREADS: usize = 32;
 const LOW_PRIORITY_THREADS: usize = 8;
 /// Their niceness (setpriority(2)).
 const LOW_PRIORITY: i32 = 10;
+
+/// A job that has not ended in this time waits for a disk: most take some 0.1 ms.
+const WAITS_FOR_DISK: Duration = Duration::from_millis(5);
+
+/// Jobs of one account take so long before they rest beside others: there is no shorter sleep that is worth its cost.
+const AT_WORK: Duration = Duration::from_millis(1);
+
+/// Accounts that are remembered though they have no jobs.
+const MOST_IDLE: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -58,24 +71,68 @@ pub struct Workers(Arc<Queue>);
 
 struct Queue {
     threads: usize,
+    /// Jobs of one account that keep processors busy while others are at work.
+    beside_others: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Bounded by what asks: each caller waits for its job. Without jobs and threads there is no queue.
+    /// Bounded by what asks: each caller waits for its job.
     by_account: HashMap<String, Jobs>,
     /// Accounts with jobs, the next one first.
     turns: VecDeque<String>,
     busy: usize,
+    rivals: Arc<Rivals>,
+    /// A thread looks again in a while whether a job that has to wait may begin.
+    is_looked_after: bool,
     is_over: bool,
 }
 
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
-    busy: usize,
+    /// When those at work began, in order.
+    begun: VecDeque<Instant>,
+    /// What has been taken since then, when the first one began after the last rest.
+    taken: Duration,
+    since: Option<Instant>,
+    rest_until: Option<Instant>,
+}
+
+impl Jobs {
+    /// Those that do not wait for a disk.
+    fn count_quick(&self, now: Instant) -> usize {
+        self.begun.iter().filter(|begun| now.saturating_duration_since(**begun) < WAITS_FOR_DISK).count()
+    }
+
+    /// One that began then has ended; they are to rest if others are `beside`.
+    fn ended(&mut self, begun: Instant, now: Instant, beside: bool) {
+        if let Some(at) = self.begun.iter().position(|other| *other == begun) {
+            self.begun.remove(at);
+        }
+        let took = now.saturating_duration_since(begun);
+        let since = *self.since.get_or_insert(begun);
+        self.taken += if took < WAITS_FOR_DISK { took } else { Duration::ZERO };
+        if self.taken >= AT_WORK {
+            // Who asks for less than half of a processor has rested of its own accord.
+            let is_to_rest = beside && now.saturating_duration_since(since) < 2 * self.taken;
+            self.rest_until = is_to_rest.then_some(now + self.taken.min(WAITS_FOR_DISK));
+            (self.since, self.taken) = (None, Duration::ZERO);
+        }
+    }
+
+    fn rests(&self, now: Instant) -> bool {
+        self.rest_until.is_some_and(|until| now < until)
+    }
+}
+
+/// A job to be done.
+struct Next {
+    account: String,
+    begun: Instant,
+    job: Job,
 }
 
 impl std::fmt::Debug for Queue {
@@ -89,23 +146,29 @@ impl Workers {
     ///
     /// # Errors
     /// When the system has no more threads.
-    pub fn start() -> std::io::Result<Self> {
-        Self::start_threads("files", THREADS, || ())
+    pub fn start(rivals: Arc<Rivals>) -> std::io::Result<Self> {
+        Self::start_threads(("files", THREADS), rivals, || ())
     }
 
     /// Starts the threads for jobs that keep a processor busy.
     ///
     /// # Errors
     /// When the system has no more threads.
-    pub fn start_low_priority() -> std::io::Result<Self> {
+    pub fn start_low_priority(rivals: Arc<Rivals>) -> std::io::Result<Self> {
         // Of the calling thread alone, on Linux. Nobody is kept from a higher niceness.
-        Self::start_threads("steps", LOW_PRIORITY_THREADS, || {
+        Self::start_threads(("steps", LOW_PRIORITY_THREADS), rivals, || {
             let _ = rustix::process::setpriority_process(None, LOW_PRIORITY);
         })
     }
 
-    fn start_threads(name: &str, count: usize, set_up: fn()) -> std::io::Result<Self> {
-        let workers = Self(Arc::new(Queue { threads: count, state: Mutex::default(), changed: Condvar::new() }));
+    fn start_threads((name, count): (&str, usize), rivals: Arc<Rivals>, set_up: fn()) -> std::io::Result<Self> {
+        let state = State { rivals, ..State::default() };
+        let workers = Self(Arc::new(Queue {
+            threads: count,
+            beside_others: (thread::available_parallelism().map_or(1, usize::from) / 2).max(1),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }));
         for number in 0..count {
             let queue = workers.0.clone();
             thread::Builder::new().name(format!("{name}-{number}")).spawn(move || {
@@ -146,6 +209,9 @@ impl Drop for Workers {
 
 impl State {
     fn push(&mut self, account: &str, job: Job) {
+        if self.by_account.len() >= MOST_IDLE && !self.by_account.contains_key(account) {
+            self.by_account.retain(|_, jobs| !jobs.begun.is_empty() || !jobs.waiting.is_empty());
+        }
         let jobs = self.by_account.entry(account.to_owned()).or_default();
         if jobs.waiting.is_empty() {
             self.turns.push_back(account.to_owned());
@@ -154,30 +220,30 @@ impl State {
     }
 
     /// The next job of the first account whose share is not used up.
-    fn take(&mut self, threads: usize) -> Option<(String, Job)> {
+    fn take(&mut self, (threads, beside_others): (usize, usize), now: Instant) -> Option<Next> {
         let may_have = |account: &String| {
-            let own = self.by_account.get(account).map_or(0, |jobs| jobs.busy);
-            is_share((own, 1), (self.busy, threads))
+            let Some(jobs) = self.by_account.get(account) else { return true };
+            is_share((jobs.begun.len(), 1), (self.busy, threads))
+                && (!self.rivals.has_rival(account, now) || jobs.count_quick(now) < beside_others && !jobs.rests(now))
         };
         let at = self.turns.iter().position(may_have)?;
         let account = self.turns.remove(at)?;
         let jobs = self.by_account.get_mut(&account)?;
         let job = jobs.waiting.pop_front()?;
-        jobs.busy += 1;
+        jobs.begun.push_back(now);
         self.busy += 1;
         if !jobs.waiting.is_empty() {
             self.turns.push_back(account.clone());
         }
-        Some((account, job))
+        self.rivals.note(&account, now);
+        Some(Next { account, begun: now, job })
     }
 
-    fn done(&mut self, account: &str) {
+    fn done(&mut self, account: &str, begun: Instant, now: Instant) {
         self.busy -= 1;
+        let beside = self.rivals.has_rival(account, now);
         if let Some(jobs) = self.by_account.get_mut(account) {
-            jobs.busy -= 1;
-            if jobs.busy == 0 && jobs.waiting.is_empty() {
-                self.by_account.remove(account);
-            }
+            jobs.ended(begun, now, beside);
         }
     }
 }
@@ -191,29 +257,43 @@ impl Queue {
         // Without any there are none to give up.
         let _ = sys::give_up_capabilities();
         let mut before = None;
-        while let Some((account, job)) = self.next(before.take()) {
+        while let Some(Next { account, begun, job }) = self.next(before.take()) {
             // A panic must not end the thread; the caller gets EIO since nothing was sent.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
-            before = Some(account);
+            before = Some((account, begun));
         }
     }
 
     /// The next job, once that of `before` is done.
-    fn next(&self, before: Option<String>) -> Option<(String, Job)> {
+    fn next(&self, before: Option<(String, Instant)>) -> Option<Next> {
         let mut state = self.state.lock().expect("not poisoned");
-        if let Some(account) = before {
-            state.done(&account);
+        if let Some((account, begun)) = before {
+            state.done(&account, begun, Instant::now());
             // Its share, or that of others, may have a place again.
             self.changed.notify_one();
         }
+        let mut looks_after = false;
         loop {
-            if let Some(next) = state.take(self.threads) {
+            if let Some(next) = state.take((self.threads, self.beside_others), Instant::now()) {
+                if looks_after && !state.turns.is_empty() {
+                    self.changed.notify_one();
+                }
                 return Some(next);
             }
             if state.is_over && state.turns.is_empty() {
                 return None;
             }
-            state = self.changed.wait(state).expect("not poisoned");
+            looks_after = !state.turns.is_empty() && !state.is_looked_after;
+            state = if looks_after {
+                // An account has a place again when one of its jobs turns out to wait for a disk, when they have rested, and when
+                // it is alone.
+                state.is_looked_after = true;
+                let mut state = self.changed.wait_timeout(state, AT_WORK).expect("not poisoned").0;
+                state.is_looked_after = false;
+                state
+            } else {
+                self.changed.wait(state).expect("not poisoned")
+            };
         }
     }
 }
@@ -229,7 +309,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_that_is_given_up_is_charged_until_its_job_is_done() {
-        let workers = Workers::start().unwrap();
+        let workers = Workers::start(Arc::default()).unwrap();
         let (release, gate) = mpsc::channel::<()>();
         let charge: Held = Arc::new(());
         let ada = Account::named("ada");
@@ -246,9 +326,73 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(5), given_back).await.unwrap();
     }
 
+    #[test]
+    fn beside_others_an_account_keeps_few_processors_busy() {
+        let began = Instant::now();
+        let after = |milliseconds| began + Duration::from_millis(milliseconds);
+        let mut state = State::default();
+        for _ in 0..THREADS {
+            state.push("ada", Box::new(|| ()));
+        }
+        let all = (THREADS, 2);
+        let taken = |state: &mut State, milliseconds| {
+            std::iter::from_fn(|| state.take(all, after(milliseconds))).map(|next| next.account).collect::<Vec<_>>()
+        };
+        state.rivals.note("bob", after(0));
+        assert_eq!(taken(&mut state, 1), ["ada"; 2]);
+        state.push("bob", Box::new(|| ()));
+        assert_eq!(taken(&mut state, 2), ["bob"]);
+        // Those two wait for a disk.
+        assert_eq!(taken(&mut state, 7), ["ada"; 2]);
+        state.done("ada", after(7), after(8));
+        // It took long enough for a rest.
+        assert!(taken(&mut state, 8).is_empty());
+        assert_eq!(taken(&mut state, 9), ["ada"]);
+        // Nobody else has been at work for a while.
+        assert_eq!(taken(&mut state, 200).len(), THREADS / 2 - 4);
+    }
+
+    #[test]
+    fn who_takes_less_than_half_of_a_processor_does_not_rest() {
+        let began = Instant::now();
+        let after = |microseconds| began + Duration::from_micros(microseconds);
+        let mut jobs = Jobs::default();
+        for number in 0..100 {
+            jobs.begun.push_back(after(number * 1000));
+            jobs.ended(after(number * 1000), after(number * 1000 + 300), true);
+            assert!(!jobs.rests(after(number * 1000 + 301)));
+        }
+        jobs = Jobs::default();
+        for number in 0..3 {
+            assert!(!jobs.rests(after(number * 500)));
+            jobs.begun.push_back(after(number * 500));
+            jobs.ended(after(number * 500), after(number * 500 + 400), true);
+        }
+        assert!(jobs.rests(after(1401)) && jobs.rests(after(2500)) && !jobs.rests(after(2601)));
+    }
+
+    #[tokio::test]
+    async fn what_waits_beside_others_is_done_when_jobs_turn_out_to_wait_for_a_disk() {
+        let workers = Arc::new(Workers::start(Arc::default()).unwrap());
+        workers.run(&Account::named("bob"), || Ok(())).await.unwrap();
+        // More than may keep a processor busy, each of which waits for its gate.
+        let count = workers.0.beside_others + 4;
+        let (keys, gates): (Vec<_>, Vec<_>) = (0..count).map(|_| mpsc::channel::<()>()).unzip();
+        let wait = |gate: mpsc::Receiver<()>| {
+            let workers = workers.clone();
+            let job = move || gate.recv().map_err(|_| Errno::EIO);
+            tokio::spawn(async move { workers.run(&Account::named("ada"), job).await })
+        };
+        let all: Vec<_> = gates.into_iter().map(wait).collect();
+        for (key, job) in keys.into_iter().zip(all).rev() {
+            key.send(()).unwrap();
+            tokio::time::timeout(Duration::from_secs(5), job).await.unwrap().unwrap().unwrap();
+        }
+    }
+
     #[tokio::test]
     async fn one_account_leaves_threads_for_others() {
-        let workers = Arc::new(Workers::start().unwrap());
+        let workers = Arc::new(Workers::start(Arc::default()).unwrap());
         let (release, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let ada = Account::named("ada");
