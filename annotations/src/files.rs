@@ -59,6 +59,10 @@ pub fn gather(facts: &Facts<'_>, inside: bool) -> Result<Gathered, Fault> {
         gathered.file_operands += usize::from(candidate.operand);
         match meaning(&candidate, path) {
             Dash::Stdout => continue,
+            Dash::Stdin if candidate.kind == FileKind::ListFile => {
+                let why = "the files named on its standard input can't be seen before it runs";
+                return Err(Fault::Stays(why.to_owned()));
+            }
             Dash::Stdin => {
                 gathered.names_stdin = true;
                 gathered.stdin_in_option |= !candidate.operand;

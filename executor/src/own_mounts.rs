@@ -137,6 +137,24 @@ fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
     all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
 
+/// Notices changes of the table of mounts from when it is made.
+#[derive(Debug)]
+pub struct MountWatch(File);
+
+impl MountWatch {
+    /// Begins.
+    pub fn begin() -> std::io::Result<Self> {
+        File::open("/proc/self/mountinfo").map(Self)
+    }
+
+    /// Whether something was mounted or unmounted since.
+    pub fn has_changed(&self) -> bool {
+        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition, told once.
+        let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
+        poll(&mut asked, PollTimeout::ZERO) != Ok(0)
+    }
+}
+
 /// What is mounted below a directory just now, so that it can be told from what is there at another time: a mount's number may be
 /// given to another one once it is gone, but not its device as well, as long as a view has it. Blocks.
 pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
@@ -152,20 +170,18 @@ type MountTable = Arc<Vec<MountEntry>>;
 
 /// The current mount table, read anew only after a change.
 fn mount_table() -> MountTable {
-    static KNOWN: Mutex<Option<(File, MountTable)>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<(MountWatch, MountTable)>> = Mutex::new(None);
     let mut known = KNOWN.lock().expect("not poisoned");
-    if let Some((file, table)) = &*known {
-        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition, told once.
-        let mut asked = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];
-        if poll(&mut asked, PollTimeout::ZERO) == Ok(0) {
-            return table.clone();
-        }
+    if let Some((watch, table)) = &*known
+        && !watch.has_changed()
+    {
+        return table.clone();
     }
-    // Opened before it is read, so that no change is missed.
-    let file = File::open("/proc/self/mountinfo");
+    // Begun before it is read, so that no change is missed.
+    let watch = MountWatch::begin();
     let info = MountInfo::read().inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
     let table = Arc::new(info.iter().flat_map(MountInfo::visible).cloned().collect());
-    *known = file.ok().map(|file| (file, Arc::clone(&table)));
+    *known = watch.ok().map(|watch| (watch, Arc::clone(&table)));
     table
 }
 

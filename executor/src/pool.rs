@@ -4,6 +4,9 @@
 //! one a fraction of that. The key of a runner is all that its view is made of,
 //! the identity of the exports' directories included: what was mounted anew on
 //! the server is seen by the next run.
+//!
+//! Invariant: a view stands under a key only if the exports' directories that it has are those of the key, and nothing was
+//! mounted or unmounted from before the key was made until the view had its copies.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -28,7 +31,7 @@ use std::{
 
 use bytes::BytesMut;
 use fs_mapper::mountinfo::MountEntry;
-use nix::{sys::stat::fstat, unistd::mkdtemp};
+use nix::unistd::mkdtemp;
 use posh_proto::{
     executor::{ClientFile, MountPoint, rejected::Kind},
     frame,
@@ -48,10 +51,10 @@ use crate::{
     error::Refusal,
     hidden,
     load::Limit,
-    own_mounts::mounted_below,
+    own_mounts::{MountWatch, mounted_below},
     runner::{
         open_export, path_of,
-        wire::{Bounds, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser, send_descriptors},
+        wire::{Bounds, DirectoryId, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser, send_descriptors},
     },
 };
 
@@ -73,6 +76,9 @@ const LEAST_TMP_BYTES: u64 = 16 << 20;
 
 /// Building a view takes milliseconds, unless a file system it touches hangs.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A view is made anew so often when the mounts have changed meanwhile.
+const ATTEMPTS: usize = 4;
 
 /// Until a runner's guard has noticed its keeper's death.
 const DEATH_TIMEOUT: Duration = Duration::from_millis(200);
@@ -108,6 +114,7 @@ struct Slot {
 struct Runner {
     control: UnixStream,
     reached: Reached,
+    directories: Vec<DirectoryId>,
 }
 
 /// Keeps a runner from being retired while a run is on it.
@@ -217,13 +224,29 @@ impl Pool {
             ..ViewSpec::default()
         };
         let holder = caller.identity.clone();
-        let identify = move || key_of(&spec, holder.as_deref()).map(|key| Identified { spec, key, holder });
-        Ok(Identifying(tokio::task::spawn_blocking(identify)))
+        Ok(Identified::begin(spec, holder))
     }
 
     /// Opens a supervisor for one run with this view. Runners are shared only
     /// by runs with the same user, exports and rights: all that is part of the key.
-    pub async fn open(&self, Identified { spec, key, holder }: &Identified) -> Result<(UnixStream, Lease), Refusal> {
+    pub async fn open(&self, identified: &Identified) -> Result<(UnixStream, Lease), Refusal> {
+        match self.open_one(identified).await? {
+            Some(opened) => return Ok(opened),
+            None => tracing::info!("the mounts have changed while a view was made; it is made anew"),
+        }
+        for _ in 1..ATTEMPTS {
+            let again = Identified::begin(identified.spec.clone(), identified.holder.clone()).wait().await?;
+            if let Some(opened) = self.open_one(&again).await? {
+                return Ok(opened);
+            }
+        }
+        let why = "what is mounted on the server changes all the time; no view of it is certain";
+        Err(Refusal::new(Kind::Stale, why))
+    }
+
+    /// `None` if the view is not what its key says.
+    async fn open_one(&self, identified: &Identified) -> Result<Option<(UnixStream, Lease)>, Refusal> {
+        let Identified { spec, key, holder, made_of } = identified;
         let lease = self.slot(key.clone(), holder.as_ref())?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
         let mut runner = lease.0.runner.lock().await;
@@ -231,7 +254,13 @@ impl Pool {
         for is_last in [false, true] {
             let alive = match runner.as_ref() {
                 Some(alive) => alive,
-                None => runner.insert(self.start(&with_less_tmp(spec, lease.0.tmp_halves)).await?),
+                None => {
+                    let made = self.start(&with_less_tmp(spec, lease.0.tmp_halves)).await?;
+                    if !made_of.is_still(&made.directories) {
+                        return Ok(None);
+                    }
+                    runner.insert(made)
+                }
             };
             match alive.hand_over(&theirs).await {
                 Ok(()) => break,
@@ -241,7 +270,7 @@ impl Pool {
         }
         drop(runner);
         ours.set_nonblocking(true).map_err(|error| spawn_failed(&error))?;
-        Ok((UnixStream::from_std(ours).map_err(|error| spawn_failed(&error))?, lease))
+        Ok(Some((UnixStream::from_std(ours).map_err(|error| spawn_failed(&error))?, lease)))
     }
 
     /// Ends idle runners, for ever.
@@ -292,7 +321,7 @@ impl Pool {
         let reply = tokio::time::timeout(BUILD_TIMEOUT, introduce(&mut control, &spec)).await;
         let reply = reply.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(|error| spawn_failed(&error))?;
         if reply.error.is_empty() {
-            return Ok(Runner { control, reached: reply.reached });
+            return Ok(Runner { control, reached: reply.reached, directories: reply.directories });
         }
         Err(Refusal::new(Kind::try_from(reply.kind).unwrap_or(Kind::NoNamespace), reply.error))
     }
@@ -356,9 +385,33 @@ pub struct Identified {
     spec: ViewSpec,
     key: Vec<u8>,
     holder: Option<String>,
+    made_of: MadeOf,
+}
+
+/// What a key was made of.
+struct MadeOf {
+    /// From before that.
+    watch: MountWatch,
+    directories: Vec<DirectoryId>,
+}
+
+impl MadeOf {
+    /// Whether a view with these directories, which has just been made, is what the key says.
+    fn is_still(&self, directories: &[DirectoryId]) -> bool {
+        // Without a mount namespace there is nothing that could be another one.
+        directories.is_empty() || (directories == self.directories && !self.watch.has_changed())
+    }
 }
 
 impl Identified {
+    fn begin(spec: ViewSpec, holder: Option<String>) -> Identifying {
+        let identify = move || {
+            let (key, made_of) = key_of(&spec, holder.as_deref())?;
+            Ok(Self { spec, key, holder, made_of })
+        };
+        Identifying(tokio::task::spawn_blocking(identify))
+    }
+
     /// Whom its commands run as, where that is told.
     pub fn user(&self) -> Option<&ViewUser> {
         self.spec.user.as_ref()
@@ -486,7 +539,9 @@ fn has_parent(path: &Path) -> bool {
 }
 
 /// The view's description, and which directories its exports are just now, with what is mounted below them.
-fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
+fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Refusal> {
+    let watch = MountWatch::begin().map_err(|error| spawn_failed(&error))?;
+    let mut directories = Vec::with_capacity(spec.mounts.len());
     // A view is as large as the files that the workstation shows in it; of its key nobody needs more than that it is another one.
     let mut key = Sha256::new();
     let encoded = spec.encode_to_vec();
@@ -497,9 +552,10 @@ fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
     key.update([0]);
     for mount in &spec.mounts {
         let directory = open_export(mount, spec.user.as_ref())?;
-        let status = fstat(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
-        key.update(status.st_dev.to_le_bytes());
-        key.update(status.st_ino.to_le_bytes());
+        let id = DirectoryId::of(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
+        key.update(id.device.to_le_bytes());
+        key.update(id.inode.to_le_bytes());
+        directories.push(id);
         // A view has copies of these: what is mounted later it does not show, and what is unmounted it goes on showing.
         for mounted in mounted_below(path_of(&mount.directory)) {
             let MountEntry { mount_id, device: (major, minor), root, mount_point, .. } = &mounted;
@@ -511,7 +567,7 @@ fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<Vec<u8>, Refusal> {
         }
         key.update([0]);
     }
-    Ok(key.finalize().to_vec())
+    Ok((key.finalize().to_vec(), MadeOf { watch, directories }))
 }
 
 #[cfg(test)]

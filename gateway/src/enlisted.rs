@@ -58,6 +58,8 @@ pub struct Enlisted {
     pub childless: bool,
     /// Its shell goes on while the mounts are told of it (`dispatch::untold`).
     pub goes_on: bool,
+    /// Why it runs here whatever it is joined with: it may replace a file that somebody here has open.
+    pub must_stay: Option<String>,
     /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look or by its annotation, or
     /// a volume has it at hand.
     pub stays: Option<Cow<'static, str>>,
@@ -177,6 +179,7 @@ impl Enlisted {
             mount_namespace,
             window: None,
             childless: false,
+            must_stay: None,
             stays: None,
             goes_on: false,
         })
@@ -288,6 +291,7 @@ impl From<wire::Enlist> for Enlisted {
             mount_namespace: message.mount_namespace,
             childless: message.childless,
             goes_on: false,
+            must_stay: None,
             stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }

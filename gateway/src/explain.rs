@@ -73,6 +73,7 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
         mount_namespace: gateway.mount_namespace,
         window: None,
         childless: true,
+        must_stay: None,
         stays: None,
         goes_on: false,
     }

@@ -92,6 +92,9 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     if stage.mount_namespace != world.mount_namespace {
         return Err("it runs in another mount namespace than the gateway".to_owned());
     }
+    if let Some(why) = &stage.must_stay {
+        return Err(why.clone());
+    }
     if !stage.cwd.is_absolute() {
         return Err("its current directory was deleted".to_owned());
     }

@@ -17,14 +17,20 @@ use std::{
 };
 
 use crate::{
-    assembly::{OpenFile, has_open, parent_of},
+    aside::Growing,
+    assembly::{has_open, parent_of},
+    dispatch::open_files::{OpenFile, open_below},
     enlisted::{Descriptor, Enlisted, Kind, Pid},
     state::Gateway,
 };
 
 /// What is older than the last change.
 #[derive(Debug, Default)]
-pub struct NameChanges(Mutex<State>);
+pub struct NameChanges {
+    state: Mutex<State>,
+    /// All processes are looked at.
+    pub looking: Growing,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -37,23 +43,28 @@ struct State {
 
 /// One command on a server that may change names. To be dropped before anybody hears that it has ended; looks for open files then.
 #[derive(Debug)]
-pub struct Changing(Arc<Gateway>);
+pub struct Changing {
+    gateway: Arc<Gateway>,
+    /// Its process here, whose own files go with it.
+    stage: Pid,
+}
 
 impl Changing {
     /// It begins.
     #[must_use]
-    pub fn begin(gateway: &Arc<Gateway>) -> Self {
+    pub fn begin(gateway: &Arc<Gateway>, stage: Pid) -> Self {
         gateway.name_changes.lock().at_work += 1;
-        Self(Arc::clone(gateway))
+        Self { gateway: Arc::clone(gateway), stage }
     }
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
         // Meanwhile no other command ends: it would find less than this one, or more.
-        let mut state = self.0.name_changes.lock();
-        let below: Vec<PathBuf> = self.0.view().table.mounts().map(|mount| mount.path.as_path().to_owned()).collect();
-        state.ended(self.0.writers.open(&self.0.sessions.roots(), &below));
+        let mut state = self.gateway.name_changes.lock();
+        let view = self.gateway.view();
+        let tops: Vec<PathBuf> = view.table.mounts().map(|mount| mount.path.as_path().to_owned()).collect();
+        state.ended(self.gateway.name_changes.looking.run(|| open_below(&tops, self.stage)));
     }
 }
 
@@ -83,7 +94,7 @@ impl NameChanges {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -21,16 +21,24 @@ use super::{
     root::{Root, detach},
     system,
     view::{failed, open_export, path_of, refuse},
-    wire::{ViewMount, ViewSpec, ViewUser},
+    wire::{DirectoryId, ViewMount, ViewSpec, ViewUser},
 };
 use crate::{error::Refusal, hidden};
 
 /// Directories that the view has besides: most workstations have their mounts there.
 const EMPTY: [&str; 3] = ["/run", "/home", "/mnt"];
 
-/// Makes the view of `spec` in a new mount namespace and enters it. Gives its root, and the paths of
-/// its mounts.
-pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
+/// What [`enter`] has made.
+pub struct Entered {
+    pub root: Root,
+    /// Paths of its mounts.
+    pub mounts: Vec<PathBuf>,
+    /// What is mounted there, in the order of the specification.
+    pub directories: Vec<DirectoryId>,
+}
+
+/// Makes the view of `spec` in a new mount namespace and enters it.
+pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     let points: Vec<&Path> = spec.mounts.iter().map(|entry| path_of(&entry.path)).collect();
     let files: Vec<&Path> = spec.client_files.iter().map(|file| path_of(&file.path)).collect();
     places::check_all(&points, &files).map_err(|misplaced| refuse(misplaced.to_string()))?;
@@ -41,6 +49,8 @@ pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
     umask(Mode::S_IWGRP | Mode::S_IWOTH);
     let user = spec.user.as_ref();
     let exports = spec.mounts.iter().map(|entry| take_export(entry, user)).collect::<Result<Vec<_>, _>>()?;
+    let directories = exports.iter().map(DirectoryId::of).collect::<Result<Vec<_>, _>>();
+    let directories = directories.map_err(failed(|| "look at what was taken".to_owned()))?;
     let hidden = hidden::shown(spec.hidden.iter().map(|path| path_of(path)));
     let hidden = hidden.map_err(|error| refuse(error.to_string()))?;
     let of_server = system::take(spec.isolation(), &files)?;
@@ -61,7 +71,7 @@ pub fn enter(spec: &ViewSpec) -> Result<(Root, Vec<PathBuf>), Refusal> {
         builder.mount_export(path_of(&entry.path), export)?;
     }
     builder.root.close().map_err(failed(|| "make the root read-only".to_owned()))?;
-    Ok((builder.root, builder.mounts))
+    Ok(Entered { root: builder.root, mounts: builder.mounts, directories })
 }
 
 /// Covers what is at a path of the server's, where the view shows that.

@@ -211,7 +211,8 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
         }
     };
     let used = scratch::Use::new(spec)?;
-    write_frame(control, &ViewReply { reached, ..ViewReply::default() })?;
+    let directories = view.directories.clone();
+    write_frame(control, &ViewReply { reached, directories, ..ViewReply::default() })?;
     let mut supervisors = Vec::new();
     let (mut spare, mut has_spares) = (None, true);
     loop {

@@ -25,11 +25,11 @@ use nix::{
 use posh_proto::executor::rejected::Kind;
 
 use super::{
-    build,
+    build::{self, Entered},
     fence::Ground,
     places::{self, NoPlace, PRIVATE},
     root::Root,
-    wire::{Bounds, Isolation, ViewMount, ViewSpec, ViewUser},
+    wire::{Bounds, DirectoryId, Isolation, ViewMount, ViewSpec, ViewUser},
 };
 use crate::{error::Refusal, sys::ActingAs};
 
@@ -60,6 +60,8 @@ pub struct View {
     pub user: Option<ViewUser>,
     /// What of the server's own tree commands reach.
     pub ground: Ground,
+    /// Which directories the exports are, if they are mounted.
+    pub directories: Vec<DirectoryId>,
 }
 
 pub fn refuse(message: impl Into<String>) -> Refusal {
@@ -82,13 +84,15 @@ impl View {
             bounds: spec.bounds,
             user: spec.user.clone(),
             ground: Ground::default(),
+            directories: Vec::new(),
         };
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
         } else {
-            let (root, mounts) = build::enter(spec)?;
+            let Entered { root, mounts, directories } = build::enter(spec)?;
             view.mounts = mounts;
             view.root = Some(root);
+            view.directories = directories;
         }
         let executable = spec.mounts.iter().filter(|entry| entry.exec);
         view.executable = executable.map(|entry| path_of(&entry.path).to_owned()).collect();
@@ -106,6 +110,7 @@ impl View {
             bounds: Bounds::default(),
             user: None,
             ground: Ground::default(),
+            directories: Vec::new(),
         }
     }
 

@@ -12,7 +12,7 @@
 use std::{
     io::{self, IoSlice, Read as _, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
 };
@@ -150,6 +150,28 @@ pub struct ViewReply {
     /// What confines the commands.
     #[prost(message, required, tag = "3")]
     pub reached: Reached,
+    /// Which directories its exports are, in the order of the specification's mounts; none without a mount namespace.
+    #[prost(message, repeated, tag = "4")]
+    pub directories: Vec<DirectoryId>,
+}
+
+/// Which directory it is: no other one has that as long as it is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct DirectoryId {
+    /// stat(2), `st_dev`.
+    #[prost(uint64, tag = "1")]
+    pub device: u64,
+    /// `st_ino`.
+    #[prost(uint64, tag = "2")]
+    pub inode: u64,
+}
+
+impl DirectoryId {
+    /// Of one that is open.
+    pub fn of(directory: impl AsFd) -> nix::Result<Self> {
+        let status = nix::sys::stat::fstat(directory)?;
+        Ok(Self { device: status.st_dev, inode: status.st_ino })
+    }
 }
 
 /// What confines commands, in words.

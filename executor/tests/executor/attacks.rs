@@ -325,7 +325,9 @@ async fn shared_memory_that_outlives_its_processes_is_bounded() {
     let segments = "for (1..100) { defined(shmget(0, 1 << 20, 0600)) or last; $count++ } print $count";
     assert_eq!(lab.says(command(&["perl", "-e", segments])).await, "8");
     let queues = "for (1..1000) { defined(msgget(0, 0600)) or last; $count++ } print $count";
-    assert_eq!(lab.says(command(&["perl", "-e", queues])).await, "256");
+    assert_eq!(lab.says(command(&["perl", "-e", queues])).await, "16");
+    let semaphores = "for (1..1000) { defined(semget(0, 100, 0600)) or last; $count += 100 } print $count";
+    assert_eq!(lab.says(command(&["perl", "-e", semaphores])).await, "1000");
 }
 
 // Guard: confine::be_killed_first.

@@ -12,7 +12,7 @@ mod writers;
 pub use closing::Edge;
 pub use procfs::{has_open, parent_of};
 pub(crate) use procfs::{is_below, pipe_inode};
-pub use writers::{OpenFile, Writers, Written};
+pub use writers::{Writers, Written};
 
 use std::{
     collections::{HashMap, HashSet},

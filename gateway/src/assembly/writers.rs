@@ -32,26 +32,7 @@ pub struct Written {
     pub offset: u64,
 }
 
-/// A file that somebody has open.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpenFile {
-    /// As /proc shows it.
-    pub path: PathBuf,
-    /// As its file system numbers it, if the kernel tells (proc_pid_fdinfo(5), since Linux 5.14).
-    pub inode: Option<u64>,
-}
-
 impl Writers {
-    /// What lies below some directories and the processes below `roots` have open, for whatever. Reads /proc only.
-    #[must_use]
-    pub fn open(&self, roots: &[Pid], below: &[PathBuf]) -> Vec<OpenFile> {
-        self.looking.run(|| {
-            let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-            let pids = processes_below(roots, &HashSet::new(), &mut orphans);
-            pids.into_iter().flat_map(|pid| open_in(pid, below)).collect()
-        })
-    }
-
     /// Those below some directories, in the processes below `roots`. Reads /proc only, and of these stages, which wait, not even that: what they
     /// have is what they enlisted with.
     #[must_use]
@@ -74,16 +55,6 @@ fn written_through<'s>(stage: &'s Enlisted, below: &'s [PathBuf]) -> impl Iterat
     files.map(|d| Written { path: d.path.clone(), offset: d.offset })
 }
 
-fn open_in(pid: Pid, below: &[PathBuf]) -> Vec<OpenFile> {
-    let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
-    let open = directory.flatten().filter_map(|entry| {
-        let path = fs::read_link(entry.path()).ok().filter(|path| below.iter().any(|top| path.starts_with(top)))?;
-        let inode = fd_info(pid, entry.file_name().as_ref(), "ino:");
-        Some(OpenFile { path, inode })
-    });
-    open.collect()
-}
-
 fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
     let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
     let written = directory.flatten().filter_map(|entry| {
@@ -103,12 +74,8 @@ fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
 
 /// The offset of a process's open file, in bytes (proc_pid_fdinfo(5)).
 pub(super) fn offset(pid: Pid, fd: &Path) -> Option<u64> {
-    fd_info(pid, fd, "pos:")
-}
-
-fn fd_info(pid: Pid, fd: &Path, field: &str) -> Option<u64> {
     let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd)).ok()?;
-    info.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok())
+    info.lines().find_map(|line| line.strip_prefix("pos:")?.trim().parse().ok())
 }
 
 #[cfg(test)]

@@ -250,7 +250,11 @@ impl<'a> Relay<'a> {
         });
         let stages: BTreeMap<usize, StageState> = stages.collect();
         let may_change = |stage: &&usize| !readings[**stage].as_ref().is_ok_and(again::leaves_names);
-        let changing = stages.keys().filter(may_change).map(|stage| (*stage, Changing::begin(gateway))).collect();
+        let changing = stages
+            .keys()
+            .filter(may_change)
+            .map(|stage| (*stage, Changing::begin(gateway, pipeline.stages[*stage].enlisted.pid)))
+            .collect();
         let feeds = lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
         // An aggregator's streams are those of its stage, not of a run.
         let feeds = feeds.filter(|((run, _), _)| *run != JOINED);

@@ -1,4 +1,4 @@
-//! Trees in which somebody here has a file open.
+//! What somebody here has open.
 //!
 //! sshfs names an open file by the directories above it whenever it is written to. Once one of these was removed through
 //! the mount (not on the server alone), the file has no name any more, and sshfs 3.7 ends at the next write. So no
@@ -12,22 +12,65 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Those of the directories below which a process of this machine has a file open or mapped (proc_pid_fd(5),
-/// proc_pid_maps(5)). Of processes that this one may not look into nothing is known; they can't use a mount of this user,
-/// unless it was made with `allow_other`. Blocks.
+use crate::enlisted::Pid;
+
+/// A file that somebody has open, or mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenFile {
+    /// As /proc shows it.
+    pub path: PathBuf,
+    /// As its file system numbers it, if the kernel tells (proc_pid_fdinfo(5), since Linux 5.14).
+    pub inode: Option<u64>,
+}
+
+/// Those of the directories below which a process of this machine has a file open or mapped. Blocks.
 pub fn above_open_files(directories: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    let Ok(processes) = fs::read_dir("/proc") else { return found };
-    let own = std::process::id().to_string();
-    let is_process = |name: &OsStr| name != OsStr::new(&own) && name.as_bytes().iter().all(u8::is_ascii_digit);
-    for process in processes.flatten().filter(|entry| is_process(&entry.file_name())) {
-        let descriptors = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        let open = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
-        open.for_each(|path| note(directories, &path, &mut found));
-        let maps = fs::read(process.path().join("maps")).unwrap_or_default();
-        mapped(&maps).for_each(|path| note(directories, path, &mut found));
-    }
+    look(None, |path, _| note(directories, path, &mut found));
     found
+}
+
+/// What is open or mapped below these, or is one of them, in any process but one. Blocks.
+pub fn open_below(tops: &[PathBuf], but: Pid) -> Vec<OpenFile> {
+    let mut found = Vec::new();
+    look(Some(but), |path, inode| {
+        if tops.iter().any(|top| path.starts_with(top)) {
+            found.push(OpenFile { path: path.to_owned(), inode: inode() });
+        }
+    });
+    found
+}
+
+/// Looks at all files that processes of this machine have open or mapped (proc_pid_fd(5), proc_pid_maps(5)), with their inodes. Of
+/// processes that this one may not look into nothing is known; they can't use a mount of this user, unless it was made
+/// with `allow_other`.
+fn look(but: Option<Pid>, mut found: impl FnMut(&Path, &dyn Fn() -> Option<u64>)) {
+    let Ok(processes) = fs::read_dir("/proc") else { return };
+    let passed_over = [Some(std::process::id()), but];
+    let pid = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse::<Pid>().ok();
+    for process in processes.flatten().filter(|entry| pid(entry).is_some_and(|pid| !passed_over.contains(&Some(pid)))) {
+        let process = process.path();
+        // Of one whose first thread has ended, the others show what it has.
+        let has_some = fs::read_dir(process.join("fd")).is_ok_and(|mut table| table.next().is_some());
+        let tables = if has_some {
+            vec![process.clone()]
+        } else {
+            fs::read_dir(process.join("task")).into_iter().flatten().flatten().map(|task| task.path()).collect()
+        };
+        for table in tables {
+            for descriptor in fs::read_dir(table.join("fd")).into_iter().flatten().flatten() {
+                let Ok(path) = fs::read_link(descriptor.path()) else { continue };
+                found(&path, &|| inode_of(&table.join("fdinfo").join(descriptor.file_name())));
+            }
+        }
+        let maps = fs::read(process.join("maps")).unwrap_or_default();
+        mapped(&maps).for_each(|path| found(path, &|| None));
+    }
+}
+
+fn inode_of(info: &Path) -> Option<u64> {
+    let info = fs::read_to_string(info).ok()?;
+    info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok())
 }
 
 fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathBuf>) {

@@ -114,9 +114,7 @@ impl Session {
 
     fn reopen(&self, node: &Node, flags: OpenFlags) -> Result<OwnedFd, Fault> {
         self.check_kind(node, flags)?;
-        // It is a file or a directory. Where a program here has a lease, open(2) waits until that is given up, as for everybody.
-        let how = kernel_flags(flags) - OFlags::NONBLOCK;
-        Ok(rustix::fs::open(attributes::link_to(node.fd.as_fd()), how, Mode::empty())?)
+        Ok(rustix::fs::open(attributes::link_to(node.fd.as_fd()), kernel_flags(flags), Mode::empty())?)
     }
 
     /// Whether files of this kind are opened so, rights apart.

@@ -41,6 +41,9 @@ pub const NAMES: Leases = Leases::ENTRIES.union(Leases::ATTRIBUTES);
 pub const BYTES: Leases = Leases::DATA.union(Leases::ATTRIBUTES);
 /// Notices that wait for their listener.
 const NOTICES: usize = 1024;
+/// The kernel ends leases that are not given up after 45 s (/proc/sys/fs/lease-break-time).
+const LEASES_END: Duration = Duration::from_secs(60);
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What one op is going to touch.
 pub type Intents = Vec<(File, FileId, Intent)>;
@@ -207,6 +210,7 @@ impl Store for DirectorySession {
                 self.give_back(returned);
                 Ok(Answer::Done)
             }
+            op @ (Op::Open { .. } | Op::Create { .. } | Op::Set { .. }) => session.open_in_time(caller, op).await,
             op => session.perform(caller, op).await,
         }
     }
@@ -344,6 +348,20 @@ impl Session {
 
     fn renew(&self) {
         self.keeper().table().renew(self.id, Instant::now());
+    }
+
+    /// open(2) of a file that a program here has leased waits until that gives it up (F_SETLEASE of fcntl(2)). No thread does so
+    /// meanwhile, since who has it may keep it for long: the kernel is asked again and again.
+    async fn open_in_time(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+        let begun = Instant::now();
+        loop {
+            match self.perform(caller, op.clone()).await {
+                Err(Errno::EAGAIN) if begun.elapsed() < LEASES_END && !self.is_over() => {
+                    tokio::time::sleep(ASK_AGAIN).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     async fn perform(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {

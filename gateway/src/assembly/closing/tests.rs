@@ -40,6 +40,7 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
         mount_namespace: 0,
         window: None,
         childless: true,
+        must_stay: None,
         stays: None,
         goes_on: false,
     }
