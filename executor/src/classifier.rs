@@ -33,19 +33,26 @@ pub struct Turns {
 #[derive(Debug)]
 pub struct Passing {
     lasts: AbortHandle,
-    /// Until then it lasts at least.
-    rests: Option<Instant>,
+    rivals: Arc<Rivals>,
+    /// Whose it is, as an account of the volumes.
+    name: String,
+    began: Instant,
+    has_waited: bool,
 }
 
 impl Passing {
     /// It is over.
     pub fn end(self) {
-        match self.rests.zip(Handle::try_current().ok()) {
-            None => self.lasts.abort(),
-            Some((began, runtime)) => drop(runtime.spawn(async move {
-                tokio::time::sleep(began.elapsed()).await;
-                self.lasts.abort();
+        let Self { lasts, rivals, name, began, has_waited } = self;
+        let (now, used) = (Instant::now(), began.elapsed());
+        rivals.note(&name, used, now);
+        let rests = has_waited && rivals.has_rival(&name, now);
+        match Handle::try_current() {
+            Ok(runtime) if rests => drop(runtime.spawn(async move {
+                tokio::time::sleep(used).await;
+                lasts.abort();
             })),
+            _ => lasts.abort(),
         }
     }
 }
@@ -95,12 +102,9 @@ impl Turns {
             let _turn = turn;
             tokio::time::sleep(longest).await;
         });
-        let now = Instant::now();
-        // As its account of the volumes.
-        let name = caller.identity.as_deref().unwrap_or_default();
-        self.rivals.note(name, now);
-        let rests = (has_waited && self.rivals.has_rival(name, now)).then_some(now);
-        Passing { lasts: lasts.abort_handle(), rests }
+        let name = caller.identity.clone().unwrap_or_default();
+        let (rivals, began) = (self.rivals.clone(), Instant::now());
+        Passing { lasts: lasts.abort_handle(), rivals, name, began, has_waited }
     }
 }
 
@@ -159,10 +163,10 @@ mod tests {
     async fn third_waits(bob_is_at_work: bool) -> Duration {
         const USED: Duration = Duration::from_millis(50);
         let anybody = Caller::anybody(&Config::new(Vec::new()));
-        let [ada, bob] = ["ada", "bob"].map(|name| Caller { identity: Some(name.to_owned()), ..anybody.clone() });
+        let ada = Caller { identity: Some("ada".to_owned()), ..anybody };
         let turns = Arc::new(Turns::new(1));
         if bob_is_at_work {
-            turns.passing(&bob, USED).await.end();
+            turns.rivals.note("bob", Duration::from_secs(9), Instant::now());
         }
         let first = turns.passing(&ada, 10 * USED).await;
         let next = || {

@@ -62,7 +62,9 @@ impl OwnMounts {
         let mounts = if rule::holds(Rule::Coherence) { mounts } else { &[] };
         let exports: Vec<Export> =
             caller.exports.iter().filter(|e| mounts.iter().any(|m| m.export == e.name)).cloned().collect();
-        let look = spawn_blocking(move || Ok(exports.iter().flat_map(tops_of).collect::<Vec<_>>()));
+        let uid = caller.user.as_ref().map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
+        let look =
+            spawn_blocking(move || Ok(exports.iter().flat_map(|export| tops_of(export, uid)).collect::<Vec<_>>()));
         let tops = within_limit(look).await?;
         let named = if tops.is_empty() { Vec::new() } else { named_paths(stages) };
         let used = tops.into_iter().map(|(adapter, export, top)| {
@@ -122,9 +124,9 @@ async fn within_limit<T>(work: tokio::task::JoinHandle<Result<T, String>>) -> Re
     Err(Refusal::new(Kind::Stale, format!("commands there may see an old state: {reason}")))
 }
 
-/// The mounts of this machine that remember things: the one that the export lies on, and those within it, since links
-/// may lead there.
-fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
+/// The mounts of this machine that remember things: the one that the export lies on, and those within it where commands of this
+/// user get in, since links may lead there.
+fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     if let Some(adapter) = export.coherence {
         let is_meant = adapter != Adapter::Bind;
         return is_meant.then(|| (adapter, export.clone(), export.path.clone())).into_iter().collect();
@@ -132,7 +134,8 @@ fn tops_of(export: &Export) -> Vec<(Adapter, Export, PathBuf)> {
     let table = mount_table();
     let around = table.iter().filter(|mount| export.path.starts_with(&mount.mount_point));
     let around = around.max_by_key(|mount| mount.mount_point.components().count());
-    let all = around.into_iter().chain(below(&table, &export.path));
+    let within = below(&table, &export.path).filter(|mount| !is_private_to_another(mount, uid));
+    let all = around.into_iter().chain(within);
     let all = all.map(|mount| (Adapter::of(&mount.fs_type), export.clone(), mount.mount_point.clone()));
     all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
@@ -159,6 +162,14 @@ impl MountWatch {
 /// given to another one once it is gone, but not its device as well, as long as a view has it. Blocks.
 pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
     below(&mount_table(), directory).cloned().collect()
+}
+
+/// Whether only somebody else may look into it, not even root (mount.fuse3(8), `allow_other`).
+fn is_private_to_another(mount: &MountEntry, uid: u32) -> bool {
+    let mut options = mount.options.split(',');
+    let owner = options.clone().find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    let is_fuse = mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.") || mount.fs_type == "fuseblk";
+    is_fuse && owner.is_some_and(|owner: u32| owner != uid) && !options.any(|option| option == "allow_other")
 }
 
 fn below<'a>(table: &'a [MountEntry], directory: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
@@ -294,8 +305,21 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         let export = Export { name: "w".to_owned(), path, read_only: false, exec: false, coherence: None };
-        assert_eq!(tops_of(&export), []);
+        assert_eq!(tops_of(&export, 0), []);
         let configured = Export { coherence: Some(Adapter::Nfs), ..export };
-        assert_eq!(tops_of(&configured).len(), 1);
+        assert_eq!(tops_of(&configured, 0).len(), 1);
+    }
+
+    #[test]
+    fn what_only_another_user_may_look_into_is_nothing_of_a_run() {
+        let line = |fs_type: &str, options: &str| {
+            let line = format!("50 20 0:44 / /srv/w/x rw - {fs_type} x rw,{options}\n");
+            MountInfo::parse(line.as_bytes()).unwrap().visible()[0].clone()
+        };
+        let own = |fs_type, options| is_private_to_another(&line(fs_type, options), 1000);
+        assert!(own("fuse.sshfs", "user_id=1001,group_id=1001") && own("fuse", "user_id=0,group_id=0"));
+        assert!(!own("fuse.sshfs", "user_id=1000,group_id=1000"));
+        assert!(!own("fuse.sshfs", "user_id=1001,group_id=1001,allow_other"));
+        assert!(!own("ext4", "user_id=1001") && !own("fuse.sshfs", "group_id=1"));
     }
 }

@@ -597,6 +597,15 @@ mod tests {
     }
 
     #[test]
+    fn a_view_of_other_directories_is_not_what_its_key_says() {
+        let id = |inode| DirectoryId { device: 1, inode };
+        let made_of = || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![id(1), id(2)] };
+        assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
+        // Somebody may mount something just now, but not always.
+        assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
+    }
+
+    #[test]
     fn one_identity_does_not_take_all_views() {
         let mut views = Views::default();
         for identity in ["ada", "bob", "eve"] {

@@ -1,41 +1,59 @@
 //! Whether somebody else is at work, too. What is rationed so that others get their share costs nothing where
-//! there are no others.
+//! there are no others, and others are only those who use something: what nobody used would be lost.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// So long after its last piece of work somebody counts as being at work: commands of a shell follow one another sooner.
-const MEMORY: Duration = Duration::from_millis(100);
+/// What somebody used counts half after this time: commands of a shell follow one another sooner.
+const HALF_LIFE: Duration = Duration::from_millis(50);
+
+/// Who has used so much of late is at work: a fiftieth of a processor, or one start of a command.
+const AT_WORK: Duration = Duration::from_millis(1);
+
+/// So many are remembered, those who have used most.
+const MOST: usize = 16;
 
 /// Who is at work, by the names of accounts.
 #[derive(Debug, Default)]
-pub struct Rivals(Mutex<Latest>);
+pub struct Rivals(Mutex<Vec<Use>>);
 
-#[derive(Debug, Default)]
-struct Latest {
-    last: Option<(String, Instant)>,
-    /// Somebody else, before that.
-    before: Option<(String, Instant)>,
+#[derive(Debug)]
+struct Use {
+    name: String,
+    used: Duration,
+    at: Instant,
+}
+
+impl Use {
+    fn now(&self, now: Instant) -> Duration {
+        let age = now.saturating_duration_since(self.at).as_secs_f64();
+        self.used.mul_f64((-age / HALF_LIFE.as_secs_f64()).exp2())
+    }
 }
 
 impl Rivals {
-    /// Somebody is at work now.
-    pub fn note(&self, name: &str, now: Instant) {
-        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut latest.last {
-            Some((last, at)) if last == name => *at = now,
-            last => latest.before = last.replace((name.to_owned(), now)),
+    /// Somebody has kept a processor busy for this time.
+    pub fn note(&self, name: &str, used: Duration, now: Instant) {
+        let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = uses.iter_mut().find(|known| known.name == name) {
+            (known.used, known.at) = (known.now(now) + used, now);
+            return;
         }
+        if uses.len() == MOST
+            && let Some(least) = (0..MOST).min_by_key(|at| uses[*at].now(now))
+        {
+            uses.swap_remove(least);
+        }
+        uses.push(Use { name: name.to_owned(), used, at: now });
     }
 
-    /// Whether somebody other than `name` was a moment ago.
+    /// Whether somebody other than `name` is at work.
     #[must_use]
     pub fn has_rival(&self, name: &str, now: Instant) -> bool {
-        let latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_rival = |(other, at): &(String, Instant)| other != name && now.saturating_duration_since(*at) < MEMORY;
-        [&latest.last, &latest.before].into_iter().flatten().any(is_rival)
+        let uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.iter().any(|other| other.name != name && other.now(now) >= AT_WORK)
     }
 }
 
@@ -44,17 +62,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_was_at_work_a_moment_ago_is_a_rival_of_all_others() {
+    fn whoever_uses_something_is_a_rival_of_all_others_for_a_while() {
         let began = Instant::now();
         let after = |milliseconds| began + Duration::from_millis(milliseconds);
+        let used = Duration::from_millis;
         let rivals = Rivals::default();
-        rivals.note("ada", after(0));
+        rivals.note("ada", used(4), after(0));
         assert!(!rivals.has_rival("ada", after(1)) && rivals.has_rival("bob", after(1)));
-        rivals.note("bob", after(10));
-        for milliseconds in 20..90 {
-            rivals.note("ada", after(milliseconds));
+        assert!(rivals.has_rival("bob", after(100)) && !rivals.has_rival("bob", after(101)));
+        // A little now and then is not to be at work.
+        for milliseconds in 1..20 {
+            rivals.note("bob", Duration::from_micros(100), after(milliseconds * 80));
         }
-        assert!(rivals.has_rival("ada", after(109)) && !rivals.has_rival("ada", after(110)));
-        assert!(rivals.has_rival("bob", after(110)) && rivals.has_rival("eve", after(110)));
+        assert!(!rivals.has_rival("ada", after(20 * 80)));
+        // Whoever uses most is not forgotten for others.
+        rivals.note("ada", used(9), after(2000));
+        for number in 0..99 {
+            rivals.note(&format!("somebody {number}"), Duration::from_micros(1), after(2001));
+        }
+        assert!(rivals.has_rival("bob", after(2002)));
     }
 }

@@ -235,12 +235,15 @@ impl State {
         if !jobs.waiting.is_empty() {
             self.turns.push_back(account.clone());
         }
-        self.rivals.note(&account, now);
         Some(Next { account, begun: now, job })
     }
 
     fn done(&mut self, account: &str, begun: Instant, now: Instant) {
         self.busy -= 1;
+        let took = now.saturating_duration_since(begun);
+        if took < WAITS_FOR_DISK {
+            self.rivals.note(account, took, now);
+        }
         let beside = self.rivals.has_rival(account, now);
         if let Some(jobs) = self.by_account.get_mut(account) {
             jobs.ended(begun, now, beside);
@@ -338,7 +341,7 @@ mod tests {
         let taken = |state: &mut State, milliseconds| {
             std::iter::from_fn(|| state.take(all, after(milliseconds))).map(|next| next.account).collect::<Vec<_>>()
         };
-        state.rivals.note("bob", after(0));
+        state.rivals.note("bob", Duration::from_millis(4), after(0));
         assert_eq!(taken(&mut state, 1), ["ada"; 2]);
         state.push("bob", Box::new(|| ()));
         assert_eq!(taken(&mut state, 2), ["bob"]);
@@ -374,7 +377,7 @@ mod tests {
     #[tokio::test]
     async fn what_waits_beside_others_is_done_when_jobs_turn_out_to_wait_for_a_disk() {
         let workers = Arc::new(Workers::start(Arc::default()).unwrap());
-        workers.run(&Account::named("bob"), || Ok(())).await.unwrap();
+        workers.0.state.lock().unwrap().rivals.note("bob", Duration::from_secs(1), Instant::now());
         // More than may keep a processor busy, each of which waits for its gate.
         let count = workers.0.beside_others + 4;
         let (keys, gates): (Vec<_>, Vec<_>) = (0..count).map(|_| mpsc::channel::<()>()).unzip();
