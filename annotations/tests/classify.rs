@@ -337,7 +337,7 @@ fn sort() {
         sort -z => stdin
         sort -T /tmp/x a b => W:/tmp/x r:a r:b
         sort --files0-from=list => l:list
-        sort --files0-from=- => stdin
+        sort --files0-from=- => ! sort: the files named on its standard input can't be seen before it runs
         sort -R a => ! flag -R of sort is not annotated
         sort -k1R a => ! sort: a key in random order
         sort +1 a => ! sort: +POS is an old way to write a key
@@ -376,7 +376,7 @@ fn wc() {
         wc -l - => stdin
         wc -l a b => r:a r:b split:2,3 add:-c by:wc_total(l) whole
         wc --files0-from=list => l:list
-        wc -l --files0-from=- => stdin
+        wc -l --files0-from=- => ! wc: the files named on its standard input can't be seen before it runs
         wc --files0-from=list a => ! wc: there are more operands than it takes
         ",
     );
