@@ -41,7 +41,7 @@ pub struct Passing {
 }
 
 impl Passing {
-    /// It is over.
+    /// Ends it, after its rest.
     pub fn end(self) {
         let Self { lasts, rivals, name, began, has_waited } = self;
         let (now, used) = (Instant::now(), began.elapsed());
@@ -69,7 +69,7 @@ impl Turns {
         Self::beside(of_one, Arc::default())
     }
 
-    /// The same, where rivals may do something else.
+    /// The same with rivals that other work is counted for, too.
     pub fn beside(of_one: usize, rivals: Arc<Rivals>) -> Self {
         Self { of_one, shares: Mutex::default(), rivals }
     }
@@ -88,9 +88,10 @@ impl Turns {
 }
 
 impl Turns {
-    /// Waits for a turn of `caller`'s, which passes after `longest` or when it is ended, whichever comes first: who has it may
-    /// itself wait for somebody behind it. While others are at work, too, one of several that `caller` wants at a time lasts
-    /// for as long again as it was used: they have the processors meanwhile.
+    /// Waits for a turn of `caller`'s. It passes after `longest` or when it is ended, whichever
+    /// comes first: its holder may itself wait for a later turn. If it had to be waited for and
+    /// another identity is at work, it lasts as long again as it was used, which leaves the
+    /// processors to the other.
     pub async fn passing(&self, caller: &Caller, longest: Duration) -> Passing {
         let share = self.share_of(caller);
         let (turn, has_waited) = match share.clone().try_acquire_owned() {

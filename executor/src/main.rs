@@ -275,8 +275,8 @@ fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot
     let entered = runtime.enter();
     let mut terminate = unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
-    // A write beyond a limit on file sizes is an error (EFBIG) and not the end: a caller of a volume chooses where it writes.
-    // The handler stays when this is dropped.
+    // A write beyond a limit on file sizes is an error (EFBIG) and not the end: a caller of a
+    // volume chooses where it writes. The handler stays when this is dropped.
     drop(unix::signal(unix::SignalKind::from_raw(nix::libc::SIGXFSZ)).context("cannot handle SIGXFSZ")?);
     // sshd, or whoever stands for it, is going: runs end in order before we do.
     let hangup = is_stdio.then(|| unix::signal(unix::SignalKind::hangup())).transpose();

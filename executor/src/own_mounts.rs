@@ -124,8 +124,8 @@ async fn within_limit<T>(work: tokio::task::JoinHandle<Result<T, String>>) -> Re
     Err(Refusal::new(Kind::Stale, format!("commands there may see an old state: {reason}")))
 }
 
-/// The mounts of this machine that remember things: the one that the export lies on, and those within it where commands of this
-/// user get in, since links may lead there.
+/// The mounts of this machine that remember things: the one that the export lies on, and those
+/// within it where this user's commands get in, since links may lead there.
 fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     if let Some(adapter) = export.coherence {
         let is_meant = adapter != Adapter::Bind;
@@ -140,19 +140,19 @@ fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
 
-/// Notices changes of the table of mounts from when it is made.
+/// Notices changes of this thread's mount table.
 #[derive(Debug)]
 pub struct MountWatch(File);
 
 impl MountWatch {
-    /// Begins.
+    /// Changes count from now on.
     pub fn begin() -> std::io::Result<Self> {
-        File::open("/proc/self/mountinfo").map(Self)
+        File::open("/proc/thread-self/mountinfo").map(Self)
     }
 
-    /// Whether something was mounted or unmounted since.
+    /// Something was mounted or unmounted since.
     pub fn has_changed(&self) -> bool {
-        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition, told once.
+        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition.
         let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
         poll(&mut asked, PollTimeout::ZERO) != Ok(0)
     }
@@ -164,7 +164,8 @@ pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
     below(&mount_table(), directory).cloned().collect()
 }
 
-/// Whether only somebody else may look into it, not even root (mount.fuse3(8), `allow_other`).
+/// A FUSE mount of another user without `allow_other`, which not even root may look into
+/// (mount.fuse3(8)).
 fn is_private_to_another(mount: &MountEntry, uid: u32) -> bool {
     let mut options = mount.options.split(',');
     let owner = options.clone().find_map(|option| option.strip_prefix("user_id=")?.parse().ok());

@@ -5,8 +5,8 @@
 //! the identity of the exports' directories included: what was mounted anew on
 //! the server is seen by the next run.
 //!
-//! Invariant: a view stands under a key only if the exports' directories that it has are those of the key, and nothing was
-//! mounted or unmounted from before the key was made until the view had its copies.
+//! Invariant: a view is kept under a key only if its exports' directories are those of the key, and
+//! nothing was mounted or unmounted between the making of the key and that of the view.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -244,7 +244,7 @@ impl Pool {
         Err(Refusal::new(Kind::Stale, why))
     }
 
-    /// `None` if the view is not what its key says.
+    /// Gives `None` if the new view is not the one that its key stands for.
     async fn open_one(&self, identified: &Identified) -> Result<Option<(UnixStream, Lease)>, Refusal> {
         let Identified { spec, key, holder, made_of } = identified;
         let lease = self.slot(key.clone(), holder.as_ref())?;
@@ -388,15 +388,15 @@ pub struct Identified {
     made_of: MadeOf,
 }
 
-/// What a key was made of.
+/// The directories and mounts that went into a key.
 struct MadeOf {
-    /// From before that.
+    /// Begun before the key was made.
     watch: MountWatch,
     directories: Vec<DirectoryId>,
 }
 
 impl MadeOf {
-    /// Whether a view with these directories, which has just been made, is what the key says.
+    /// A view just made of these directories is the one that the key stands for.
     fn is_still(&self, directories: &[DirectoryId]) -> bool {
         // Without a mount namespace there is nothing that could be another one.
         directories.is_empty() || (directories == self.directories && !self.watch.has_changed())
@@ -601,8 +601,32 @@ mod tests {
         let id = |inode| DirectoryId { device: 1, inode };
         let made_of = || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![id(1), id(2)] };
         assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
-        // Somebody may mount something just now, but not always.
+        // Another test may mount something just now, but not always.
         assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
+    }
+
+    #[test]
+    fn a_view_made_while_something_was_mounted_is_not_what_its_key_says() {
+        use nix::{
+            mount::{MsFlags, mount, umount},
+            sched::{CloneFlags, unshare},
+        };
+
+        // A thread with a mount namespace of its own.
+        let in_private = || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+            let place = tempfile::tempdir().unwrap();
+            let made_of = || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![DirectoryId::default()] };
+            let directories = [DirectoryId::default()];
+            let before = made_of();
+            let is_still = before.is_still(&directories);
+            let since = made_of();
+            mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+            umount(place.path()).unwrap();
+            (is_still, since.is_still(&directories))
+        };
+        assert_eq!(std::thread::spawn(in_private).join().unwrap(), (true, false));
     }
 
     #[test]

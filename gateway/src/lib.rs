@@ -30,6 +30,7 @@ pub mod volumes;
 
 mod memory;
 mod name_changes;
+mod open_files;
 mod opening;
 mod ownership;
 mod peers;

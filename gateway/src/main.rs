@@ -79,8 +79,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         };
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        // The shell that started this one may have limited the sizes of files: what is beyond is an error and not the
-        // end of all sessions. The handler stays when this is dropped.
+        // The shell that started this one may have limited the sizes of files: a write beyond is an
+        // error and not the end of all sessions. The handler stays when this is dropped.
         drop(signal(SignalKind::from_raw(nix::libc::SIGXFSZ))?);
         let shutdown = async move {
             tokio::select! {

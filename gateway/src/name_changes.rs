@@ -1,14 +1,21 @@
-//! Files that were opened before a command on a server may have given their names to others.
+//! Files that a process here has open, and whose names a command on a server may give to others.
 //!
-//! Invariant: a server opens the file of a redirect by its name only if no command that this gateway started on a
-//! server can have changed a name between the shell's open(2) and now. Every other file is read and written through
-//! the shell's own descriptor.
+//! Invariant: a server opens the file of a redirect by its name only if no command that this
+//! gateway started on a server can have changed a name between the shell's open(2) and now. Every
+//! other file is read and written through the shell's own descriptor.
 //!
-//! Why it holds: whatever was opened before a command ended, and is still of use then, some process has open at that
-//! moment. So the files that are open when a command has ended, before anybody hears of that, are all that are
-//! older than the change; their names count and their inodes, since a directory above may be renamed later. Names that
-//! the command changed are not compared with them: a tree may be reached by links that only its server knows. While a
-//! command is still at work, only what the stage has opened itself a moment ago is certain to be new.
+//! Proof: whatever was opened before a command ended and is still of use then, some process has
+//! open at that moment. So the files that are open when a command has ended, before its end is
+//! told, are all that are older than the change. Their names count and their inodes, since a
+//! directory above may be renamed later. Names that the command changed are not compared with
+//! them: a tree may be reached by links that only its server knows. While a command is still at
+//! work, only what the stage has just opened itself is certain to be new.
+//!
+//! sshfs knows files by their names: an open file and the one that gets its name have one size and
+//! one cache here, and a reader would get some of both. So a command that may replace an open file
+//! on an sshfs mount runs locally ([`NameChanges::open_here`]).
+//!
+//! Changes made by other machines, or through a second mount of the same export, are not seen.
 
 use std::{
     collections::HashSet,
@@ -16,20 +23,24 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use fs_mapper::{MountTable, coherence::Adapter};
+use posh_proto::rule::{self, Rule};
+
 use crate::{
     aside::Growing,
     assembly::{has_open, parent_of},
-    dispatch::open_files::{OpenFile, open_below},
     enlisted::{Descriptor, Enlisted, Kind, Pid},
+    facts::{Place, Reading},
+    lower,
+    open_files::{OpenFile, open_below},
     state::Gateway,
 };
 
-/// What is older than the last change.
+/// Files that are older than the last change.
 #[derive(Debug, Default)]
 pub struct NameChanges {
     state: Mutex<State>,
-    /// All processes are looked at.
-    pub looking: Growing,
+    looking: Growing,
 }
 
 #[derive(Debug, Default)]
@@ -41,11 +52,12 @@ struct State {
     inodes: HashSet<u64>,
 }
 
-/// One command on a server that may change names. To be dropped before anybody hears that it has ended; looks for open files then.
+/// One command on a server that may change names. Dropping it looks for open files; to be done
+/// before the command's end is told.
 #[derive(Debug)]
 pub struct Changing {
     gateway: Arc<Gateway>,
-    /// Its process here, whose own files go with it.
+    /// The command's process here, whose own files are closed with it.
     stage: Pid,
 }
 
@@ -60,7 +72,7 @@ impl Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        // Meanwhile no other command ends: it would find less than this one, or more.
+        // Locked while looking: the result of a later look must not be replaced by an earlier one's.
         let mut state = self.gateway.name_changes.lock();
         let view = self.gateway.view();
         let tops: Vec<PathBuf> = view.table.mounts().map(|mount| mount.path.as_path().to_owned()).collect();
@@ -93,12 +105,34 @@ impl NameChanges {
         }
     }
 
+    /// Tells why a command that may change names has to run locally: it may replace a file on an
+    /// sshfs mount that a process other than `stage` has open.
+    pub fn open_here(&self, table: &MountTable, stage: Pid, reading: &Reading) -> Option<String> {
+        if !rule::holds(Rule::Coherence) {
+            return None;
+        }
+        let files = reading.invocation.files.iter().zip(&reading.places);
+        let written = files.filter(|(file, _)| file.kind.writes()).filter_map(|(_, place)| match place {
+            Some(Place::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
+            _ => None,
+        });
+        let all = written.chain(lower::watched_places(table, reading));
+        let on_sshfs = all.filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs);
+        let tops: Vec<PathBuf> = on_sshfs.map(|(path, _)| path).collect();
+        if tops.is_empty() {
+            return None;
+        }
+        let open = self.looking.run(|| open_below(&tops, stage));
+        let path = open.first()?.path.display();
+        Some(format!("it may replace {path}, which a process here has open"))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether a process above has such a file open, up to the shell, or its shell is not above it any more.
+/// Whether an ancestor up to the shell has such a file open, or the shell is no ancestor any more.
 fn may_be_inherited(file: &Path, stage: Pid, shell: Pid) -> bool {
     let mut above = parent_of(stage);
     while let Some(pid) = above {

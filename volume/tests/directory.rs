@@ -102,24 +102,49 @@ async fn put(store: &dyn Store, place: Place, offset: u64, data: &'static [u8]) 
 
 const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 
-/// fcntl(2), F_SETLEASE: who opens a file that somebody has leased waits until that is given up.
+/// A process that ends with its test.
+struct Helper(std::process::Child);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// fcntl(2), F_SETLEASE: open(2) of a leased file waits until the lease is given up.
 #[tokio::test]
-async fn a_file_that_a_program_of_the_server_has_leased_is_opened_when_that_gives_it_up() {
+async fn files_that_a_program_of_the_server_has_leased_hold_up_no_others_and_are_opened_when_it_gives_them_up() {
     let site = Site::new();
-    let session = site.session();
-    fs::write(site.path("f"), "text").unwrap();
+    let session = Arc::new(site.session());
+    for name in ["f", "other"] {
+        fs::write(site.path(name), "text").unwrap();
+    }
     let lessee = r#"
         $| = 1; open(F, "+<", $ARGV[0]) or die; fcntl(F, 1024, 1) or die "lease: $!";
-        $SIG{IO} = sub { select(undef, undef, undef, 0.2); print "given up\n"; exit };
-        print "leased\n"; sleep 1000"#;
-    let mut lessee =
-        Command::new("perl").args(["-e", lessee]).arg(site.path("f")).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = std::io::BufReader::new(lessee.stdout.take().unwrap()).lines().map(Result::unwrap);
+        $SIG{IO} = sub { print "asked\n" };
+        print "leased\n"; until (defined($line = <STDIN>)) { }"#;
+    let mut command = Command::new("perl");
+    command.args(["-e", lessee]).arg(site.path("f")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut lessee = Helper(command.spawn().unwrap());
+    let mut said = std::io::BufReader::new(lessee.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert_eq!(said.next().unwrap(), "leased");
-    let (place, _) = open(&session, "f", OpenFlags::READ).await;
-    assert_eq!(said.next().unwrap(), "given up");
-    lessee.wait().unwrap();
-    call(&session, Op::Close(place.handle.unwrap())).await.unwrap();
+    // More than there are threads.
+    let opened = || {
+        let session = session.clone();
+        tokio::spawn(async move { open(&*session, "f", OpenFlags::READ).await.0 })
+    };
+    let opened: Vec<_> = (0..40).map(|_| opened()).collect();
+    tokio::task::spawn_blocking(move || assert_eq!(said.next().unwrap(), "asked")).await.unwrap();
+    for _ in 0..3 {
+        tokio::time::timeout(SOON, open(&*session, "other", OpenFlags::READ)).await.expect("not held up");
+    }
+    assert!(opened.iter().all(|opened| !opened.is_finished()));
+    drop(lessee);
+    for place in opened {
+        let place = tokio::time::timeout(SOON, place).await.expect("opened at last").unwrap();
+        call(&*session, Op::Close(place.handle.unwrap())).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -28,12 +28,12 @@ use crate::{error::Refusal, hidden};
 /// Directories that the view has besides: most workstations have their mounts there.
 const EMPTY: [&str; 3] = ["/run", "/home", "/mnt"];
 
-/// What [`enter`] has made.
+/// A view that [`enter`] has made.
 pub struct Entered {
     pub root: Root,
     /// Paths of its mounts.
     pub mounts: Vec<PathBuf>,
-    /// What is mounted there, in the order of the specification.
+    /// The exports' directories, in the order of the specification.
     pub directories: Vec<DirectoryId>,
 }
 

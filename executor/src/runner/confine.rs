@@ -127,13 +127,14 @@ pub fn bound_processes(spec: &ViewSpec) {
     }
 }
 
-/// System V shared memory, messages and semaphores outlive the processes that made them (sysvipc(7)), and no other bound counts
-/// them: all of a view's, in an IPC namespace of its own, take no more than its temporary files may. An executor without root's rights
-/// may not set that; its commands take from their own user only. Called before the view stands: its /proc has no settings.
+/// Bounds System V shared memory, messages and semaphores, which outlive the processes that made
+/// them (sysvipc(7)) and count on no other bound: all of a view's, in an IPC namespace of its own,
+/// take no more than its temporary files may. An executor without root's rights may not set that.
+/// Called before the view stands: its /proc has no settings.
 pub fn bound_shared_memory(spec: &ViewSpec) {
     /// Of up to 16 KiB each (msgmnb); a message of one byte takes 70 times that.
     const MESSAGE_QUEUES: u32 = 16;
-    /// A set has so many, all of them, one call changes so many, and there are so many sets (semget(2)).
+    /// SEMMSL, SEMMNS, SEMOPM, SEMMNI (semget(2)).
     const SEMAPHORES: &str = "250 1024 32 64";
     if spec.isolation() == Isolation::Nothing || spec.bounds.tmp_bytes == 0 || !geteuid().is_root() {
         return;

@@ -150,12 +150,13 @@ pub struct ViewReply {
     /// What confines the commands.
     #[prost(message, required, tag = "3")]
     pub reached: Reached,
-    /// Which directories its exports are, in the order of the specification's mounts; none without a mount namespace.
+    /// The exports' directories, in the order of the specification's mounts; none without a mount
+    /// namespace.
     #[prost(message, repeated, tag = "4")]
     pub directories: Vec<DirectoryId>,
 }
 
-/// Which directory it is: no other one has that as long as it is in use.
+/// A directory's identity: no other one has it as long as this one is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub struct DirectoryId {
     /// stat(2), `st_dev`.

@@ -25,7 +25,7 @@ pub fn only_reads(reading: &Reading) -> bool {
     !invocation.side_effects && !invocation.needs_network && !writes && invocation.current_dir != CurrentDir::Writes
 }
 
-/// Every name that there was stays that of its file: at most directories are made.
+/// Every name stays that of its file: at most directories are made.
 pub fn leaves_names(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
     let writes = invocation.files.iter().any(|file| file.kind.writes() && file.kind != FileKind::NewDir);

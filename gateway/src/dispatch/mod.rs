@@ -5,7 +5,6 @@ mod again;
 mod ending;
 mod flight;
 pub mod head_start;
-pub mod open_files;
 pub mod output;
 mod refresh;
 mod remake;
@@ -19,12 +18,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
-use fs_mapper::{Resolution, coherence::Adapter, config::Scheduler};
+use fs_mapper::{Resolution, config::Scheduler};
 use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
@@ -34,8 +33,8 @@ use crate::{
     enlisted::{Enlisted, Kind},
     executors::Connection,
     explain,
-    facts::{self, Place, Reading, Surroundings, World},
-    lower::{self, Builder, Lowered},
+    facts::{self, Reading, Surroundings, World},
+    lower::{Builder, Lowered},
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
     session::Session,
@@ -142,7 +141,11 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
         stage.goes_on = session.is_some_and(|session| untold::goes_on(gateway, &session, stage));
         reading = if stage.goes_on { facts::read(&world, stage) } else { reading };
     }
-    stage.must_stay = reading.as_ref().ok().and_then(|reading| open_here(gateway, &view, stage, reading));
+    if let Ok(reading) = &reading
+        && !again::leaves_names(reading)
+    {
+        stage.must_stay = gateway.name_changes.open_here(&view.table, stage.pid, reading);
+    }
     if stage.must_stay.is_some() {
         return;
     }
@@ -151,29 +154,6 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
         stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]).map(Cow::Owned);
     }
-}
-
-/// What a command may replace, and somebody here has open, where the mount is an sshfs. That knows files by their names: the open
-/// file and the one that gets its name have one size and one cache here, and who has it open would read of both. If
-/// the command runs here, the kernel knows which is which.
-fn open_here(gateway: &Gateway, view: &View, stage: &Enlisted, reading: &Reading) -> Option<String> {
-    if again::leaves_names(reading) || !rule::holds(Rule::Coherence) {
-        return None;
-    }
-    let written = reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
-    let named = written.filter_map(|(_, place)| match place {
-        Some(Place::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
-        _ => None,
-    });
-    let all = named.chain(lower::watched_places(&view.table, reading));
-    let tops = all.filter(|(_, mount)| view.table.mount(*mount).adapter() == Adapter::Sshfs).map(|(path, _)| path);
-    let tops: Vec<PathBuf> = tops.collect();
-    if tops.is_empty() {
-        return None;
-    }
-    let open = gateway.name_changes.looking.run(|| open_files::open_below(&tops, stage.pid));
-    let first = open.first()?;
-    Some(format!("it may replace {}, which a process here has open", first.path.display()))
 }
 
 /// Whether a command that is about to be executed stays here for certain: a rule says so, nothing of it is on a mount, or all of it is at

@@ -24,11 +24,11 @@ use posh_proto::{
 };
 use posh_volume::fs::Changes;
 
-use super::{again, open_files, remake};
+use super::{again, remake};
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
-    lower,
+    lower, open_files,
     state::Gateway,
 };
 

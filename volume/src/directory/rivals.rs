@@ -1,21 +1,22 @@
-//! Whether somebody else is at work, too. What is rationed so that others get their share costs nothing where
-//! there are no others, and others are only those who use something: what nobody used would be lost.
+//! Accounts that are at work. Rationing that gives each its share costs nothing where there is only
+//! one; an account that uses next to nothing does not count, since what it left would be lost.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// What somebody used counts half after this time: commands of a shell follow one another sooner.
+/// An account's use counts half after this time: commands of a shell follow one another sooner.
 const HALF_LIFE: Duration = Duration::from_millis(50);
 
-/// Who has used so much of late is at work: a fiftieth of a processor, or one start of a command.
+/// An account that has used so much of late is at work: some 1.4 % of a processor all the time, or one
+/// start of a command.
 const AT_WORK: Duration = Duration::from_millis(1);
 
-/// So many are remembered, those who have used most.
+/// Accounts that are remembered: those that have used most.
 const MOST: usize = 16;
 
-/// Who is at work, by the names of accounts.
+/// Recent use of processors by account.
 #[derive(Debug, Default)]
 pub struct Rivals(Mutex<Vec<Use>>);
 
@@ -34,7 +35,7 @@ impl Use {
 }
 
 impl Rivals {
-    /// Somebody has kept a processor busy for this time.
+    /// Counts that an account has kept a processor busy for `used`.
     pub fn note(&self, name: &str, used: Duration, now: Instant) {
         let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = uses.iter_mut().find(|known| known.name == name) {
@@ -49,7 +50,7 @@ impl Rivals {
         uses.push(Use { name: name.to_owned(), used, at: now });
     }
 
-    /// Whether somebody other than `name` is at work.
+    /// An account other than `name` is at work.
     #[must_use]
     pub fn has_rival(&self, name: &str, now: Instant) -> bool {
         let uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -350,8 +350,9 @@ impl Session {
         self.keeper().table().renew(self.id, Instant::now());
     }
 
-    /// open(2) of a file that a program here has leased waits until that gives it up (F_SETLEASE of fcntl(2)). No thread does so
-    /// meanwhile, since who has it may keep it for long: the kernel is asked again and again.
+    /// Opens a file that a program of the server may have leased (F_SETLEASE of fcntl(2)) as open(2)
+    /// does: when the lease is given up. No thread waits meanwhile, since that may take long: the
+    /// kernel is asked again and again.
     async fn open_in_time(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let begun = Instant::now();
         loop {

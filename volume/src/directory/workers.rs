@@ -3,7 +3,7 @@
 //! capability but those that root's commands have on files and those that change the user.
 //!
 //! Each account has a queue of its own, and they are served in turn. No account has more threads than it
-//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else. While others are at work as well,
+//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else. While others are at work,
 //! an account's jobs keep half of the processors busy at most, and rest for as long as they were at work: a thread with
 //! jobs without end is not soon made to give its processor up. A job that has taken long is taken to wait for a disk.
 //!

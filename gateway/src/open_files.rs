@@ -1,8 +1,9 @@
-//! What somebody here has open.
+//! Files that processes of this machine have open or mapped.
 //!
-//! sshfs names an open file by the directories above it whenever it is written to. Once one of these was removed through
-//! the mount (not on the server alone), the file has no name any more, and sshfs 3.7 ends at the next write. So no
-//! directory above an open file is ever removed through a mount of sshfs.
+//! sshfs names an open file by the directories above it whenever it is written to. Once one of
+//! these was removed through the mount (not on the server alone), the file has no name any more,
+//! and sshfs 3.7 ends at the next write. So no directory above an open file is ever removed through
+//! a mount of sshfs ([`above_open_files`]).
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +31,8 @@ pub fn above_open_files(directories: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
     found
 }
 
-/// What is open or mapped below these, or is one of them, in any process but one. Blocks.
+/// The files below these paths, or at them, that a process other than `but` has open or mapped.
+/// Blocks.
 pub fn open_below(tops: &[PathBuf], but: Pid) -> Vec<OpenFile> {
     let mut found = Vec::new();
     look(Some(but), |path, inode| {
@@ -41,9 +43,9 @@ pub fn open_below(tops: &[PathBuf], but: Pid) -> Vec<OpenFile> {
     found
 }
 
-/// Looks at all files that processes of this machine have open or mapped (proc_pid_fd(5), proc_pid_maps(5)), with their inodes. Of
-/// processes that this one may not look into nothing is known; they can't use a mount of this user, unless it was made
-/// with `allow_other`.
+/// Calls `found` with each open or mapped file and a way to its inode (proc_pid_fd(5),
+/// proc_pid_maps(5)). Processes that this one may not look into are passed over: they can't use a
+/// mount of this user, unless it was made with `allow_other`.
 fn look(but: Option<Pid>, mut found: impl FnMut(&Path, &dyn Fn() -> Option<u64>)) {
     let Ok(processes) = fs::read_dir("/proc") else { return };
     let passed_over = [Some(std::process::id()), but];
@@ -112,6 +114,25 @@ mod tests {
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!((found, found_later), (expected.clone(), expected));
+    }
+
+    #[test]
+    fn files_below_a_path_are_found_with_their_inodes_but_for_one_process() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        let path = place.join("f");
+        fs::write(&path, "x").unwrap();
+        let file = fs::File::open(&path).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
+        let look = |top: &Path, but| open_below(&[top.to_owned()], but);
+        let found = [look(&place, 0), look(&path, 0), look(&place.join("other"), 0), look(&place, holder.id())];
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        let held = vec![OpenFile { path, inode: Some(inode) }];
+        assert_eq!(found, [held.clone(), held, Vec::new(), Vec::new()]);
     }
 
     #[test]
