@@ -132,21 +132,11 @@ impl<'a> Walk<'a> {
         let given = facts.reading.given.iter();
         let of_flags = given.filter_map(|given| facts.annotation.options[given.option].stays_here.as_ref());
         let mut reasons = of_flags.chain(facts.holding(&facts.annotation.stays_here));
-        reasons.find(|reason| reason.because != Because::SoonerThroughMount && self.library.heeds(reason.because))
-    }
-
-    /// What holds unless the round trips count.
-    fn sooner_here(&self, name: &str, facts: &Facts<'a>) -> Option<String> {
-        let mut reasons = facts.holding(&facts.annotation.stays_here);
-        let because = Because::SoonerThroughMount;
-        let reason = reasons.find(|reason| reason.because == because && self.library.heeds(because))?;
-        let (command, reason) = (name.to_owned(), reason.text.clone());
-        Some(Unknown::StaysHere { command, reason, because }.to_string())
+        reasons.find(|reason| self.library.heeds(reason.because))
     }
 
     fn finish(&mut self, name: &str, facts: Facts<'a>, gathered: Gathered) -> Understood<'a> {
         let mut invocation = invocation(name, &facts, &gathered);
-        invocation.sooner_here = self.sooner_here(name, &facts);
         let mut levels = Vec::new();
         for (outer, before) in self.outer.drain(..).rev() {
             add_outer(&mut invocation, &outer, before, gathered.writes_below_working_dir);
@@ -208,7 +198,6 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         replaces_files: annotation.replaces_files.as_ref().is_some_and(|condition| facts.holds(condition)),
         guards: facts.holding(&annotation.guards).cloned().collect(),
         working_dir: gathered.working_dir.clone(),
-        sooner_here: None,
     }
 }
 

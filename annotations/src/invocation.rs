@@ -73,8 +73,6 @@ pub struct Invocation {
     /// The directory that it changes to before all else (`git -C DIR`), as written and also in
     /// [`Invocation::files`]; `None`: the current directory.
     pub working_dir: Option<OsString>,
-    /// Why it stays here unless its shell goes on while a mount far away is told of it; a sentence for `explain`.
-    pub sooner_here: Option<String>,
 }
 
 /// See [`Invocation::guards`].
@@ -346,9 +344,6 @@ pub enum Because {
     /// It would do the same elsewhere: single names are made, removed and changed through the mount as
     /// fast, and what the mount has cached of them stays right.
     CheapThroughMount,
-    /// The same, but where the round trips of making a name count, and its shell goes on while the mount is told, it is
-    /// sooner done elsewhere ([`Invocation::sooner_here`]).
-    SoonerThroughMount,
     /// It asks the user, or opens an editor.
     Asks,
     /// It prints what a mount may show otherwise than the server has it: owners, inode numbers, blocks.

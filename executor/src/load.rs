@@ -89,25 +89,6 @@ impl Capacity {
     }
 }
 
-/// Whether somebody waits for a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// Somebody does.
-    Now,
-    /// It is begun ahead of who will. It must leave room for as much again: the last place is not its own.
-    Ahead,
-}
-
-impl Wanted {
-    /// How many times what it needs must be free.
-    const fn factor(self) -> usize {
-        match self {
-            Wanted::Now => 1,
-            Wanted::Ahead => 2,
-        }
-    }
-}
-
 /// The accounts of all identities; `None` is who needs no identity.
 #[derive(Debug)]
 pub struct Load {
@@ -214,12 +195,7 @@ impl Load {
     }
 
     /// Room for a run, or why there is none.
-    pub(crate) fn admit_run(
-        self: &Arc<Self>,
-        caller: &Caller,
-        need: Need,
-        wanted: Wanted,
-    ) -> Result<RunShare, Refusal> {
+    pub(crate) fn admit_run(self: &Arc<Self>, caller: &Caller, need: Need) -> Result<RunShare, Refusal> {
         let pressure = self.pressure.refusal();
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
@@ -227,18 +203,17 @@ impl Load {
         let refused_by_machine = pressure.filter(|_| !self.is_below_share(&state, usage));
         let runs = Limit {
             name: "concurrent runs",
-            want: wanted.factor(),
+            want: 1,
             own: usage.runs,
             own_limit: caller.limits.runs,
             whole: state.whole.runs,
             whole_limit: self.bounds.runs,
         };
-        let needs = self.limits_of(caller, (usage.need, state.whole.need), need, wanted.factor());
+        let needs = self.limits_of(caller, (usage.need, state.whole.need), need);
         let full = [runs].iter().chain(&needs).find_map(|limit| limit.refusal(caller.name(), is_shared));
         if let Some(message) = full.or(refused_by_machine) {
-            let counted = u64::from(wanted == Wanted::Now);
-            state.whole.refused += counted;
-            state.account(caller).usage.refused += counted;
+            state.whole.refused += 1;
+            state.account(caller).usage.refused += 1;
             return Err(Refusal::new(Kind::Overloaded, message));
         }
         state.whole.begin(need);
@@ -255,7 +230,7 @@ impl Load {
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.account(caller).usage.need;
-        let limits = self.limits_of(caller, (own, state.whole.need), need, 1);
+        let limits = self.limits_of(caller, (own, state.whole.need), need);
         if let Some(message) =
             limits.iter().filter(|limit| limit.want > 0).find_map(|l| l.refusal(caller.name(), is_shared))
         {
@@ -269,11 +244,11 @@ impl Load {
     }
 
     /// The limits of what a run needs, of which so much is in use by who asks and by all.
-    fn limits_of(&self, caller: &Caller, (own, whole): (Need, Need), need: Need, times: usize) -> [Limit; 4] {
+    fn limits_of(&self, caller: &Caller, (own, whole): (Need, Need), need: Need) -> [Limit; 4] {
         let (descriptors, ptys) = self.capacity.of_one(self.is_shared.load(Ordering::Relaxed));
         let limit = |name, of: fn(&Need) -> usize, own_limit, whole_limit| Limit {
             name,
-            want: of(&need).saturating_mul(times),
+            want: of(&need),
             own: of(&own),
             own_limit,
             whole: of(&whole),
@@ -338,7 +313,7 @@ impl Load {
     }
 
     /// Counts a call; refuses one too many in too short a time.
-    pub(crate) fn admit_call(&self, caller: &Caller, wanted: Wanted) -> Result<(), Refusal> {
+    pub(crate) fn admit_call(&self, caller: &Caller) -> Result<(), Refusal> {
         let Some(rate) = caller.limits.calls_per_second else { return Ok(()) };
         let mut state = self.state.lock().expect("not poisoned");
         let account = state.account(caller);
@@ -347,13 +322,12 @@ impl Load {
         let now = Instant::now();
         bucket.left = (bucket.left + now.duration_since(bucket.since).as_secs_f64() * f64::from(rate)).min(full);
         bucket.since = now;
-        if bucket.left >= if wanted == Wanted::Now { 1.0 } else { 2.0 } {
+        if bucket.left >= 1.0 {
             bucket.left -= 1.0;
             return Ok(());
         }
-        let counted = u64::from(wanted == Wanted::Now);
-        account.usage.refused += counted;
-        state.whole.refused += counted;
+        account.usage.refused += 1;
+        state.whole.refused += 1;
         let message = format!("{} is at its limit of {rate} calls a second on this executor", caller.name());
         Err(Refusal::new(Kind::Overloaded, message))
     }
@@ -552,7 +526,7 @@ mod tests {
     fn fill(load: &Arc<Load>, caller: &Caller) -> (Vec<RunShare>, String) {
         let mut shares = Vec::new();
         loop {
-            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1, ..Need::default() }, Wanted::Now) {
+            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1, ..Need::default() }) {
                 Ok(share) => shares.push(share),
                 Err(refusal) => return (shares, refusal.message),
             }
@@ -601,7 +575,7 @@ mod tests {
         let load = Arc::new(load);
         let [ada, bob, eve] = ["ada", "bob", "eve"].map(|name| caller(name, Limits::default()));
         let admit = |caller: &Caller, processes: usize| {
-            load.admit_run(caller, Need { processes, buffered_bytes: 1, ..Need::default() }, Wanted::Now)
+            load.admit_run(caller, Need { processes, buffered_bytes: 1, ..Need::default() })
         };
         // Nobody says who made it, but who has nothing at work has not.
         let of_ada = admit(&ada, 20).unwrap();
@@ -631,8 +605,8 @@ mod tests {
             (Limits { buffered_bytes: Some(99), ..Limits::default() }, 0, "buffered bytes"),
         ] {
             let caller = caller(what, limits);
-            let held: Vec<_> = (0..shares).map(|_| load.admit_run(&caller, need, Wanted::Now).unwrap()).collect();
-            let refusal = load.admit_run(&caller, need, Wanted::Now).unwrap_err();
+            let held: Vec<_> = (0..shares).map(|_| load.admit_run(&caller, need).unwrap()).collect();
+            let refusal = load.admit_run(&caller, need).unwrap_err();
             assert_eq!(refusal.kind, Kind::Overloaded);
             assert_eq!(refusal.message, format!("{what} is at its limit of {what} on this executor"));
             assert_eq!(load.status(&caller).own.unwrap().refused, 1);
@@ -642,30 +616,10 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_leaves_a_place() {
-        let need = Need { processes: 2, buffered_bytes: 10, ..Need::default() };
-        for limits in [
-            Limits { runs: Some(3), ..Limits::default() },
-            Limits { processes: Some(6), ..Limits::default() },
-            Limits { buffered_bytes: Some(30), ..Limits::default() },
-        ] {
-            let (load, caller) = (load(512, true), caller("a", limits));
-            let _ahead: Vec<_> = (0..2).map(|_| load.admit_run(&caller, need, Wanted::Ahead).unwrap()).collect();
-            assert!(load.admit_run(&caller, need, Wanted::Ahead).is_err());
-            assert_eq!(load.status(&caller).own.unwrap().refused, 0);
-            assert!(load.admit_run(&caller, need, Wanted::Now).is_ok());
-        }
-        let (load, caller) = (load(1, false), caller("a", Limits { calls_per_second: Some(1), ..Limits::default() }));
-        let admitted = (0..10).filter(|_| load.admit_call(&caller, Wanted::Ahead).is_ok()).count();
-        assert!((1..=2).contains(&admitted), "{admitted}");
-        assert!(load.admit_call(&caller, Wanted::Now).is_ok());
-    }
-
-    #[test]
     fn calls_are_counted_by_the_second() {
         let load = load(1, false);
         let caller = caller("a", Limits { calls_per_second: Some(1), ..Limits::default() });
-        let admitted = (0..10).filter(|_| load.admit_call(&caller, Wanted::Now).is_ok()).count();
+        let admitted = (0..10).filter(|_| load.admit_call(&caller).is_ok()).count();
         assert!((2..=3).contains(&admitted), "{admitted}");
     }
 
@@ -687,24 +641,24 @@ mod tests {
             (Need { descriptors: 1000, ..Need::default() }, Need { descriptors: 10, ..Need::default() }),
             (Need { ptys: 64, ..Need::default() }, Need { ptys: 1, ..Need::default() }),
         ] {
-            assert_eq!(load.admit_run(&ada, first, Wanted::Now).unwrap_err().kind, Kind::Overloaded);
-            let held: Vec<_> = std::iter::from_fn(|| load.admit_run(&ada, small, Wanted::Now).ok()).collect();
+            assert_eq!(load.admit_run(&ada, first).unwrap_err().kind, Kind::Overloaded);
+            let held: Vec<_> = std::iter::from_fn(|| load.admit_run(&ada, small).ok()).collect();
             assert!((16..=75).contains(&held.len()), "{}", held.len());
-            assert!(load.admit_run(&bob, small, Wanted::Now).is_ok());
+            assert!(load.admit_run(&bob, small).is_ok());
         }
         let alone = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1000, ptys: 64 }, false));
-        assert!(alone.admit_run(&ada, Need { descriptors: 1000, ptys: 64, ..Need::default() }, Wanted::Now).is_ok());
+        assert!(alone.admit_run(&ada, Need { descriptors: 1000, ptys: 64, ..Need::default() }).is_ok());
     }
 
     #[test]
     fn what_a_run_no_longer_needs_is_for_others() {
         let (load, ada) = (load(512, true), caller("ada", Limits::default()));
         let need = Need { descriptors: 500, buffered_bytes: 50, ..Need::default() };
-        let mut first = load.admit_run(&ada, need, Wanted::Now).unwrap();
-        assert!(load.admit_run(&ada, need, Wanted::Now).is_err());
+        let mut first = load.admit_run(&ada, need).unwrap();
+        assert!(load.admit_run(&ada, need).is_err());
         first.has_begun(5, 30);
         assert_eq!(load.status(&ada).own.unwrap().buffered_bytes, 20);
-        drop((load.admit_run(&ada, need, Wanted::Now).unwrap(), first));
+        drop((load.admit_run(&ada, need).unwrap(), first));
         assert_eq!(load.status(&ada).own.unwrap().buffered_bytes, 0);
         assert_eq!(load.state.lock().unwrap().whole.need, Need::default());
     }

@@ -23,7 +23,7 @@ use crate::{
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
     describe::Machine,
-    load::{Load, Wanted},
+    load::Load,
     metered::kept_until_sent,
     policy::Policy,
     pool::Pool,
@@ -151,7 +151,7 @@ impl Executor for Service {
 impl Service {
     /// Refuses a call too many.
     fn count(&self, caller: &Caller) -> Result<(), Status> {
-        self.0.load.admit_call(caller, Wanted::Now).map_err(|refusal| Status::resource_exhausted(refusal.message))
+        self.0.load.admit_call(caller).map_err(|refusal| Status::resource_exhausted(refusal.message))
     }
 }
 

@@ -9,12 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bytes::Bytes;
-use posh_hook::foreseen::Digest;
-use posh_proto::{
-    gateway::ForeseenCommand,
-    stage::{self as wire, descriptor::Kind as WireKind},
-};
+use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
 
 use crate::plan::NOTHING_ON_MOUNTS;
 
@@ -56,8 +51,6 @@ pub struct Enlisted {
     pub window: Option<Window>,
     /// It has started nobody, also not as the shell's child that it was before its exec: for a process substitution among its redirects.
     pub childless: bool,
-    /// Its shell goes on while the mounts are told of it (`dispatch::untold`).
-    pub goes_on: bool,
     /// Why it runs here whatever it is joined with: it may replace a file that somebody here has open.
     pub must_stay: Option<String>,
     /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look or by its annotation, or
@@ -140,19 +133,6 @@ impl Enlisted {
         Self::without_details(pid, program.into(), argv, cwd.into(), descriptors, mount_namespace)
     }
 
-    /// What a text says of a command that may be executed: likewise.
-    #[must_use]
-    pub fn foreseen(command: ForeseenCommand, mount_namespace: u64) -> Option<Self> {
-        let stage = command.stage?;
-        let cwd = PathBuf::from(os(&command.cwd));
-        let argv: Vec<OsString> = stage.argv.iter().map(|word| os(word)).collect();
-        let redirected =
-            [(0, stage.stdin_path), (1, stage.stdout_path)].into_iter().filter(|(_, path)| !path.is_empty());
-        let file = |(fd, path): (u32, Bytes)| Descriptor::without_details(fd, Kind::File, cwd.join(os(&path)), 0);
-        let descriptors = redirected.map(file).collect();
-        Self::without_details(0, argv.first()?.into(), argv, cwd, descriptors, mount_namespace)
-    }
-
     fn without_details(
         pid: Pid,
         program: PathBuf,
@@ -181,18 +161,7 @@ impl Enlisted {
             childless: false,
             must_stay: None,
             stays: None,
-            goes_on: false,
         })
-    }
-
-    /// As the hook will know it again.
-    #[must_use]
-    pub fn digest(&self) -> Digest {
-        let files = self.descriptors.iter().filter(|d| d.kind == Kind::File && d.on_mount);
-        let streams = files.fold(0, |bits, file| bits | 1_u8 << file.fd.min(2));
-        let mut digest = Digest::new(self.cwd.as_os_str().as_bytes(), streams);
-        self.argv.iter().for_each(|word| digest.word(word.as_bytes()));
-        digest
     }
 
     /// The descriptor of that number, if it is open.
@@ -290,7 +259,6 @@ impl From<wire::Enlist> for Enlisted {
             nice: message.nice,
             mount_namespace: message.mount_namespace,
             childless: message.childless,
-            goes_on: false,
             must_stay: None,
             stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),

@@ -75,7 +75,6 @@ fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
         childless: true,
         must_stay: None,
         stays: None,
-        goes_on: false,
     }
 }
 

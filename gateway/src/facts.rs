@@ -118,30 +118,12 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
         }
     };
     let mut reading = Reading { invocation, places, cwd, client_files: ClientFiles::default() };
-    check_distance(world, stage, &reading)?;
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     reading.client_files = client_files::read(world.table, stage, &reading.invocation)?;
     check_owner(world, stage, &reading)?;
     Ok(reading)
-}
-
-/// From here on, a name is sooner made on the server, if nobody waits for what the mount is told.
-const FAR: Duration = Duration::from_millis(5);
-
-/// What takes no longer through a mount stays here. It does take longer where the mount is far away and the shell goes on.
-fn check_distance(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
-    let Some(reason) = &reading.invocation.sooner_here else { return Ok(()) };
-    let is_far = |place: &Option<Place>| match place {
-        Some(Place::At(_, _, mount)) => {
-            let mount = world.table.mount(*mount);
-            mount.adapter() == Adapter::Sshfs && round_trip_to(world, mount).is_some_and(|time| time >= FAR)
-        }
-        _ => false,
-    };
-    let is_sooner_there = stage.goes_on && reading.places.iter().all(is_far);
-    if is_sooner_there { Ok(()) } else { Err(reason.clone()) }
 }
 
 /// How far away the executor of a mount is, if it is in reach.

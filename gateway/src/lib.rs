@@ -16,7 +16,6 @@ pub mod explain;
 pub mod facts;
 pub mod join;
 pub mod log;
-pub mod look_ahead;
 pub mod lower;
 pub mod plan;
 pub mod report;

@@ -358,7 +358,6 @@ impl<'a> Builder<'a> {
             flags: local.flags & ACCESS_AND_STATUS,
             offset: if rule::holds(Rule::Offsets) { local.offset } else { 0 },
             report_offset: rule::holds(Rule::Offsets),
-            held: false,
         })
     }
 
@@ -535,7 +534,6 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
             no_follow: file.no_follow,
             ends_in_newline: last == Some(&file.argument),
             whole_file: part.whole_files && splittable.contains(&file.argument),
-            in_own_directory: file.kind == FileKind::NewDir,
             plain_symlinks_below: file.kind.recursive()
                 && !file.kind.writes()
                 && reading.invocation.shows.contains(&FileAttribute::Symlinks)

@@ -26,14 +26,6 @@ pub struct PipelineReport {
     pub wall_ms: f64,
 }
 
-impl PipelineReport {
-    /// Whether all of it ran elsewhere, and has ended.
-    #[must_use]
-    pub fn has_ended_there(&self) -> bool {
-        self.stages.iter().all(|stage| stage.status.is_some())
-    }
-}
-
 /// One stage of it.
 #[derive(Debug, Clone, Serialize)]
 pub struct StageReport {

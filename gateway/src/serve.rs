@@ -114,7 +114,6 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
             () = asked_to_end.notified() => tracing::info!("asked to end"),
             () = idle_for(&sessions, gateway.volumes.count(), idle) => tracing::info!(?idle, "nobody needs this gateway"),
         }
-        sessions.offer_nothing();
     };
     let served = serve_grpc(service, listeners.grpc, end).await;
     drain(&gateway).await;
@@ -125,10 +124,9 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
 }
 
 /// Kinds of reasons for staying here, by the rule that they keep.
-const REASONS: [(Rule, Because); 4] = [
+const REASONS: [(Rule, Because); 3] = [
     (Rule::AskingCommands, Because::Asks),
     (Rule::MetadataCommands, Because::CheapThroughMount),
-    (Rule::MetadataCommands, Because::SoonerThroughMount),
     (Rule::MountDifferences, Because::MountDiffers),
 ];
 
@@ -191,19 +189,11 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
         tokio::spawn(async move {
             match stage_link::accept(socket).await {
                 Ok(Caller::Stage(mut stage)) => {
-                    gateway.sessions.heard_of(&stage.enlisted.session).await;
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted));
                     gateway.assembler.enlisted(stage).await;
                 }
                 Ok(Caller::Shell(request, shell)) => {
-                    let has_begun = !request.taken.is_empty();
-                    let opened = opening::open(&gateway, *request);
-                    match opened {
-                        // It hears nothing any more, and its commands run where they are.
-                        Err(why) if has_begun => tracing::warn!(why, "no session for a shell that has begun"),
-                        Ok(_) if has_begun => {}
-                        opened => stage_link::tell_shell(shell, opened).await,
-                    }
+                    stage_link::tell_shell(shell, opening::open(&gateway, *request)).await;
                 }
                 Ok(Caller::Executing(question, pid, process)) => {
                     let Some(mut command) = Enlisted::about_to_execute(question, pid, gateway.mount_namespace) else {
@@ -307,7 +297,7 @@ async fn idle_for(all: &Sessions, mut volumes: watch::Receiver<usize>, idle: Dur
                 _ = volumes.wait_for(|n| *n > 0) => {}
             }
         };
-        if tokio::time::timeout(idle, needed).await.is_err() && all.withdraw() {
+        if tokio::time::timeout(idle, needed).await.is_err() {
             return;
         }
     }

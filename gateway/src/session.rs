@@ -2,8 +2,8 @@
 //! of shims and the file that tells a stage where to ask; both go away when the
 //! shell's process ends, however it ends, and none that it left behind looks there.
 
-mod ready;
 mod removal;
+mod shims;
 #[cfg(test)]
 mod tests;
 
@@ -11,28 +11,16 @@ use std::{
     collections::{BTreeMap, HashSet},
     ffi::OsStr,
     fs, io,
-    os::{
-        fd::OwnedFd,
-        unix::{
-            ffi::OsStrExt,
-            fs::{DirBuilderExt, MetadataExt, symlink},
-        },
-    },
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
-use posh_hook::{
-    foreseen::{Digest, HOLDS_NS},
-    session::STAGE,
-};
 use posh_proto::{
-    clock,
-    ready::{FILE, MadeFor, SHIMS},
+    runtime::{SESSION_FILE, SHIMS},
     stage::SessionFile,
 };
 use prost::Message;
@@ -41,17 +29,11 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     assembly::{is_below, pipe_inode},
-    dispatch::{head_start::HeadStart, untold::Untold},
     enlisted::Pid,
-    look_ahead::Look,
     pipe_notes,
     report::Reports,
     trace::Trace,
 };
-use ready::Ready;
-
-/// Who has taken a session is heard of in less, or not at all: it has died.
-const UNHEARD: Duration = Duration::from_secs(1);
 
 /// What every session is told of the mounts.
 #[derive(Debug, Clone, Default)]
@@ -60,8 +42,6 @@ pub struct Mounts {
     pub prefixes: Vec<u8>,
     /// Commands may find all that they use at hand, so that asking first is worth it.
     pub at_hand: bool,
-    /// Some are volumes.
-    pub volumes: bool,
 }
 
 /// What `posh` asks for.
@@ -79,19 +59,6 @@ pub struct Request {
     pub path: PathBuf,
     /// The program that the shims lead to.
     pub stage_program: PathBuf,
-    /// It has taken a session that was ready, and begins.
-    pub taken: Option<Taken>,
-}
-
-/// Of a session that was ready and has been taken.
-#[derive(Debug, Clone)]
-pub struct Taken {
-    /// Its directory.
-    pub directory: PathBuf,
-    /// Pipes that are the shell's output and errors, by inode, as it began.
-    pub outputs: Vec<u64>,
-    /// The pipe that was its input.
-    pub input: Option<u64>,
 }
 
 /// One shell and what runs below it.
@@ -109,34 +76,21 @@ pub struct Session {
     pub reports: Reports,
     /// When, if that was asked for.
     pub trace: Option<Arc<Trace>>,
-    /// Its first command, until it comes.
-    pub head_start: HeadStart,
-    /// What mounts are told while its shell goes on.
-    pub untold: Untold,
-    /// What is to be looked at when that has come.
-    pub later: Mutex<Vec<Look>>,
     /// Pipes that its shell writes to, by inode.
     outputs: Vec<u64>,
-    /// What its file says beside what all sessions' files say; whoever writes the file has it locked.
-    file: Mutex<OwnPart>,
+    /// Whoever writes its file has this locked.
+    file: Mutex<FileState>,
     directory: PathBuf,
-    made_for: MadeFor,
     stage_program: PathBuf,
 }
 
-/// Of a session's file.
-#[derive(Debug, Default)]
-struct OwnPart {
-    /// Commands that stay here before they come (`posh_hook::foreseen`).
-    foreseen: Vec<u8>,
-    /// Until when that counts, by CLOCK_MONOTONIC.
-    foreseen_until_ns: u64,
-    /// Nothing can be foreseen any more.
-    is_unforeseeable: bool,
-    /// Every command is to ask.
-    is_asked_by_all: bool,
-    /// The file is another session's, or gone.
-    is_over: bool,
+/// Whether a session's file may be written.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum FileState {
+    #[default]
+    Open,
+    /// The directory is gone, or about to go.
+    Removed,
 }
 
 /// Why a session could not be opened.
@@ -166,13 +120,8 @@ pub struct Sessions {
     directory: PathBuf,
     stage_socket: PathBuf,
     next: AtomicU64,
+    found: shims::Found,
     open: Mutex<BTreeMap<String, Arc<Session>>>,
-    /// What they were told last.
-    told: Mutex<Mounts>,
-    /// For whoever comes next.
-    ready: Mutex<Ready>,
-    /// There is no next one.
-    is_closed: AtomicBool,
     changed: tokio::sync::watch::Sender<usize>,
 }
 
@@ -181,15 +130,12 @@ impl Sessions {
     #[must_use]
     pub fn new(directory: PathBuf, stage_socket: PathBuf) -> Arc<Self> {
         let changed = tokio::sync::watch::Sender::new(0);
-        ready::remove_those_of_the_dead(&directory, &stage_socket);
         Arc::new(Self {
             directory,
             stage_socket,
             next: AtomicU64::new(0),
+            found: shims::Found::default(),
             open: Mutex::default(),
-            told: Mutex::default(),
-            ready: Mutex::default(),
-            is_closed: AtomicBool::new(false),
             changed,
         })
     }
@@ -205,88 +151,41 @@ impl Sessions {
         commands: &[String],
         mounts: &Mounts,
     ) -> Result<(Arc<Session>, PathBuf), SessionError> {
-        let taken = request.taken.clone().filter(|taken| self.is_place(taken, request.pid));
-        let known = taken.as_ref().and_then(|taken| self.ready().unheard(&taken.directory));
-        let id = known.unwrap_or_else(|| self.next_id());
-        let directory = taken.as_ref().map(|taken| taken.directory.clone());
-        let (outputs, input) = match taken.clone() {
-            Some(taken) => (taken.outputs, taken.input),
-            None => (pipes_of(request.pid, [1, 2]), pipes_of(request.pid, [0]).first().copied()),
-        };
+        let id = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
         let session = Arc::new(Session {
-            directory: directory.unwrap_or_else(|| self.directory.join(format!("session-{id}"))),
+            directory: self.directory.join(format!("session-{id}")),
             id: id.clone(),
             pid: request.pid,
             explain: request.explain,
             split: request.split,
             reports: Reports::default(),
             trace: request.trace.then(Arc::default),
-            head_start: HeadStart::default(),
-            untold: Untold::default(),
-            later: Mutex::default(),
-            outputs,
+            outputs: pipes_of(request.pid, [1, 2]),
             file: Mutex::default(),
-            made_for: MadeFor::now(request.path.as_os_str(), &request.stage_program),
             stage_program: request.stage_program,
         });
         let shims = session.directory.join(SHIMS);
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = mounts.clone();
-        let pidfd = match (watch(request.pid), &taken) {
-            (Err(error), Some(_)) => {
-                session.remove();
-                return Err(error);
-            }
-            (pidfd, _) => pidfd?,
-        };
-        let has_shims = taken.is_some() || self.ready().take(&session.made_for, &session.directory);
+        let pidfd = watch(request.pid)?;
         let made = || {
-            if !has_shims {
-                make_shims(&session.directory, &request.path, &session.stage_program, commands)?;
-            }
+            let search = (request.path.as_path(), session.stage_program.as_path());
+            self.found.make(&session.directory, search, commands)?;
             self.write_file(&session, mounts)?;
-            self.note_input(&session, input)
+            self.note_input(&session)
         };
         if let Err(source) = made() {
             session.remove();
             return Err(SessionError::Directory { path: session.directory.clone(), source });
         }
         self.lock().insert(id.clone(), Arc::clone(&session));
-        self.ready().heard_of(&id);
         self.announce();
         tokio::spawn(Arc::clone(self).close_at_end(Arc::clone(&session), pidfd));
         Ok((session, shims))
     }
 
-    fn next_id(&self) -> String {
-        format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// Whether a shell may have taken the session that lies there: a directory, no link, beside the others, under the
-    /// one name that this process gives it, and of no session that is open. It is written to, and removed in the end.
-    fn is_place(&self, taken: &Taken, pid: Pid) -> bool {
-        let name = removal::entry_of(&taken.directory, &self.directory);
-        let is_its_name = name.is_some_and(|name| *name == *ready::name_of_taken(pid));
-        let is_directory = || fs::symlink_metadata(&taken.directory).is_ok_and(|found| found.is_dir());
-        let is_free = || self.lock().values().all(|open| open.directory != taken.directory);
-        is_its_name && is_directory() && is_free()
-    }
-
-    /// Waits for word of a session that was ready and has been taken: its first command may be sooner.
-    pub async fn heard_of(&self, id: &str) {
-        if !self.ready().is_unheard(id) {
-            return;
-        }
-        let mut changed = self.changed.subscribe();
-        let is_open = async { while self.get(id).is_none() && changed.changed().await.is_ok() {} };
-        if tokio::time::timeout(UNHEARD, is_open).await.is_err() {
-            // Its further commands need not wait.
-            self.ready().heard_of(id);
-        }
-    }
-
     /// What is piped to a shell comes from outside, unless it is one within a session: no command needs to wait for a
     /// word of who writes it.
-    fn note_input(&self, session: &Session, input: Option<u64>) -> io::Result<()> {
+    fn note_input(&self, session: &Session) -> io::Result<()> {
+        let input = pipes_of(session.pid, [0]).first().copied();
         match input.filter(|_| !is_below(session.pid, &self.roots())) {
             Some(pipe) => pipe_notes::note_fed_here(&session.directory, pipe),
             None => Ok(()),
@@ -347,92 +246,10 @@ impl Sessions {
                 tracing::warn!(session = session.id, %error, "cannot tell a session of changed mounts");
             }
         }
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = mounts.clone();
-        if let Some((id, directory)) = self.ready().offered() {
-            // Somebody may take it at this moment: whoever tells of that is told the mounts as they are then.
-            let _ = self.write_message(directory, &self.message(id, mounts));
-        }
-    }
-
-    /// A session's directory goes, or is made ready for the next one. No process looks there any more.
-    fn retire(&self, session: &Session) {
-        let mut ready = self.ready();
-        let has_place = self.stage_socket.parent() == Some(&self.directory);
-        if self.is_closed.load(Ordering::Relaxed) || !has_place || !ready.lacks(&session.made_for) {
-            drop(ready);
-            return session.remove();
-        }
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        session.own_part().is_over = true;
-        let id = self.next_id();
-        let written = self.write_message(&session.directory, &self.message(&id, &told));
-        let offer = || ready.offer(id, &session.directory, session.made_for.clone(), &self.stage_socket);
-        if written.and_then(|()| offer()).is_err() {
-            session.remove();
-        }
-    }
-
-    /// Tells a session of commands that stay here, before they come.
-    pub fn foretell(&self, session: &Session, digests: impl Iterator<Item = Digest>) {
-        let digests: Vec<u8> = digests.flat_map(Digest::bytes).collect();
-        if digests.is_empty() || session.is_waited_for() {
-            return;
-        }
-        let mut own = session.own_part();
-        if own.is_unforeseeable {
-            return;
-        }
-        own.foreseen = digests;
-        own.foreseen_until_ns = clock::monotonic_ns().saturating_add(HOLDS_NS);
-        drop(own);
-        self.tell_own_part(session);
-    }
-
-    /// A command of the session is about to change something on a server: what volumes have at hand of it then is not
-    /// what they had when it was foreseen that others find all at hand.
-    pub fn foretell_no_more(&self, session: &Session) {
-        let mut own = session.own_part();
-        own.is_unforeseeable = true;
-        let was_foreseen = !std::mem::take(&mut own.foreseen).is_empty();
-        drop(own);
-        if was_foreseen {
-            self.tell_own_part(session);
-        }
-    }
-
-    /// Has every command of the session ask that posh knows, or only those that touch a mount.
-    pub fn have_all_ask(&self, session: &Session, is_asked_by_all: bool) {
-        session.own_part().is_asked_by_all = is_asked_by_all;
-        self.tell_own_part(session);
-    }
-
-    fn tell_own_part(&self, session: &Session) {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Err(error) = self.write_file(session, &told) {
-            tracing::debug!(session = session.id, %error, "cannot tell a session what is foreseen");
-        }
-    }
-
-    /// Takes back what is ready for the next shell. False: one has just taken it, and comes.
-    #[must_use]
-    pub fn withdraw(&self) -> bool {
-        self.ready().withdraw()
-    }
-
-    /// From now on no shell finds anything ready: this gateway ends.
-    pub fn offer_nothing(&self) {
-        let mut ready = self.ready();
-        self.is_closed.store(true, Ordering::Relaxed);
-        ready.withdraw();
-    }
-
-    fn ready(&self) -> MutexGuard<'_, Ready> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes every session's directory.
     pub fn close_all(&self) {
-        self.offer_nothing();
         std::mem::take(&mut *self.lock()).into_values().for_each(|s| s.remove());
         self.announce();
     }
@@ -446,48 +263,26 @@ impl Sessions {
         self.changed.send_replace(count);
     }
 
+    /// Stages read the file at any moment: it is replaced whole, and only by another.
     fn write_file(&self, session: &Session, mounts: &Mounts) -> io::Result<()> {
-        let message = self.message(&session.id, mounts);
-        let is_told_of = session.is_waited_for();
-        let own = session.own_part();
-        if own.is_over {
+        let message = SessionFile {
+            session: session.id.clone(),
+            socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
+            always_enlist: session.explain,
+            trace: session.trace.is_some(),
+            prefixes: mounts.prefixes.clone().into(),
+            // What is not enlisted is in no report.
+            asks: mounts.at_hand && !session.is_waited_for(),
+        };
+        let state = session.lock_file();
+        if *state == FileState::Removed {
             return Ok(());
         }
-        self.write_message(
-            &session.directory,
-            &SessionFile {
-                always_enlist: session.explain || own.is_asked_by_all,
-                trace: session.trace.is_some(),
-                // What is not enlisted is in no report.
-                asks: message.asks && !is_told_of,
-                foreseen: own.foreseen.clone().into(),
-                foreseen_until_ns: own.foreseen_until_ns,
-                ..message
-            },
-        )
-    }
-
-    /// For a session that nobody tells of afterwards.
-    fn message(&self, id: &str, mounts: &Mounts) -> SessionFile {
-        SessionFile {
-            session: id.to_owned(),
-            socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
-            always_enlist: false,
-            trace: false,
-            prefixes: mounts.prefixes.clone().into(),
-            asks: mounts.at_hand,
-            volumes: mounts.volumes,
-            ..SessionFile::default()
-        }
-    }
-
-    /// Stages read this file at any moment: it is replaced whole, and only by another.
-    fn write_message(&self, directory: &Path, message: &SessionFile) -> io::Result<()> {
-        let (file, message) = (directory.join(FILE), message.encode_to_vec());
+        let (file, message) = (session.directory.join(SESSION_FILE), message.encode_to_vec());
         if fs::read(&file).is_ok_and(|before| before == message) {
             return Ok(());
         }
-        let new = directory.join("session.new");
+        let new = session.directory.join("session.new");
         fs::write(&new, message)?;
         fs::rename(new, file)
     }
@@ -495,12 +290,11 @@ impl Sessions {
     async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
-        session.head_start.end();
         // A shell knows by heart where it has found a command.
         while let Some(left) = session.left_behind().await {
             let _ = left.ready(Interest::READABLE).await;
         }
-        self.retire(&session);
+        session.remove();
         self.lock().remove(&session.id);
         self.announce();
     }
@@ -546,12 +340,6 @@ impl Session {
         self.explain || self.trace.is_some()
     }
 
-    /// Whether a command of that name comes here.
-    #[must_use]
-    pub fn has_shim(&self, name: &str) -> bool {
-        fs::symlink_metadata(self.directory.join(SHIMS).join(name)).is_ok()
-    }
-
     /// A process whose commands come to this session: a job that the shell did not wait for.
     async fn left_behind(&self) -> Option<AsyncFd<OwnedFd>> {
         let directory = self.directory.clone();
@@ -560,35 +348,15 @@ impl Session {
         found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
     }
 
-    fn own_part(&self) -> MutexGuard<'_, OwnPart> {
+    fn lock_file(&self) -> MutexGuard<'_, FileState> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove(&self) {
-        self.own_part().is_over = true;
+        *self.lock_file() = FileState::Removed;
         let removed = self.directory.parent().map_or(Ok(()), |top| removal::remove(&self.directory, top));
         if let Err(error) = removed {
             tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
         }
     }
-}
-
-/// Makes a session's directory with its shims.
-fn make_shims(directory: &Path, path: &Path, stage_program: &Path, commands: &[String]) -> io::Result<()> {
-    let shims = directory.join(SHIMS);
-    fs::DirBuilder::new().mode(0o700).create(directory)?;
-    fs::DirBuilder::new().mode(0o700).create(&shims)?;
-    pipe_notes::make(directory)?;
-    symlink(stage_program, directory.join(STAGE))?;
-    let names = |c: &&String| has_command(path.as_os_str(), c, stage_program);
-    commands.iter().filter(names).try_for_each(|name| symlink(stage_program, shims.join(name)))
-}
-
-/// Whether a command of that name, other than a shim, is on PATH.
-fn has_command(path: &OsStr, name: &str, stage_program: &Path) -> bool {
-    std::env::split_paths(path).any(|directory| {
-        let file = directory.join(name);
-        let is_command = fs::metadata(&file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
-        is_command && !fs::read_link(&file).is_ok_and(|target| target == stage_program)
-    })
 }

@@ -23,7 +23,6 @@ use sha2::{Digest, Sha256};
 use crate::{
     assembly::{Assembler, Writers},
     executors::Executors,
-    look_ahead::LookAhead,
     name_changes::NameChanges,
     session::{Mounts, Sessions},
     tools::LocalTools,
@@ -59,8 +58,6 @@ pub struct Gateway {
     pub name_changes: NameChanges,
     /// Pipelines at work now.
     pub running: AtomicUsize,
-    /// Listings of directories that a shell is about to want.
-    pub look_ahead: Arc<LookAhead>,
     /// Mounts that are served here.
     pub volumes: Volumes,
     view: Mutex<Arc<View>>,
@@ -102,7 +99,6 @@ impl Gateway {
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
             name_changes: NameChanges::default(),
             running: AtomicUsize::new(0),
-            look_ahead: Arc::default(),
             volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),
             pipelines: AtomicU64::new(0),
@@ -132,7 +128,7 @@ impl Gateway {
     pub fn told_of(&self, table: &MountTable) -> Mounts {
         let volumes = table.mounts().any(|mount| mount.mounted() && mount.adapter() == Adapter::Volume);
         let at_hand = volumes && self.config.gateway.scheduler == Scheduler::Cost;
-        Mounts { prefixes: table.prefixes().encode(), at_hand, volumes }
+        Mounts { prefixes: table.prefixes().encode(), at_hand }
     }
 
     /// A number for a pipeline.

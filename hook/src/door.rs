@@ -10,7 +10,6 @@ use core::{
 
 use crate::{
     arena::Arena,
-    foreseen::Digest,
     leaves,
     look::{self, Look},
     message::SessionFile,
@@ -199,7 +198,7 @@ impl<'a> Plan<'a> {
         unsafe { strings(self.request.argv) }.any(|word| is_one(word.to_bytes()))
     }
 
-    /// Whether the gateway has said before, or knows at once, that all of it is at hand.
+    /// Whether the gateway knows at once that all of it is at hand.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -219,24 +218,7 @@ impl<'a> Plan<'a> {
         let on_mounts = on_mounts.fold(0, |bits, bit| bits | bit);
         let Some(cwd) = sys::working_directory(&mut arena) else { return false };
         // SAFETY: the caller's promise.
-        unsafe {
-            self.is_foreseen(about, cwd, on_mounts) || self.is_known_at_once(about, (cwd, on_mounts), pipes, arena)
-        }
-    }
-
-    /// Whether the gateway has said it before the command came.
-    ///
-    /// # Safety
-    /// As for [`Plan::of`].
-    unsafe fn is_foreseen(&self, about: &SessionFile<'_>, cwd: &[u8], on_mounts: u8) -> bool {
-        let (all, until_ns) = about.foreseen;
-        if all.is_empty() || sys::monotonic_ns() > until_ns {
-            return false;
-        }
-        let mut digest = Digest::new(cwd, on_mounts);
-        // SAFETY: the caller's promise.
-        unsafe { strings(self.request.argv) }.for_each(|word| digest.word(word.to_bytes()));
-        digest.is_in(all)
+        unsafe { self.is_known_at_once(about, (cwd, on_mounts), pipes, arena) }
     }
 
     /// Whether it says so now.

@@ -19,7 +19,6 @@
 
 pub mod arena;
 mod door;
-pub mod foreseen;
 pub mod interpose;
 mod leaves;
 mod lend;

@@ -9,8 +9,6 @@ const ALWAYS_ENLIST: u64 = 3;
 const PREFIXES: u64 = 4;
 const TRACE: u64 = 5;
 const ASKS: u64 = 6;
-const FORESEEN: u64 = 8;
-const FORESEEN_UNTIL_NS: u64 = 9;
 /// A number of seven-bit groups has at most so many (64 bits).
 const MAX_GROUPS: u32 = 10;
 
@@ -23,8 +21,6 @@ pub(crate) struct SessionFile<'a> {
     pub(crate) is_told_of: bool,
     /// The gateway is to be asked before the stage program is started.
     pub(crate) asks: bool,
-    /// Digests of commands that stay here ([`crate::foreseen`]), and until when they count, in nanoseconds of CLOCK_MONOTONIC.
-    pub(crate) foreseen: (&'a [u8], u64),
     /// Every command that posh knows goes to the stage program.
     pub(crate) always_enlist: bool,
     /// The mounts.
@@ -34,8 +30,7 @@ pub(crate) struct SessionFile<'a> {
 impl<'a> SessionFile<'a> {
     /// `None` when the bytes are no such message.
     pub(crate) fn read(mut bytes: &'a [u8]) -> Option<Self> {
-        let (mut socket, mut prefixes, mut foreseen): (&[u8], &[u8], &[u8]) = (b"", b"", b"");
-        let mut until_ns = 0;
+        let (mut socket, mut prefixes): (&[u8], &[u8]) = (b"", b"");
         let (mut always_enlist, mut traces, mut asks) = (false, false, false);
         while !bytes.is_empty() {
             let key = number(&mut bytes)?;
@@ -45,9 +40,6 @@ impl<'a> SessionFile<'a> {
                     always_enlist |= field == ALWAYS_ENLIST && value != 0;
                     traces |= field == TRACE && value != 0;
                     asks |= field == ASKS && value != 0;
-                    if field == FORESEEN_UNTIL_NS {
-                        until_ns = value;
-                    }
                 }
                 (field, 2) => {
                     let length = usize::try_from(number(&mut bytes)?).ok()?;
@@ -56,7 +48,6 @@ impl<'a> SessionFile<'a> {
                     match field {
                         SOCKET => socket = value,
                         PREFIXES => prefixes = value,
-                        FORESEEN => foreseen = value,
                         _ => {}
                     }
                 }
@@ -64,8 +55,7 @@ impl<'a> SessionFile<'a> {
             }
         }
         let is_told_of = always_enlist || traces;
-        let foreseen = (foreseen, until_ns);
-        Places::read(prefixes).map(|places| Self { socket, is_told_of, asks, foreseen, always_enlist, places })
+        Places::read(prefixes).map(|places| Self { socket, is_told_of, asks, always_enlist, places })
     }
 }
 
@@ -98,8 +88,6 @@ mod tests {
         let traced = SessionFile::read(b"\x28\x01\x30\x01").unwrap();
         assert!(traced.asks && traced.is_told_of && !traced.always_enlist && read.is_told_of);
         assert_eq!(read.places.owned().collect::<Vec<_>>(), [b"/m/"]);
-        let foreseeing = SessionFile::read(b"\x42\x0212\x48\xac\x02\x30\x01").unwrap();
-        assert_eq!(foreseeing.foreseen, (&b"12"[..], 300));
         let read = SessionFile::read(b"").unwrap();
         assert!(!read.always_enlist && read.places.owned().next().is_none());
     }

@@ -228,16 +228,6 @@ pub fn sleep(microseconds: u32) {
     let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr().expose_provenance(), 0]) };
 }
 
-/// What CLOCK_MONOTONIC said at the last tick, in nanoseconds (clock_gettime(2)).
-pub fn monotonic_ns() -> u64 {
-    const CLOCK_MONOTONIC_COARSE: usize = 6;
-    let mut time = [0_i64; 2];
-    // SAFETY: a struct timespec, two numbers of 64 bits, is written.
-    let _ = unsafe { call(number::CLOCK_GETTIME, [CLOCK_MONOTONIC_COARSE, time.as_mut_ptr().expose_provenance()]) };
-    let [seconds, nanoseconds] = time.map(i64::unsigned_abs);
-    seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
-}
-
 /// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes beyond kills it.
 pub fn longest_file() -> u64 {
     const RLIMIT_FSIZE: usize = 1;

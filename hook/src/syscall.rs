@@ -28,7 +28,6 @@ pub(crate) mod number {
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const GETTID: usize = 186;
     pub(crate) const FGETXATTR: usize = 193;
-    pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const OPENAT: usize = 257;
     pub(crate) const READLINKAT: usize = 267;
     pub(crate) const FACCESSAT: usize = 269;
@@ -51,7 +50,6 @@ pub(crate) mod number {
     pub(crate) const SET_ROBUST_LIST: usize = 99;
     pub(crate) const GET_ROBUST_LIST: usize = 100;
     pub(crate) const NANOSLEEP: usize = 101;
-    pub(crate) const CLOCK_GETTIME: usize = 113;
     pub(crate) const RT_SIGPROCMASK: usize = 135;
     pub(crate) const GETRESUID: usize = 148;
     pub(crate) const GETRESGID: usize = 150;

@@ -185,7 +185,8 @@ fn a_full_disk_on_the_server() {
     assert_eq!(fs::metadata(lab.servers[0].host.path("/srv/full/half")).unwrap().len(), 600 << 10);
 }
 
-/// The parser that posh reads the beginning of a script with would take minutes for the first, and panics at the second (brush-parser 0.4).
+/// A parser of scripts (brush-parser 0.4, which `posh explain` uses) takes minutes for the first, and panics at the second:
+/// the shell's text is the shell's alone.
 #[test]
 fn a_script_that_posh_can_not_read() {
     let lab = lab(&LabSpec::servers(1));

@@ -13,13 +13,10 @@ use std::process::{Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use posh_hook::foreseen::Digest;
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::Under;
-use posh_integration::volumes::Mounts;
 use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, Script};
-use posh_proto::ready;
 
 use crate::programs;
 
@@ -271,117 +268,6 @@ fn figure(host: &Host, name: &str) -> u64 {
 /// What is kept of a volume's contents, in bytes.
 fn kept_bytes(host: &Host) -> u64 {
     figure(host, "cached_bytes")
-}
-
-/// The shell does nothing meanwhile.
-#[test]
-fn what_a_script_names_is_looked_up_while_its_shell_begins() {
-    let lab = mounted();
-    let host = &lab.workstation;
-    fs::create_dir_all(lab.data(1).join("a/b")).unwrap();
-    fs::write(lab.data(1).join("a/b/f"), "x").unwrap();
-    shell(host, "mkfifo /tmp/wait");
-    let text = format!("read -r line < /tmp/wait; : {VOLUME}/a/b/f {VOLUME}/new");
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| Script::new(text).run(host, Under::Posh).unwrap());
-        let began = Instant::now();
-        // The root is leased all the time that it is known.
-        while figure(host, "leases") < 4 && began.elapsed() < PATIENCE {}
-        let leases = figure(host, "leases");
-        shell(host, "echo go > /tmp/wait");
-        let outcome = running.join().unwrap();
-        assert!(outcome.status.success() && leases >= 4, "{leases} files are known: {outcome}");
-    });
-}
-
-/// Nothing of it is read before. Programs that only look leave no trace of a reader in what they look at.
-#[test]
-fn small_files_that_a_script_reads_are_fetched_while_its_shell_begins() {
-    let lab = mounted();
-    let host = &lab.workstation;
-    let sizes = [("read", 1), ("input", 2), ("looked-at", 4), ("pattern", 5), ("large", 10)];
-    // Of this machine's disk; a checksum goes with each file.
-    const BLOCK: usize = 4096;
-    for (name, blocks) in sizes {
-        fs::write(lab.data(1).join(name), vec![b'x'; blocks * BLOCK - 96]).unwrap();
-    }
-    shell(host, "mkfifo /tmp/wait");
-    let commands = "cat read | wc -c; wc -c < input; stat -c %s looked-at; cat pat*rn | wc -c; cat large | wc -c";
-    let text = format!("read -r line < /tmp/wait; cd {VOLUME}; {commands}");
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| Script::new(text).run(host, Under::Posh).unwrap());
-        let began = Instant::now();
-        while kept_bytes(host) < 3 * BLOCK as u64 && began.elapsed() < PATIENCE {}
-        std::thread::sleep(Duration::from_millis(200));
-        let kept = kept_bytes(host);
-        shell(host, "echo go > /tmp/wait");
-        let outcome = running.join().unwrap();
-        assert_eq!(String::from_utf8_lossy(&outcome.stdout), "4000\n8096\n16288\n20384\n40864\n");
-        assert_eq!(kept, 3 * BLOCK as u64, "{outcome}");
-    });
-}
-
-/// What the gateway has told the session's shell, by the session's file.
-fn foreseen(host: &Host) -> Vec<u8> {
-    let sessions = fs::read_dir(host.path("/run/user/posh")).unwrap().map(|entry| entry.unwrap().path());
-    let open =
-        sessions.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"session-")));
-    open.filter_map(|directory| ready::session_file(&directory).ok()).flat_map(|file| file.foreseen).collect()
-}
-
-/// `mkdir` by a rule, `cat` and `stat` since all is at hand, `cat < read` likewise; not what would have to be fetched, or needs the server.
-#[test]
-fn a_shell_is_told_which_of_its_script_s_commands_stay_here() {
-    let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::AtHand), &programs()).unwrap();
-    let (host, mount) = (&lab.workstation, "/mnt/s1");
-    fs::write(lab.data(1).join("read"), "a file\n").unwrap();
-    fs::write(lab.data(1).join("large"), vec![b'x'; 100 << 20]).unwrap();
-    shell(host, "mkfifo /tmp/wait");
-    let text = format!(
-        "read -r line < /tmp/wait; cd {mount}\ncat read; stat -c %s read; cat < read; mkdir new; wc -c large; cat gone | wc -l"
-    );
-    let digest = |streams: u8, words: &[&str]| {
-        let mut digest = Digest::new(mount.as_bytes(), streams);
-        words.iter().for_each(|word| digest.word(word.as_bytes()));
-        digest
-    };
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| Script::new(&text).run(host, Under::Posh).unwrap());
-        let began = Instant::now();
-        while foreseen(host).is_empty() && began.elapsed() < PATIENCE {}
-        let told = foreseen(host);
-        shell(host, "echo go > /tmp/wait");
-        let outcome = running.join().unwrap();
-        assert_eq!(String::from_utf8_lossy(&outcome.stdout), "a file\n7\na file\n104857600 large\n0\n", "{outcome}");
-        for (streams, words) in
-            [(0, &["cat", "read"][..]), (0, &["stat", "-c", "%s", "read"]), (1, &["cat"]), (0, &["mkdir", "new"])]
-        {
-            assert!(digest(streams, words).is_in(&told), "{words:?} was not foreseen");
-        }
-        assert!(!digest(0, &["wc", "-c", "large"]).is_in(&told));
-    });
-}
-
-/// `cat new` finds nothing to fetch, at first.
-#[test]
-fn what_was_foreseen_counts_until_something_changes_on_the_server() {
-    let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::AtHand), &programs()).unwrap();
-    let host = &lab.workstation;
-    fs::write(lab.data(1).join("large"), "a line\n".repeat(1 << 20)).unwrap();
-    shell(host, "mkfifo /tmp/wait /tmp/then");
-    let text = "read -r line < /tmp/wait; cd /mnt/s1\nsort large > new; read -r line < /tmp/then; cat new | wc -l";
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| Script::new(text).run(host, Under::Posh).unwrap());
-        let began = Instant::now();
-        while foreseen(host).is_empty() && began.elapsed() < PATIENCE {}
-        assert!(!foreseen(host).is_empty());
-        shell(host, "echo go > /tmp/wait");
-        while !foreseen(host).is_empty() && began.elapsed() < PATIENCE {}
-        let told = foreseen(host);
-        shell(host, "echo go > /tmp/then");
-        let outcome = running.join().unwrap();
-        assert_eq!((told.len(), &*String::from_utf8_lossy(&outcome.stdout)), (0, "1048576\n"), "{outcome}");
-    });
 }
 
 /// The command reads its standard input first, which has nothing to read before the files are there.

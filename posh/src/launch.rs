@@ -13,7 +13,7 @@ use std::{
     convert::Infallible,
     env,
     ffi::{CString, OsStr, OsString},
-    io::{self, IsTerminal as _, Read as _, Write},
+    io::{self, IsTerminal as _, Write},
     num::NonZeroU32,
     os::unix::ffi::{OsStrExt, OsStringExt},
     panic,
@@ -24,12 +24,12 @@ use std::{
 use clap::ValueEnum;
 use nix::unistd::{AccessFlags, access, execve};
 use posh_hook::session::PRELOAD_VARIABLE;
-use posh_proto::{PROTOCOL_VERSION, gateway::LookAhead, runtime::RuntimeDir, stage::OpenSession, untrusted::escaped};
+use posh_proto::{PROTOCOL_VERSION, runtime::RuntimeDir, stage::OpenSession, untrusted::escaped};
 
 use crate::{
     Error,
     gateway::{self, Opened, Target, c_string, environment},
-    hook, plan_only, programs,
+    hook, programs,
 };
 
 /// Where execvp(3) looks when there is no PATH.
@@ -313,33 +313,9 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         path: path.as_bytes().to_vec().into(),
         stage_program: stage_program()?.into_os_string().into_vec().into(),
         trace: launch.trace.is_some(),
-        ..OpenSession::default()
     };
-    let Opened { shims, id } = gateway::open_session(place, &request, &|has_volumes| look_ahead(launch, has_volumes))?;
+    let Opened { shims, id } = gateway::open_session(place, &request)?;
     Ok(Session { place: place.clone(), id, shims })
-}
-
-/// What the shell will run first and list, and, where there are volumes, what it will name. Reading a text takes some tenths of a millisecond.
-fn look_ahead(launch: &Launch, has_volumes: Option<bool>) -> Option<LookAhead> {
-    if !matches!(launch.shell, Shell::Bash | Shell::Dash) {
-        return None;
-    }
-    let text = match &launch.program {
-        Program::Interactive => return None,
-        Program::Command(words) => words[0].as_bytes().to_vec(),
-        Program::Script(words) => beginning(Path::new(&words[0]))?,
-    };
-    let text = &text[..text.len().min(plan_only::LOOKED_AT_BYTES)];
-    plan_only::look_ahead(&String::from_utf8_lossy(text), has_volumes)
-}
-
-/// As much of a script as is looked at. A pipe or a device is left to the shell, and is not opened: that would let its
-/// writer go on, and lose what it writes.
-fn beginning(script: &Path) -> Option<Vec<u8>> {
-    let file = trusted_path::open_regular(script).ok()?;
-    let mut text = Vec::new();
-    file.take(plan_only::LOOKED_AT_BYTES as u64).read_to_end(&mut text).ok()?;
-    Some(text)
 }
 
 /// What the shims point at: installed beside our own program.

@@ -4,28 +4,21 @@
 //! stands in for it, as far as a text alone can tell. Where only running could
 //! tell, the stage says so in a sentence. The planning itself is the gateway's.
 
-mod ahead;
 mod braces;
-mod followed;
 mod nesting;
 mod patterns;
 mod reader;
 mod words;
 
-pub use ahead::BYTES as LOOKED_AT_BYTES;
-
-use ahead::{Ahead, Command, Touched};
-use followed::Followed;
-
 use std::{
     env,
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     num::NonZeroU32,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
-use posh_proto::gateway::{CertainCommand, FollowedCommand, ForeseenCommand, LookAhead, PlanRequest, PlannedStage};
+use posh_proto::gateway::{PlanRequest, PlannedStage};
 
 use crate::{
     Error,
@@ -55,8 +48,6 @@ pub struct Stage {
     stdout: Option<OsString>,
     /// The latter.
     appends: bool,
-    /// A word is a pattern, which stands for itself.
-    has_pattern: bool,
     /// Why its words can't be known.
     unknowable: Option<String>,
 }
@@ -116,72 +107,5 @@ fn planned(stage: Stage) -> PlannedStage {
         stdout_path: stage.stdout.map(bytes).unwrap_or_default(),
         unknowable: stage.unknowable.unwrap_or_default(),
         appends: stage.appends,
-        has_pattern: stage.has_pattern,
     }
-}
-
-fn foreseen((cwd, stage): (PathBuf, Stage)) -> ForeseenCommand {
-    ForeseenCommand { stage: Some(planned(stage)), cwd: cwd.into_os_string().into_vec().into() }
-}
-
-fn certain_command(Command { stages, cwd }: Command) -> CertainCommand {
-    CertainCommand { stages: stages.into_iter().map(planned).collect(), cwd: cwd.into_os_string().into_vec().into() }
-}
-
-/// What the shell that is about to start will run, list and, unless there are no volumes, name, as the contract has it; where there are
-/// volumes for certain, not what follows what.
-#[must_use]
-pub fn look_ahead(text: &str, has_volumes: Option<bool>) -> Option<LookAhead> {
-    let cwd = env::current_dir().ok()?;
-    let variable = |name: &str| env::var_os(name);
-    let Ahead { first, second, commands: certain } = ahead::listed(text, &cwd, &variable);
-    let Touched { named, listed, commands } =
-        if has_volumes == Some(false) { Touched::default() } else { ahead::touched(text, &cwd, &variable) };
-    let bytes = |text: OsString| text.into_vec().into();
-    let paths = |paths: Vec<PathBuf>| paths.into_iter().map(|path| bytes(path.into_os_string())).collect();
-    let mut ahead = LookAhead {
-        first: paths(first),
-        named: paths(named),
-        listed: paths(listed),
-        foreseen: commands.into_iter().map(foreseen).collect(),
-        ..LookAhead::default()
-    };
-    let stages = certain.iter().flat_map(|command| &command.stages);
-    let is_prepared_for = is_prepared(stages.filter_map(|stage| stage.argv.first()).map(OsString::as_os_str));
-    if !certain.is_empty() && !is_prepared_for {
-        ahead.second = paths(second);
-        ahead.commands = certain.into_iter().map(certain_command).collect();
-        ahead.environment = env::vars_os().map(|(name, value)| bytes([name, value].join(OsStr::new("=")))).collect();
-    }
-    if has_volumes != Some(true)
-        && let Some(whole) = ahead::whole(text)
-    {
-        let followed = followed::followed(text, &whole, &variable);
-        if !is_prepared(followed.iter().flat_map(|command| &command.next).map(OsStr::new)) {
-            ahead.followed = followed.into_iter().map(followed_command).collect();
-        }
-    }
-    Some(ahead).filter(|ahead| *ahead != LookAhead::default())
-}
-
-fn followed_command(Followed { words, is_open, next }: Followed) -> FollowedCommand {
-    let unknown = (0..).zip(&words).filter(|(_, word)| word.is_none()).map(|(index, _)| index);
-    FollowedCommand {
-        unknown: unknown.collect(),
-        words: words.into_iter().map(|word| word.unwrap_or_default().into()).collect(),
-        is_open,
-        next: next.into_iter().collect(),
-    }
-}
-
-/// Whether the environment makes bash begin with something else than the text: a start-up file, options, a
-/// function with a command's name (bash(1)).
-fn is_prepared<'a>(names: impl Iterator<Item = &'a OsStr>) -> bool {
-    let is_function = |name: &OsStr| {
-        let variable = [OsStr::new("BASH_FUNC_"), name, OsStr::new("%%")].join(OsStr::new(""));
-        env::var_os(variable).is_some()
-    };
-    let is_set = |name: &&str| env::var_os(name).is_some();
-    ["BASH_ENV", "BASHOPTS", "ENV", "PS4", "SHELLOPTS"].iter().any(is_set)
-        || names.chain(ahead::PASSED_OVER.into_iter().map(OsStr::new)).any(is_function)
 }

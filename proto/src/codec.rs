@@ -136,8 +136,6 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.Resume", "ended", 8192),
     // PATH_MAX has at most 2048 names.
     ("posh.volume.v1.Walk", "names", 4096),
-    ("posh.volume.v1.Explore", "paths", 256),
-    ("posh.volume.v1.Names", "names", 65_536),
     // NGROUPS_MAX.
     ("posh.volume.v1.Caller", "groups", 65_536),
     ("posh.volume.v1.ReadRequest", "parts", 16_384),

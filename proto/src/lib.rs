@@ -1,6 +1,6 @@
 //! The wire contract of posh: generated messages and services, and the framing
 //! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`], [`ready`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
+//! ([`runtime`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
 //! share ([`clock`]), how long an error's message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the switches of the
 //! rules ([`rule`]), and how much a message may hold ([`codec`]).
 //!
@@ -19,7 +19,6 @@ pub mod digest;
 pub mod frame;
 pub mod packed;
 pub mod pieces;
-pub mod ready;
 pub mod rule;
 pub mod runtime;
 pub mod secret;
@@ -36,20 +35,11 @@ pub mod gateway {
     tonic::include_proto!("posh.gateway.v1");
 }
 
-/// Generated code names other packages from where its own would lie.
-mod posh {
-    pub mod gateway {
-        pub use crate::gateway as v1;
-    }
-    pub mod stage {
-        #[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
-        pub mod v1 {
-            //! `posh.stage.v1`, see `proto/stage.proto`.
-            include!(concat!(env!("OUT_DIR"), "/posh.stage.v1.rs"));
-        }
-    }
+#[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
+pub mod stage {
+    //! `posh.stage.v1`, see `proto/stage.proto`.
+    tonic::include_proto!("posh.stage.v1");
 }
-pub use posh::stage::v1 as stage;
 
 #[allow(clippy::large_enum_variant, reason = "generated; lives for one message")]
 pub mod volume {
@@ -59,7 +49,7 @@ pub mod volume {
 
 /// The version of the protocols; a peer of another version is named and
 /// refused, never half understood.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// A peer of another version, in words that name who is to be updated.
 #[must_use]

@@ -18,6 +18,12 @@ use trusted_path::Untrusted;
 const DIGEST_DIGITS: u32 = 26;
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
+/// The file in a session's directory ([`crate::stage::SessionFile`]).
+pub const SESSION_FILE: &str = "session";
+
+/// The directory of shims in a session's directory.
+pub const SHIMS: &str = "bin";
+
 /// Any permission of the group or of others.
 const OF_OTHERS: u32 = 0o077;
 

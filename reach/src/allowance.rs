@@ -159,8 +159,9 @@ mod tests {
     #[test]
     fn what_is_told_of_commands_has_a_bound() {
         let allowance = Allowance::of(&spec());
-        let withheld = "x".repeat(TOLD_BYTES / 2);
-        let end = message(Kind::Exited(Exited { withheld, ..Exited::default() }));
+        let path = vec![b'x'; TOLD_BYTES / 2].into();
+        let changed = wire::ChangedDirectory { path, ..wire::ChangedDirectory::default() };
+        let end = message(Kind::Exited(Exited { changed_directories: vec![changed], ..Exited::default() }));
         assert_eq!([(); 2].map(|()| allowance.take(&end)), [Ok(()), Err(Exceeded::Told)]);
         let status = Status::from(Exceeded::Told);
         assert!(has_exceeded(&status) && !has_exceeded(&Status::resource_exhausted(status.message())));

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use posh_volume::{
     disk::DiskCache,
-    fs::{Expected, Look, ROOT, Settings, Use, Volume},
+    fs::{Expected, ROOT, Settings, Use, Volume},
     store::*,
 };
 use tokio::sync::oneshot;
@@ -118,7 +118,6 @@ impl Store for Far {
         self.round().await;
         Ok(match op {
             Op::Walk { from, names } => Answer::Walked(self.walk(from, &names)),
-            Op::Explore { from, paths } => Answer::Explored(paths.iter().map(|names| self.walk(from, names)).collect()),
             Op::Attributes(place) => Answer::Entry(entry(place.file.inode)),
             Op::List { directory, .. } => Answer::Listing(self.list(directory)),
             Op::Open { file, .. } => {
@@ -335,62 +334,6 @@ fn an_expectation_that_has_ended_asks_for_nothing_more() {
         list(&volume, ROOT).await;
     });
     assert_eq!(taken, 1);
-}
-
-/// As a shell does it that opens a redirection and then lists, with and without somebody who has read its text.
-fn looked_up(look: Option<Look>) -> usize {
-    rounds(Tree { directories: 5, files: 20 }, |volume| async move {
-        let caller = Caller::default();
-        if let Some(look) = look {
-            volume.look_ahead(&caller, &look);
-        }
-        volume.attributes(&caller, ROOT).await.unwrap();
-        assert_eq!(volume.lookup(&caller, ROOT, "new".as_ref()).await, Err(Errno::ENOENT));
-        let (directory, file) = (name(3), name(3_000));
-        let entry = volume.lookup(&caller, ROOT, &directory).await.unwrap();
-        let number = volume.tell((ROOT, &directory), &entry, |told| told.number);
-        volume.lookup(&caller, number, &file).await.unwrap();
-        assert_eq!(volume.lookup(&caller, number, "new".as_ref()).await, Err(Errno::ENOENT));
-        list(&volume, number).await;
-    })
-}
-
-#[test]
-fn what_a_shell_is_going_to_look_up_is_found_in_one_round_trip() {
-    assert_eq!(looked_up(None), 6);
-    let path = |names: &[OsString]| names.iter().collect::<PathBuf>();
-    let look = Look {
-        named: vec!["new".into(), path(&[name(3), name(3_000)]), path(&[name(3), "new".into()])],
-        listed: vec![path(&[name(3)])],
-    };
-    assert_eq!(looked_up(Some(look)), 2);
-    // What was not expected is asked for beside it.
-    assert_eq!(looked_up(Some(Look { named: vec!["other".into()], listed: Vec::new() })), 6);
-}
-
-#[test]
-fn small_files_that_a_shell_is_going_to_read_are_fetched_together() {
-    let run = |count: u64, read_from: u64| {
-        let kept = Cell::new(0);
-        let kept_by = &kept;
-        let taken = rounds(Tree { directories: 5, files: 200 }, |volume| async move {
-            let caller = Caller::default();
-            let path = |file: u64| [name(3), name(3_000 + file)].iter().collect::<PathBuf>();
-            // Each of them twice.
-            let named: Vec<PathBuf> = (0..count).flat_map(|file| [path(file), path(file)]).collect();
-            volume.look_ahead(&caller, &Look { named: named.clone(), listed: Vec::new() });
-            volume.fetch_small(&caller, &named).await;
-            kept_by.set(volume.state().cached_bytes);
-            for file in (read_from..count).step_by(2) {
-                read_named(&volume, 3, 3_000 + file).await;
-            }
-        });
-        (taken, kept.get())
-    };
-    assert_eq!(run(5, 0), (2, 5 * CONTENTS.len() as u64));
-    // No more than takes a moment on a slow link.
-    let (_, kept) = run(100, 100);
-    assert_eq!(kept, (128 << 10) / CONTENTS.len() as u64 * CONTENTS.len() as u64);
 }
 
 /// As the first time, and not one question for each.

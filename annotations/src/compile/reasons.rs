@@ -6,9 +6,8 @@ use crate::document::{Content, Node};
 use crate::invocation::Because;
 use crate::model::{Conditional, Reason};
 
-const KINDS: [(&str, Because); 4] = [
+const KINDS: [(&str, Because); 3] = [
     ("cheap_through_mount", Because::CheapThroughMount),
-    ("sooner_through_mount", Because::SoonerThroughMount),
     ("asks", Because::Asks),
     ("mount_differs", Because::MountDiffers),
 ];

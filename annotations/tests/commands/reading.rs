@@ -103,8 +103,5 @@ pub fn describe(invocation: &Invocation) -> String {
     if !invocation.idempotent {
         parts.push("once".to_owned());
     }
-    if let Some(reason) = &invocation.sooner_here {
-        parts.push(format!("sooner here: {reason}"));
-    }
     parts.join("; ")
 }

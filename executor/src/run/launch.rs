@@ -55,7 +55,7 @@ pub async fn start(
     let caller = &*origin.caller;
     let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, large_turn, policy, .. } =
         prepared;
-    let Rest { mounts, volumes, ahead, to_be_confirmed } = spec;
+    let Rest { mounts, volumes } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
     let own_mounts = OwnMounts::of(caller, &mounts, &wiring.stages).await?;
@@ -79,8 +79,6 @@ pub async fn start(
         trace: clock.is_some(),
         fences,
         has_cgroup: shared.cgroups.is_some(),
-        ahead,
-        to_be_confirmed,
     };
     let turn = Turn::of(&shared.launches, caller).await;
     check_standing(shared, origin, &policy)?;
@@ -111,7 +109,6 @@ pub async fn start(
         report: Report::default(),
         written_files,
         signals_taken: 0,
-        is_released: false,
         _cgroup: cgroup,
         admitted,
     })

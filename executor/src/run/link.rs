@@ -15,7 +15,7 @@ use std::{
 
 use bytes::{Buf as _, BytesMut};
 use posh_proto::{
-    executor::{ChangedDirectory, Exited, Release, RunInput, RunOutput, Signal, run_input, run_output},
+    executor::{ChangedDirectory, Exited, RunInput, RunOutput, Signal, run_input, run_output},
     frame,
 };
 use prost::Message;
@@ -134,11 +134,6 @@ impl Link {
     /// Passes a signal on.
     pub async fn signal(&mut self, signal: Signal) -> io::Result<()> {
         self.send(&RunInput { kind: Some(run_input::Kind::Signal(signal)) }).await
-    }
-
-    /// Has redirects that are held let go.
-    pub async fn release(&mut self, release: Release) -> io::Result<()> {
-        self.send(&RunInput { kind: Some(run_input::Kind::Release(release)) }).await
     }
 
     /// The supervisor's next message; `None` at its end. Can be cancelled without
@@ -295,7 +290,7 @@ mod tests {
         Config,
         callers::Caller,
         config::Bounds,
-        load::{Capacity, Load, Need, Wanted},
+        load::{Capacity, Load, Need},
         runner::wire::write_end,
     };
 
@@ -303,7 +298,7 @@ mod tests {
     fn told_of(account: &Arc<Semaphore>, names: usize) -> Link {
         let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
         let caller = Caller::anybody(&Config::new(Vec::new()));
-        let share = load.admit_run(&caller, Need::default(), Wanted::Now).unwrap();
+        let share = load.admit_run(&caller, Need::default()).unwrap();
         let (ours, supervisor) = std::os::unix::net::UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         std::thread::spawn(move || {
@@ -366,7 +361,7 @@ mod tests {
     async fn what_a_run_takes_is_taken_until_its_supervisor_is_gone() {
         let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
         let caller = Caller::anybody(&Config::new(Vec::new()));
-        let share = load.admit_run(&caller, Need::default(), Wanted::Now).unwrap();
+        let share = load.admit_run(&caller, Need::default()).unwrap();
         let (ours, supervisor) = UnixStream::pair().unwrap();
         let (lease, runs) = Lease::of_test();
         // The call is cancelled while the supervisor still prepares.

@@ -31,8 +31,8 @@ use posh_proto::{
     clock::monotonic_ns,
     codec::RUN_BYTES,
     executor::{
-        Exited, Finished, Release, Resume, RunInput, RunOutput, RunTimes, Signal, StartTimes, Started, WindowSize,
-        WrittenFile, exited::How, run_input, run_output,
+        Exited, Finished, Resume, RunInput, RunOutput, RunTimes, Signal, StartTimes, Started, WindowSize, WrittenFile,
+        exited::How, run_input, run_output,
     },
 };
 use tokio::{
@@ -56,7 +56,7 @@ use self::{
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, metered::Largest, service::Shared, sys,
-    tls::serving::Proof, volume::trees_of, wiring::Wiring,
+    tls::serving::Proof, wiring::Wiring,
 };
 
 /// The way to the client.
@@ -100,9 +100,6 @@ enum End {
     /// What the commands wrote did not reach the storage behind an export.
     Unpublished(String),
 }
-
-/// The executor, and who a run's client is.
-type Whose<'a> = (&'a Shared, &'a Caller);
 
 /// Who asks for a run.
 pub struct Origin {
@@ -396,7 +393,7 @@ async fn attend(
     let end = match run.start_streams(output) {
         Err(what) => End::Broken(what),
         Ok(()) => tokio::select! {
-            end = run.drive((shared, &origin.caller), client, grace, output) => end,
+            end = run.drive(client, grace, output) => end,
             _ = kill.wait_for(|kill| *kill) => End::Killed,
             Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
         },
@@ -438,8 +435,6 @@ struct Run {
     written_files: Vec<WrittenFile>,
     /// Signals that have been passed on.
     signals_taken: usize,
-    /// Redirects that were held have been let go.
-    is_released: bool,
     /// Of a traced run.
     start_times: Option<StartTimes>,
     /// The plumbing that the streams take over once the client knows.
@@ -486,7 +481,7 @@ impl Run {
     }
 
     /// Carries messages until all stages have exited and all streams have ended.
-    async fn drive(&mut self, whose: Whose<'_>, client: &mut Client, grace: Duration, output: &Output) -> End {
+    async fn drive(&mut self, client: &mut Client, grace: Duration, output: &Output) -> End {
         let mut lost_at = None;
         while self.stages_left > 0 || !self.streams.is_empty() || !self.farewells.is_empty() {
             let patience = async {
@@ -497,7 +492,7 @@ impl Run {
             };
             tokio::select! {
                 () = output.detached(), if lost_at.is_none() => {
-                    if let Err(end) = self.lose(whose, client, output).await {
+                    if let Err(end) = self.lose(client, output).await {
                         return end;
                     }
                     lost_at = Some(tokio::time::Instant::now());
@@ -511,7 +506,7 @@ impl Run {
                     }
                 }
                 message = client.input.message(), if client.is_open && lost_at.is_none() => match message {
-                    Ok(Some(message)) => if let Err(end) = self.take(whose, message, output).await {
+                    Ok(Some(message)) => if let Err(end) = self.take(message, output).await {
                         return end;
                     },
                     // The client has no more to say: neither has any inlet.
@@ -542,11 +537,6 @@ impl Run {
                             return End::Cancelled;
                         }
                     }
-                    Ok(Some(Told { output: told @ RunOutput { kind: Some(run_output::Kind::Released(_)) }, .. })) => {
-                        if output.send(Ok(told)).await.is_err() {
-                            return End::Cancelled;
-                        }
-                    }
                     Ok(Some(_)) => {}
                     Ok(None) => return End::Lost("it closed its socket".to_owned()),
                     Err(error) => return End::Lost(error.to_string()),
@@ -568,13 +558,13 @@ impl Run {
     }
 
     /// There is no client any more. Goes on only if that is none's wish, and nothing more is needed of it.
-    async fn lose(&mut self, whose: Whose<'_>, client: &mut Client, output: &Output) -> Result<(), End> {
+    async fn lose(&mut self, client: &mut Client, output: &Output) -> Result<(), End> {
         if !output.keeps() || !client.is_open {
             return Err(End::Cancelled);
         }
         loop {
             match tokio::time::timeout(LAST_WORDS, client.input.message()).await {
-                Ok(Ok(Some(message))) => self.take(whose, message, output).await?,
+                Ok(Ok(Some(message))) => self.take(message, output).await?,
                 Ok(Ok(None)) => return Err(End::Cancelled),
                 Ok(Err(status)) if !self.is_kept_after(&status, output) => return Err(End::Cancelled),
                 Ok(Err(_)) | Err(_) => {
@@ -600,25 +590,7 @@ impl Run {
         for signal in resume.signals.into_iter().skip(self.signals_taken) {
             self.pass_on(signal).await?;
         }
-        if resume.released { self.release(Release::default()).await } else { Ok(()) }
-    }
-
-    async fn release(&mut self, release: Release) -> Result<(), End> {
-        if std::mem::replace(&mut self.is_released, true) {
-            return Ok(());
-        }
-        self.link.release(release).await.map_err(|error| End::Lost(error.to_string()))
-    }
-
-    /// After what volumes hold back has been written: that may change what the run has read.
-    async fn release_beside_volumes(&mut self, (shared, caller): Whose<'_>, mut release: Release) -> Result<(), End> {
-        let volumes = std::mem::take(&mut release.volumes);
-        if self.is_released || volumes.is_empty() {
-            return self.release(release).await;
-        }
-        let trees = trees_of(caller, |_| true);
-        shared.volumes.begin_run(caller, volumes, &trees).await;
-        self.release(release).await
+        Ok(())
     }
 
     async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
@@ -626,7 +598,7 @@ impl Run {
         self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))
     }
 
-    async fn take(&mut self, whose: Whose<'_>, message: RunInput, output: &Output) -> Result<(), End> {
+    async fn take(&mut self, message: RunInput, output: &Output) -> Result<(), End> {
         match message.kind {
             Some(run_input::Kind::Chunk(chunk)) => {
                 let inlet = self.inlets.get(&chunk.stream);
@@ -643,7 +615,6 @@ impl Run {
                 self.gates.get(&stream).into_iter().for_each(|gate| gate.close());
             }
             Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
-            Some(run_input::Kind::Release(release)) => self.release_beside_volumes(whose, release).await?,
             Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;

@@ -7,9 +7,7 @@ use std::{mem::size_of, sync::Arc, time::Duration};
 use bytes::Bytes;
 use posh_proto::{
     codec::RUN_BYTES,
-    executor::{
-        ClientFile, Guard, MountPoint, RunSpec, Stage, VolumeSession, WatchedTree, descriptor::Source, rejected::Kind,
-    },
+    executor::{ClientFile, Guard, MountPoint, RunSpec, Stage, VolumeSession, WatchedTree, rejected::Kind},
     packed,
 };
 use prost::Message as _;
@@ -19,9 +17,9 @@ use crate::{
     callers::Caller,
     classifier::{Passing, Turns},
     error::Refusal,
-    load::{BytesShare, Need, RunShare, Wanted},
+    load::{BytesShare, Need, RunShare},
     policy::Policy,
-    runner::{WAITS_BYTES, wire::Fence},
+    runner::wire::Fence,
     service::Shared,
     wiring::{Wiring, descriptors_to_begin},
 };
@@ -81,8 +79,6 @@ impl Drop for LargeTurn {
 pub struct Rest {
     pub mounts: Vec<MountPoint>,
     pub volumes: Vec<VolumeSession>,
-    pub ahead: bool,
-    pub to_be_confirmed: bool,
 }
 
 /// What waits for its turn, and the room that it has.
@@ -160,12 +156,11 @@ fn unpack(shared: &Arc<Shared>, caller: &Caller, packed: Bytes, share: BytesShar
 /// Room for the run, its specification with it.
 fn admit(shared: &Arc<Shared>, caller: &Caller, spec: Box<RunSpec>) -> Result<Waiting, Refusal> {
     check_run_id(&spec.run_id)?;
-    let wanted = if spec.ahead { Wanted::Ahead } else { Wanted::Now };
-    shared.load.admit_call(caller, wanted)?;
+    shared.load.admit_call(caller)?;
     let bytes = specification_bytes(&spec);
     let need = need(&spec);
     let need = Need { buffered_bytes: need.buffered_bytes.saturating_add(bytes), ..need };
-    let share = shared.load.admit_run(caller, need, wanted)?;
+    let share = shared.load.admit_run(caller, need)?;
     // Who waits for the last run to end has seen this one, or this sees that nothing may begin.
     require_open(shared)?;
     Ok(Waiting::Admitted(spec, share, bytes))
@@ -184,12 +179,7 @@ fn read(
     let policy = shared.policy();
     let fences = policy.fences(&mut spec.stages, &client_files)?;
     let record = Record::of(&spec, &client_files, caller, peer);
-    let rest = Rest {
-        mounts: std::mem::take(&mut spec.mounts),
-        volumes: std::mem::take(&mut spec.volumes),
-        ahead: spec.ahead,
-        to_be_confirmed: spec.to_be_confirmed,
-    };
+    let rest = Rest { mounts: std::mem::take(&mut spec.mounts), volumes: std::mem::take(&mut spec.volumes) };
     let (run_id, grace_ms, trace) = (std::mem::take(&mut spec.run_id), spec.grace_ms, spec.trace);
     let wiring = Wiring::check(spec)?;
     Ok(Prepared {
@@ -211,18 +201,14 @@ fn read(
 /// What a run will hold: its commands, and for each of its streams a pipe of full size and
 /// what is on its way between pipe and network.
 fn need(spec: &RunSpec) -> Need {
-    // One process more each for those that carry what was held to its file.
-    let descriptors = spec.stages.iter().flat_map(|stage| &stage.descriptors);
-    let held = descriptors.filter(|d| matches!(&d.source, Some(Source::File(file)) if file.held)).count();
     let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
     let held_bytes = if spec.grace_ms > 0 { HELD_BYTES } else { 0 };
     // The buffer of its messages is as large as the largest until the call ends.
     let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes)
-        .saturating_add(held.saturating_mul(WAITS_BYTES))
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
     Need {
-        processes: spec.stages.len() + held,
+        processes: spec.stages.len(),
         buffered_bytes,
         descriptors: descriptors_to_begin(spec),
         ptys: spec.ptys.len(),

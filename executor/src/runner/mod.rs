@@ -19,13 +19,11 @@ mod elf;
 mod fence;
 mod filter;
 mod guards;
-mod held;
 mod listing;
 mod paths;
 mod places;
 mod processes;
 mod programs;
-mod reads;
 mod root;
 mod scratch;
 mod spawn;
@@ -44,7 +42,6 @@ use std::{
         unix::{ffi::OsStrExt as _, net::UnixStream},
     },
     process::ExitCode,
-    time::Duration,
 };
 
 use nix::{
@@ -68,7 +65,6 @@ use crate::{error::Refusal, sys};
 pub use self::{fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 pub(crate) use self::{
     fence::{CHANGE, READ, ground, rules},
-    held::WAITS_BYTES,
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
@@ -329,29 +325,14 @@ fn child_signals() -> nix::Result<SignalFd> {
 
 /// Waits until one of the two can be read (or is at its end).
 fn wait_for(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> nix::Result<[bool; 2]> {
-    wait_for_any(one, other, &[], Duration::ZERO).map(|(one, other, _)| [one, other])
-}
-
-/// The same for any number of others, at which it looks only after a pause; which of those.
-fn wait_for_any(
-    one: BorrowedFd<'_>,
-    other: BorrowedFd<'_>,
-    others: &[BorrowedFd<'_>],
-    pause: Duration,
-) -> nix::Result<(bool, bool, Vec<usize>)> {
-    let all = [one, other].into_iter().chain(others.iter().copied());
-    let mut ready: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    let has_any = |count: nix::Result<i32>| match count {
-        Ok(0) | Err(Errno::EINTR) => Ok(false),
-        Ok(_) => Ok(true),
-        Err(errno) => Err(errno),
-    };
-    let pause = PollTimeout::try_from(pause).unwrap_or(PollTimeout::NONE);
-    if pause == PollTimeout::ZERO || !has_any(poll(&mut ready[..2], pause))? {
-        while !has_any(poll(&mut ready, PollTimeout::NONE))? {}
+    let mut ready = [one, other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    loop {
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok([is_ready(&ready[0]), is_ready(&ready[1])]),
+            Err(errno) => return Err(errno),
+        }
     }
-    let come = ready[2..].iter().enumerate().filter(|(_, fd)| is_ready(fd)).map(|(index, _)| index);
-    Ok((is_ready(&ready[0]), is_ready(&ready[1]), come.collect()))
 }
 
 fn is_ready(fd: &PollFd<'_>) -> bool {

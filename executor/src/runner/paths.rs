@@ -20,7 +20,7 @@ use nix::{
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat},
     libc,
     sys::stat::{FileStat, Mode, SFlag, fstat},
-    unistd::{Whence, geteuid, lseek},
+    unistd::{Whence, lseek},
 };
 use posh_proto::{
     executor::{File as Redirect, PathUse, Stage, rejected::Kind},
@@ -115,10 +115,6 @@ fn check_one(
     if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
         return Err(outside("passes a symbolic link, which the workstation's mount may not follow".to_owned()));
     }
-    if used.in_own_directory && find(cwd, path_of(&used.path), false).is_err() && !is_own(&status) {
-        let why = format!("{} is another user's, so that the workstation's mount can't be told", at.display());
-        return Err(Refusal::new(Kind::Guard, why));
-    }
     if used.ends_in_newline && !ends_in_newline(cwd, path_of(&used.path)) {
         let why = format!("{} does not end in a newline", path_of(&used.path).display());
         return Err(Refusal::new(Kind::Seam, why));
@@ -134,10 +130,6 @@ fn is_unreadable_program(view: &View, cwd: &OwnedFd, used: &PathUse, (at, status
 }
 
 /// Whether who runs here may set its attributes.
-fn is_own(status: &FileStat) -> bool {
-    geteuid().is_root() || status.st_uid == geteuid().as_raw()
-}
-
 /// Whether a symbolic link would have to be followed; one as the last component
 /// of a path that is not followed does not count, since O_NOFOLLOW names it itself.
 fn passes_link(cwd: &OwnedFd, path: &Path) -> bool {

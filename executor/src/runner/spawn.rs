@@ -13,7 +13,6 @@ use std::{
     rc::Rc,
 };
 
-use bytes::Bytes;
 use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
@@ -21,7 +20,7 @@ use nix::{
     sys::stat::{Mode, fstat, umask},
     unistd::{ForkResult, Pid, setpgid},
 };
-use posh_proto::executor::{Descriptor, PathUse, Stage, WrittenFile, descriptor::Source, rejected::Kind};
+use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
 
 use super::{
     budget::{Budget, Over, SPENT},
@@ -29,12 +28,9 @@ use super::{
     confine,
     fence::{Domain, Reach},
     filter::{self, Narrowed},
-    guards,
-    held::Held,
-    paths,
+    guards, paths,
     programs::Programs,
-    reads::Read,
-    view::{View, path_of},
+    view::View,
     wire::{Bounds, End, EndKind, Fence},
 };
 use crate::{error::Refusal, sys, tools};
@@ -60,10 +56,6 @@ pub struct Prepared {
     env: Vec<CString>,
     cwd: Rc<OwnedFd>,
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
-    /// Redirects that wait.
-    held: Vec<Held>,
-    /// Other redirects.
-    opened: Vec<(Bytes, Rc<OwnedFd>)>,
     /// Files whose final offsets are to be told.
     reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Files that it writes to, with their sizes.
@@ -91,21 +83,6 @@ pub struct Live {
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Trees whose changes are to be told.
     pub watch: Watch,
-    /// Redirects that wait to be let go.
-    pub held: Vec<Held>,
-    /// Who carries others to their files.
-    pub carriers: Vec<Pid>,
-    /// Why a redirect did not come to its file.
-    pub withheld: String,
-    /// It has ended, and when.
-    pub ended: Option<(sys::Ended, u64)>,
-}
-
-impl Live {
-    /// It has ended, and all that it wrote is where it belongs.
-    pub fn is_over(&self) -> bool {
-        self.ended.is_some() && self.held.is_empty() && self.carriers.is_empty()
-    }
 }
 
 impl Prepared {
@@ -134,8 +111,6 @@ impl Prepared {
             env: environment(&stage)?,
             cwd: Rc::new(cwd),
             descriptors: Vec::new(),
-            held: Vec::new(),
-            opened: Vec::new(),
             reported: Vec::new(),
             written: Vec::new(),
             watch: watch(view, &stage, &budgets.trees)?,
@@ -166,11 +141,6 @@ impl Prepared {
             Some(Source::Pty(id)) => end(EndKind::Pty, id)?,
             Some(Source::NullFlags(flags)) => Rc::new(open_null(flags)?),
             Some(Source::DuplicateOf(fd)) => self.opened_as(fd)?,
-            Some(Source::File(file)) if file.held => {
-                let (held, end) = Held::new(&self.stage, descriptor.fd, file, &self.cwd)?;
-                self.held.push(held);
-                Rc::new(end)
-            }
             Some(Source::File(file)) => {
                 let opened = Rc::new(paths::open_redirect(view, &self.cwd, &file)?);
                 if file.flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY {
@@ -180,7 +150,6 @@ impl Prepared {
                 if file.report_offset {
                     self.reported.push((descriptor.fd, opened.clone()));
                 }
-                self.opened.push((file.path, opened.clone()));
                 opened
             }
         };
@@ -200,19 +169,6 @@ impl Prepared {
         self.written.iter().map(|(fd, size)| WrittenFile { stage: self.stage.id, fd: *fd, size: *size })
     }
 
-    /// The files that it reads by their names, or has open.
-    pub fn reads(&self) -> impl Iterator<Item = Read> {
-        let cwd = &self.stage.cwd;
-        let by_name = |used: &PathUse| Read::by_name((&self.cwd, cwd), path_of(&used.path), !used.no_follow);
-        let open = |(file, opened): &(Bytes, Rc<OwnedFd>)| Read::open(cwd, path_of(file), opened.as_fd());
-        self.stage.paths.iter().map(by_name).chain(self.opened.iter().map(open))
-    }
-
-    /// Its redirects that wait.
-    pub fn held(&self) -> &[Held] {
-        &self.held
-    }
-
     /// Forks the stage; its child waits at the barrier.
     pub fn fork(&self, barrier: &Barrier<'_>) -> nix::Result<Pid> {
         match sys::fork()? {
@@ -227,8 +183,7 @@ impl Prepared {
 
     /// What the supervisor needs of it from now on; closes its descriptors here.
     pub fn into_live(self) -> Live {
-        let (reported, watch, held) = (self.reported, self.watch, self.held);
-        Live { stage: self.stage, reported, watch, held, carriers: Vec::new(), withheld: String::new(), ended: None }
+        Live { stage: self.stage, reported: self.reported, watch: self.watch }
     }
 
     fn become_stage(&self, barrier: &Barrier<'_>) -> ! {

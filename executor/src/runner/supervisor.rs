@@ -9,10 +9,9 @@ use std::{
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::{ffi::OsStrExt as _, net::UnixStream},
+        unix::net::UnixStream,
     },
     rc::Rc,
-    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -30,21 +29,17 @@ use nix::{
 use posh_proto::{
     clock::monotonic_ns,
     executor::{
-        self as wire, Exited, Offset, Release, RunInput, RunOutput, StartTimes, Started, WrittenFile, exited::How,
-        rejected::Kind, run_input, run_output,
+        Exited, Offset, RunInput, RunOutput, StartTimes, Started, exited::How, rejected::Kind, run_input, run_output,
     },
     frame,
 };
 
 use super::{
     budget::Budget,
-    complain, confine,
-    held::{PIECE_BYTES, Released},
-    processes,
-    reads::{self, Read},
+    complain, confine, processes,
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
-    wait_for, wait_for_any,
+    wait_for,
     wire::{Fence, Job, read_descriptors, read_frame, write_end, write_frame},
 };
 use crate::{
@@ -52,9 +47,6 @@ use crate::{
     error::Refusal,
     sys::{self, Deadly},
 };
-
-/// What commands write where it waits gathers so long. A pipe has room for more than that.
-const GATHERS: Duration = Duration::from_millis(1);
 
 /// The whole life of a supervisor; gives its exit status.
 pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
@@ -89,7 +81,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     match start(job, descriptors, view, children, socket) {
         Ok(mut run) => {
-            let ended = run.watch(socket, view, children);
+            let ended = run.watch(socket, children);
             run.end();
             ended
         }
@@ -137,17 +129,6 @@ fn start(
     let prepare = |(stage, fence): (_, Fence)| Prepared::new(view, &ends, (stage, &fence), &before);
     let stages = job.stages.into_iter().zip(fences).map(prepare).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
-    let is_held = stages.iter().any(|stage| !stage.held().is_empty());
-    // Before anything is read.
-    let reads: Vec<_> =
-        if is_held || job.ahead { stages.iter().flat_map(Prepared::reads).collect() } else { Vec::new() };
-    if let Some(refusal) = stages.iter().flat_map(Prepared::held).find_map(|held| held.appends_to(&reads)) {
-        return Err(refusal.into());
-    }
-    if let Some(path) = reads::unsettled(&reads).filter(|_| job.to_be_confirmed) {
-        let why = format!("nobody can tell later whether {} has changed", path.display());
-        return Err(Refusal::new(Kind::OpenFailed, why).into());
-    }
     let prepared_ns = now_ns();
     let (report, report_end) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
     let (go_end, go) = pipe2(OFlag::O_CLOEXEC).map_err(spawn_failed)?;
@@ -165,8 +146,6 @@ fn start(
         by_id: HashMap::new(),
         frames: BytesMut::new(),
         trace: job.trace,
-        reads,
-        is_awaited: !job.to_be_confirmed,
         budget: budget(),
     };
     // From here on only the children hold the stages' descriptors.
@@ -209,107 +188,44 @@ struct Running {
     frames: BytesMut,
     /// Ends are told with their time.
     trace: bool,
-    /// The files that are read, where somebody may ask for them.
-    reads: Vec<Read>,
-    /// Somebody waits for the ends of the stages.
-    is_awaited: bool,
     /// For what is looked at when commands have ended.
     budget: Budget,
 }
 
 impl Running {
     /// Reports ends and passes signals on until the daemon closes the socket.
-    fn watch(&mut self, socket: &UnixStream, view: &View, children: &SignalFd) -> io::Result<()> {
-        let (mut piece, mut has_come) = (Vec::new(), false);
+    fn watch(&mut self, socket: &UnixStream, children: &SignalFd) -> io::Result<()> {
         loop {
-            let waiting = self.stages.iter().flat_map(|(pid, live)| {
-                let of_one = live.held.iter().enumerate();
-                of_one.filter_map(|(index, held)| Some(((*pid, index), held.follows()?)))
-            });
-            let (places, waiting): (Vec<_>, Vec<_>) = waiting.unzip();
-            // Much comes in small pieces, and each costs a wake-up: they are left to gather.
-            let pause = if has_come { GATHERS } else { Duration::ZERO };
-            let (said, ended, come) = wait_for_any(socket.as_fd(), children.as_fd(), &waiting, pause)?;
-            has_come = !come.is_empty();
-            piece.resize(if has_come { PIECE_BYTES } else { piece.len() }, 0);
-            for (pid, index) in come.into_iter().map(|index| places[index]) {
-                self.stages.get_mut(&pid).into_iter().for_each(|live| live.held[index].keep(&mut piece));
-            }
+            let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
             if ended {
                 let _ = children.read_signal();
                 while let Ok(Some(ended)) = sys::reap() {
-                    self.note_end(ended);
-                    self.tell_ends(socket)?;
+                    self.tell_end(&ended, socket)?;
                 }
             }
-            if said && !self.take_input(socket, view)? {
+            if said && !self.take_input(socket)? {
                 return Ok(());
             }
         }
     }
 
-    /// A stage has ended, or who carries what one has written to its file.
-    fn note_end(&mut self, ended: sys::Ended) {
+    /// Reports the end of a stage; other processes are not told of.
+    fn tell_end(&mut self, ended: &sys::Ended, socket: &UnixStream) -> io::Result<()> {
         let at_ns = if self.trace { monotonic_ns() } else { 0 };
-        if let Some(live) = self.stages.get_mut(&ended.pid) {
-            live.ended = Some((ended, at_ns));
-        } else if let Some(live) = self.stages.values_mut().find(|live| live.carriers.contains(&ended.pid)) {
-            live.carriers.retain(|carrier| *carrier != ended.pid);
-            if ended.status != 0 {
-                "it could not be written".clone_into(&mut live.withheld);
-            }
+        match self.stages.remove(&ended.pid) {
+            Some(live) => write_end(socket, exited(&live, ended, at_ns, &self.budget)),
+            None => Ok(()),
         }
-    }
-
-    /// Reports the ends of stages of which all is where it belongs.
-    fn tell_ends(&mut self, socket: &UnixStream) -> io::Result<()> {
-        let is_over = |live: &Live| live.is_over() && self.is_awaited;
-        while let Some(pid) = self.stages.iter().find(|(_, live)| is_over(live)).map(|(pid, _)| *pid) {
-            let over = self.stages.remove(&pid);
-            if let Some((live, (ended, at_ns))) = over.as_ref().and_then(|live| Some((live, live.ended.as_ref()?))) {
-                write_end(socket, exited(live, ended, *at_ns, &self.budget))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets all redirects go that are held, if that is wanted as things are.
-    fn release(&mut self, release: &Release, view: &View, socket: &UnixStream) -> io::Result<()> {
-        let say = |released| write_frame(socket, &RunOutput { kind: Some(run_output::Kind::Released(released)) });
-        if let Some(changed) = reads::changed(&self.reads).filter(|_| release.if_unchanged) {
-            let changed = changed.as_os_str().as_bytes().to_vec().into();
-            return say(wire::Released { changed, ..wire::Released::default() });
-        }
-        self.is_awaited = true;
-        let mut written_files = Vec::new();
-        for live in self.stages.values_mut() {
-            for held in std::mem::take(&mut live.held) {
-                match held.release(view, &live.stage, &self.reads) {
-                    Ok(Released { fd, size, carrier, reported }) => {
-                        written_files.push(WrittenFile { stage: live.stage.id, fd, size });
-                        live.carriers.push(carrier);
-                        live.reported.extend(reported.map(|file| (fd, file)));
-                    }
-                    Err(why) => live.withheld = why,
-                }
-            }
-        }
-        say(wire::Released { written_files, ..wire::Released::default() })
     }
 
     /// Reads what is there; false at the socket's end.
-    fn take_input(&mut self, mut socket: &UnixStream, view: &View) -> io::Result<bool> {
+    fn take_input(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         let count = socket.read(&mut buffer)?;
         self.frames.extend_from_slice(&buffer[..count]);
         while let Some(input) = frame::decode::<RunInput>(&mut self.frames).map_err(io::Error::other)? {
-            match input.kind {
-                Some(run_input::Kind::Signal(signal)) => self.send_signal(&signal),
-                Some(run_input::Kind::Release(release)) => {
-                    self.release(&release, view, socket)?;
-                    self.tell_ends(socket)?;
-                }
-                _ => {}
+            if let Some(run_input::Kind::Signal(signal)) = input.kind {
+                self.send_signal(&signal);
             }
         }
         Ok(count > 0)
@@ -321,7 +237,7 @@ impl Running {
         // Once reaped, the number may be another's; a group lives as long as a member.
         if signal.group {
             let _ = killpg(pid, number);
-        } else if self.stages.get(&pid).is_some_and(|live| live.ended.is_none()) {
+        } else if self.stages.contains_key(&pid) {
             let _ = kill(pid, number);
         }
     }
@@ -330,7 +246,7 @@ impl Running {
     /// the stages themselves when the run was given up.
     fn end(&self) {
         if !self.stages.is_empty() {
-            for (&pid, _) in self.stages.iter().filter(|(_, live)| live.ended.is_none()) {
+            for &pid in self.stages.keys() {
                 let _ = killpg(pid, Signal::SIGKILL);
             }
             return processes::kill_all_below();
@@ -363,7 +279,6 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> E
         changed_directories: changes.message(),
         changes_incomplete: changes.incomplete,
         exited_ns,
-        withheld: live.withheld.clone(),
         ..Exited::default()
     }
 }

@@ -204,12 +204,6 @@ pub struct Job {
     /// The last descriptor, which is none of the ends, is the entrance of the run's cgroup.
     #[prost(bool, tag = "5")]
     pub has_cgroup: bool,
-    /// It may be asked later whether the files that it reads are as they were.
-    #[prost(bool, tag = "6")]
-    pub ahead: bool,
-    /// It will be, and no command counts as ended before.
-    #[prost(bool, tag = "7")]
-    pub to_be_confirmed: bool,
 }
 
 /// What files of the mounts a stage reaches.

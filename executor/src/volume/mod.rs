@@ -46,7 +46,6 @@ use crate::{
     callers::{Caller, caller_of},
     classifier::Turns,
     config::EXPORT_PATIENCE,
-    load::Wanted,
     metered::{Arrived, kept_until_sent},
     service::Shared,
     tls::{accept::Peer, serving::Proof},
@@ -162,7 +161,7 @@ impl Volume for VolumeService {
     async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
         let caller = caller_of(&request)?;
         let peer = Origin::of(request.extensions().get());
-        self.0.load.admit_call(&caller, Wanted::Now).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
+        self.0.load.admit_call(&caller).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
         let mut incoming = request.into_inner();
         let hello = tokio::time::timeout(HELLO_TIMEOUT, incoming.message()).await;
         let hello = hello.map_err(|_| Status::deadline_exceeded("no hello"))??.and_then(|message| message.kind);

@@ -748,7 +748,6 @@ fn bytes_of_writes(writes: &[WireWrite]) -> usize {
 fn names_bytes(op: &Op) -> usize {
     match op {
         Op::Walk { names, .. } => names.len() * NAME_BYTES,
-        Op::Explore { paths, .. } => paths.iter().map(|names| (names.len() + 1) * NAME_BYTES).sum(),
         _ => 0,
     }
 }
@@ -758,7 +757,6 @@ fn answer_bytes(op: &Op) -> usize {
     match op {
         Op::List { limit, .. } => (*limit).clamp(1, MAX_NAMES) as usize * LISTED_BYTES,
         Op::Walk { names, .. } if names.len() * ENTRY_BYTES > CALL_BYTES => names.len() * ENTRY_BYTES,
-        Op::Explore { paths, .. } => paths.iter().map(|names| (names.len() + 1) * ENTRY_BYTES).sum(),
         Op::GetAttribute { .. } | Op::ListAttributes(_) => ATTRIBUTE_BYTES,
         _ => 0,
     }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{Release, ReturnedLease, RunSpec, VolumeSession, rejected, run_input, run_output},
+    executor::{ReturnedLease, VolumeSession, rejected, run_output},
     volume::{Hello, ToVolume, to_volume, volume_client::VolumeClient},
 };
 use posh_volume::{
@@ -152,38 +152,6 @@ async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
             Notice::Is(_) | Notice::All { .. } => {}
             other => panic!("{other:?}"),
         }
-    }
-}
-
-/// What was begun ahead has read the file as it was.
-#[tokio::test]
-async fn what_a_session_holds_back_is_written_before_a_run_is_let_go() {
-    let lab = Lab::start().await;
-    lab.write("f", "old");
-    let (remote, mut notices) = session(&lab).await;
-    // File systems count time in steps.
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    let volumes = vec![VolumeSession { session: remote.session(), returned: Vec::new() }];
-    for changes in [false, true] {
-        let mut spec = RunSpec { ahead: true, to_be_confirmed: true, ..pipeline(&["cat f"]) };
-        spec.stages[0].paths = vec![path_use("f")];
-        spec.volumes.clone_from(&volumes);
-        let mut call = Call::open(&lab.client, spec).await;
-        call.until(|kind| matches!(kind, run_output::Kind::End(_)).then_some(())).await;
-        let held = if changes { Some(open(&remote, "f", OpenFlags::READ | OpenFlags::WRITE).await.0) } else { None };
-        let release = Release { if_unchanged: true, volumes: volumes.clone() };
-        call.send(run_input::Kind::Release(release)).await;
-        let released = |kind: &run_output::Kind| match kind {
-            run_output::Kind::Released(released) => Some(released.changed.clone()),
-            _ => None,
-        };
-        let holder = async {
-            if let Some(place) = held {
-                hand_over(&remote, &mut notices, (place, b"new")).await;
-            }
-        };
-        let (changed, ()) = tokio::join!(call.until(released), holder);
-        assert_eq!(changed, if changes { "f" } else { "" });
     }
 }
 

@@ -210,7 +210,7 @@ pub fn descriptor(fd: u32, source: Source) -> Descriptor {
 
 pub fn file(name: &str, flags: i32, offset: u64) -> Source {
     let flags = flags.unsigned_abs();
-    Source::File(File { path: name.to_owned().into(), flags, offset, report_offset: true, held: false })
+    Source::File(File { path: name.to_owned().into(), flags, offset, report_offset: true })
 }
 
 pub fn path_use(path: &str) -> PathUse {

@@ -8,7 +8,6 @@ mod beside_volumes;
 mod cgroups;
 mod guards;
 mod harness;
-mod held;
 mod lifecycle;
 mod paths;
 mod streams;

@@ -50,11 +50,6 @@ pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, Strin
     }
 }
 
-/// Whether it does, as [`keep_what_writes`] has found.
-pub fn writes(spec: &RunSpec) -> bool {
-    spec.grace_ms > 0
-}
-
 /// Files that a run opens for writing: the command's number on the wire, the descriptor, the file.
 pub fn redirects(spec: &RunSpec) -> impl Iterator<Item = (u32, u32, &File)> {
     spec.stages.iter().flat_map(|stage| {

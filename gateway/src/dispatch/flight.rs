@@ -35,23 +35,19 @@ use self::{
 use super::{
     again,
     ending::{JoinHere, PartEnd, StageState, as_shell},
-    head_start,
     output::Output,
     refresh::{self, Written, is_on_mount_of},
     resume::{Gone, Resumed},
     start::{Flights, Outcome, StartedJoin},
-    untold::{self, Turn},
 };
 use crate::{
     assembly::Pipeline,
-    enlisted::Enlisted,
     facts::Reading,
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
     name_changes::Changing,
     plan::{Placement, Plan},
-    session::Session,
-    stage_link::{ForStage, FromStage, Status as ExitStatus},
+    stage_link::{ForStage, FromStage},
     state::Gateway,
 };
 
@@ -117,15 +113,11 @@ struct Relay<'a> {
     changing: BTreeMap<usize, Changing>,
     events: mpsc::Sender<Event>,
     pumps: JoinSet<()>,
-    /// Whose commands these are.
-    whose: Option<&'a Arc<Session>>,
-    /// The same, until its next command is begun.
-    session: Option<&'a Arc<Session>>,
 }
 
 /// Relays until every remote stage has ended and has been told so.
 pub async fn fly(
-    (gateway, session): (&Arc<Gateway>, Option<&Arc<Session>>),
+    gateway: &Arc<Gateway>,
     pipeline: &mut Pipeline,
     flights: Flights,
     plan: &Plan,
@@ -150,17 +142,12 @@ pub async fn fly(
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
         let allowance = flight.output.allowance().clone();
-        let listener = listen(index, flight.heard, flight.output, events.clone());
+        let listener = listen(index, flight.output, events.clone());
         let reached = (flight.executor, flight.connection);
         let spec = &lowered.runs[index].spec;
-        let mut run = RunState::new(reached, (flight.input, allowance), listener, flight.written_files, spec);
-        for kind in flight.told_first {
-            run.send(kind);
-        }
-        runs.push(run);
+        runs.push(RunState::new(reached, (flight.input, allowance), listener, flight.written_files, spec));
     }
-    let relay =
-        Relay::new((gateway, session, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));
+    let relay = Relay::new((gateway, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -178,16 +165,11 @@ async fn pump_stage(index: usize, mut stage: mpsc::Receiver<FromStage>, events: 
     }
 }
 
-fn listen(index: usize, heard: Vec<RunOutput>, run: Outputs, events: mpsc::Sender<Event>) -> Listener {
-    Listener::new(tokio::spawn(pump_run(index, heard, run, events)).abort_handle())
+fn listen(index: usize, run: Outputs, events: mpsc::Sender<Event>) -> Listener {
+    Listener::new(tokio::spawn(pump_run(index, run, events)).abort_handle())
 }
 
-async fn pump_run(index: usize, heard: Vec<RunOutput>, mut run: Outputs, events: mpsc::Sender<Event>) {
-    for message in heard {
-        if events.send(Event::Run(index, Ok(Some(message)))).await.is_err() {
-            return hear_out(run).await;
-        }
-    }
+async fn pump_run(index: usize, mut run: Outputs, events: mpsc::Sender<Event>) {
     loop {
         let message = run.message().await.map_err(Fault::from);
         let over = !matches!(message, Ok(Some(_)));
@@ -230,7 +212,7 @@ fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usi
 
 impl<'a> Relay<'a> {
     fn new(
-        (gateway, session, noted): (&'a Arc<Gateway>, Option<&'a Arc<Session>>, Noted),
+        (gateway, noted): (&'a Arc<Gateway>, Noted),
         pipeline: &'a Pipeline,
         plan: &Plan,
         readings: &'a [Result<Reading, String>],
@@ -288,8 +270,6 @@ impl<'a> Relay<'a> {
             silences: Silences::default(),
             events,
             pumps,
-            whose: session,
-            session,
         }
     }
 
@@ -424,17 +404,11 @@ impl<'a> Relay<'a> {
                     self.tell(stage, ForStage::StopReading(fd)).await;
                 }
             }
-            Some(run_output::Kind::Exited(exited)) if !exited.withheld.is_empty() => {
-                self.withheld(run, exited.withheld).await;
-            }
             Some(run_output::Kind::Exited(mut exited)) => {
                 self.keep_own(run, &mut exited);
                 self.runs[run].keep_shared_offsets(&mut exited);
                 self.noted.exited(run, &exited);
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
-            }
-            Some(run_output::Kind::Released(released)) => {
-                self.runs[run].released(released.written_files);
             }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
             Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
@@ -625,19 +599,7 @@ impl<'a> Relay<'a> {
             let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             let (ending, tally) = (self.noted.ending(index, stage), written.tally());
             let is_lost = self.stages[&index].is_lost();
-            let session = self.whose.cloned();
-            let turn = session.as_ref().and_then(|session| self.goes_on(session, stage, &written, &farewell));
             self.farewells.spawn(async move {
-                if let Some(turn) = turn {
-                    let _ = tell.send(farewell).await;
-                    turn.comes().await;
-                    refresh::refresh(gateway, written).await;
-                    return ending.refreshed(tally);
-                }
-                // In the order of the commands.
-                if let Some(session) = session {
-                    session.untold.wait().await;
-                }
                 let refreshing = refresh::refresh(gateway, written);
                 if is_lost {
                     // Its mount may be out of reach, too.
@@ -648,38 +610,6 @@ impl<'a> Relay<'a> {
                 ending.refreshed(tally);
                 let _ = tell.send(farewell).await;
             });
-        }
-        self.begin_next();
-    }
-
-    /// Whether the shell need not wait until the mounts have been told of a command.
-    fn goes_on(
-        &self,
-        session: &Arc<Session>,
-        stage: &Enlisted,
-        written: &Written,
-        farewell: &ForStage,
-    ) -> Option<Turn> {
-        let is_well = matches!(farewell, ForStage::Exit { status: ExitStatus::Code(0), .. });
-        let is_alone = self.pipeline.stages.len() == 1 && !written.is_empty();
-        let changed = written.changed_by_telling().filter(|_| is_well && is_alone)?;
-        untold::begin(self.gateway, session, stage, changed)
-    }
-
-    /// All that this pipeline was to do is done: while the mounts are told, the shell's next command can be begun.
-    fn begin_next(&mut self) {
-        let is_over =
-            |stage: &StageState| stage.finished && !stage.is_lost() && stage.parts.iter().all(Option::is_some);
-        // To make a mount forget what others have changed, something may be made on the server once more for a moment.
-        let only_read = |reading: &Result<Reading, String>| reading.as_ref().is_ok_and(again::only_reads);
-        if self.stages.len() == self.pipeline.stages.len()
-            && self.readings.iter().all(only_read)
-            && self.stages.values().all(is_over)
-            && let Some(session) = self.session.take()
-        {
-            session.head_start.is_done();
-            let before = self.pipeline.stages.iter().map(|stage| Arc::clone(&stage.enlisted)).collect();
-            tokio::spawn(head_start::begin(Arc::clone(self.gateway), Arc::clone(session), before));
         }
     }
 

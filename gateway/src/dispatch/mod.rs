@@ -4,14 +4,12 @@
 mod again;
 mod ending;
 mod flight;
-pub mod head_start;
 pub mod output;
 mod refresh;
 mod remake;
 mod resume;
 mod settle;
 mod start;
-pub mod untold;
 
 use std::{
     borrow::Cow,
@@ -19,7 +17,7 @@ use std::{
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::Path,
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -27,7 +25,6 @@ use fs_mapper::{Resolution, config::Scheduler};
 use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
-use self::head_start::Begun;
 use crate::{
     assembly::{Edge, Pipeline, Shape},
     enlisted::{Enlisted, Kind},
@@ -60,24 +57,13 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
     let id = format!("{}-{number}", std::process::id());
     let tracer = Tracer::new(session.as_ref().and_then(|s| s.trace.clone()), number);
-    let (come, begun) = session.as_ref().map(|session| session.head_start.take(&pipeline)).unwrap_or_default();
-    if let Some(session) = &session {
-        let later = std::mem::take(&mut *session.later.lock().unwrap_or_else(PoisonError::into_inner));
-        later.into_iter().for_each(|look| gateway.look_ahead.look(look));
-    }
     let report = if pipeline.stays {
-        drop(begun);
-        wait_until_told(session.as_ref()).await;
         let explain = session.as_ref().is_some_and(|s| s.explain);
         leave_here(&gateway, pipeline, explain, &tracer).await
     } else {
-        Some(carry_out_as(&gateway, pipeline, (session.as_ref(), begun), &id, &tracer).await)
+        Some(carry_out_as(&gateway, pipeline, session.as_ref(), &id, &tracer).await)
     };
     if let Some(session) = &session {
-        // What runs here is at work still, and nobody will tell when it has ended.
-        if report.as_ref().is_some_and(PipelineReport::has_ended_there) {
-            session.head_start.is_done_with(come);
-        }
         session.reports.end(report.map(|report| PipelineReport { pipeline: number, ..report }));
     }
 }
@@ -104,8 +90,7 @@ async fn leave_here(
         return None;
     }
     let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
-    let subject =
-        Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default(), before: &[] };
+    let subject = Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default() };
     let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(reasons) {
         // What the plan says of one that has nothing on mounts may tell more.
@@ -135,12 +120,7 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     }
     let shell = gateway.sessions.get(&stage.session).map(|session| session.pid);
     gateway.name_changes.note(stage, shell);
-    let mut reading = facts::read(&world, stage);
-    if reading.is_err() {
-        let session = gateway.sessions.get(&stage.session);
-        stage.goes_on = session.is_some_and(|session| untold::goes_on(gateway, &session, stage));
-        reading = if stage.goes_on { facts::read(&world, stage) } else { reading };
-    }
+    let reading = facts::read(&world, stage);
     if let Ok(reading) = &reading
         && !again::leaves_names(reading)
     {
@@ -176,18 +156,6 @@ pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
     true
 }
 
-/// Whether a command that may come stays here, and would find all that it uses at hand now.
-pub fn has_all_at_hand(gateway: &Gateway, command: &mut Enlisted) -> bool {
-    let view = gateway.view();
-    let world = world(gateway, &view);
-    note_mounts(&view, command);
-    match facts::read(&world, command) {
-        Ok(reading) if facts::is_all_here(command, &reading) => true,
-        Ok(reading) => gateway.volumes.round_trips_to_have(&world, command, reading) == Some(0),
-        Err(_) => gateway.volumes.has_what_it_reads(&world, command),
-    }
-}
-
 fn note_mounts(view: &View, command: &mut Enlisted) {
     for file in command.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
         file.on_mount = matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
@@ -198,7 +166,7 @@ fn note_mounts(view: &View, command: &mut Enlisted) {
 async fn carry_out_as(
     gateway: &Arc<Gateway>,
     pipeline: Pipeline,
-    (session, mut begun): (Option<&Arc<Session>>, Option<Begun>),
+    session: Option<&Arc<Session>>,
     id: &str,
     tracer: &Tracer,
 ) -> PipelineReport {
@@ -208,54 +176,28 @@ async fn carry_out_as(
     let split = session.and_then(|s| s.split);
     let view = gateway.view();
     let world = world(gateway, &view);
-    let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer, before: &[] };
+    let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     tracing::debug!(plan = %planned.plan, "planned");
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, None);
     let setup = began.elapsed();
     let mut step = tracer.now_ns();
-    if planned.plan.placements.iter().any(|placement| matches!(placement, Placement::Here(_))) {
-        wait_until_told(session).await;
-    } else if let Some(session) = session {
-        for reading in planned.readings.iter().flatten() {
-            session.untold.wait_for_what_is_seen(reading).await;
-        }
-    }
     let mut pipeline = start::tell(pipeline, &mut planned.plan, tracer).await;
     step = tracer.step("directives", step);
     let told = planned.plan.clone();
     let mut outcome = start::Outcome::default();
     let mut run_id = id.to_owned();
-    let mut was_begun = false;
     for attempt in 1..=ATTEMPTS {
         if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
             break;
         }
-        let mut lowered = lower(gateway, &world, (&commands, &pipeline.shape), &planned, &run_id);
-        if let Some(session) = session.filter(|_| lowered.runs.iter().any(|run| again::writes(&run.spec))) {
-            gateway.sessions.foretell_no_more(session);
-        }
+        let lowered = lower(gateway, &world, (&commands, &pipeline.shape), &planned, &run_id);
         step = tracer.step("lowering", step);
-        let ahead = match (begun.take(), session) {
-            (Some(begun), Some(session)) => {
-                let joined = begun.join(gateway, &pipeline, session, &mut lowered).await;
-                if joined.is_none() {
-                    session.head_start.end();
-                }
-                joined
-            }
-            _ => None,
-        };
-        was_begun = matches!(ahead, Some(Ok(_)));
-        let started = match ahead {
-            Some(begun) => begun.map(|flight| start::Flights::of_one(flight, lowered, tracer)),
-            None => start::start(gateway, &planned.connections, lowered, tracer).await,
-        };
+        let started = start::start(gateway, &planned.connections, lowered, tracer).await;
         step = tracer.step("starting", step);
         match started {
             Ok(flights) => {
-                outcome =
-                    flight::fly((gateway, session), &mut pipeline, flights, &planned.plan, &planned.readings).await;
+                outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
                 tracer.step("relaying", step);
                 break;
             }
@@ -274,21 +216,9 @@ async fn carry_out_as(
         }
     }
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, Some(&told));
-    if planned.plan.placements != told.placements {
-        wait_until_told(session).await;
-    }
     release_the_rest(&pipeline, (&told, &planned.plan), tracer).await;
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
-    let mut report = report(gateway, &commands, &pipeline.shape, &planned, &costs);
-    report.stages.iter_mut().filter(|_| was_begun).for_each(|stage| stage.reason += ", begun before it came");
-    report
-}
-
-/// What runs here finds on its session's mounts what the commands before it have left there.
-async fn wait_until_told(session: Option<&Arc<Session>>) {
-    if let Some(session) = session {
-        session.untold.wait().await;
-    }
+    report(gateway, &commands, &pipeline.shape, &planned, &costs)
 }
 
 /// What is to be started by a plan.
@@ -323,7 +253,7 @@ pub async fn plan_only(
     let shape = Shape::unshared(commands.len(), edges.to_vec());
     let view = gateway.view();
     let world = world(gateway, &view);
-    let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default(), before: &[] };
+    let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default() };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
         if let Some(reason) = reason {
@@ -356,8 +286,6 @@ struct Subject<'a> {
     shape: &'a Shape,
     split: Option<u32>,
     tracer: &'a Tracer,
-    /// What has run before and is about to end: its stage programs are still there.
-    before: &'a [Arc<Enlisted>],
 }
 
 /// A plan with all that it was made from.
@@ -371,12 +299,12 @@ struct Planned {
 
 impl Planned {
     async fn make(gateway: &Gateway, world: &World<'_>, subject: &Subject<'_>) -> Self {
-        let &Subject { commands, shape, split, tracer, before } = subject;
+        let &Subject { commands, shape, split, tracer } = subject;
         let mut step = tracer.now_ns();
         let mut readings: Vec<_> = commands.iter().map(|c| facts::read(world, c)).collect();
         keep_what_is_at_hand(gateway, world, commands, &mut readings);
         step = tracer.step("reading the commands", step);
-        settle::settle(gateway, (commands, before), &mut readings).await;
+        settle::settle(gateway, commands, &mut readings).await;
         step = tracer.step("settling files", step);
         let stages = commands.iter().enumerate().map(|(index, command)| {
             let around = Surroundings {

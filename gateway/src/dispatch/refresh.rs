@@ -113,37 +113,6 @@ impl Written {
     }
 }
 
-impl Written {
-    /// Whether there is nothing to tell.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.doubtful.is_empty()
-    }
-
-    /// If a shell may go on while the mounts are told, the directories on the server that change by that. Files of sshfs mounts are
-    /// only looked at; a listing is forgotten by a new time of change.
-    #[must_use]
-    pub fn changed_by_telling(&self) -> Option<BTreeSet<PathBuf>> {
-        let is_all = self.doubtful.is_empty() && self.volumes.used.is_empty();
-        if !is_all || !self.volumes.marks.is_empty() {
-            return None;
-        }
-        let mut directories = BTreeSet::new();
-        for change in &self.changes {
-            let place = self.table.resolve(change.path(), Path::new("/"));
-            if !matches!(place, Resolution::Owned(owned) if self.table.mount(owned.mount).adapter() == Adapter::Sshfs) {
-                return None;
-            }
-            match change {
-                Change::FileWritten(_) => {}
-                Change::ListingChanged(directory) => drop(directories.insert(directory.clone())),
-                _ => return None,
-            }
-        }
-        Some(directories)
-    }
-}
-
 /// How much of each kind a mount is made to forget.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {
@@ -267,8 +236,6 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         return;
     }
     let all = async move {
-        let paths = changes.iter().chain(doubtful.iter().map(|(change, _)| change)).map(Change::path);
-        gateway.look_ahead.settled(&table, paths).await;
         let (trees, changes) = removed_trees(&table, changes).await;
         let certain = forget(&table, changes);
         let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };

@@ -41,12 +41,7 @@ enum UseKind {
 }
 
 /// Settles what every command uses; one that can't be settled makes its command run here.
-/// `before` are those whose stage programs are still there, and have written nothing themselves.
-pub async fn settle(
-    gateway: &Gateway,
-    (commands, before): (&[Arc<Enlisted>], &[Arc<Enlisted>]),
-    readings: &mut [Result<Reading, String>],
-) {
+pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mut [Result<Reading, String>]) {
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -55,8 +50,7 @@ pub async fn settle(
     if uses.iter().all(Vec::is_empty) {
         return;
     }
-    let standing_in: Vec<Arc<Enlisted>> = commands.iter().chain(before).cloned().collect();
-    let written = being_written(gateway, &standing_in, &uses);
+    let written = being_written(gateway, commands, &uses);
     tracing::debug!(?uses, ?written, roots = ?gateway.sessions.roots(), "settling");
     for (reading, uses) in readings.iter_mut().zip(uses).filter(|(_, uses)| !uses.is_empty()) {
         if let Err(reason) = settle_volumes(gateway, &table, &uses).await {

@@ -10,9 +10,7 @@ use std::{
 };
 
 use posh_proto::{
-    executor::{
-        Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_input, run_output,
-    },
+    executor::{Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_output},
     packed,
 };
 use posh_reach::{Allowance, Outputs};
@@ -66,10 +64,6 @@ pub struct Flight {
     pub call: Call,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
-    /// What it is to be told at once: it was begun before its stages came.
-    pub told_first: Vec<run_input::Kind>,
-    /// What it has said since it was started, in order.
-    pub heard: Vec<RunOutput>,
 }
 
 impl Flight {
@@ -89,13 +83,6 @@ pub struct Flights {
     pub joins: BTreeMap<usize, StartedJoin>,
     /// Who is told when what happens.
     pub tracer: Tracer,
-}
-
-impl Flights {
-    /// Of a pipeline that is one run.
-    pub fn of_one(flight: Flight, lowered: Lowered, tracer: &Tracer) -> Self {
-        Self { flights: vec![flight], lowered, joins: BTreeMap::new(), tracer: tracer.clone() }
-    }
 }
 
 /// An aggregator that runs, and waits for its parts.
@@ -166,12 +153,6 @@ impl Refusal {
         let place = format!("executor {} at {}", executor.name, executor.address);
         let reason = format!("{place} was lost as the command was started there ({why}); {known}");
         Self { executor: executor.id, fault: Fault::Unclear, reason }
-    }
-
-    /// Whether a moment later the answer may be another one: it says nothing of the commands.
-    #[must_use]
-    pub fn is_of_that_moment(&self) -> bool {
-        matches!(self.fault, Fault::Full | Fault::Lost | Fault::Unclear)
     }
 
     /// Changes the facts, so that the next plan does not meet the same refusal.
@@ -295,8 +276,7 @@ pub(super) async fn open_in_time(
     })?;
     let sent = Instant::now();
     let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
-    // What is begun ahead and lost has changed nothing, and nobody goes on with it.
-    let kept = spec.grace_ms > 0 && !spec.ahead;
+    let kept = spec.grace_ms > 0;
     let allowance = Allowance::of(&spec);
     let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection.clone(), spec)).await {
         Ok(opened) => opened,
@@ -355,16 +335,7 @@ fn flight(
     match first.and_then(|first| first.kind) {
         Some(run_output::Kind::Started(Started { times, written_files })) => {
             let call = Call { times, ..Call::default() };
-            Ok(Flight {
-                executor,
-                connection,
-                input,
-                output,
-                call,
-                written_files,
-                told_first: Vec::new(),
-                heard: Vec::new(),
-            })
+            Ok(Flight { executor, connection, input, output, call, written_files })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             let fault = match rejected.kind() {

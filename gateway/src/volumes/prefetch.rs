@@ -1,25 +1,18 @@
 //! What a command that runs here is going to read is known from its words before it opens anything: its volumes are told,
-//! and fetch it meanwhile (informed prefetch). The command waits for none of that, and ends it when it ends. Likewise what a
-//! shell is going to look up and list.
+//! and fetch it meanwhile (informed prefetch). The command waits for none of that, and ends it when it ends.
 
 use std::{
     collections::BTreeMap,
-    ffi::{OsStr, OsString},
-    os::unix::ffi::OsStrExt as _,
+    ffi::OsStr,
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock},
+    sync::LazyLock,
 };
 
-use bytes::Bytes;
 use fs_mapper::{LastLink, MountTable, Resolution, Resolver, coherence::Adapter};
 use nix::unistd::{getegid, geteuid, getgroups};
-use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, Library, StdinUse};
-use posh_proto::gateway as wire;
-use posh_volume::{
-    fs::{Expected, Look},
-    store::Caller,
-};
-use tokio::{io::Interest, task::JoinHandle};
+use posh_annotations::{CurrentDir, FileKind, FileUse, Invocation, StdinUse};
+use posh_volume::{fs::Expected, store::Caller};
+use tokio::io::Interest;
 
 use super::Volumes;
 use crate::{
@@ -68,64 +61,6 @@ impl Volumes {
         }
         (!told.is_empty()).then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
     }
-
-    /// Whether there is nothing to fetch of what a command reads, as far as its words say.
-    #[must_use]
-    pub fn has_what_it_reads(&self, world: &World<'_>, command: &Enlisted) -> bool {
-        inputs(world, command).into_iter().all(|(path, expected)| {
-            let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
-            serving.is_some_and(|serving| serving.volume.has(&own_caller(), &expected))
-        })
-    }
-
-    /// Fetches what commands are going to read that a shell's text names, as far as it is small and the words alone tell.
-    pub fn foresee(
-        &self,
-        table: &Arc<MountTable>,
-        library: &Arc<Library>,
-        commands: &[wire::ForeseenCommand],
-    ) -> Option<JoinHandle<()>> {
-        if commands.is_empty() || !self.are_there() {
-            return None;
-        }
-        let runtime = self.handle().ok()?;
-        let serving: BTreeMap<PathBuf, _> =
-            self.known().iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?))).collect();
-        let (table, library, commands) = (Arc::clone(table), Arc::clone(library), commands.to_vec());
-        Some(runtime.spawn(async move {
-            for (path, files) in foreseen(&table, &library, &commands) {
-                if let Some(serving) = serving.get(&path) {
-                    serving.volume.fetch_small(&own_caller(), &files).await;
-                }
-            }
-        }))
-    }
-
-    /// Tells the volumes what a shell may look up, and which directories it may list: absolute paths, as its text has them.
-    pub fn look_ahead(&self, table: &MountTable, named: &[PathBuf], listed: &[PathBuf]) {
-        if !self.are_there() {
-            return;
-        }
-        let mut looks: BTreeMap<PathBuf, Look> = BTreeMap::new();
-        let mut note = |paths: &[PathBuf], of: fn(&mut Look) -> &mut Vec<PathBuf>| {
-            for path in paths {
-                let found = on_volume(table, &mut Resolver::new(table, Path::new("/")), path, LastLink::Keep);
-                if let Some((mount, below)) = found {
-                    of(looks.entry(mount).or_default()).push(below);
-                }
-            }
-        };
-        note(named, |look| &mut look.named);
-        note(listed, |look| &mut look.listed);
-        let Ok(runtime) = self.handle() else { return };
-        for (path, look) in looks {
-            let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
-            if let Some(serving) = serving {
-                let _in_runtime = runtime.enter();
-                serving.volume.look_ahead(&own_caller(), &look);
-            }
-        }
-    }
 }
 
 /// Commands of other users do not come to this gateway. Asked for once: getgroups(2) behind libc reads a file of /proc each time.
@@ -161,32 +96,6 @@ fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
         note(&input.path, LastLink::Keep, Expected::File);
     }
     inputs
-}
-
-/// What commands are going to read, below the mount points of their volumes. What their environment will be then is not known here.
-fn foreseen(
-    table: &MountTable,
-    library: &Library,
-    commands: &[wire::ForeseenCommand],
-) -> BTreeMap<PathBuf, Vec<PathBuf>> {
-    let text = |bytes: &Bytes| OsStr::from_bytes(bytes).to_owned();
-    let mut files: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
-    for (stage, cwd) in commands.iter().filter_map(|command| Some((command.stage.as_ref()?, text(&command.cwd)))) {
-        let argv: Vec<OsString> = stage.argv.iter().map(text).collect();
-        let name = argv.first().and_then(|name| name.to_str());
-        let Some(Ok(invocation)) = name.map(|name| library.classify(name, &argv, &|_| None)) else { continue };
-        let is_read =
-            |file: &&FileUse| file.kind == FileKind::InputFile && !LOOKING.contains(&invocation.command.as_str());
-        let named = invocation.files.iter().filter(is_read).map(|file| PathBuf::from(&file.path));
-        let input = (!stage.stdin_path.is_empty()).then(|| PathBuf::from(text(&stage.stdin_path)));
-        let mut resolver = Resolver::new(table, Path::new(&cwd));
-        for path in named.chain(input) {
-            if let Some((mount, below)) = on_volume(table, &mut resolver, &path, LastLink::Keep) {
-                files.entry(mount).or_default().push(below);
-            }
-        }
-    }
-    files
 }
 
 fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expected> {

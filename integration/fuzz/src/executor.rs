@@ -15,8 +15,8 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
         Chunk, Credit, DescribeRequest, Descriptor, EnvVar, File, Guard, Inlet, Merge, MountPoint, Outlet, PathUse,
-        Pty, Release, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession,
-        WatchedTree, WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
+        Pty, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession, WatchedTree,
+        WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
     },
     packed::pack,
 };
@@ -210,7 +210,7 @@ fn elaborate(volume: &Remote) -> RunSpec {
     let stage = &mut spec.stages[0];
     stage.descriptors[0].source = Some(Source::PipeRead(98));
     stage.descriptors.push(descriptor(3, Source::Pty(97)));
-    let file = File { path: "f".into(), flags: 0, offset: 1, report_offset: true, held: false };
+    let file = File { path: "f".into(), flags: 0, offset: 1, report_offset: true };
     stage.descriptors.push(descriptor(4, Source::File(file)));
     stage.descriptors.push(descriptor(5, Source::DuplicateOf(4)));
     stage.paths[0] = PathUse { recursive: true, no_symlinks: true, ends_in_newline: true, ..stage.paths[0].clone() };
@@ -222,8 +222,6 @@ fn elaborate(volume: &Remote) -> RunSpec {
         ..WatchedTree::default()
     }];
     stage.ignored_signals = 1 << 12;
-    let held = File { path: "f".into(), flags: 1, held: true, ..File::default() };
-    spec.stages[1].descriptors.push(descriptor(6, Source::File(held)));
     spec
 }
 
@@ -250,8 +248,6 @@ fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
         Kind::End(3),
         Kind::Credit(Credit { stream: 1, bytes: 1 << 20 }),
         Kind::Closed(1),
-        Kind::Release(Release::default()),
-        Kind::Release(Release { if_unchanged: true, ..Release::default() }),
         Kind::Signal(Signal { stage: 1, signal: 15, group: true }),
         Kind::WindowSize(WindowSize { rows: 2, columns: 3, ..WindowSize::default() }),
     ];

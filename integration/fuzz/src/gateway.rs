@@ -16,10 +16,7 @@ use hyper_util::rt::TokioIo;
 use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
-    gateway::{
-        CertainCommand, FollowedCommand, ForeseenCommand, LookAhead, PlanRequest, PlannedStage, ReportRequest,
-        ResolveRequest, StatusRequest, gateway_client::GatewayClient,
-    },
+    gateway::{PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient},
     stage::{Credit, Data, Descriptor, Enlist, OpenSession, Signal, ToGateway, to_gateway::Kind},
 };
 use prost::Message;
@@ -114,28 +111,6 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         pid: std::process::id(),
         path: "/usr/bin:/bin".into(),
         stage_program: "/bin/true".into(),
-        look_ahead: Some(LookAhead {
-            first: vec![mount.clone().into()],
-            second: vec![mount.clone().into()],
-            commands: vec![CertainCommand {
-                stages: vec![PlannedStage { argv: argv.clone(), ..PlannedStage::default() }],
-                cwd: "/".into(),
-            }],
-            environment: vec!["PATH=/bin".into()],
-            named: vec![file.clone().into()],
-            listed: vec![mount.clone().into()],
-            foreseen: vec![ForeseenCommand {
-                stage: Some(PlannedStage { argv: argv.clone(), ..PlannedStage::default() }),
-                cwd: mount.clone().into(),
-            }],
-            followed: vec![FollowedCommand {
-                words: argv.clone(),
-                unknown: vec![1],
-                is_open: false,
-                next: vec!["cat".to_owned()],
-            }],
-        }),
-        shell: Some(Enlist { protocol: PROTOCOL_VERSION, umask: 0o022, ..Enlist::default() }),
         ..OpenSession::default()
     };
     let stage = PlannedStage { argv: argv.clone(), ..PlannedStage::default() };

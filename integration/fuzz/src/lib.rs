@@ -1,5 +1,5 @@
 //! What strangers can feed to posh, fuzzed: configuration and annotation files,
-//! mountinfo, command lines, scripts, and every message of every service.
+//! mountinfo, command lines, and every message of every service.
 //!
 //! A [`Target`] takes bytes. `cargo xtask fuzz` drives it with libFuzzer and
 //! coverage, for as long as one likes; `tests/short.rs` for some seconds, as part of
@@ -33,7 +33,6 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "annotations", run: texts::annotations, seeds: texts::annotation_files, short: 400 },
     Target { name: "invocations", run: texts::invocation, seeds: texts::invocations, short: 2000 },
-    Target { name: "script", run: texts::script, seeds: texts::scripts, short: 500 },
     Target { name: "mounts_toml", run: texts::mounts_toml, seeds: texts::mounts_tomls, short: 1000 },
     Target { name: "executor_toml", run: texts::executor_toml, seeds: texts::executor_tomls, short: 1000 },
     Target { name: "mountinfo", run: texts::mountinfo, seeds: texts::mountinfos, short: 1000 },

@@ -3,21 +3,15 @@
 use std::{
     ffi::OsString,
     os::unix::ffi::OsStringExt as _,
-    panic,
     path::{Path, PathBuf},
     sync::LazyLock,
-    time::{Duration, Instant},
 };
 
 use fs_mapper::{MountTable, Prefixes, config::Config, mountinfo::MountInfo};
-use posh::plan_only::{LOOKED_AT_BYTES, look_ahead};
 use posh_annotations::{Library, check_text};
 
 /// Longer texts only repeat what shorter ones show, at the cost of speed.
 const MAX_TEXT: usize = 16 << 10;
-
-/// Reading a text takes a millisecond.
-const HANGS: Duration = Duration::from_secs(5);
 
 fn text(data: &[u8]) -> Option<&str> {
     std::str::from_utf8(data).ok().filter(|text| text.len() <= MAX_TEXT)
@@ -82,25 +76,6 @@ pub fn invocations() -> Vec<Vec<u8>> {
     ];
     let mut seeds: Vec<Vec<u8>> = LINES.iter().map(|line| line.replace('|', "\0").into_bytes()).collect();
     seeds.extend(LIBRARY.full_names().map(|name| format!("\0{}\0-x\0a", name.replace(' ', "\0")).into_bytes()));
-    seeds
-}
-
-/// The beginning of a script, which a shell waits for.
-pub fn script(data: &[u8]) {
-    let Some(text) = text(data).filter(|text| text.len() <= LOOKED_AT_BYTES) else { return };
-    let began = Instant::now();
-    // The parser may panic: the shell starts all the same (`posh::launch`), which a test of its own shows.
-    let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {}));
-    let _ = panic::catch_unwind(|| look_ahead(text, None));
-    panic::set_hook(hook);
-    assert!(began.elapsed() < HANGS, "a shell would wait for ever");
-}
-
-pub fn scripts() -> Vec<Vec<u8>> {
-    let workloads = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/workloads");
-    let mut seeds = files_of(&workloads);
-    seeds.push(b"for f in a{1..3}/*.c; do wc -l \"$f\" ${x:-$(y)} | sort -n >\"$HOME/o\"; done && [[ -e ~/x ]] || { cat <<E\nE\n}\n".to_vec());
     seeds
 }
 

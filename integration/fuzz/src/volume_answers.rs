@@ -268,10 +268,6 @@ fn answer(op: wire::op::Kind) -> wire::answer::Kind {
     let walked = |names: usize| wire::Walked { from: Some(entry(1)), entries: vec![entry(2); names], error: 0 };
     match op {
         From::Walk(walk) => To::Walked(walked(walk.names.len())),
-        From::Explore(explore) => {
-            let walks = explore.paths.iter().map(|path| walked(path.names.len())).collect();
-            To::Explored(wire::Explored { walks })
-        }
         From::Attributes(_) | From::Set(_) => To::Entry(entry(2)),
         From::List(_) => To::Listing(wire::Listing {
             directory: Some(entry(1)),

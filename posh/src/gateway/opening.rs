@@ -18,9 +18,8 @@ use nix::{
 };
 use posh_proto::{
     frame,
-    gateway::LookAhead,
     runtime::stage_socket,
-    stage::{Enlist, OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
+    stage::{OpenSession, SessionOpened, ToGateway, ToStage, to_gateway, to_stage},
 };
 
 use super::{
@@ -28,13 +27,10 @@ use super::{
     client::{ANSWER_TIMEOUT, expect_own},
     reach_by,
 };
-use crate::{Error, stage};
+use crate::Error;
 
 /// An answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
-
-/// Gives what a shell will list and, unless there are no volumes, name.
-type Ahead<'a> = &'a dyn Fn(Option<bool>) -> Option<LookAhead>;
 
 /// A session of a gateway, which lives as long as the process that it was opened for.
 #[derive(Debug)]
@@ -46,15 +42,13 @@ pub struct Opened {
 }
 
 /// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be.
-/// `look_ahead` is what the shell will list and name.
 ///
 /// # Errors
 /// [`Error::NoSession`], and whatever kept the gateway from being reached.
-pub fn open_session(place: &Place, request: &OpenSession, look_ahead: Ahead<'_>) -> Result<Opened, Error> {
+pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Error> {
     let ask = || {
         let stream = reach_by(place, connect)?;
-        let look_ahead = look_ahead(None);
-        let question = encoded(OpenSession { shell: shell(&look_ahead), look_ahead, ..request.clone() });
+        let question = encoded(request.clone());
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
         match converse(&stream, &question) {
             Ok(Some(to_stage::Kind::SessionOpened(SessionOpened { session, shim_directory }))) => {
@@ -84,11 +78,6 @@ fn encoded(request: OpenSession) -> BytesMut {
     let mut message = BytesMut::new();
     frame::encode(&ToGateway { kind: Some(to_gateway::Kind::OpenSession(request)) }, &mut message);
     message
-}
-
-/// Our process, which is the shell's: it must be known where a first command may be begun.
-fn shell(look_ahead: &Option<LookAhead>) -> Option<Enlist> {
-    look_ahead.as_ref().is_some_and(|ahead| !ahead.commands.is_empty()).then(stage::shell_to_be)
 }
 
 fn connect(socket: &Path) -> Result<UnixStream, Error> {

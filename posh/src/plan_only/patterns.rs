@@ -6,7 +6,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     os::unix::ffi::OsStrExt as _,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use super::words::Unknowable;
@@ -68,27 +68,6 @@ impl Field {
         }
         names.sort();
         if names.is_empty() { literal() } else { Ok(names) }
-    }
-
-    /// The directory that a shell lists first to find the names, as seen from `cwd`; `None` when it is no pattern.
-    pub(super) fn listed_directory(&self, cwd: &Path) -> Option<PathBuf> {
-        let mut before = String::new();
-        for (text, quoting) in &self.pieces {
-            let special = text.find(['*', '?', '[']).filter(|_| *quoting == Quoting::Unquoted);
-            before.push_str(&text[..special.unwrap_or(text.len())]);
-            if special.is_some() {
-                let end = before.rfind('/').map_or(0, |slash| slash + 1);
-                return Some(cwd.join(&before[..end]));
-            }
-        }
-        None
-    }
-
-    /// Whether anything in it may be special.
-    pub(super) fn is_pattern(&self) -> bool {
-        let is_special =
-            |(text, quoting): &(String, Quoting)| *quoting == Quoting::Unquoted && text.contains(['*', '?', '[']);
-        self.pieces.iter().any(is_special)
     }
 
     /// Its components. No quotes hide a slash from pathname expansion.
@@ -333,25 +312,6 @@ mod tests {
                 expected.sort();
                 assert_eq!(found, expected, "{pattern}");
             }
-        }
-    }
-
-    #[test]
-    fn the_first_directory_of_a_pattern() {
-        type Pieces<'a> = &'a [(&'a str, Quoting)];
-        let cases: &[(Pieces<'_>, Option<&str>)] = &[
-            (&[("/d", Quoting::Quoted), ("/x/*.csv", Quoting::Unquoted)], Some("/d/x/")),
-            (&[("/d/*/e/*", Quoting::Unquoted)], Some("/d/")),
-            (&[("*.log", Quoting::Unquoted)], Some("/cwd/")),
-            (&[("sub/a?", Quoting::Unquoted)], Some("/cwd/sub/")),
-            (&[("/d/*", Quoting::Quoted)], None),
-            (&[("/d/f", Quoting::Unquoted)], None),
-        ];
-        for (pieces, expected) in cases {
-            let mut field = Field::default();
-            pieces.iter().for_each(|(text, quoting)| field.push(text, *quoting));
-            let listed = field.listed_directory(Path::new("/cwd"));
-            assert_eq!(listed.as_deref(), expected.map(Path::new), "{pieces:?}");
         }
     }
 

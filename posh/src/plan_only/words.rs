@@ -2,10 +2,7 @@
 //! braces, field splitting and patterns. Everything that only running can tell
 //! is an [`Unknowable`] with its sentence.
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, path::Path};
 
 use brush_parser::{
     ParserOptions,
@@ -58,31 +55,6 @@ pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unk
         }
     }
     Ok(arguments)
-}
-
-/// The directories that a shell lists first to expand a word.
-pub(super) fn listed(word: &str, cwd: &Path, scope: &Scope<'_>) -> Vec<PathBuf> {
-    let words = braces::expand(word, &options()).unwrap_or_default();
-    let fields = words.iter().filter_map(|word| fields(word, scope).ok()).flatten();
-    fields.filter_map(|field| field.listed_directory(cwd)).collect()
-}
-
-/// The arguments without a look at any directory: a pattern stands for itself. `None` where it could become
-/// an option, or where only running can tell. And whether there is one.
-pub(super) fn unlisted(word: &str, scope: &Scope<'_>) -> Option<(Vec<OsString>, bool)> {
-    let words = braces::expand(word, &options()).filter(|_| !word.contains("=~"))?;
-    let (mut arguments, mut has_pattern) = (Vec::new(), false);
-    for word in words {
-        for field in fields(&word, scope).ok()? {
-            let text = field.literal();
-            if field.is_pattern() && text.starts_with(['-', '*', '?', '[']) {
-                return None;
-            }
-            has_pattern |= field.is_pattern();
-            arguments.push(text.into());
-        }
-    }
-    Some((arguments, has_pattern))
 }
 
 /// The one file that the word of a redirection names.

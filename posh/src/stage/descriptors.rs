@@ -43,11 +43,6 @@ pub fn all() -> Vec<Descriptor> {
     described(numbers.into_iter())
 }
 
-/// Those of 0 to 2 that are open.
-pub fn standard() -> Vec<Descriptor> {
-    described(0..=2)
-}
-
 fn described(numbers: impl Iterator<Item = RawFd>) -> Vec<Descriptor> {
     let mut found: Vec<Descriptor> = numbers.filter_map(one).collect();
     for index in 1..found.len() {

@@ -68,7 +68,10 @@ fn descriptor_touches(fd: i32, session: &Session) -> bool {
 }
 
 fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> Enlist {
+    let status = ProcStatus::read();
+    let descriptors = descriptors::all();
     Enlist {
+        protocol: PROTOCOL_VERSION,
         session: session.id.clone(),
         name: entry.name.to_string_lossy().into_owned(),
         program: bytes_of(entry.program.as_os_str()),
@@ -77,20 +80,6 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
         cwd: cwd.into_os_string().into_vec().into(),
         untouched: looked == Looked::PipeOnly,
         childless: process::is_childless(),
-        ..process_with(descriptors::all())
-    }
-}
-
-/// Our process as its first command will find it, if it becomes a shell: without words, variables and directory, and only with its standard descriptors.
-#[must_use]
-pub fn shell_to_be() -> Enlist {
-    process_with(descriptors::standard())
-}
-
-fn process_with(descriptors: Vec<Descriptor>) -> Enlist {
-    let status = ProcStatus::read();
-    Enlist {
-        protocol: PROTOCOL_VERSION,
         pid: std::process::id(),
         umask: status.umask,
         window_size: window_size(&descriptors),

@@ -15,8 +15,6 @@ mod sink;
 mod times;
 mod wire;
 
-pub use enlist::shell_to_be;
-
 use std::ffi::OsString;
 
 use entry::Entry;

@@ -205,16 +205,13 @@ impl Service {
         loop {
             let (mut shell, _) = listener.accept().await.expect("a shell");
             let request = question(&mut shell).await;
-            let waits = request.taken.is_empty();
             let kind = match self.open_session(request) {
                 Ok(opened) => to_stage::Kind::SessionOpened(opened),
                 Err(why) => to_stage::Kind::SessionRefused(why),
             };
             let mut answer = BytesMut::new();
             frame::encode(&ToStage { kind: Some(kind) }, &mut answer);
-            if waits {
-                shell.write_all(&answer).await.expect("it waits");
-            }
+            shell.write_all(&answer).await.expect("it waits");
         }
     }
 

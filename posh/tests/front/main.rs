@@ -8,22 +8,14 @@ mod skew;
 mod stack;
 
 use std::{
-    ffi::OsStr,
     fs,
     os::unix::{ffi::OsStrExt, process::ExitStatusExt},
-    path::Path,
     process::{Output, Stdio},
     thread,
 };
 
 use fake::{Fake, Installed};
-use posh_proto::{
-    PROTOCOL_VERSION,
-    ready::{FILE, MadeFor, SHIMS},
-    runtime::stage_socket,
-    stage::SessionFile,
-};
-use prost::Message as _;
+use posh_proto::PROTOCOL_VERSION;
 
 fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -446,21 +438,4 @@ fn the_shell_starts_whatever_is_wrong_with_us() {
     assert_eq!(rest, bash_said);
     assert!(fault.starts_with("posh: every command runs here: a fault of posh: panicked at "), "{fault}");
     assert!(fake.asked.lock().unwrap().sessions.is_empty());
-}
-
-/// Whoever could write there would choose the programs that the shell executes.
-#[test]
-fn what_lies_beside_the_socket_is_not_taken_for_a_session() {
-    let (installed, fake) = with_gateway();
-    assert!(installed.posh(&["-c", "true"]).status.success());
-    let session = fake.asked.lock().unwrap().sessions.remove(0);
-    let [path, stage_program] = [&session.path, &session.stage_program].map(|bytes| OsStr::from_bytes(bytes));
-    let place = MadeFor::now(path, Path::new(stage_program)).place(&stage_socket(&installed.socket()));
-    fs::create_dir_all(place.join(SHIMS)).unwrap();
-    fs::write(place.join(FILE), SessionFile::default().encode_to_vec()).unwrap();
-    for arguments in [&["-c", "true"][..], &["--door", "path", "-c", "true"], &["--explain", "-c", "true"]] {
-        assert!(installed.posh(arguments).status.success());
-        assert!(fake.asked.lock().unwrap().sessions.remove(0).taken.is_empty());
-    }
-    assert!(place.exists());
 }

@@ -17,9 +17,9 @@ use std::{
 };
 
 use bytes::BytesMut;
-use posh_hook::{foreseen::Digest, pipes};
+use posh_hook::pipes;
 use posh_proto::{
-    clock, frame,
+    frame,
     stage::{Question, RunHere, SessionFile, ToGateway, ToStage, to_gateway, to_stage},
 };
 use prost::Message as _;
@@ -121,41 +121,6 @@ fn only_what_can_be_told_so_soon_is_asked() {
     let (installed, _fake, asked) = with_answers(false, run_here());
     let output = installed.posh(&["-c", &format!("cat {OWNED}/f; echo $?")]);
     assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 0));
-}
-
-#[test]
-fn what_was_foreseen_is_not_asked() {
-    const HOUR_NS: u64 = 3_600_000_000_000;
-    let file = format!("{OWNED}/f");
-    let (installed, _fake, asked) = with_answers(true, Vec::new());
-    let directory = installed.at("home");
-    let digest = |words: &[&str]| {
-        let mut digest = Digest::new(directory.as_os_str().as_bytes(), 0);
-        words.iter().for_each(|word| digest.word(word.as_bytes()));
-        digest.bytes()
-    };
-    let foreseen = [digest(&["cat", "other"]), digest(&["cat", &file])].concat();
-    let now = clock::monotonic_ns();
-    let (stays, is_asked) = ("1\n", "9\n");
-    for (line, asks, until_ns, expected) in [
-        (format!("cat {file}"), true, now + HOUR_NS, stays),
-        (format!("cat {file}"), true, now, is_asked),
-        (format!("cat {file} {file}"), true, now + HOUR_NS, is_asked),
-        (format!("cd /; cat {file}"), true, now + HOUR_NS, is_asked),
-        (format!("cat {file} <&0 | true; (exit ${{PIPESTATUS[0]}})"), true, now + HOUR_NS, stays),
-        // Only what may be asked at all.
-        (format!("cat {file}"), false, now + HOUR_NS, is_asked),
-    ] {
-        let path = installed.at("session-1/session");
-        let mut session = SessionFile::decode(&fs::read(&path).unwrap()[..]).unwrap();
-        (session.foreseen, session.foreseen_until_ns, session.asks) = (foreseen.clone().into(), until_ns, asks);
-        fs::write(path, session.encode_to_vec()).unwrap();
-        asked.lock().unwrap().clear();
-        let output = installed.posh(&["-c", &format!("{line}; echo $?")]);
-        assert_eq!(stdout(&output), expected, "{line} {}", stderr(&output));
-        let questions = usize::from(asks && expected == is_asked);
-        assert_eq!(asked.lock().unwrap().len(), questions, "{line}");
-    }
 }
 
 /// The same with a place for notes of pipes.

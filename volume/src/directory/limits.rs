@@ -8,8 +8,6 @@ use crate::store::{Op, ReadPart, Write};
 
 /// Names of one walk: as many as a path of PATH_MAX bytes has.
 const MAX_NAMES: usize = 2048;
-/// Names of all walks of one op.
-const MAX_NAMES_IN_ALL: usize = 16_384;
 /// Leases given back by one op; a gateway sends more in several.
 const MAX_RETURNED: usize = 65_536;
 /// Parts of one read, and writes of one call.
@@ -23,10 +21,6 @@ const MAX_VALUE_BYTES: usize = 64 << 10;
 pub fn check(op: &Op) -> Result<(), Errno> {
     match op {
         Op::Walk { names, .. } => check_names(names),
-        Op::Explore { paths, .. } => {
-            paths.iter().try_for_each(|names| check_names(names))?;
-            at_most(paths.iter().map(Vec::len).sum(), MAX_NAMES_IN_ALL, Errno::E2BIG)
-        }
         Op::Symlink { target, .. } => at_most(target.len(), MAX_TARGET_BYTES, Errno::ENAMETOOLONG),
         Op::SetAttribute { value, .. } => at_most(value.len(), MAX_VALUE_BYTES, Errno::E2BIG),
         Op::Return(returned) => at_most(returned.len(), MAX_RETURNED, Errno::E2BIG),

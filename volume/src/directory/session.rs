@@ -30,8 +30,8 @@ use crate::{
     keeper::{Begun, Keeper},
     leases::{self, FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
     store::{
-        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, MOST_PATHS, Notice, Notices, Op, OpenFlags,
-        Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
+        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op, OpenFlags, Pieces,
+        Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
     },
 };
 
@@ -474,12 +474,6 @@ impl Session {
         let change = |id: FileId, leases| self.intent(id, Intent::Change(leases));
         Ok(match op {
             Op::Walk { from, names } => self.looks(|| self.walked_ids(*from, names)),
-            Op::Explore { from, paths } => {
-                if paths.len() > MOST_PATHS {
-                    return Err(Errno::E2BIG.into());
-                }
-                self.looks(|| paths.iter().flat_map(|names| self.walked_ids(*from, names)).collect())
-            }
             Op::List { directory, cookie, limit } => self.looks(|| self.listed_ids(*directory, *cookie, *limit)),
             Op::Attributes(place) | Op::Seek { place, .. } => vec![self.intent(place.file, Intent::Look)],
             Op::Set { place, changes } => vec![self.intent(place.file, setting(changes))],
@@ -523,10 +517,6 @@ impl Session {
     pub fn execute(&self, op: &Op) -> Result<Answer, Fault> {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
-            Op::Explore { from, paths } => {
-                let walks = paths.iter().map(|names| self.walk(*from, names));
-                walks.collect::<Result<_, _>>().map(Answer::Explored)
-            }
             Op::List { directory, cookie, limit } => self.list(*directory, (*cookie, *limit)).map(Answer::Listing),
             Op::Attributes(place) => self.entry_of(*place).map(Answer::Entry),
             Op::Set { place, changes } => self.set(*place, changes).map(Answer::Entry),

@@ -2,9 +2,8 @@
 //! other ([`super::readers`] knows which come next), and small ones are then opened without asking anybody.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     ops::Range,
-    path::{Path, PathBuf},
     sync::{Arc, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -18,7 +17,6 @@ use super::{
     readers::{By, Reached, ReaderId, Readers},
     reading::Origin,
     table::Node,
-    told::plain_names,
 };
 use crate::store::{Caller, Entry, Errno, FileId, Kind, Leases, ReadPart};
 
@@ -27,10 +25,6 @@ const SHARE: u64 = 4;
 
 /// Of a larger file only the beginning is fetched: then it is read ahead as it is read.
 const LARGE_CHUNKS: u64 = 4;
-
-/// Of what a shell's text names, files are fetched up to that size, and no more in all: a link of 100 Mbit/s carries it in 10 ms.
-const NAMED_FILE_BYTES: u64 = 32 << 10;
-const NAMED_BYTES: u64 = 128 << 10;
 
 /// Directories without files that are passed over in looking for more files.
 const EMPTY_DIRECTORIES: usize = 64;
@@ -47,34 +41,6 @@ struct Small {
 }
 
 impl Volume {
-    /// Fetches files that are going to be read soon, as far as they are small, and known when the looks that are under way
-    /// have ended; paths below the volume's root.
-    pub async fn fetch_small(&self, caller: &Caller, paths: &[PathBuf]) {
-        // Under a limited lease nothing of it could be relied upon when it is asked for.
-        if self.store.lease_limit().is_some() {
-            return;
-        }
-        self.looks.passed(None).await;
-        let mut left = NAMED_BYTES;
-        let (mut files, mut seen) = (Vec::new(), HashSet::new());
-        // A text names some more than once.
-        for file in paths.iter().filter_map(|path| self.file_at(path)).filter(|file| seen.insert(*file)) {
-            let size = self.size_of_fetched(file).filter(|size| *size <= NAMED_FILE_BYTES.min(left));
-            if let Some(size) = size {
-                left -= size;
-                files.push(file);
-            }
-        }
-        let wanted = self.claim(&files);
-        self.fetch_wanted(caller, wanted).await;
-    }
-
-    fn file_at(&self, path: &Path) -> Option<FileId> {
-        let table = self.table();
-        let node = self.node_at(&table, &plain_names(path)?)??;
-        node.unborn.is_none().then_some(node.file)
-    }
-
     /// A small file whose contents are kept, read with the same rights: open(2) would say nothing new.
     pub(super) async fn in_memory(&self, caller: &Caller, file: FileId) -> Option<(Entry, Bytes)> {
         loop {

@@ -7,10 +7,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{
-    Volume,
-    table::{Node, ROOT},
-};
+use super::{Volume, table::Node};
 use crate::store::{Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
 
 impl Volume {
@@ -26,12 +23,6 @@ impl Volume {
         self.drain(file).await;
         if let Some(attributes) = self.remembered_attributes(number) {
             return Ok(attributes);
-        }
-        if number == ROOT {
-            self.looks.passed(None).await;
-            if let Some(attributes) = self.remembered_attributes(number) {
-                return Ok(attributes);
-            }
         }
         let file = self.born(number).await?;
         match self.ask_of(caller, file, Op::Attributes).await? {

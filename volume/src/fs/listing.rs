@@ -328,15 +328,6 @@ impl Volume {
         self.list_ahead(caller, tour);
     }
 
-    /// Lists a directory that somebody may open soon, who then waits for this.
-    pub(super) async fn list_beforehand(&self, caller: &Caller, directory: FileId) -> Result<Part, Errno> {
-        if let Some(names) = self.remembered_listing(directory) {
-            return Ok(Part { names, rest: None });
-        }
-        let is_ours = self.listings.claim(directory);
-        self.list_claimed(caller, directory, is_ours).await
-    }
-
     async fn list_claimed(&self, caller: &Caller, directory: FileId, is_ours: bool) -> Result<Part, Errno> {
         if !is_ours {
             return self.list_all(caller, directory, For::Later).await;

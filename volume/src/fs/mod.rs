@@ -5,7 +5,7 @@
 //! * `names`, `attributes`, `acls`, `listing`, `files`: what the kernel can ask, by subject
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
-//!   these, `told` what somebody has named, `look` finds what a shell may look up
+//!   these, `told` what somebody has named
 //! * `kept`: how much of names is remembered
 //! * `at_hand`: how far a program would get without asking
 //! * `writing`: contents on their way out
@@ -36,7 +36,6 @@ mod forgetting;
 mod keep;
 mod kept;
 mod listing;
-mod look;
 mod names;
 mod newborn;
 mod openings;
@@ -78,7 +77,6 @@ use files::Open;
 use forgetting::Losses;
 use keep::Keep;
 use listing::Listings;
-use look::Looks;
 use readers::Readers;
 use reading::Loading;
 use recalled::Recalled;
@@ -89,7 +87,6 @@ use writing::Writes;
 pub use at_hand::{AtHand, Use};
 pub use files::Opened;
 pub use listing::{Directory, Name};
-pub use look::Look;
 pub use recalls::{Changes, Invalidate};
 pub use table::ROOT;
 pub use told::{Expectation, Expected};
@@ -164,7 +161,6 @@ pub struct Volume {
     readers: Mutex<Readers>,
     tours: Mutex<Tours>,
     listings: Listings,
-    looks: Looks,
     round_trip: RoundTrip,
     /// What works for as long as there is the volume.
     tasks: Mutex<Vec<AbortHandle>>,
@@ -208,7 +204,6 @@ impl Volume {
             readers: Mutex::default(),
             tours: Mutex::default(),
             listings: Listings::default(),
-            looks: Looks::default(),
             round_trip: RoundTrip::default(),
             tasks: Mutex::default(),
         });

@@ -2,13 +2,7 @@
 
 use std::{ffi::OsStr, sync::Arc, time::SystemTime};
 
-use super::{
-    Volume,
-    listing::For,
-    newborn::clock_offset,
-    table::{Known, ROOT},
-    unborn::What,
-};
+use super::{Volume, listing::For, newborn::clock_offset, table::Known, unborn::What};
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming};
 
 /// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
@@ -44,12 +38,6 @@ impl Volume {
         }
         if let Some(known) = self.remembered(parent, name) {
             return known;
-        }
-        if parent == ROOT {
-            self.looks.passed(Some(name)).await;
-            if let Some(known) = self.remembered(parent, name) {
-                return known;
-            }
         }
         let directory = self.born(parent).await?;
         if self.is_asked_often(parent) {

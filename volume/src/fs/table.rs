@@ -14,7 +14,7 @@ use super::{
     order::{Cursor, Orders},
     unborn::{Newborn, Own, Unborn},
 };
-use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp, Walked};
+use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -397,28 +397,6 @@ impl Table {
                 node.parent = Some(id);
             }
         }
-    }
-
-    /// The answer about a path that nobody waits for. It ends where names were made in memory: the kernel may be making them
-    /// now. What the path leads to.
-    pub fn walked(&mut self, path: &[OsString], walked: &Walked, asked: Instant) -> Option<Entry> {
-        let mut at = walked.from;
-        self.learn(&at, asked);
-        for (name, entry) in path.iter().zip(walked.entries.iter().map(Some).chain([None])) {
-            if self.of(at.attributes.id).is_none_or(|node| node.made > 0 || node.children > 0) {
-                return None;
-            }
-            let Some(entry) = entry else {
-                if walked.error == Some(Errno::ENOENT) {
-                    self.found(&at, name, None);
-                }
-                return None;
-            };
-            self.learn(entry, asked);
-            self.found(&at, name, Some(entry.attributes.id));
-            at = *entry;
-        }
-        walked.error.is_none().then_some(at)
     }
 
     /// What is remembered of a name.

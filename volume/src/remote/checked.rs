@@ -1,7 +1,7 @@
 //! Whether an answer is one to what was asked. A server that lies must neither make this machine keep more than
 //! was asked for, nor show names that are none.
 
-use crate::store::{Answer, Op, Walked};
+use crate::store::{Answer, Op};
 
 /// Longest target of a symbolic link (PATH_MAX of Linux).
 const TARGET_BYTES: usize = 4096;
@@ -10,13 +10,8 @@ const EXTENDED_BYTES: usize = 64 << 10;
 
 /// The counts and sizes of an answer, against its question.
 pub fn fits(op: &Op, answer: &Answer) -> bool {
-    let walked_at_most = |walked: &Walked, names: usize| walked.entries.len() <= names;
     match (op, answer) {
-        (Op::Walk { names, .. }, Answer::Walked(walked)) => walked_at_most(walked, names.len()),
-        (Op::Explore { paths, .. }, Answer::Explored(walks)) => {
-            walks.len() <= paths.len()
-                && walks.iter().zip(paths).all(|(walked, names)| walked_at_most(walked, names.len()))
-        }
+        (Op::Walk { names, .. }, Answer::Walked(walked)) => walked.entries.len() <= names.len(),
         (Op::List { limit, .. }, Answer::Listing(listing)) => listing.names.len() <= *limit as usize,
         (Op::ReadLink(_), Answer::Target { target, .. }) => {
             let target = target.as_encoded_bytes();

@@ -22,8 +22,6 @@ pub enum Answer {
     Entry(Entry),
     /// The file of each name, as far as they are there.
     Walked(Walked),
-    /// The same for several paths, one after the other.
-    Explored(Vec<Walked>),
     /// Part of a directory.
     Listing(Listing),
     /// Where a symbolic link leads.
@@ -59,7 +57,6 @@ impl Answer {
         match self {
             Self::Entry(entry) | Self::Copied { entry, .. } => vec![*entry],
             Self::Walked(walked) => walked.all().collect(),
-            Self::Explored(walks) => walks.iter().flat_map(Walked::all).collect(),
             Self::Listing(listing) => {
                 let entries = listing.names.iter().filter_map(|listed| listed.entry);
                 std::iter::once(listing.directory).chain(entries).collect()

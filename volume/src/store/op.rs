@@ -13,16 +13,11 @@ use bytes::Bytes;
 use super::{Answer, Leases, Store};
 use super::{FileId, Handle, Kind, Place, Returned, Time};
 
-/// Paths of one [`Op::Explore`].
-pub const MOST_PATHS: usize = 256;
-
 /// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Walks down names from a directory as far as it goes, not through symbolic links and not upwards. → [`Answer::Walked`].
     Walk { from: FileId, names: Vec<OsString> },
-    /// Walks down several paths, at most [`MOST_PATHS`]. → [`Answer::Explored`].
-    Explore { from: FileId, paths: Vec<Vec<OsString>> },
     /// → [`Answer::Entry`].
     Attributes(Place),
     /// Changes attributes, all or none as chown, chmod, truncate, utimensat in that order. → [`Answer::Entry`].
@@ -91,7 +86,6 @@ impl Op {
         !matches!(
             self,
             Self::Walk { .. }
-                | Self::Explore { .. }
                 | Self::Attributes(_)
                 | Self::List { .. }
                 | Self::ReadLink(_)

@@ -13,9 +13,6 @@ impl From<Answer> for pb::Answer {
             Answer::Done => To::Done(pb::Nothing {}),
             Answer::Entry(entry) => To::Entry(entry.into()),
             Answer::Walked(walked) => To::Walked(walked.into()),
-            Answer::Explored(walks) => {
-                To::Explored(pb::Explored { walks: walks.into_iter().map(Into::into).collect() })
-            }
             Answer::Listing(listing) => To::Listing(listing.into()),
             Answer::Target { target, stamp } => To::Target(stamped(vec![bytes(&target)], stamp)),
             Answer::Made { entry, parent } => To::Made(entries(vec![entry, parent])),
@@ -116,9 +113,6 @@ impl TryFrom<pb::Answer> for Answer {
             From::Done(_) => Self::Done,
             From::Entry(entry) => Self::Entry(entry.try_into()?),
             From::Walked(walked) => Self::Walked(walked.try_into()?),
-            From::Explored(its) => {
-                Self::Explored(its.walks.into_iter().map(Walked::try_from).collect::<Result<_, _>>()?)
-            }
             From::Listing(listing) => Self::Listing(listing.try_into()?),
             From::Target(its) => Self::Target { target: text(&first(&its)), stamp: Stamp(its.stamp) },
             From::Made(its) => {

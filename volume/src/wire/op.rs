@@ -27,10 +27,6 @@ fn kind_of(op: Op) -> pb::op::Kind {
         Op::Walk { from, names } => {
             To::Walk(pb::Walk { from: Some(from.into()), names: names.iter().map(|name| bytes(name)).collect() })
         }
-        Op::Explore { from, paths } => {
-            let names = |path: &Vec<OsString>| pb::Names { names: path.iter().map(|name| bytes(name)).collect() };
-            To::Explore(pb::Explore { from: Some(from.into()), paths: paths.iter().map(names).collect() })
-        }
         Op::Attributes(place) => To::Attributes(place.into()),
         Op::Set { place, changes } => To::Set(pb::Set { place: Some(place.into()), changes: Some(changes.into()) }),
         Op::List { directory, cookie, limit } => {
@@ -136,10 +132,6 @@ impl TryFrom<pb::Op> for Op {
         use pb::op::Kind as From;
         Ok(match op.kind.ok_or(Malformed("op"))? {
             From::Walk(walk) => Self::Walk { from: needed(walk.from, "from")?, names: texts(&walk.names) },
-            From::Explore(its) => {
-                let paths = its.paths.iter().map(|path| texts(&path.names)).collect();
-                Self::Explore { from: needed(its.from, "from")?, paths }
-            }
             From::Attributes(place) => Self::Attributes(place.try_into()?),
             From::Set(set) => {
                 Self::Set { place: needed(set.place, "place")?, changes: set.changes.unwrap_or_default().into() }

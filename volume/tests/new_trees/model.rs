@@ -6,15 +6,10 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use bytes::Bytes;
-use posh_volume::{
-    Errno,
-    fs::{Look, Source},
-    store::*,
-};
+use posh_volume::{Errno, fs::Source, store::*};
 use proptest::prelude::*;
 
 use crate::client::{Client, NEW, Site};
@@ -98,11 +93,6 @@ enum Call {
     OtherCreates {
         name: u8,
     },
-    /// Somebody knows what will be looked up, and does not wait for it.
-    LookAhead {
-        named: u8,
-        listed: u8,
-    },
     /// What is on the server is compared.
     Settle,
 }
@@ -133,7 +123,6 @@ fn call() -> impl Strategy<Value = Call> {
         1 => name().prop_map(|name| Call::OtherStats { name }),
         1 => name().prop_map(|name| Call::OtherLists { name }),
         1 => name().prop_map(|name| Call::OtherCreates { name }),
-        2 => (name(), name()).prop_map(|(named, listed)| Call::LookAhead { named, listed }),
         1 => Just(Call::Settle),
     ]
 }
@@ -257,12 +246,6 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
             let (opened, _) = client.create(path_of(name), NEW).await?;
             client.close(opened).await?;
         }
-        Call::LookAhead { named, listed } => {
-            let look = Look { named: vec![path_of(named)], listed: vec![path_of(listed)] };
-            client.volume.look_ahead(&client.caller, &look);
-            let (volume, caller) = (Arc::clone(&client.volume), client.caller.clone());
-            tokio::spawn(async move { volume.fetch_small(&caller, &look.named).await });
-        }
         Call::Settle => client.volume.settle().await,
     }
     Ok(String::new())
@@ -360,7 +343,7 @@ fn theirs(call: &Call, top: &Path, open: &mut Vec<(PathBuf, File)>) -> io::Resul
         Call::OtherCreates { name } => {
             drop(OpenOptions::new().write(true).create_new(true).mode(0o644).open(path(name))?);
         }
-        Call::Settle | Call::LookAhead { .. } => {}
+        Call::Settle => {}
     }
     Ok(String::new())
 }

@@ -42,7 +42,6 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
         childless: true,
         must_stay: None,
         stays: None,
-        goes_on: false,
     }
 }
 

@@ -75,21 +75,13 @@ impl Relay<'_> {
     pub(super) fn run_resumed(&mut self, run: usize, resumed: Resumed) {
         tracing::info!(run, "a run goes on by a new connection");
         let Resumed { connection, input, output } = resumed;
-        let listener = listen(run, Vec::new(), output, self.events.clone());
+        let listener = listen(run, output, self.events.clone());
         self.runs[run].resumed(connection, input, listener);
     }
 
     pub(super) async fn run_gone(&mut self, run: usize, gone: Gone) {
         tracing::warn!(run, ?gone, "a run does not go on");
         self.give_up(run, Some(gone)).await;
-    }
-
-    /// What a command has written did not come to its file: it is run again where the shell has that open. Nothing of the run is at work there any
-    /// more that could write to it.
-    pub(super) async fn withheld(&mut self, run: usize, why: String) {
-        tracing::info!(run, why, "what a command wrote did not come to its file");
-        self.why_lost.insert(run, why);
-        self.give_up(run, Some(Gone::Killed)).await;
     }
 
     fn has_all_statuses(&self, run: usize) -> bool {
@@ -169,11 +161,8 @@ impl Relay<'_> {
             let written = Written::by(self.gateway, enlisted, reading, std::iter::empty());
             let state = self.stages.get_mut(&stage).expect("concerned stages are remote");
             state.finished = true;
-            let (gateway, tell, session) = (self.gateway.clone(), state.tell.clone(), self.whose.cloned());
+            let (gateway, tell) = (self.gateway.clone(), state.tell.clone());
             self.farewells.spawn(async move {
-                if let Some(session) = session {
-                    session.untold.wait().await;
-                }
                 refresh::refresh(gateway, written).await;
                 let _ = tell.send(ForStage::Again { reason, delivered }).await;
             });

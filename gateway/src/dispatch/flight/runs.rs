@@ -9,8 +9,8 @@ use std::{
 };
 
 use posh_proto::executor::{
-    Credit, Descriptor, Exited, File, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile,
-    descriptor::Source, run_input, run_output,
+    Credit, Descriptor, Exited, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile, descriptor::Source,
+    run_input, run_output,
 };
 use posh_reach::Allowance;
 use tokio::{sync::mpsc, task::AbortHandle};
@@ -48,9 +48,7 @@ pub(super) struct RunState {
     commands_left: usize,
     /// How large the files were that its redirects write to.
     pub written_files: Vec<WrittenFile>,
-    /// Stages and descriptors whose files it was asked to open.
-    files: BTreeSet<(u32, u32)>,
-    /// And those of them whose final offsets it was asked to tell.
+    /// Stages and descriptors of files whose final offsets it was asked to tell.
     shared_files: BTreeSet<(u32, u32)>,
 }
 
@@ -65,7 +63,6 @@ struct Kept {
     closed: BTreeSet<u32>,
     ended: BTreeSet<u32>,
     signals: Vec<Signal>,
-    released: bool,
 }
 
 impl RunState {
@@ -99,8 +96,7 @@ impl RunState {
             finished: false,
             commands_left: spec.stages.len(),
             written_files,
-            files: files(spec, |_| true),
-            shared_files: files(spec, |file| file.report_offset),
+            shared_files: shared_files(spec),
         }
     }
 
@@ -132,15 +128,6 @@ impl RunState {
     /// The executor has room for so much more of an input.
     pub fn given(&mut self, stream: u32, bytes: u64) -> Result<(), TooMuch> {
         self.given.give(stream, bytes)
-    }
-
-    /// How large files were that it was asked to write to, where that is known better now.
-    pub fn released(&mut self, told: Vec<WrittenFile>) {
-        let place = |file: &WrittenFile| (file.stage, file.fd);
-        let told: BTreeMap<_, _> = told.into_iter().map(|file| (place(&file), file)).collect();
-        self.written_files.retain(|file| !told.contains_key(&place(file)));
-        let is_asked = |file: &WrittenFile| self.files.contains(&place(file));
-        self.written_files.extend(told.into_values().filter(is_asked));
     }
 
     /// Counts what came, and tells the executor now and then.
@@ -182,7 +169,6 @@ impl RunState {
             closed: kept.closed.iter().copied().collect(),
             ended: kept.ended.iter().copied().collect(),
             signals: kept.signals.clone(),
-            released: kept.released,
         })
     }
 
@@ -249,7 +235,6 @@ impl Kept {
             run_input::Kind::Closed(stream) => drop(self.closed.insert(*stream)),
             run_input::Kind::End(stream) => drop(self.ended.insert(*stream)),
             run_input::Kind::Signal(signal) => self.signals.push(*signal),
-            run_input::Kind::Release(_) => self.released = true,
             _ => {}
         }
     }
@@ -259,12 +244,12 @@ fn keep_offsets(shared_files: &BTreeSet<(u32, u32)>, exited: &mut Exited) {
     exited.offsets.retain(|offset| shared_files.contains(&(exited.stage, offset.fd)));
 }
 
-/// Stages and descriptors of such files.
-fn files(spec: &RunSpec, is_meant: impl Fn(&File) -> bool) -> BTreeSet<(u32, u32)> {
+/// Stages and descriptors of files whose final offsets are asked for.
+fn shared_files(spec: &RunSpec) -> BTreeSet<(u32, u32)> {
     let of_stage = |stage: &Stage| {
         let id = stage.id;
         let is_meant = |descriptor: &&Descriptor| match &descriptor.source {
-            Some(Source::File(file)) => is_meant(file),
+            Some(Source::File(file)) => file.report_offset,
             _ => false,
         };
         stage.descriptors.iter().filter(is_meant).map(|descriptor| (id, descriptor.fd)).collect::<Vec<_>>()
@@ -274,7 +259,7 @@ fn files(spec: &RunSpec, is_meant: impl Fn(&File) -> bool) -> BTreeSet<(u32, u32
 
 #[cfg(test)]
 mod tests {
-    use posh_proto::executor::Offset;
+    use posh_proto::executor::{File, Offset};
 
     use super::*;
 
@@ -284,7 +269,7 @@ mod tests {
         let descriptor = |fd, source| Descriptor { fd, source };
         let descriptors = vec![descriptor(0, file(true)), descriptor(1, file(false)), descriptor(2, None)];
         let stage = Stage { id: 7, descriptors, ..Stage::default() };
-        let shared = files(&RunSpec { stages: vec![stage], ..RunSpec::default() }, |file| file.report_offset);
+        let shared = shared_files(&RunSpec { stages: vec![stage], ..RunSpec::default() });
         assert_eq!(shared, BTreeSet::from([(7, 0)]));
         let offsets = [0, 1, 2, 3].map(|fd| Offset { fd, offset: 21 }).to_vec();
         for (stage, expected) in [(7, vec![0]), (8, Vec::new())] {

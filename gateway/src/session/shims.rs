@@ -1,0 +1,91 @@
+//! The shims of a session: one symlink to the stage program for each annotated command that the
+//! user has. Which those are is remembered for the last PATH, as long as none of its directories
+//! changes.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use posh_hook::session::STAGE;
+use posh_proto::runtime::SHIMS;
+
+use crate::pipe_notes;
+
+/// Seconds and nanoseconds of a directory's last change; `None` where there is no directory.
+type Changed = Option<(i64, i64)>;
+
+/// What shims depend on.
+#[derive(Debug, PartialEq, Eq)]
+struct Search {
+    path: PathBuf,
+    stage_program: PathBuf,
+    changed: Vec<Changed>,
+}
+
+impl Search {
+    fn now(path: &Path, stage_program: &Path) -> Self {
+        let changed = |directory: PathBuf| {
+            let found = fs::metadata(directory).ok()?;
+            Some((found.mtime(), found.mtime_nsec()))
+        };
+        Self {
+            path: path.to_owned(),
+            stage_program: stage_program.to_owned(),
+            changed: std::env::split_paths(path).map(changed).collect(),
+        }
+    }
+}
+
+/// The commands that were found for the last PATH. The lock is never held while the file system
+/// is asked: a PATH on a mount that hangs delays no other session.
+#[derive(Debug, Default)]
+pub(super) struct Found(Mutex<Option<(Search, Arc<[String]>)>>);
+
+impl Found {
+    /// Those of `commands` that are on `path`.
+    fn on(&self, path: &Path, stage_program: &Path, commands: &[String]) -> Arc<[String]> {
+        let search = Search::now(path, stage_program);
+        let known = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|(of, names)| (*of == search).then(|| Arc::clone(names)));
+        if let Some(Some(names)) = known {
+            return names;
+        }
+        let is_there = |name: &&String| has_command(path.as_os_str(), name, stage_program);
+        let names: Arc<[String]> = commands.iter().filter(is_there).cloned().collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((search, Arc::clone(&names)));
+        names
+    }
+
+    /// Makes a session's directory with its shims.
+    pub(super) fn make(
+        &self,
+        directory: &Path,
+        (path, stage_program): (&Path, &Path),
+        commands: &[String],
+    ) -> io::Result<()> {
+        let shims = directory.join(SHIMS);
+        fs::DirBuilder::new().mode(0o700).create(directory)?;
+        fs::DirBuilder::new().mode(0o700).create(&shims)?;
+        pipe_notes::make(directory)?;
+        symlink(stage_program, directory.join(STAGE))?;
+        let names = self.on(path, stage_program, commands);
+        names.iter().try_for_each(|name| symlink(stage_program, shims.join(name)))
+    }
+}
+
+/// Whether a command of that name, other than a shim, is on PATH.
+fn has_command(path: &OsStr, name: &str, stage_program: &Path) -> bool {
+    std::env::split_paths(path).any(|directory| {
+        let file = directory.join(name);
+        let is_command = fs::metadata(&file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
+        is_command && !fs::read_link(&file).is_ok_and(|target| target == stage_program)
+    })
+}
