@@ -19,6 +19,7 @@ pub mod log;
 pub mod lower;
 pub mod plan;
 pub mod report;
+pub mod rights;
 pub mod service;
 pub mod session;
 pub mod stage_link;

@@ -24,6 +24,7 @@ use crate::{
     assembly::{Assembler, Writers},
     executors::Executors,
     name_changes::NameChanges,
+    rights::Rights,
     session::{Mounts, Sessions},
     tools::LocalTools,
     volumes::Volumes,
@@ -48,6 +49,8 @@ pub struct Gateway {
     pub commands: Arc<Vec<String>>,
     /// Inode of our mount namespace: the mount table is true in it.
     pub mount_namespace: u64,
+    /// What this process may do; a command with less runs locally. `None` if that can't be told.
+    pub rights: Option<Rights>,
     /// As uname(2) names it.
     pub machine: String,
     /// SHA-256 of /etc/localtime; empty when there is none.
@@ -93,6 +96,7 @@ impl Gateway {
             tools: LocalTools::default(),
             commands,
             mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
+            rights: Rights::of(std::process::id()).ok(),
             machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             // random(4); 122 bits.

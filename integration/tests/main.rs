@@ -18,6 +18,7 @@ mod lab_selftest;
 mod left_behind;
 mod load;
 mod random;
+mod restrictions;
 mod scripts;
 mod semantics;
 mod skew;

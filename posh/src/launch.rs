@@ -16,7 +16,6 @@ use std::{
     io::{self, IsTerminal as _, Write},
     num::NonZeroU32,
     os::unix::ffi::{OsStrExt, OsStringExt},
-    panic,
     path::{Path, PathBuf},
     process,
 };
@@ -199,7 +198,7 @@ impl Start {
         let outer_path = env::var_os("PATH").as_deref().map(without_shims);
         let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
         let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
-        let session = without_fail(&shell, &launch.shell.argv(&launch.program), || session(launch, search, notes));
+        let session = session(launch, search, notes);
         let library = session.as_ref().and_then(|_| library(launch, &shell, notes));
         let variables = match (&session, library, outer_path) {
             (Some(session), Some(library), path) => hooked(session, &library, path),
@@ -210,21 +209,6 @@ impl Start {
         let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
         Ok(Self { image, session })
     }
-}
-
-/// Does what may go wrong in ways that nobody has thought of: a script is read by a parser that others wrote. Should it panic, we become
-/// the shell as it would be without us.
-fn without_fail<T>(shell: &Path, argv: &[OsString], work: impl FnOnce() -> T) -> T {
-    let (shell, argv) = (shell.to_owned(), argv.to_owned());
-    panic::set_hook(Box::new(move |fault| {
-        let _ = writeln!(io::stderr(), "posh: every command runs here: a fault of posh: {fault}");
-        let image = Image::new(&shell, argv.clone(), env::vars_os().collect());
-        let Err(error) = image.and_then(|image| image.replace_us());
-        let _ = writeln!(io::stderr(), "posh: {}", error.chain());
-    }));
-    let done = work();
-    drop(panic::take_hook());
-    done
 }
 
 /// The hook's library, unless the other door was asked for or is all that there is.

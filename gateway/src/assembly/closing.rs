@@ -173,10 +173,13 @@ impl Pipe<'_> {
         if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
             return None;
         }
+        if process.is_stopped() {
+            return None;
+        }
         if self.actors.stage_programs.contains(&process.executable) {
             return Some(WILL_ENLIST);
         }
-        if process.reads_from(self.inode) {
+        if process.reads_from(self.inode) || self.waits_for_stages(process, &mut BTreeSet::new()) {
             return None;
         }
         if process.waits_for_children() {
@@ -211,6 +214,26 @@ impl Pipe<'_> {
         // Seen dead just after its parent was seen to wait; some parents leave such a child alone.
         let just_died = children().any(Process::is_dead) && !(self.actors.settled)(process);
         just_died.then_some(MAY_EXEC)
+    }
+
+    /// Tells if a process gets on only when a waiting stage does: it is one, or sleeps until such processes write to it or
+    /// end (a coprocess and the shell that asks it). To wait for it would be to wait for oneself. Processes that wait for each
+    /// other alone are such, too: `seen` are those that were asked about on the way.
+    fn waits_for_stages(&self, process: &Process, seen: &mut BTreeSet<Pid>) -> bool {
+        if self.actors.waiting.contains_key(&process.pid) || !seen.insert(process.pid) {
+            return true;
+        }
+        let mut awaited: Vec<&Process> = if process.waits_for_children() {
+            self.snapshot.processes().filter(|child| child.parent == process.pid).collect()
+        } else if let Some(pipe) = process.pipe_it_reads() {
+            let writers = self.holders.0.get(&pipe).into_iter().flatten().filter(|(_, held)| held.writes);
+            writers.map(|(writer, _)| *writer).filter(|writer| writer.pid != process.pid).collect()
+        } else {
+            return false;
+        };
+        // A child that has ended is news to its parent; of a pipe without a writer, its end is.
+        let is_news = awaited.is_empty() || awaited.iter().any(|one| one.is_dead() || one.ending);
+        !is_news && awaited.drain(..).all(|one| self.waits_for_stages(one, seen))
     }
 
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.

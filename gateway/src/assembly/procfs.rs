@@ -30,7 +30,7 @@ pub struct Snapshot {
 }
 
 /// One process.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Process {
     /// Its id.
     pub pid: Pid,
@@ -345,10 +345,21 @@ impl Process {
     /// It sleeps in a read(2) from this pipe.
     #[must_use]
     pub fn reads_from(&self, pipe: u64) -> bool {
-        self.system_call.is_some_and(|(number, fd)| {
-            number == nix::libc::SYS_read
-                && self.pipe_ends.iter().any(|e| e.inode == pipe && u64::from(e.fd) == fd && e.reads)
-        })
+        self.pipe_it_reads() == Some(pipe)
+    }
+
+    /// The pipe, of those that were asked for, from which it sleeps in a read(2).
+    #[must_use]
+    pub fn pipe_it_reads(&self) -> Option<u64> {
+        let (number, fd) = self.system_call?;
+        let is_read = |end: &&PipeEnd| number == nix::libc::SYS_read && u64::from(end.fd) == fd && end.reads;
+        self.pipe_ends.iter().find(is_read).map(|end| end.inode)
+    }
+
+    /// A signal or a debugger has stopped it: it does nothing that could be waited for.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
     }
 }
 

@@ -34,6 +34,7 @@ use crate::{
     lower::{Builder, Lowered},
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
+    rights::Rights,
     session::Session,
     stage_link::ForStage,
     state::{Gateway, View},
@@ -118,6 +119,10 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     if stage.stays.is_some() {
         return;
     }
+    stage.must_stay = lacks_rights(gateway, stage);
+    if stage.must_stay.is_some() {
+        return;
+    }
     let shell = gateway.sessions.get(&stage.session).map(|session| session.pid);
     gateway.name_changes.note(stage, shell);
     let reading = facts::read(&world, stage);
@@ -134,6 +139,14 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
         stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]).map(Cow::Owned);
     }
+}
+
+/// Tells why a command must run locally whose process has not the gateway's own rights.
+fn lacks_rights(gateway: &Gateway, stage: &Enlisted) -> Option<String> {
+    let (Some(own), Ok(its)) = (&gateway.rights, Rights::of(stage.pid)) else {
+        return Some("the rights of its process can't be told".to_owned());
+    };
+    own.difference(&its).map(|what| format!("it does not run with the gateway's own rights, but with {what}"))
 }
 
 /// Whether a command that is about to be executed stays here for certain: a rule says so, nothing of it is on a mount, or all of it is at

@@ -155,7 +155,7 @@ macro_rules! short {
     )* };
 }
 
-short!(annotations invocations script mounts_toml executor_toml mountinfo executor gateway stage_socket strangers volume answers volume_answers);
+short!(annotations invocations mounts_toml executor_toml mountinfo executor gateway stage_socket strangers volume answers volume_answers);
 
 #[test]
 fn every_target_is_tried() {

@@ -75,7 +75,12 @@ fn patience(found: &Closing) -> Vec<(usize, Duration)> {
 }
 
 fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
-    let snapshot = Snapshot::of(stages.iter().map(process_of).chain(others));
+    look_at(stages, stages.iter().map(process_of).chain(others).collect())
+}
+
+/// With all processes, the stages' own among them.
+fn look_at(stages: &[Enlisted], processes: Vec<Process>) -> Closing {
+    let snapshot = Snapshot::of(processes.into_iter());
     let stages: Vec<&Enlisted> = stages.iter().collect();
     let waiting: HashMap<Pid, usize> = stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
     examine(
@@ -239,4 +244,48 @@ fn a_writer_that_has_said_that_it_stays_is_not_waited_for() {
     };
     assert!(!pending(FED_HERE + 1).is_empty());
     assert!(pending(FED_HERE).is_empty());
+}
+
+/// `coproc cat f; read -u ${COPROC[0]} line`: the shell writes to what the stage reads, and reads what it writes.
+#[test]
+fn a_shell_that_waits_for_the_stage_is_not_waited_for() {
+    let read = nix::libc::SYS_read;
+    let stages = [stage(20, &[(0, 7, false), (1, 8, true)], 0, &[])];
+    let mut shell = process(SHELL, 'S', "/bin/bash", &[(60, 7, true), (63, 8, false)], None);
+    shell.sleeps_in_pipe = true;
+    shell.system_call = Some((read, 63));
+    let as_child = |mut process: Process| {
+        // A fork of a shell: what it executes next may be a stage.
+        process.parent = 9;
+        process
+    };
+    let other = || Process { parent: 1, ..process(9, 'S', "/bin/bash", &[], Some(WAIT4)) };
+    assert_eq!(patience(&look(&stages, vec![as_child(shell.clone()), other()])), []);
+    // Somebody else writes to it as well: that may come first.
+    let writer = process(30, 'R', "/bin/bash", &[(1, 8, true)], None);
+    let found = look(&stages, vec![as_child(shell), other(), writer]);
+    assert_eq!(patience(&found), [(0, EXPANDS_OUTPUT)]);
+}
+
+/// `coproc { while read x; do grep x f; done; }`: between the two is a shell that waits for the stage to end.
+#[test]
+fn a_coprocess_that_waits_for_the_stage_is_not_waited_for() {
+    let enlisted = [stage(20, &[(0, 7, false), (1, 8, true)], 0, &[])];
+    let mut waiting = process_of(&enlisted[0]);
+    waiting.parent = 30;
+    let mut shell = process(SHELL, 'S', "/bin/bash", &[(60, 7, true), (63, 8, false)], None);
+    (shell.sleeps_in_pipe, shell.system_call, shell.parent) = (true, Some((nix::libc::SYS_read, 63)), 9);
+    let other = Process { parent: 1, ..process(9, 'S', "/bin/bash", &[], Some(WAIT4)) };
+    let between = process(30, 'S', "/bin/bash", &[(0, 7, false), (1, 8, true)], Some(WAIT4));
+    let found = look_at(&enlisted, vec![waiting, shell, other, between]);
+    assert_eq!(patience(&found), []);
+}
+
+#[test]
+fn what_was_stopped_is_not_waited_for() {
+    let [writer, _] = pair();
+    let waited = |state| {
+        patience(&look(std::slice::from_ref(&writer), vec![process(21, state, STAGE_PROGRAM, &[(0, 7, false)], None)]))
+    };
+    assert_eq!((waited('S'), waited('T')), (vec![(0, WILL_ENLIST)], vec![]));
 }

@@ -1,0 +1,37 @@
+//! A process that has been given less than its user has must not get it back on a server.
+
+use std::fs;
+
+use posh_integration::oracle::Under;
+use posh_integration::{Lab, LabSpec, Script};
+
+use crate::programs;
+
+#[test]
+fn a_command_with_less_than_the_gateway_s_rights_runs_here() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    fs::write(lab.data(1).join("f"), "x\n").unwrap();
+    let run = |before: &str| {
+        let script = Script::new(format!("{before} cat /mnt/s1/f"));
+        let outcome = script.run(&lab.workstation, Under::PoshExplained).unwrap();
+        assert_eq!((outcome.stdout.as_slice(), outcome.status.code()), (&b"x\n"[..], Some(0)), "{before}: {outcome}");
+        let stages: Vec<(bool, String)> =
+            outcome.report().stages("cat").map(|stage| (stage.is_offloaded(), stage.reason.clone())).collect();
+        (stages, format!("{outcome}"))
+    };
+    let (stages, said) = run("env");
+    assert!(stages.len() == 1 && stages[0].0, "{said}");
+    for before in [
+        "setpriv --no-new-privs",
+        "setpriv --groups 7",
+        "setpriv --regid 7 --clear-groups",
+        "setpriv --bounding-set -sys_admin",
+        "unshare -m",
+        "unshare -U -r",
+    ] {
+        let (stages, said) = run(before);
+        assert!(stages.iter().all(|(is_offloaded, _)| !is_offloaded), "{before}: {said}");
+    }
+    let (stages, said) = run("setpriv --no-new-privs");
+    assert!(stages.iter().any(|(_, reason)| reason.contains("with no_new_privs")), "{said}");
+}
