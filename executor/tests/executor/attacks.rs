@@ -20,7 +20,8 @@ use nix::{
 };
 use posh_executor::{callers::UnixUser, config::Confinement, runner::ALLOWED_CALLS};
 use posh_proto::executor::{
-    ClientFile, EnvVar, Guard, PathUse, RunSpec, WatchedTree, exited::How, guard, rejected::Kind, run_input, run_output,
+    ClientFile, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard, rejected::Kind,
+    run_input, run_output,
 };
 use tempfile::TempDir;
 
@@ -295,6 +296,37 @@ async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     assert_ne!(answer_to(&lab, libc::SYS_memfd_create, "0, 0").await, unknown);
 }
 
+/// Tells how many filters of system calls its process has, before and after it has installed one that allows everything
+/// by each of the two calls, and what these calls said.
+const INSTALLER: &str = "sub count { open F, '/proc/self/status'; join '', map { /^Seccomp_filters:\\s+(\\d+)/ } <F> }
+$one = pack('SCCL', 6, 0, 0, 0x7fff0000); $all = pack('Sx6P', 1, $one); $before = count;
+$prctl = syscall(PRCTL, 22, 2, $all, 0, 0); $seccomp = syscall(SECCOMP, 1, 0, $all); $strict = syscall(SECCOMP, 0, 0, 0);
+$listener = syscall(SECCOMP, 1, 8, $all); $error = $! + 0;
+print join ' ', $before, count, $prctl, $seccomp, $strict, $listener, $error";
+
+// Guard: filter::no_filters, and one filter for all of a view. The kernel's memory for compiled filters is small, and a
+// machine stalls when thousands are freed at once.
+#[tokio::test]
+async fn a_command_has_one_filter_of_its_own_at_most_and_installs_none() {
+    let [prctl, seccomp] = [libc::SYS_prctl, libc::SYS_seccomp].map(|call| call.to_string());
+    let script = INSTALLER.replace("PRCTL", &prctl).replace("SECCOMP", &seccomp);
+    // That of the view, which the kernel has once.
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "1 1 0 0 0 -1 1");
+    // And its own.
+    let (lab, _directory) = annotated_with(&SHELL.replace("sh:", "perl:").replace("short: c", "short: e")).await;
+    assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "2 2 0 0 0 -1 1");
+}
+
+// Guard: filter::SOCKET_PROGRAMS.
+#[tokio::test]
+async fn no_program_is_attached_to_a_socket() {
+    let attach = "socketpair(A, B, 1, 2, 0) or die; $one = pack('SCCL', 6, 0, 0, 0xffff); $all = pack('Sx6P', 1, $one);
+        for (26, 50, 51, 52) { $! = 0; setsockopt(A, 1, $_, $all); print $! + 0, ' ' } setsockopt(A, 1, 7, 9999) and print 'ok'";
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["perl", "-e", attach])).await, "1 1 1 1 ok");
+}
+
 // Guards: the sized tmpfs (scratch::mount_private); what it took is given back (scratch::Use::clean).
 #[tokio::test]
 async fn what_is_put_into_tmp_is_bounded_and_given_back() {
@@ -348,6 +380,15 @@ async fn memory_is_bounded_without_a_word_on_it() {
     let about = fs::read_to_string("/proc/meminfo").unwrap();
     let total_kib: u64 = about.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(numbers[0] <= (total_kib / 4).max(2 << 20) && numbers[1] <= total_kib / 4 + 4, "{said}");
+}
+
+// Guard: config::MOST_PROCESSES, in all places where processes are counted.
+#[tokio::test]
+async fn processes_are_bounded_without_a_word_on_it() {
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, "768\n");
+    let status = lab.client.clone().status(StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.whole.unwrap().max_processes, 768);
 }
 
 // Guards: the process namespace; the scope of signals in `fence`.
