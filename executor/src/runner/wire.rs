@@ -254,8 +254,10 @@ pub enum Access {
     Read = 0,
     /// One file is written.
     Output = 1,
-    /// A file or tree is changed, with what lies beside it.
+    /// A file or tree is changed, or replaced or removed itself, with what that takes of what lies beside it.
     Change = 2,
+    /// What is in a tree is changed, and the tree's own name stays.
+    Within = 3,
 }
 
 /// One end of a pipe, or the terminal side of a pty.

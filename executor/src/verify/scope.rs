@@ -152,8 +152,12 @@ impl Scope {
     /// A name that is there is taken away, or from what has it.
     fn replace(&self, place: &Place, wanted: AccessFs, word: &'static str) -> Option<Miss> {
         let (directory, path) = entry(&place.base, &place.path)?;
-        let is_old = path.symlink_metadata().is_ok() && !is_kernels(&path);
-        (is_old && !self.allows(&directory, wanted | AccessFs::RemoveFile)).then(|| self.missed(word, path))
+        let old = path.symlink_metadata().ok().filter(|_| !is_kernels(&path))?;
+        let wanted = match old.is_dir() {
+            true => AccessFs::RemoveDir.into(),
+            false => wanted | AccessFs::RemoveFile,
+        };
+        (!self.allows(&directory, wanted)).then(|| self.missed(word, path))
     }
 
     /// To see that something is there, it is enough that something in it or around it is named.

@@ -529,6 +529,83 @@ async fn what_is_not_named_can_not_be_written() {
     let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
     assert_eq!(said.matches("Permission denied").count(), 2, "{said}");
     assert_eq!((lab.read("out"), lab.read("other")), ("after\n".to_owned(), "before\n".to_owned()));
+    // Nor removed, or replaced by what is written.
+    let script = "rm -f other; mv -f out other; ln -f out other; echo x > new";
+    let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
+    assert_eq!(said.matches("Permission denied").count(), 4, "{said}");
+    assert_eq!((lab.read("other"), lab.has("new")), ("before\n".to_owned(), false));
+}
+
+// Guard: `fence`; who may remove a name may write its contents, so that what tar can't extract it does not empty.
+#[tokio::test]
+async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
+    let (lab, directory) = annotated().await;
+    let made = directory.path().join("made/l");
+    fs::create_dir_all(&made).unwrap();
+    fs::write(made.join("f"), "new\n").unwrap();
+    fs::write(directory.path().join("made/g"), "new\n").unwrap();
+    let archive = lab.store.path().join("a.tar");
+    let words = ["-C", "made", "-cf", archive.to_str().unwrap(), "l/f", "g"];
+    assert!(std::process::Command::new("tar").args(words).current_dir(directory.path()).status().unwrap().success());
+    for directory in ["d/e", "out", "in"] {
+        fs::create_dir_all(lab.store.path().join(directory)).unwrap();
+    }
+    for name in ["out/f", "d/g"] {
+        lab.write(name, "kept\n");
+    }
+    symlink("../out", lab.store.path().join("d/l")).unwrap();
+    let outcome = lab.run(pipeline(&["tar -x -C d -f a.tar"])).await;
+    assert_eq!(outcome.codes(), [How::Code(2)], "{outcome:?}");
+    assert!(outcome.errors().contains("tar: l/f: Cannot open: File exists"), "{outcome:?}");
+    assert_eq!((lab.read("out/f"), lab.read("d/g")), ("kept\n".to_owned(), "new\n".to_owned()));
+    // A link that stays within is followed, as by every shell's tar.
+    symlink("e", lab.store.path().join("d/inner")).unwrap();
+    fs::remove_file(lab.store.path().join("d/l")).unwrap();
+    fs::rename(lab.store.path().join("d/inner"), lab.store.path().join("d/l")).unwrap();
+    lab.write("d/e/f", "kept\n");
+    let outcome = lab.run(pipeline(&["tar -x -C d -f a.tar"])).await;
+    assert_eq!((outcome.codes(), lab.read("d/e/f")), (vec![How::Code(0)], "new\n".to_owned()), "{outcome:?}");
+    // The same where it works in its own directory: what lies around that is not its.
+    let mut spec = pipeline(&["tar -xf ../a.tar"]);
+    spec.stages[0].cwd = format!("{MOUNT}/in").into();
+    symlink("../out", lab.store.path().join("in/l")).unwrap();
+    assert_eq!(lab.run(spec).await.codes(), [How::Code(2)]);
+    assert_eq!((lab.read("out/f"), lab.read("in/g")), ("kept\n".to_owned(), "new\n".to_owned()));
+}
+
+// Guard: fence::AROUND_DIRECTORY; the directory itself may be removed.
+#[tokio::test]
+async fn a_directory_that_may_be_removed_is_none_around_which_files_may() {
+    let (lab, _directory) = annotated_with(&SHELL.replace("output_file", "output_dir")).await;
+    fs::create_dir_all(lab.store.path().join("d/e")).unwrap();
+    for name in ["f", "d/f"] {
+        lab.write(name, "content\n");
+    }
+    let script = "rm -f f; mv f g; echo x > new; echo x > f; rm -r d && echo removed";
+    let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "d"])).await;
+    assert!(said.starts_with("removed\n") && said.matches("Permission denied").count() == 4, "{said}");
+    assert_eq!((lab.read("f"), lab.has("g"), lab.has("new"), lab.has("d")), ("content\n".into(), false, false, false));
+}
+
+// Guard: Access::Within. What a command works in, it does not remove: nothing around that is its.
+#[tokio::test]
+async fn a_command_that_changes_its_directory_changes_nothing_around_it() {
+    let (lab, _directory) =
+        annotated_with(&SHELL.replace("  - OPTPARAMS", "  - needs_current_dir: writes\n    OPTPARAMS")).await;
+    for directory in ["in", "empty"] {
+        fs::create_dir(lab.store.path().join(directory)).unwrap();
+    }
+    lab.write("f", "content\n");
+    let script =
+        "perl -e 'rmdir(q(../empty)) or warn qq($!\\n)'; mv ../empty e; rm -f ../f; echo x > ../new; echo x > g";
+    let mut spec = shell(script);
+    spec.stages[0].cwd = format!("{MOUNT}/in").into();
+    let said = lab.says(spec).await;
+    assert!(said.matches("Permission denied").count() >= 4, "{said}");
+    assert_eq!(
+        (lab.has("empty"), lab.read("f"), lab.has("new"), lab.read("in/g")),
+        (true, "content\n".into(), false, "x\n".into())
+    );
 }
 
 // Guard: rules on what a name led to when the run began, not on the name.
