@@ -129,12 +129,14 @@ impl Policy {
         if asks_for_version(stage) {
             return Ok(Fence::default());
         }
-        let everything = Fence { everything: true, ..Fence::default() };
+        let everything = Fence { everything: true, changes: true, ..Fence::default() };
         match self.read(stage) {
             Ok(invocation) => {
                 listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
                 add_guards(stage, &invocation);
-                Ok(Fence { everything: false, grants: grants(&invocation), starts: starts(&invocation) })
+                let grants = grants(&invocation);
+                let changes = invocation.side_effects || grants.iter().any(|grant| grant.access() != Access::Read);
+                Ok(Fence { everything: false, grants, starts: starts(&invocation), changes })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
             // Listed by the administrator, although nobody has described it.

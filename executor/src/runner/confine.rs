@@ -48,7 +48,7 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
             })
             .map_err(|errno| failed("give up capabilities", errno))?;
     }
-    match filter::apply().and_then(|()| filter::prepare()) {
+    match filter::apply(spec.isolation()).and_then(|()| filter::prepare()) {
         Ok(()) => reached.has.push("seccomp".to_owned()),
         Err(why) => reached.lacks.push(format!("seccomp ({why})")),
     }

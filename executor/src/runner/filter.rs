@@ -17,6 +17,7 @@ use seccompiler::{
 
 use nix::libc;
 
+use super::wire::Isolation;
 use crate::sys;
 
 /// Refused with EPERM, whatever the arguments: a program that makes one of these is told that it may not. Any other call
@@ -86,6 +87,42 @@ const REFUSED: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_modify_ldt,
 ];
+
+/// Refused with EPERM where commands see the server's own tree: Landlock knows no right to attributes, so these reach every
+/// file of the user. Those that take a descriptor change a file that is open to read.
+const ATTRIBUTES: &[libc::c_long] = &[
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    // Newer than the C library that this is built with: setxattrat, removexattrat, file_setattr.
+    463,
+    466,
+    469,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
+];
+
+/// The same by ioctl(2): FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR (chattr(1)).
+const ATTRIBUTE_REQUESTS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
 /// What commands whose words were read may do. All of it works on what they have open, on names, which the mounts, their
 /// user and Landlock judge, or on themselves.
@@ -407,14 +444,20 @@ const TERMINAL_INPUT: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 const SOCKET_PROGRAMS: [libc::c_int; 4] =
     [libc::SO_ATTACH_FILTER, libc::SO_ATTACH_BPF, libc::SO_ATTACH_REUSEPORT_CBPF, libc::SO_ATTACH_REUSEPORT_EBPF];
 
-/// Puts the filter on this process and all that it will start. They must not be able to get new privileges.
+/// Puts the filter on this process and all that it will start. They must not be able to get new privileges. Where they
+/// see the server's own tree, they change no attributes.
 ///
 /// The error is a sentence for a list of what is missing.
-pub fn apply() -> Result<(), String> {
-    let by_name = REFUSED.iter().map(|call| (*call, Vec::new()));
+pub fn apply(isolation: Isolation) -> Result<(), String> {
+    let (attributes, requests) = match isolation {
+        Isolation::Nothing => (ATTRIBUTES, &ATTRIBUTE_REQUESTS[..]),
+        Isolation::Mounts | Isolation::MountsAndProcesses => (&[][..], &[][..]),
+    };
+    let by_name = REFUSED.iter().chain(attributes).map(|call| (*call, Vec::new()));
     let namespaces = NAMESPACES.iter().map(|flag| flag.unsigned_abs().into());
     let clones = namespaces.map(|flag| rule(0, SeccompCmpOp::MaskedEq(flag), flag)).collect::<Result<_, _>>()?;
-    let inputs = TERMINAL_INPUT.iter().map(|call| rule(1, SeccompCmpOp::Eq, *call)).collect::<Result<_, _>>()?;
+    let inputs =
+        TERMINAL_INPUT.iter().chain(requests).map(|call| rule(1, SeccompCmpOp::Eq, *call)).collect::<Result<_, _>>()?;
     let programs = SOCKET_PROGRAMS.iter().map(|option| socket_rule(*option)).collect::<Result<_, _>>()?;
     let by_argument = [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
     let mut program = only_native(no_filters(PASS.clone()?)?);

@@ -224,6 +224,9 @@ pub struct Fence {
     /// Programs that it starts: names, or absolute paths.
     #[prost(string, repeated, tag = "3")]
     pub starts: Vec<String>,
+    /// It changes files otherwise than by its redirects.
+    #[prost(bool, tag = "4")]
+    pub changes: bool,
 }
 
 /// One path that a stage uses.

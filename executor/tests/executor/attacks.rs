@@ -18,7 +18,11 @@ use nix::{
     mount::MsFlags,
     sched::{CloneFlags, unshare},
 };
-use posh_executor::{callers::UnixUser, config::Confinement, runner::ALLOWED_CALLS};
+use posh_executor::{
+    callers::UnixUser,
+    config::{Commands, Confinement, Level},
+    runner::ALLOWED_CALLS,
+};
 use posh_proto::executor::{
     ClientFile, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard, rejected::Kind,
     run_input, run_output,
@@ -883,6 +887,150 @@ async fn the_workstation_has_only_files_that_a_command_reads() {
             false => assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{command} {path}"),
         }
     }
+}
+
+/// Calls `test` on a thread that can make no namespaces, nor can what it starts.
+fn without_namespaces(test: impl AsyncFnOnce() + Send) {
+    use seccompiler::{SeccompAction, SeccompFilter};
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let rules = [(libc::SYS_unshare, Vec::new())].into_iter().collect();
+    let filter: seccompiler::BpfProgram =
+        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap().try_into().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            seccompiler::apply_filter(&filter).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test());
+        });
+    });
+}
+
+/// A perl that has no side effects, as far as its annotation knows.
+const READER: &str = "
+perl:
+- OPTPARAMS:
+  - {short: e, type: string, size: 1}
+  PARAMS:
+  - {name: file, type: input_file, size: 1}
+";
+
+/// Calls that change attributes of the file $p, or of what is open to read as $n.
+const CHANGES_OF_ATTRIBUTES: &[(libc::c_long, &str)] = &[
+    (libc::SYS_fchmod, "$n, 0777"),
+    (libc::SYS_fchmodat, "-100, $p, 0777"),
+    (libc::SYS_fchmodat2, "-100, $p, 0777, 0"),
+    (libc::SYS_fchown, "$n, 1, 1"),
+    (libc::SYS_fchownat, "-100, $p, 1, 1, 0"),
+    (libc::SYS_utimensat, "-100, $p, 0, 0"),
+    (libc::SYS_utimensat, "$n, 0, 0, 0"),
+    (libc::SYS_setxattr, "$p, $x, $v, 1, 0"),
+    (libc::SYS_lsetxattr, "$p, $x, $v, 1, 0"),
+    (libc::SYS_fsetxattr, "$n, $x, $v, 1, 0"),
+    (libc::SYS_removexattr, "$p, $x"),
+    (libc::SYS_lremovexattr, "$p, $x"),
+    (libc::SYS_fremovexattr, "$n, $x"),
+    (463, "-100, $p, 0, $x, 0, 0"),
+    (466, "-100, $p, 0, $x"),
+    (libc::SYS_ioctl, "$n, 0x40086602, $v"),
+    (libc::SYS_ioctl, "$n, 0x401c5820, $v"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_chmod, "$p, 0777"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_chown, "$p, 1, 1"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_lchown, "$p, 1, 1"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_utime, "$p, 0"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_utimes, "$p, 0"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_futimesat, "-100, $p, 0"),
+];
+
+/// An executor without namespaces, whose export lies where its workstations have it.
+async fn in_its_own_tree(annotations: &Path, commands: Commands) -> (Lab, String) {
+    let annotations = vec![annotations.to_owned()];
+    let user = Some(own_user());
+    let lab = Lab::with(|config| {
+        config.confinement =
+            Confinement { annotations, user, commands, require: Level::None, ..Confinement::default() };
+    })
+    .await;
+    let at = lab.store.path().to_str().unwrap().to_owned();
+    (lab, at)
+}
+
+fn at(store: &str, mut spec: RunSpec) -> RunSpec {
+    spec.mounts = vec![mount(store, "logs", "")];
+    spec.stages[0].cwd = store.to_owned().into();
+    spec
+}
+
+// Guard: spawn::changes_without_namespaces. Landlock knows no right to attributes.
+#[test]
+fn without_namespaces_only_what_changes_nothing_runs() {
+    let annotations = TempDir::new().unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Any).await;
+        lab.write("f", "content\n");
+        assert_eq!(lab.says(at(&store, pipeline(&["cat f"]))).await, "content\n");
+        assert_eq!(lab.says(at(&store, pipeline(&["sort -r f"]))).await, "content\n");
+        let mut spec = at(&store, pipeline(&["sort f"]));
+        lab.write("out", "");
+        spec.stages[0].descriptors[1].source = Some(file("out", libc::O_WRONLY, 0));
+        assert_eq!((lab.says(spec).await.as_str(), lab.read("out")), ("", "content\n".to_owned()));
+        for words in [
+            "chmod 600 f",
+            "touch f",
+            "cp -p f g",
+            "rm -rf f",
+            "tee g",
+            "sort -o g f",
+            "gzip f",
+            "tar -xf f",
+            "perl -e 1",
+            "sed -i s/c/C/ f",
+            "ln f g",
+            "mkdir -p g/h",
+            "git status",
+        ] {
+            let outcome = lab.run(at(&store, pipeline(&[words]))).await;
+            let refusal = outcome.refusal();
+            assert_eq!((refusal.kind(), refusal.stage), (Kind::NotAllowed, 1), "{words}: {refusal:?}");
+            assert!(refusal.message.contains("without namespaces"), "{words}: {refusal:?}");
+        }
+        assert_eq!((lab.read("f"), lab.has("g")), ("content\n".to_owned(), false));
+    });
+}
+
+// Guards: filter::ATTRIBUTES, also of what is open to read; ATTRIBUTE_REQUESTS.
+#[test]
+fn without_namespaces_no_attributes_change() {
+    let annotations = TempDir::new().unwrap();
+    fs::write(annotations.path().join("own.yaml"), READER).unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        let outside = TempDir::new().unwrap();
+        let secret = outside.path().join("secret");
+        for path in [&secret, &lab.store.path().join("f")] {
+            fs::write(path, "content\n").unwrap();
+        }
+        let before = fs::metadata(&secret).unwrap();
+        let calls: String = CHANGES_OF_ATTRIBUTES
+            .iter()
+            .map(|(call, arguments)| format!("$! = 0; syscall({call}, {arguments}); print $! + 0, ' '; "))
+            .collect();
+        let script =
+            format!("open F, '<f'; $n = fileno F; $p = '{}'; $x = 'user.x'; $v = 'y' x 28; {calls}", secret.display());
+        let said = lab.says(at(&store, command(&["perl", "-e", &script, "f"]))).await;
+        assert_eq!(said, format!("{} ", libc::EPERM).repeat(CHANGES_OF_ATTRIBUTES.len()));
+        let after = fs::metadata(&secret).unwrap();
+        assert_eq!(
+            (after.mode(), after.uid(), after.modified().unwrap()),
+            (before.mode(), before.uid(), before.modified().unwrap())
+        );
+    });
 }
 
 /// The loader of this machine's programs, which starts whatever it can read.
