@@ -3,8 +3,9 @@
 //!
 //! What it may start is one file each (see `programs`): a directory of programs would be all that is installed.
 //!
-//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads elsewhere
-//! a moment later leads to something that is not in the domain. What the domain lacks fails with
+//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads out of the directories
+//! of the operands a moment later leads to something that is not in the domain. What is made or replaced in one of these
+//! directories while the command waits can be read. What the domain lacks fails with
 //! EACCES, so too little of it would change what a command says: a command that changes a file gets the directory
 //! around it too, since tools make their temporary files there.
 //!
@@ -12,6 +13,7 @@
 //! replaces a file (removes it, makes it anew, and only then may not write to it) leaves an empty one.
 
 use std::{
+    collections::HashSet,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -22,14 +24,14 @@ use landlock::{
 };
 use nix::{
     errno::Errno,
-    fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2},
+    fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2, readlinkat},
     libc,
     sys::stat::{Mode, SFlag, fstat},
 };
 use posh_proto::executor::{ClientFile, rejected::Kind};
 
 use super::{
-    paths::{find, landing, name_of},
+    paths::{MAX_LINKS, find, landing, name_of},
     programs::{Programs, library_directories},
     view::{PROGRAM_LINKS, SHOWN, View, path_of},
     wire::{Access, Fence, Grant, Isolation, ViewSpec},
@@ -169,7 +171,8 @@ impl Domain {
         for (file, access) in programs.files() {
             domain.allow(file, access).map_err(failed)?;
         }
-        rules(view, cwd, &fence.grants, &mut |at, access| domain.allow(at, access)).map_err(failed)?;
+        rules((view, cwd), &fence.grants, Reads::Directories, &mut |at, access| domain.allow(at, access))
+            .map_err(failed)?;
         Ok(domain)
     }
 
@@ -217,10 +220,25 @@ fn empty() -> Result<RulesetCreated, RulesetError> {
 /// Takes a rule: all below what the descriptor refers to may be used so.
 pub type AddRule<'a> = &'a mut dyn FnMut(&OwnedFd, BitFlags<AccessFs>) -> Result<(), RulesetError>;
 
+/// How far a command reads, of the files that its words name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// These, as long as they are the same files.
+    Named,
+    /// Also what else is in their directories: a file that is made or replaced while the command waits has no rule of
+    /// its own, since rules are on what is there when the command starts.
+    Directories,
+}
+
 /// Gives `add` the rules of a command that has these grants, in the directory `cwd`.
-pub fn rules(view: &View, cwd: &OwnedFd, grants: &[Grant], add: AddRule<'_>) -> Result<(), RulesetError> {
+pub fn rules(
+    (view, cwd): (&View, &OwnedFd),
+    grants: &[Grant],
+    reads: Reads,
+    add: AddRule<'_>,
+) -> Result<(), RulesetError> {
     add(cwd, AccessFs::ReadDir.into())?;
-    let mut resolver = Resolver { view, cwd, add };
+    let mut resolver = Resolver { view, cwd, reads, directories: HashSet::new(), add };
     grants.iter().try_for_each(|grant| resolver.grant(grant))
 }
 
@@ -233,6 +251,9 @@ pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
 struct Resolver<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
+    reads: Reads,
+    /// Those of operands, which have their rules.
+    directories: HashSet<PathBuf>,
     add: AddRule<'a>,
 }
 
@@ -243,7 +264,7 @@ impl Resolver<'_> {
             None => return Ok(()),
         };
         match grant.access() {
-            Access::Read => self.allow(&path, !grant.no_follow, READ).map(drop),
+            Access::Read => self.read(&path, grant.no_follow),
             Access::Output => self.output(&path, grant.no_follow),
             Access::Change => self.change(&path, grant.no_follow),
             Access::Within => self.allow(&path, !grant.no_follow, CHANGE).map(drop),
@@ -261,6 +282,30 @@ impl Resolver<'_> {
         let mut above = start.ancestors().take_while(|directory| directory.starts_with(mount));
         let has = |directory: &&Path| grant.up_to.iter().any(|name| directory.join(name).symlink_metadata().is_ok());
         above.find(has).map(|top| top.join(&grant.below))
+    }
+
+    /// Allows a tree to be read, or a file, with the directory that has its name, and the one that each link on the way leads to. Where
+    /// there is nothing yet, it may come.
+    fn read(&mut self, path: &Path, no_follow: bool) -> Result<(), RulesetError> {
+        let kind = self.allow(path, !no_follow, READ)?;
+        if kind == Some(SFlag::S_IFDIR) || self.reads == Reads::Named {
+            return Ok(());
+        }
+        let mut path = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            let parent = parent_of(&path);
+            if !self.directories.contains(&parent) {
+                if self.kind(&parent, true) == Some(SFlag::S_IFDIR) {
+                    self.allow(&parent, true, READ)?;
+                }
+                self.directories.insert(parent.clone());
+            }
+            match readlinkat(self.cwd, &path) {
+                Ok(target) if !no_follow => path = parent.join(target),
+                _ => break,
+            }
+        }
+        Ok(())
     }
 
     /// Allows one file to be written, and where there is none, the directory in which it is made. Nothing else of its directory:

@@ -67,7 +67,7 @@ use crate::{error::Refusal, sys};
 
 pub use self::{fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 pub(crate) use self::{
-    fence::{CHANGE, READ, ground, rules},
+    fence::{CHANGE, READ, Reads, ground, rules},
     held::WAITS_BYTES,
     paths::{find, name_of},
     places::check_file,

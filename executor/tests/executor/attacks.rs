@@ -484,22 +484,34 @@ async fn a_read_only_export_stays_as_it_is() {
     assert_eq!(fs::metadata(lab.store.path().join("f")).unwrap().permissions().mode() & 0o777, 0o644);
 }
 
-// Guard: `fence`.
+// Guard: `fence`. Beside an operand, and below its directory, all can be read; elsewhere nothing.
 #[tokio::test]
 async fn what_is_not_named_can_not_be_read() {
     let (lab, _directory) = annotated().await;
-    lab.write("named", "named\n");
-    lab.write("secret", "secret\n");
-    fs::create_dir(lab.store.path().join("d")).unwrap();
-    lab.write("d/secret", "secret\n");
-    symlink("secret", lab.store.path().join("link")).unwrap();
+    for directory in ["n/below", "d"] {
+        fs::create_dir_all(lab.store.path().join(directory)).unwrap();
+    }
+    lab.write("n/named", "named\n");
+    for name in ["n/beside", "n/below/f"] {
+        lab.write(name, "beside\n");
+    }
+    for name in ["secret", "d/secret", "d/named"] {
+        lab.write(name, "secret\n");
+    }
+    for (target, name) in [("secret", "link"), ("../secret", "n/link"), ("../d", "n/tree"), ("../d/named", "n/to")] {
+        symlink(target, lab.store.path().join(name)).unwrap();
+    }
     let own = |name: &str| format!("{MOUNT}/{name}");
-    assert_eq!(lab.says(shell_with_input("cat named", "named")).await, "named\n");
+    let said = lab.says(shell_with_input("cat n/named n/beside n/below/f", "n/named")).await;
+    assert_eq!(said, "named\nbeside\nbeside\n");
     for path in [
         "secret".to_owned(),
         "link".to_owned(),
+        "n/link".to_owned(),
+        "n/tree/secret".to_owned(),
         "d/secret".to_owned(),
         "./d/../secret".to_owned(),
+        "n/../secret".to_owned(),
         own("secret"),
         format!("/proc/self/root{}", own("secret")),
         format!("/proc/1/root{}", own("secret")),
@@ -507,10 +519,19 @@ async fn what_is_not_named_can_not_be_read() {
         "/proc/self/cwd/secret".to_owned(),
         "/dev/fd/../cwd/secret".to_owned(),
     ] {
-        let said = lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), "named")).await;
-        assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
-        assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
+        // Also where it names a tree, or nothing.
+        for operand in ["n/named", "n/below", "n/late", "n/below/missing/late"] {
+            let said = lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), operand)).await;
+            assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
+            assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
+        }
     }
+    // Of a link, the directory that it leads to counts too, and of a tree, only what is below.
+    let said = lab.says(shell_with_input("cat n/to d/secret; cat secret", "n/to")).await;
+    assert!(said.starts_with("secret\nsecret\ncat: secret: Permission denied"), "{said}");
+    let said = lab.says(shell_with_input("cat n/below/f; cat n/beside", "n/below")).await;
+    assert_eq!(said, "beside\ncat: n/beside: Permission denied\n");
+    lab.write("named", "named\n");
     let said =
         lab.says(shell_with_input("ls d; echo x > named; echo x > new; rm named; mv d e; ln named new", "named")).await;
     assert!(said.matches("Permission denied").count() >= 5, "{said}");
@@ -612,21 +633,22 @@ async fn a_command_that_changes_its_directory_changes_nothing_around_it() {
     );
 }
 
-// Guard: rules on what a name led to when the run began, not on the name.
+// Guard: rules on what a name and its directory led to when the run began, not on the name.
 #[tokio::test]
 async fn a_link_that_is_swapped_leads_nowhere() {
     let (lab, _directory) = annotated().await;
     lab.write("secret", "secret\n");
-    lab.write("kept", "named\n");
-    let at = |name: &str| lab.store.path().join(name);
+    fs::create_dir(lab.store.path().join("n")).unwrap();
+    lab.write("n/kept", "named\n");
+    let at = |name: &str| lab.store.path().join("n").join(name);
     fs::hard_link(at("kept"), at("named")).unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let racer = std::thread::spawn({
-        let (is_over, store) = (is_over.clone(), lab.store.path().to_owned());
+        let (is_over, store) = (is_over.clone(), lab.store.path().join("n"));
         move || {
             let at = |name: &str| store.join(name);
             while !is_over.load(Ordering::Relaxed) {
-                symlink("secret", at("swap")).unwrap();
+                symlink("../secret", at("swap")).unwrap();
                 fs::rename(at("swap"), at("named")).unwrap();
                 fs::hard_link(at("kept"), at("swap")).unwrap();
                 fs::rename(at("swap"), at("named")).unwrap();
@@ -635,8 +657,8 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     });
     let (mut read, mut refused) = (0, 0);
     for _ in 0..20 {
-        let script = "i=0; while [ $i -lt 200 ]; do read line < named && echo $line; i=$((i+1)); done";
-        let outcome = lab.run(shell_with_input(script, "kept")).await;
+        let script = "i=0; while [ $i -lt 200 ]; do read line < n/named && echo $line; i=$((i+1)); done";
+        let outcome = lab.run(shell_with_input(script, "n/kept")).await;
         assert!(!outcome.text().contains("secret"), "{outcome:?}");
         read += outcome.text().lines().count();
         refused += outcome.errors().matches("Permission denied").count();
@@ -644,6 +666,38 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     is_over.store(true, Ordering::Relaxed);
     racer.join().unwrap();
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
+}
+
+// What is made or replaced in the directories of operands while a command waits is read, as by every shell's (fence::Reads).
+#[tokio::test]
+async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
+    let (lab, _directory) = annotated().await;
+    let at = |name: &str| lab.store.path().join(name);
+    fs::create_dir(at("n")).unwrap();
+    for name in ["abc", "n/abc", "log"] {
+        lab.write(name, "old\n");
+    }
+    symlink("n/abc", at("link")).unwrap();
+    lab.write("a", "2\n1\n");
+    let outcome = lab.run(pipeline(&["sort a", "tee x", "cat - x"])).await;
+    assert_eq!(outcome.text(), "1\n2\n1\n2\n", "{outcome:?}");
+    let mut call = Call::open(&lab.client, pipeline_with_input(&["cat - abc late link n/late"])).await;
+    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "first\n".into() })).await;
+    call.until_output("first\n").await;
+    for (number, name) in ["abc", "late", "n/abc", "n/late"].into_iter().enumerate() {
+        lab.write("swap", format!("{number}\n"));
+        fs::rename(at("swap"), at(name)).unwrap();
+    }
+    call.send(run_input::Kind::End(IN)).await;
+    assert_eq!(call.collect(Bytes::new()).await.text(), "0\n1\n2\n3\n");
+    // tail(1) opens what has the name now.
+    let mut call = Call::open(&lab.client, pipeline(&["tail -F log new"])).await;
+    call.until_output("old\n").await;
+    fs::rename(at("log"), at("log.1")).unwrap();
+    lab.write("log", "rotated\n");
+    call.until_output("rotated\n").await;
+    lab.write("new", "made\n");
+    call.until_output("made\n").await;
 }
 
 /// Gives this thread, and what it starts, a tree of its own in which /opt is an empty directory.
