@@ -24,8 +24,8 @@ use posh_executor::{
     runner::ALLOWED_CALLS,
 };
 use posh_proto::executor::{
-    ClientFile, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard, rejected::Kind,
-    run_input, run_output,
+    ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard,
+    rejected::Kind, run_input, run_output,
 };
 use tempfile::TempDir;
 
@@ -364,6 +364,32 @@ async fn shared_memory_that_outlives_its_processes_is_bounded() {
     assert_eq!(lab.says(command(&["perl", "-e", queues])).await, "16");
     let semaphores = "for (1..1000) { defined(semget(0, 100, 0600)) or last; $count += 100 } print $count";
     assert_eq!(lab.says(command(&["perl", "-e", semaphores])).await, "1000");
+}
+
+// Not an attack: a machine whose settings are read-only sets no bounds of views, and says so.
+#[tokio::test]
+async fn bounds_that_can_not_be_set_are_told() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let told = async || {
+        let lab = Lab::start().await;
+        let request = DescribeRequest { protocol: posh_proto::PROTOCOL_VERSION };
+        lab.client.clone().describe(request).await.unwrap().into_inner().confinement
+    };
+    assert!(!told().await.contains("a bound of each view"));
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let mount = |source: Option<&str>, at: &str, flags| {
+        nix::mount::mount(source, at, None::<&str>, flags, None::<&str>).unwrap();
+    };
+    mount(None, "/", MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+    mount(Some("/proc/sys"), "/proc/sys", MsFlags::MS_BIND);
+    mount(None, "/proc/sys", MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY);
+    let said = told().await;
+    for setting in ["shmall", "msgmni", "sem"] {
+        let expected = format!("a bound of each view (/proc/sys/kernel/{setting}: Read-only file system");
+        assert!(said.starts_with("strict: ") && said.contains(&expected), "{said}");
+    }
 }
 
 // Guard: confine::be_killed_first.
