@@ -29,7 +29,7 @@ use toml::{
 };
 
 pub use identity::{Identity, check_identity};
-pub use limits::{Bounds, Limits};
+pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
     callers::UnixUser,
@@ -579,6 +579,18 @@ impl Reader<'_> {
             return None;
         }
         number.map(|number| number as usize)
+    }
+
+    /// A number of processes, of which the kernel bears [`limits::MOST_PROCESSES`].
+    fn processes(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
+        let count = self.positive(key, value)?;
+        if count > limits::MOST_PROCESSES {
+            let most = limits::MOST_PROCESSES;
+            let why = "the kernel keeps a filter of system calls for each command, and stalls when more end at once";
+            self.mistake(value.span(), format!("`{key}` must be at most {most}: {why}"));
+            return None;
+        }
+        Some(count)
     }
 
     fn address(&mut self, value: &Entry<'_>) -> Option<SocketAddr> {

@@ -129,12 +129,14 @@ impl Policy {
         if asks_for_version(stage) {
             return Ok(Fence::default());
         }
-        let everything = Fence { everything: true, ..Fence::default() };
+        let everything = Fence { everything: true, changes: true, ..Fence::default() };
         match self.read(stage) {
             Ok(invocation) => {
                 listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
                 add_guards(stage, &invocation);
-                Ok(Fence { everything: false, grants: grants(&invocation), starts: starts(&invocation) })
+                let grants = grants(&invocation);
+                let changes = invocation.side_effects || grants.iter().any(|grant| grant.access() != Access::Read);
+                Ok(Fence { everything: false, grants, starts: starts(&invocation), changes })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
             // Listed by the administrator, although nobody has described it.
@@ -317,6 +319,8 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
         let access = match file.kind {
             FileKind::InputFile | FileKind::InputDir | FileKind::ListFile => Access::Read,
             FileKind::OutputFile => Access::Output,
+            // What a command works in, it does not remove.
+            FileKind::OutputDir if invocation.working_dir.as_ref() == Some(&file.path) => Access::Within,
             FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => Access::Change,
         };
         grants.push(Grant { no_follow: file.no_follow, ..grant(file.path.as_bytes(), access) });
@@ -324,7 +328,7 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
     let directory = invocation.working_dir.as_ref().map_or(&b"."[..], |directory| directory.as_bytes());
     let changes =
         invocation.current_dir == CurrentDir::Writes || (invocation.working_dir.is_some() && invocation.side_effects);
-    let access = if changes { Access::Change } else { Access::Read };
+    let access = if changes { Access::Within } else { Access::Read };
     if invocation.current_dir != CurrentDir::Unused || invocation.working_dir.is_some() {
         grants.push(grant(directory, access));
     }
@@ -333,7 +337,7 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
         grants.push(Grant { up_to: up_to.clone(), ..grant(directory, access) });
         // What is the command's own it keeps in order also where it only asks: git writes its index anew.
         for below in &invocation.own_directories {
-            grants.push(Grant { up_to: up_to.clone(), below: below.clone(), ..grant(directory, Access::Change) });
+            grants.push(Grant { up_to: up_to.clone(), below: below.clone(), ..grant(directory, Access::Within) });
         }
     }
     grants

@@ -232,6 +232,22 @@ pub fn landlock_version() -> nix::Result<i32> {
     Errno::result(version).map(|version| i32::try_from(version).unwrap_or(i32::MAX))
 }
 
+/// Puts a filter of system calls on this process, which must have one thread and may get no new privileges. `pass`
+/// is the call's sixth argument, of which the kernel knows nothing: it is for filters that are there already.
+pub fn install_filter(program: &[seccompiler::sock_filter], pass: u64) -> nix::Result<()> {
+    #[repr(C)]
+    struct Program {
+        length: libc::c_ushort,
+        steps: *const seccompiler::sock_filter,
+    }
+    let length = program.len().try_into().map_err(|_| Errno::EINVAL)?;
+    let program = Program { length, steps: program.as_ptr() };
+    let operation = libc::SECCOMP_SET_MODE_FILTER;
+    // SAFETY: the structure is a sock_fprog, and lives across the call with the steps that it leads to.
+    let done = unsafe { libc::syscall(libc::SYS_seccomp, operation, 0, &raw const program, 0, 0, pass) };
+    Errno::result(done).map(drop)
+}
+
 /// A child that has ended.
 pub struct Ended {
     /// Its process.

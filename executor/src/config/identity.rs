@@ -153,7 +153,7 @@ impl Reader<'_> {
         let number = |reader: &mut Self| reader.positive(key, value);
         match key {
             "max_runs" => limits.runs = number(self),
-            "max_processes" => limits.processes = number(self),
+            "max_processes" => limits.processes = self.processes(key, value),
             "max_buffered_mb" => limits.buffered_bytes = number(self).map(|mb| mb << 20),
             "max_connections" => limits.connections = number(self),
             "max_calls_per_second" => limits.calls_per_second = number(self).and_then(|rate| rate.try_into().ok()),
@@ -173,7 +173,7 @@ impl Reader<'_> {
             let number = |reader: &mut Self| reader.positive(name, value);
             let percent = |reader: &mut Self| number(reader).and_then(|number| number.try_into().ok());
             match name {
-                "max_processes" => bounds.processes = number(self).unwrap_or(bounds.processes),
+                "max_processes" => bounds.processes = self.processes(name, value).unwrap_or(bounds.processes),
                 "max_buffered_mb" => bounds.buffered_bytes = number(self).unwrap_or(1) << 20,
                 "max_connections" => bounds.connections = number(self).unwrap_or(bounds.connections),
                 "max_load_per_core" => bounds.load_per_core = percent(self),
@@ -271,7 +271,8 @@ mod tests {
     #[test]
     fn mistakes_have_their_places_all_at_once() {
         let text = "[tls]\ndir = \"etc\"\n[[identity]]\nname = \"a b\"\nuser = \"no-such-user-here\"\nexports = [\"lags\"]\n\
-                    max_runs = 0\n[[identity]]\nname = \"c\"\ncolour = 1\nuser = \"root\"\n[limits]\nmax_runs = 1\n";
+                    max_runs = 0\n[[identity]]\nname = \"c\"\ncolour = 1\nuser = \"root\"\nmax_processes = 4096\n\
+                    [limits]\nmax_runs = 1\nmax_processes = 769\n";
         let all = read(text).unwrap_err();
         for expected in [
             "executor.toml:5:7: `dir` of [tls] must be absolute, not `etc`",
@@ -280,11 +281,13 @@ mod tests {
             "executor.toml:9:12: no [[export]] is named `lags`",
             "executor.toml:10:12: `max_runs` must be a whole number above 0",
             "executor.toml:13:1: unknown key `colour` of [[identity]]",
-            "executor.toml:16:1: unknown key `max_runs` of [limits]",
+            "executor.toml:15:17: `max_processes` must be at most 768",
+            "executor.toml:17:1: unknown key `max_runs` of [limits]",
+            "executor.toml:18:17: `max_processes` must be at most 768",
         ] {
             assert!(all.contains(expected), "missing {expected:?} in:\n{all}");
         }
-        assert_eq!(all.lines().count(), 7, "{all}");
+        assert_eq!(all.lines().count(), 9, "{all}");
     }
 
     #[test]

@@ -1,11 +1,20 @@
 //! How much of the machine one identity may use at a time.
 
+/// The most processes of an identity, and the most commands of all identities, at a time; also the
+/// default of each such bound, since no configuration may ask for more.
+///
+/// Each annotated command has a seccomp filter of its own, which the kernel compiles and keeps in the
+/// memory of its JIT compiler (`bpf_prog_pack`). Some thousand of them that are freed at once, as
+/// when a run is killed, stall the machine: each one is taken out of that memory under one lock,
+/// with a flush of every processor's TLB. 768 end together within a moment.
+pub const MOST_PROCESSES: usize = 768;
+
 /// Bounds of one identity. `None` is no bound of its own: the whole executor's apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     /// Runs at a time.
     pub runs: Option<usize>,
-    /// Commands at a time, over all runs.
+    /// Commands at a time, over all runs; [`MOST_PROCESSES`] at most.
     pub processes: Option<usize>,
     /// Bytes that the executor holds for the identity's streams.
     pub buffered_bytes: Option<usize>,
@@ -22,7 +31,7 @@ pub struct Limits {
 pub struct Bounds {
     /// Runs at a time.
     pub runs: usize,
-    /// Commands at a time, over all runs.
+    /// Commands at a time, over all runs; [`MOST_PROCESSES`] at most.
     pub processes: usize,
     /// Bytes that are held for streams, pipes included.
     pub buffered_bytes: usize,
@@ -44,8 +53,7 @@ impl Default for Bounds {
             // Each costs a supervising process and its commands; beyond that the machine
             // is better left to finish them.
             runs: 512,
-            // 512 pipelines of 32; the kernel's own limit is often 32,768.
-            processes: 16_384,
+            processes: MOST_PROCESSES,
             // A run has some 4 MiB.
             buffered_bytes: 4 << 30,
             // A gateway has one.

@@ -48,7 +48,7 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
             })
             .map_err(|errno| failed("give up capabilities", errno))?;
     }
-    match filter::apply().and_then(|()| filter::prepare()) {
+    match filter::apply(spec.isolation()).and_then(|()| filter::prepare()) {
         Ok(()) => reached.has.push("seccomp".to_owned()),
         Err(why) => reached.lacks.push(format!("seccomp ({why})")),
     }
@@ -116,36 +116,49 @@ pub fn be_killed_first() -> io::Result<()> {
     fs::write(FILE, OOM_SCORE.max(own).to_string())
 }
 
+/// Sets the bounds of all of a view's commands together; gives those that this machine does not let root set, in words.
+/// Called before the view stands: its /proc has no settings.
+pub fn bound_view(spec: &ViewSpec) -> Vec<String> {
+    let unset: Vec<String> = bound_processes(spec).into_iter().chain(bound_shared_memory(spec)).collect();
+    // Another user's executor may set none of them, and that is no fault of the machine.
+    if geteuid().is_root() { unset } else { Vec::new() }
+}
+
 /// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere the user's limit
-/// has to do, which root has not. Called before the view stands: its /proc has no settings.
-pub fn bound_processes(spec: &ViewSpec) {
+/// has to do, which root has not.
+fn bound_processes(spec: &ViewSpec) -> Option<String> {
     /// The kernel takes no less: the first 300 numbers are used once only.
     const LEAST: u64 = 302;
     let is_own = spec.isolation() == Isolation::MountsAndProcesses && is_kernel_since(6, 14);
     if is_own && spec.bounds.processes > 0 {
-        let _ = fs::write("/proc/sys/kernel/pid_max", spec.bounds.processes.max(LEAST).to_string());
+        return set("pid_max", &spec.bounds.processes.max(LEAST).to_string());
     }
+    None
+}
+
+/// Sets a value of the kernel for this namespace; gives what failed.
+fn set(setting: &str, value: &str) -> Option<String> {
+    let path = format!("/proc/sys/kernel/{setting}");
+    let error = fs::write(&path, value).err()?;
+    Some(format!("a bound of each view ({path}: {error})"))
 }
 
 /// Bounds System V shared memory, messages and semaphores, which outlive the processes that made
 /// them (sysvipc(7)) and count on no other bound: all of a view's, in an IPC namespace of its own,
 /// take no more than its temporary files may. An executor without root's rights may not set that.
-/// Called before the view stands: its /proc has no settings.
-pub fn bound_shared_memory(spec: &ViewSpec) {
+fn bound_shared_memory(spec: &ViewSpec) -> Vec<String> {
     /// Of up to 16 KiB each (msgmnb); a message of one byte takes 70 times that.
     const MESSAGE_QUEUES: u32 = 16;
     /// SEMMSL, SEMMNS, SEMOPM, SEMMNI (semget(2)).
     const SEMAPHORES: &str = "250 1024 32 64";
     if spec.isolation() == Isolation::Nothing || spec.bounds.tmp_bytes == 0 || !geteuid().is_root() {
-        return;
+        return Vec::new();
     }
     let page_bytes = rustix::param::page_size() as u64;
-    for (setting, bound) in
-        [("shmall", spec.bounds.tmp_bytes.div_ceil(page_bytes)), ("msgmni", u64::from(MESSAGE_QUEUES))]
-    {
-        let _ = fs::write(format!("/proc/sys/kernel/{setting}"), bound.to_string());
-    }
-    let _ = fs::write("/proc/sys/kernel/sem", SEMAPHORES);
+    let bounds = [("shmall", spec.bounds.tmp_bytes.div_ceil(page_bytes)), ("msgmni", u64::from(MESSAGE_QUEUES))]
+        .map(|(setting, bound)| (setting, bound.to_string()));
+    let bounds = bounds.into_iter().chain([("sem", SEMAPHORES.to_owned())]);
+    bounds.filter_map(|(setting, bound)| set(setting, &bound)).collect()
 }
 
 /// Before, the setting was the whole machine's.

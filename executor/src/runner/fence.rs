@@ -3,12 +3,17 @@
 //!
 //! What it may start is one file each (see `programs`): a directory of programs would be all that is installed.
 //!
-//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads elsewhere
-//! a moment later leads to something that is not in the domain. What the domain lacks fails with
-//! EACCES, so too little of it would change what a command says: a command that writes gets the directory
-//! around its output too, since tools make their temporary files there.
+//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads out of the directories
+//! of the operands a moment later leads to something that is not in the domain. What is made or replaced in one of these
+//! directories while the command waits can be read. What the domain lacks fails with
+//! EACCES, so too little of it would change what a command says: a command that changes a file gets the directory
+//! around it too, since tools make their temporary files there.
+//!
+//! Invariant: whoever may make, remove or truncate files in a tree may write their contents too. Otherwise a tool that
+//! replaces a file (removes it, makes it anew, and only then may not write to it) leaves an empty one.
 
 use std::{
+    collections::HashSet,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -19,14 +24,14 @@ use landlock::{
 };
 use nix::{
     errno::Errno,
-    fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2},
+    fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2, readlinkat},
     libc,
     sys::stat::{Mode, SFlag, fstat},
 };
 use posh_proto::executor::{ClientFile, rejected::Kind};
 
 use super::{
-    paths::{find, landing, name_of},
+    paths::{MAX_LINKS, find, landing, name_of},
     programs::{Programs, library_directories},
     view::{PROGRAM_LINKS, SHOWN, View, path_of},
     wire::{Access, Fence, Grant, Isolation, ViewSpec},
@@ -48,10 +53,8 @@ pub const PROGRAM: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | Read
 pub const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 const DEVICE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
 const OUTPUT: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
-/// Entries come and go, and nothing else in the directory can be read or written by it.
-const NAMES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
-    ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | Refer
-});
+/// Of the directory around one that may be removed or moved itself: only empty directories can be removed by it, and no file.
+const AROUND_DIRECTORY: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadDir | RemoveDir | Refer});
 /// All but starting programs: those of an export are data. Sockets and devices are nothing that a command makes.
 pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
@@ -168,7 +171,8 @@ impl Domain {
         for (file, access) in programs.files() {
             domain.allow(file, access).map_err(failed)?;
         }
-        rules(view, cwd, &fence.grants, &mut |at, access| domain.allow(at, access)).map_err(failed)?;
+        rules((view, cwd), &fence.grants, Reads::Directories, &mut |at, access| domain.allow(at, access))
+            .map_err(failed)?;
         Ok(domain)
     }
 
@@ -216,10 +220,25 @@ fn empty() -> Result<RulesetCreated, RulesetError> {
 /// Takes a rule: all below what the descriptor refers to may be used so.
 pub type AddRule<'a> = &'a mut dyn FnMut(&OwnedFd, BitFlags<AccessFs>) -> Result<(), RulesetError>;
 
+/// How far a command reads, of the files that its words name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// These, as long as they are the same files.
+    Named,
+    /// Also what else is in their directories: a file that is made or replaced while the command waits has no rule of
+    /// its own, since rules are on what is there when the command starts.
+    Directories,
+}
+
 /// Gives `add` the rules of a command that has these grants, in the directory `cwd`.
-pub fn rules(view: &View, cwd: &OwnedFd, grants: &[Grant], add: AddRule<'_>) -> Result<(), RulesetError> {
+pub fn rules(
+    (view, cwd): (&View, &OwnedFd),
+    grants: &[Grant],
+    reads: Reads,
+    add: AddRule<'_>,
+) -> Result<(), RulesetError> {
     add(cwd, AccessFs::ReadDir.into())?;
-    let mut resolver = Resolver { view, cwd, add };
+    let mut resolver = Resolver { view, cwd, reads, directories: HashSet::new(), add };
     grants.iter().try_for_each(|grant| resolver.grant(grant))
 }
 
@@ -232,6 +251,9 @@ pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
 struct Resolver<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
+    reads: Reads,
+    /// Those of operands, which have their rules.
+    directories: HashSet<PathBuf>,
     add: AddRule<'a>,
 }
 
@@ -242,9 +264,10 @@ impl Resolver<'_> {
             None => return Ok(()),
         };
         match grant.access() {
-            Access::Read => self.allow(&path, !grant.no_follow, READ).map(drop),
-            Access::Output => self.change(&path, grant.no_follow, (OUTPUT, NAMES)),
-            Access::Change => self.change(&path, grant.no_follow, (CHANGE, CHANGE)),
+            Access::Read => self.read(&path, grant.no_follow),
+            Access::Output => self.output(&path, grant.no_follow),
+            Access::Change => self.change(&path, grant.no_follow),
+            Access::Within => self.allow(&path, !grant.no_follow, CHANGE).map(drop),
         }
     }
 
@@ -261,30 +284,59 @@ impl Resolver<'_> {
         above.find(has).map(|top| top.join(&grant.below))
     }
 
-    /// Allows what a command writes, and as much of the directory around it as that takes.
-    fn change(
-        &mut self,
-        path: &Path,
-        no_follow: bool,
-        (access, around_file): (BitFlags<AccessFs>, BitFlags<AccessFs>),
-    ) -> Result<(), RulesetError> {
-        let around = match self.allow(path, !no_follow, access)? {
-            None => CHANGE,
-            Some(SFlag::S_IFDIR) => NAMES,
-            Some(_) => around_file,
+    /// Allows a tree to be read, or a file, with the directory that has its name, and the one that each link on the way leads to. Where
+    /// there is nothing yet, it may come.
+    fn read(&mut self, path: &Path, no_follow: bool) -> Result<(), RulesetError> {
+        let kind = self.allow(path, !no_follow, READ)?;
+        if kind == Some(SFlag::S_IFDIR) || self.reads == Reads::Named {
+            return Ok(());
+        }
+        let mut path = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            let parent = parent_of(&path);
+            if !self.directories.contains(&parent) {
+                if self.kind(&parent, true) == Some(SFlag::S_IFDIR) {
+                    self.allow(&parent, true, READ)?;
+                }
+                self.directories.insert(parent.clone());
+            }
+            match readlinkat(self.cwd, &path) {
+                Ok(target) if !no_follow => path = parent.join(target),
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Allows one file to be written, and where there is none, the directory in which it is made. Nothing else of its directory:
+    /// the file is written where it is.
+    fn output(&mut self, path: &Path, no_follow: bool) -> Result<(), RulesetError> {
+        match self.kind(path, !no_follow) {
+            None => self.around(path, no_follow, CHANGE),
+            // No command writes to a directory, and to what is in it none may by this name.
+            Some(SFlag::S_IFDIR) => Ok(()),
+            Some(_) => self.allow(path, !no_follow, OUTPUT).map(drop),
+        }
+    }
+
+    /// Allows what a command changes, removes or replaces, and as much of the directory around it as that takes.
+    fn change(&mut self, path: &Path, no_follow: bool) -> Result<(), RulesetError> {
+        let around = match self.allow(path, !no_follow, CHANGE)? {
+            Some(SFlag::S_IFDIR) => AROUND_DIRECTORY,
+            _ => CHANGE,
         };
-        let parent = match (path.parent(), path.file_name()) {
-            (Some(parent), Some(_)) if parent == Path::new("") => PathBuf::from("."),
-            (Some(parent), Some(_)) => parent.to_owned(),
-            // It ends in `..`, or is `.` or `/`.
-            _ => path.join(".."),
-        };
-        if self.allow(&parent, true, around)?.is_none()
+        self.around(path, no_follow, around)
+    }
+
+    /// Allows this in the directory that has `path` as an entry, or in the deepest one that there is.
+    fn around(&mut self, path: &Path, no_follow: bool, access: BitFlags<AccessFs>) -> Result<(), RulesetError> {
+        let parent = parent_of(path);
+        if self.allow(&parent, true, access)?.is_none()
             && let Ok((deepest, _)) = landing(self.cwd, &parent, true)
         {
-            self.allow(&deepest, true, around)?;
+            self.allow(&deepest, true, access)?;
         }
-        self.around_target(path, no_follow, around)
+        self.around_target(path, no_follow, access)
     }
 
     /// Where a link leads, things are made too.
@@ -306,10 +358,7 @@ impl Resolver<'_> {
 
     /// Allows what is at `path`, if it lies in a mount; gives its kind.
     fn allow(&mut self, path: &Path, follow: bool, access: BitFlags<AccessFs>) -> Result<Option<SFlag>, RulesetError> {
-        let Ok(at) = find(self.cwd, path, follow) else { return Ok(None) };
-        let Ok(kind) = fstat(&at).map(|status| SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT)) else {
-            return Ok(None);
-        };
+        let Some((at, kind)) = self.find(path, follow) else { return Ok(None) };
         let is_inside = name_of(&at).is_ok_and(|name| self.view.mount_of(&name).is_some());
         // A link can't be read or written, and the kernel takes no rule on one.
         if is_inside && kind != SFlag::S_IFLNK {
@@ -317,11 +366,41 @@ impl Resolver<'_> {
         }
         Ok(Some(kind))
     }
+
+    fn kind(&self, path: &Path, follow: bool) -> Option<SFlag> {
+        self.find(path, follow).map(|(_, kind)| kind)
+    }
+
+    fn find(&self, path: &Path, follow: bool) -> Option<(OwnedFd, SFlag)> {
+        let at = find(self.cwd, path, follow).ok()?;
+        let mode = fstat(&at).ok()?.st_mode;
+        Some((at, SFlag::from_bits_truncate(mode & libc::S_IFMT)))
+    }
+}
+
+/// The path of the directory that has this one as an entry.
+fn parent_of(path: &Path) -> PathBuf {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(_)) if parent == Path::new("") => PathBuf::from("."),
+        (Some(parent), Some(_)) => parent.to_owned(),
+        // It ends in `..`, or is `.` or `/`.
+        _ => path.join(".."),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // A tool that removes a file and makes it anew must be able to write it too.
+    #[test]
+    fn whoever_makes_or_removes_files_writes_them() {
+        let names = make_bitflags!(AccessFs::{MakeReg | MakeSym | MakeFifo | RemoveFile | Truncate});
+        let ground = ground().map(|(_, access)| access);
+        for access in [PROGRAMS, READ, DEVICE, OUTPUT, AROUND_DIRECTORY, CHANGE].into_iter().chain(ground) {
+            assert!(!access.intersects(names) || access.contains(AccessFs::WriteFile), "{access:?}");
+        }
+    }
 
     #[test]
     fn an_old_landlock_is_none() {

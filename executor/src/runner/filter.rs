@@ -1,6 +1,12 @@
-//! The filters of system calls. Every command has one that refuses what no command that runs beside data needs, and
-//! what attacks on the kernel or on other processes are made of. A command whose words were read has a second one,
-//! which allows the listed calls alone; one that nobody has described may need any other.
+//! The filters of system calls. The keeper of a view has one that refuses what no command that runs beside data needs,
+//! and what attacks on the kernel or on other processes are made of. All that it starts inherits it: the kernel has it
+//! once for each view. A command whose words were read installs one more, which allows the listed calls alone; one that
+//! nobody has described may need any other, and installs none.
+//!
+//! The kernel compiles each filter that is installed and keeps it in its JIT compiler's memory until the last process
+//! that has it is gone. When thousands are freed at once, the machine stalls. So no command has more than one of its
+//! own, none can install any (`seccomp`, `prctl`), nor attach other programs to sockets (`setsockopt`), and
+//! `config::MOST_PROCESSES` bounds how many there are.
 
 use std::{fs::File, io::Read as _, sync::LazyLock};
 
@@ -10,6 +16,9 @@ use seccompiler::{
 };
 
 use nix::libc;
+
+use super::wire::Isolation;
+use crate::sys;
 
 /// Refused with EPERM, whatever the arguments: a program that makes one of these is told that it may not. Any other call
 /// that is not [`ALLOWED`] is ENOSYS, upon which C libraries take an older one.
@@ -78,6 +87,42 @@ const REFUSED: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_modify_ldt,
 ];
+
+/// Refused with EPERM where commands see the server's own tree: Landlock knows no right to attributes, so these reach every
+/// file of the user. Those that take a descriptor change a file that is open to read.
+const ATTRIBUTES: &[libc::c_long] = &[
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    // Newer than the C library that this is built with: setxattrat, removexattrat, file_setattr.
+    463,
+    466,
+    469,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
+];
+
+/// The same by ioctl(2): FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR (chattr(1)).
+const ATTRIBUTE_REQUESTS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
 /// What commands whose words were read may do. All of it works on what they have open, on names, which the mounts, their
 /// user and Landlock judge, or on themselves.
@@ -395,21 +440,77 @@ const NAMESPACES: [libc::c_int; 7] = [
 /// Puts typed characters into a terminal, for whoever reads it next.
 const TERMINAL_INPUT: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
-/// Puts the filter on this process and all that it will start. They must not be able to get new privileges.
+/// Has the kernel run a BPF program for a socket: one more in its JIT compiler's memory.
+const SOCKET_PROGRAMS: [libc::c_int; 4] =
+    [libc::SO_ATTACH_FILTER, libc::SO_ATTACH_BPF, libc::SO_ATTACH_REUSEPORT_CBPF, libc::SO_ATTACH_REUSEPORT_EBPF];
+
+/// Puts the filter on this process and all that it will start. They must not be able to get new privileges. Where they
+/// see the server's own tree, they change no attributes.
 ///
 /// The error is a sentence for a list of what is missing.
-pub fn apply() -> Result<(), String> {
-    // Structures in memory can't be looked at by a filter; a C library that has not got clone3 takes clone.
-    let absent = filter([(libc::SYS_clone3, Vec::new())], libc::ENOSYS)?;
-    let by_name = REFUSED.iter().map(|call| (*call, Vec::new()));
+pub fn apply(isolation: Isolation) -> Result<(), String> {
+    let (attributes, requests) = match isolation {
+        Isolation::Nothing => (ATTRIBUTES, &ATTRIBUTE_REQUESTS[..]),
+        Isolation::Mounts | Isolation::MountsAndProcesses => (&[][..], &[][..]),
+    };
+    let by_name = REFUSED.iter().chain(attributes).map(|call| (*call, Vec::new()));
     let namespaces = NAMESPACES.iter().map(|flag| flag.unsigned_abs().into());
     let clones = namespaces.map(|flag| rule(0, SeccompCmpOp::MaskedEq(flag), flag)).collect::<Result<_, _>>()?;
-    let inputs = TERMINAL_INPUT.iter().map(|call| rule(1, SeccompCmpOp::Eq, *call)).collect::<Result<_, _>>()?;
-    let refused = filter(by_name.chain([(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs)]), libc::EPERM)?;
-    for program in [absent, only_native(refused)] {
-        seccompiler::apply_filter(&program).map_err(|error| error.to_string())?;
-    }
-    Ok(())
+    let inputs =
+        TERMINAL_INPUT.iter().chain(requests).map(|call| rule(1, SeccompCmpOp::Eq, *call)).collect::<Result<_, _>>()?;
+    let programs = SOCKET_PROGRAMS.iter().map(|option| socket_rule(*option)).collect::<Result<_, _>>()?;
+    let by_argument = [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
+    let mut program = only_native(no_filters(PASS.clone()?)?);
+    program.extend(filter(by_name.chain(by_argument), libc::EPERM)?);
+    install(&program).map_err(|errno| errno.desc().to_owned())
+}
+
+fn socket_rule(option: libc::c_int) -> Result<SeccompRule, String> {
+    let equals = |argument, value: libc::c_int| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value.unsigned_abs().into())
+    };
+    [equals(1, libc::SOL_SOCKET), equals(2, option)]
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .and_then(SeccompRule::new)
+        .map_err(|error| error.to_string())
+}
+
+/// Begins a filter: who installs another one without the pass is told that it is done, and it is not. Programs
+/// that shut themselves in end when that fails: file(1) of distributions that build it with libseccomp, and man(1).
+/// Others don't look (sshd); xz(1) uses Landlock. None counts on more than being refused what it
+/// does not do anyway, and this filter refuses more than theirs. With 0 libseccomp takes seccomp(2) for
+/// absent and goes on to prctl(2). A filter with a listener gives a descriptor: that is EPERM.
+///
+/// clone3 is absent (ENOSYS): its flags are in memory, where no filter sees them, and a C library
+/// takes clone(2) then.
+fn no_filters(pass: u64) -> Result<BpfProgram, String> {
+    let refuse = |errno: libc::c_int| vec![answer(libc::SECCOMP_RET_ERRNO | errno.unsigned_abs())];
+    let done = vec![answer(libc::SECCOMP_RET_ERRNO)];
+    let listener = u32::try_from(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map_err(|error| error.to_string())?;
+    let listens = step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, listener);
+    let filter = [vec![load(argument(1)), listens], refuse(libc::EPERM), done.clone()].concat();
+    let without_pass = [
+        vec![load(argument(0))],
+        only_for(libc::SECCOMP_SET_MODE_STRICT, done.clone())?,
+        only_for(libc::SECCOMP_SET_MODE_FILTER, filter)?,
+    ]
+    .concat();
+    let [low, high] = halves(pass);
+    let has_pass = step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, length_of(&without_pass)?, 0, high);
+    let seccomp = [vec![load(argument(5)), unless(low, 2), load(argument(5) + 4), has_pass], without_pass].concat();
+    let prctl = [vec![load(argument(0))], only_for(libc::PR_SET_SECCOMP.unsigned_abs(), done)?, vec![load(0)]].concat();
+    Ok([
+        vec![load(0)],
+        only_for(number_of(libc::SYS_clone3)?, refuse(libc::ENOSYS))?,
+        only_for(number_of(libc::SYS_prctl)?, prctl)?,
+        only_for(number_of(libc::SYS_seccomp)?, seccomp)?,
+    ]
+    .concat())
+}
+
+fn install(program: &[sock_filter]) -> nix::Result<()> {
+    sys::install_filter(program, PASS.as_ref().copied().unwrap_or_default())
 }
 
 /// Which programs a narrowed command may become.
@@ -432,11 +533,11 @@ pub fn narrow(narrowed: Narrowed) -> nix::Result<()> {
         Narrowed::Alone => &ALONE,
         Narrowed::WithOthers => &NARROW,
     };
-    let program = program.as_ref().map_err(|_| nix::errno::Errno::EINVAL)?;
-    seccompiler::apply_filter(program).map_err(|_| nix::errno::Errno::EPERM)
+    install(program.as_ref().map_err(|_| nix::errno::Errno::EINVAL)?)
 }
 
-/// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`].
+/// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`], and of each seccomp(2)
+/// by which this program installs a filter.
 pub fn pass() -> u64 {
     PASS.as_ref().copied().unwrap_or_default()
 }
@@ -450,19 +551,15 @@ static PASS: LazyLock<Result<u64, String>> = LazyLock::new(|| {
 
 /// Starts with what becomes of execve(2), and goes on as for all commands.
 static ALONE: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
-    let call = u32::try_from(libc::SYS_execve).map_err(|error| error.to_string())?;
-    let bytes = PASS.clone()?.to_ne_bytes();
-    let halves = [0, 4].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes")));
-    let load = |at| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at);
-    let unless = |value, past| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, past, value);
-    let answer = |answer| step(libc::BPF_RET | libc::BPF_K, 0, 0, answer);
+    let call = number_of(libc::SYS_execve)?;
+    let halves = halves(PASS.clone()?);
     let refused = libc::SECCOMP_RET_ERRNO | libc::EACCES.unsigned_abs();
     let mut program = vec![
         load(0),
         unless(call, 6),
-        load(SIXTH),
+        load(argument(5)),
         unless(halves[0], 3),
-        load(SIXTH + 4),
+        load(argument(5) + 4),
         unless(halves[1], 1),
         answer(libc::SECCOMP_RET_ALLOW),
         answer(refused),
@@ -471,8 +568,16 @@ static ALONE: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
     Ok(program)
 });
 
-/// Where a filter sees the sixth argument (seccomp(2), struct seccomp_data).
-const SIXTH: u32 = 16 + 5 * 8;
+/// Where a filter sees an argument, its lower half first (seccomp(2), struct seccomp_data).
+const fn argument(index: u32) -> u32 {
+    16 + index * 8
+}
+
+/// As a filter sees them, one after the other.
+fn halves(number: u64) -> [u32; 2] {
+    let bytes = number.to_ne_bytes();
+    [0, 4].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes")))
+}
 
 static NARROW: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
     let refuse = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();
@@ -506,6 +611,32 @@ fn search(ranges: &[(u32, u32)]) -> Result<BpfProgram, String> {
     program.extend(below);
     program.extend(search(high)?);
     Ok(program)
+}
+
+fn load(at: u32) -> sock_filter {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at)
+}
+
+/// Passes so many steps if what was loaded is another value.
+fn unless(value: u32, past: u8) -> sock_filter {
+    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, past, value)
+}
+
+/// These steps if it is this value; else they are passed.
+fn only_for(value: u32, steps: BpfProgram) -> Result<BpfProgram, String> {
+    Ok([vec![unless(value, length_of(&steps)?)], steps].concat())
+}
+
+fn length_of(steps: &[sock_filter]) -> Result<u8, String> {
+    u8::try_from(steps.len()).map_err(|_| "a filter would have to pass too many steps".to_owned())
+}
+
+fn number_of(call: libc::c_long) -> Result<u32, String> {
+    u32::try_from(call).map_err(|error| error.to_string())
+}
+
+fn answer(answer: u32) -> sock_filter {
+    step(libc::BPF_RET | libc::BPF_K, 0, 0, answer)
 }
 
 fn step(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {

@@ -64,7 +64,7 @@ use crate::{error::Refusal, sys};
 
 pub use self::{fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 pub(crate) use self::{
-    fence::{CHANGE, READ, ground, rules},
+    fence::{CHANGE, READ, Reads, ground, rules},
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
@@ -192,8 +192,7 @@ fn wait_for_either_end(control: &UnixStream, children: &SignalFd, keeper: Pid) {
 fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
-    confine::bound_processes(spec);
-    confine::bound_shared_memory(spec);
+    let unset = confine::bound_view(spec);
     let view = match View::build(spec) {
         Ok(view) => view,
         Err(Refusal { kind, message, .. }) => {
@@ -201,7 +200,10 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
         }
     };
     let reached = match confine::keeper(spec) {
-        Ok(reached) => reached,
+        Ok(mut reached) => {
+            reached.lacks.extend(unset);
+            reached
+        }
         Err(Refusal { kind, message, .. }) => {
             return write_frame(control, &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() });
         }

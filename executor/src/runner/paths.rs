@@ -34,7 +34,7 @@ use super::{
 use crate::error::Refusal;
 
 /// As many symbolic links as the kernel follows.
-const MAX_LINKS: usize = 40;
+pub(super) const MAX_LINKS: usize = 40;
 
 /// Entries of a tree that are looked at before a command: beyond, it is walked faster by the command.
 const MAX_ENTRIES: usize = 100_000;

@@ -93,6 +93,9 @@ impl Prepared {
     }
 
     fn prepare(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
+        if view.is_servers_own() && fence.changes {
+            return Err(changes_without_namespaces(&stage));
+        }
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage, &budgets.checks)?;
         guards::check(view, &cwd, &stage, &budgets.checks)?;
@@ -238,6 +241,13 @@ impl Prepared {
         }
         Ok(())
     }
+}
+
+/// Landlock knows no right to modes, owners, times and extended attributes. Without mounts of its own, a command that needs
+/// to set them could do so outside of the exports, and no other one can be told from it.
+fn changes_without_namespaces(stage: &Stage) -> Refusal {
+    let why = "it changes files, and without namespaces the server can't keep it from changing attributes outside of the exports";
+    Refusal::new(Kind::NotAllowed, format!("this executor does not run {} like this: {why}", stage.program))
 }
 
 /// Of a tree that is too large it is told later that not all is known; one that takes too long is the workstation's.

@@ -114,6 +114,11 @@ impl View {
         }
     }
 
+    /// Commands see the server's own tree, in which only Landlock keeps them to the exports.
+    pub fn is_servers_own(&self) -> bool {
+        self.root.is_none()
+    }
+
     /// The mount that `path` lies in, which the kernel must have resolved.
     pub fn mount_of(&self, path: &Path) -> Option<&Path> {
         self.mounts.iter().map(PathBuf::as_path).find(|mount| path.starts_with(mount))

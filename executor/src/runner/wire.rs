@@ -218,6 +218,9 @@ pub struct Fence {
     /// Programs that it starts: names, or absolute paths.
     #[prost(string, repeated, tag = "3")]
     pub starts: Vec<String>,
+    /// It changes files otherwise than by its redirects.
+    #[prost(bool, tag = "4")]
+    pub changes: bool,
 }
 
 /// One path that a stage uses.
@@ -248,8 +251,10 @@ pub enum Access {
     Read = 0,
     /// One file is written.
     Output = 1,
-    /// A file or tree is changed, with what lies beside it.
+    /// A file or tree is changed, or replaced or removed itself, with what that takes of what lies beside it.
     Change = 2,
+    /// What is in a tree is changed, and the tree's own name stays.
+    Within = 3,
 }
 
 /// One end of a pipe, or the terminal side of a pty.

@@ -1,5 +1,6 @@
-//! What one command may reach by its annotation, as names: the very rules that an executor makes for the kernel, looked up
-//! for one use at a time as the kernel would.
+//! What one command may reach by its annotation, as names: the rules that an executor makes for the kernel, looked up
+//! for one use at a time as the kernel would. Without those on the directories of operands: a file beside one can be read on a
+//! server, but an annotation that does not name it is wrong all the same, since nobody brings it up to date there.
 
 use std::{
     ffi::OsStr,
@@ -19,7 +20,7 @@ use posh_annotations::Invocation;
 use super::calls::Deed;
 use crate::{
     policy::{grants, starts},
-    runner::{CHANGE, Programs, READ, View, find, ground, library_directories, name_of, rules},
+    runner::{CHANGE, Programs, READ, Reads, View, find, ground, library_directories, name_of, rules},
     tools,
 };
 
@@ -45,7 +46,8 @@ pub struct Miss {
     pub path: PathBuf,
     /// The file is named, but for another use.
     pub is_named: bool,
-    /// A server would have it fail; other uses it would let pass, of a file that is not there.
+    /// Landlock has a right for it, so that a server would have it fail, unless it is a read beside an operand; other uses it
+    /// would let pass, of a file that is not there.
     pub is_governed: bool,
 }
 
@@ -76,7 +78,7 @@ impl Scope {
             .collect();
         let grants = grants(invocation);
         let view = View::of_machine();
-        rules(&view, &base, &grants, &mut |at, access| {
+        rules((&view, &base), &grants, Reads::Named, &mut |at, access| {
             own.extend(name_of(at).ok().map(|name| (name, access)));
             Ok(())
         })
@@ -152,8 +154,12 @@ impl Scope {
     /// A name that is there is taken away, or from what has it.
     fn replace(&self, place: &Place, wanted: AccessFs, word: &'static str) -> Option<Miss> {
         let (directory, path) = entry(&place.base, &place.path)?;
-        let is_old = path.symlink_metadata().is_ok() && !is_kernels(&path);
-        (is_old && !self.allows(&directory, wanted | AccessFs::RemoveFile)).then(|| self.missed(word, path))
+        let old = path.symlink_metadata().ok().filter(|_| !is_kernels(&path))?;
+        let wanted = match old.is_dir() {
+            true => AccessFs::RemoveDir.into(),
+            false => wanted | AccessFs::RemoveFile,
+        };
+        (!self.allows(&directory, wanted)).then(|| self.missed(word, path))
     }
 
     /// To see that something is there, it is enough that something in it or around it is named.

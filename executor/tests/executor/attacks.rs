@@ -18,9 +18,14 @@ use nix::{
     mount::MsFlags,
     sched::{CloneFlags, unshare},
 };
-use posh_executor::{callers::UnixUser, config::Confinement, runner::ALLOWED_CALLS};
+use posh_executor::{
+    callers::UnixUser,
+    config::{Commands, Confinement, Level},
+    runner::ALLOWED_CALLS,
+};
 use posh_proto::executor::{
-    ClientFile, EnvVar, Guard, PathUse, RunSpec, WatchedTree, exited::How, guard, rejected::Kind, run_input, run_output,
+    ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard,
+    rejected::Kind, run_input, run_output,
 };
 use tempfile::TempDir;
 
@@ -295,6 +300,37 @@ async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     assert_ne!(answer_to(&lab, libc::SYS_memfd_create, "0, 0").await, unknown);
 }
 
+/// Tells how many filters of system calls its process has, before and after it has installed one that allows everything
+/// by each of the two calls, and what these calls said.
+const INSTALLER: &str = "sub count { open F, '/proc/self/status'; join '', map { /^Seccomp_filters:\\s+(\\d+)/ } <F> }
+$one = pack('SCCL', 6, 0, 0, 0x7fff0000); $all = pack('Sx6P', 1, $one); $before = count;
+$prctl = syscall(PRCTL, 22, 2, $all, 0, 0); $seccomp = syscall(SECCOMP, 1, 0, $all); $strict = syscall(SECCOMP, 0, 0, 0);
+$listener = syscall(SECCOMP, 1, 8, $all); $error = $! + 0;
+print join ' ', $before, count, $prctl, $seccomp, $strict, $listener, $error";
+
+// Guard: filter::no_filters, and one filter for all of a view. The kernel's memory for compiled filters is small, and a
+// machine stalls when thousands are freed at once.
+#[tokio::test]
+async fn a_command_has_one_filter_of_its_own_at_most_and_installs_none() {
+    let [prctl, seccomp] = [libc::SYS_prctl, libc::SYS_seccomp].map(|call| call.to_string());
+    let script = INSTALLER.replace("PRCTL", &prctl).replace("SECCOMP", &seccomp);
+    // That of the view, which the kernel has once.
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "1 1 0 0 0 -1 1");
+    // And its own.
+    let (lab, _directory) = annotated_with(&SHELL.replace("sh:", "perl:").replace("short: c", "short: e")).await;
+    assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "2 2 0 0 0 -1 1");
+}
+
+// Guard: filter::SOCKET_PROGRAMS.
+#[tokio::test]
+async fn no_program_is_attached_to_a_socket() {
+    let attach = "socketpair(A, B, 1, 2, 0) or die; $one = pack('SCCL', 6, 0, 0, 0xffff); $all = pack('Sx6P', 1, $one);
+        for (26, 50, 51, 52) { $! = 0; setsockopt(A, 1, $_, $all); print $! + 0, ' ' } setsockopt(A, 1, 7, 9999) and print 'ok'";
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["perl", "-e", attach])).await, "1 1 1 1 ok");
+}
+
 // Guards: the sized tmpfs (scratch::mount_private); what it took is given back (scratch::Use::clean).
 #[tokio::test]
 async fn what_is_put_into_tmp_is_bounded_and_given_back() {
@@ -330,6 +366,32 @@ async fn shared_memory_that_outlives_its_processes_is_bounded() {
     assert_eq!(lab.says(command(&["perl", "-e", semaphores])).await, "1000");
 }
 
+// Not an attack: a machine whose settings are read-only sets no bounds of views, and says so.
+#[tokio::test]
+async fn bounds_that_can_not_be_set_are_told() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let told = async || {
+        let lab = Lab::start().await;
+        let request = DescribeRequest { protocol: posh_proto::PROTOCOL_VERSION };
+        lab.client.clone().describe(request).await.unwrap().into_inner().confinement
+    };
+    assert!(!told().await.contains("a bound of each view"));
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let mount = |source: Option<&str>, at: &str, flags| {
+        nix::mount::mount(source, at, None::<&str>, flags, None::<&str>).unwrap();
+    };
+    mount(None, "/", MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+    mount(Some("/proc/sys"), "/proc/sys", MsFlags::MS_BIND);
+    mount(None, "/proc/sys", MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY);
+    let said = told().await;
+    for setting in ["shmall", "msgmni", "sem"] {
+        let expected = format!("a bound of each view (/proc/sys/kernel/{setting}: Read-only file system");
+        assert!(said.starts_with("strict: ") && said.contains(&expected), "{said}");
+    }
+}
+
 // Guard: confine::be_killed_first.
 #[tokio::test]
 async fn a_command_is_killed_before_the_machines_own_processes() {
@@ -348,6 +410,15 @@ async fn memory_is_bounded_without_a_word_on_it() {
     let about = fs::read_to_string("/proc/meminfo").unwrap();
     let total_kib: u64 = about.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(numbers[0] <= (total_kib / 4).max(2 << 20) && numbers[1] <= total_kib / 4 + 4, "{said}");
+}
+
+// Guard: config::MOST_PROCESSES, in all places where processes are counted.
+#[tokio::test]
+async fn processes_are_bounded_without_a_word_on_it() {
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, "768\n");
+    let status = lab.client.clone().status(StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.whole.unwrap().max_processes, 768);
 }
 
 // Guards: the process namespace; the scope of signals in `fence`.
@@ -439,22 +510,34 @@ async fn a_read_only_export_stays_as_it_is() {
     assert_eq!(fs::metadata(lab.store.path().join("f")).unwrap().permissions().mode() & 0o777, 0o644);
 }
 
-// Guard: `fence`.
+// Guard: `fence`. Beside an operand, and below its directory, all can be read; elsewhere nothing.
 #[tokio::test]
 async fn what_is_not_named_can_not_be_read() {
     let (lab, _directory) = annotated().await;
-    lab.write("named", "named\n");
-    lab.write("secret", "secret\n");
-    fs::create_dir(lab.store.path().join("d")).unwrap();
-    lab.write("d/secret", "secret\n");
-    symlink("secret", lab.store.path().join("link")).unwrap();
+    for directory in ["n/below", "d"] {
+        fs::create_dir_all(lab.store.path().join(directory)).unwrap();
+    }
+    lab.write("n/named", "named\n");
+    for name in ["n/beside", "n/below/f"] {
+        lab.write(name, "beside\n");
+    }
+    for name in ["secret", "d/secret", "d/named"] {
+        lab.write(name, "secret\n");
+    }
+    for (target, name) in [("secret", "link"), ("../secret", "n/link"), ("../d", "n/tree"), ("../d/named", "n/to")] {
+        symlink(target, lab.store.path().join(name)).unwrap();
+    }
     let own = |name: &str| format!("{MOUNT}/{name}");
-    assert_eq!(lab.says(shell_with_input("cat named", "named")).await, "named\n");
+    let said = lab.says(shell_with_input("cat n/named n/beside n/below/f", "n/named")).await;
+    assert_eq!(said, "named\nbeside\nbeside\n");
     for path in [
         "secret".to_owned(),
         "link".to_owned(),
+        "n/link".to_owned(),
+        "n/tree/secret".to_owned(),
         "d/secret".to_owned(),
         "./d/../secret".to_owned(),
+        "n/../secret".to_owned(),
         own("secret"),
         format!("/proc/self/root{}", own("secret")),
         format!("/proc/1/root{}", own("secret")),
@@ -462,10 +545,19 @@ async fn what_is_not_named_can_not_be_read() {
         "/proc/self/cwd/secret".to_owned(),
         "/dev/fd/../cwd/secret".to_owned(),
     ] {
-        let said = lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), "named")).await;
-        assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
-        assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
+        // Also where it names a tree, or nothing.
+        for operand in ["n/named", "n/below", "n/late", "n/below/missing/late"] {
+            let said = lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), operand)).await;
+            assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
+            assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
+        }
     }
+    // Of a link, the directory that it leads to counts too, and of a tree, only what is below.
+    let said = lab.says(shell_with_input("cat n/to d/secret; cat secret", "n/to")).await;
+    assert!(said.starts_with("secret\nsecret\ncat: secret: Permission denied"), "{said}");
+    let said = lab.says(shell_with_input("cat n/below/f; cat n/beside", "n/below")).await;
+    assert_eq!(said, "beside\ncat: n/beside: Permission denied\n");
+    lab.write("named", "named\n");
     let said =
         lab.says(shell_with_input("ls d; echo x > named; echo x > new; rm named; mv d e; ln named new", "named")).await;
     assert!(said.matches("Permission denied").count() >= 5, "{said}");
@@ -488,23 +580,101 @@ async fn what_is_not_named_can_not_be_written() {
     let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
     assert_eq!(said.matches("Permission denied").count(), 2, "{said}");
     assert_eq!((lab.read("out"), lab.read("other")), ("after\n".to_owned(), "before\n".to_owned()));
+    // Nor removed, or replaced by what is written.
+    let script = "rm -f other; mv -f out other; ln -f out other; echo x > new";
+    let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
+    assert_eq!(said.matches("Permission denied").count(), 4, "{said}");
+    assert_eq!((lab.read("other"), lab.has("new")), ("before\n".to_owned(), false));
 }
 
-// Guard: rules on what a name led to when the run began, not on the name.
+// Guard: `fence`; who may remove a name may write its contents, so that what tar can't extract it does not empty.
+#[tokio::test]
+async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
+    let (lab, directory) = annotated().await;
+    let made = directory.path().join("made/l");
+    fs::create_dir_all(&made).unwrap();
+    fs::write(made.join("f"), "new\n").unwrap();
+    fs::write(directory.path().join("made/g"), "new\n").unwrap();
+    let archive = lab.store.path().join("a.tar");
+    let words = ["-C", "made", "-cf", archive.to_str().unwrap(), "l/f", "g"];
+    assert!(std::process::Command::new("tar").args(words).current_dir(directory.path()).status().unwrap().success());
+    for directory in ["d/e", "out", "in"] {
+        fs::create_dir_all(lab.store.path().join(directory)).unwrap();
+    }
+    for name in ["out/f", "d/g"] {
+        lab.write(name, "kept\n");
+    }
+    symlink("../out", lab.store.path().join("d/l")).unwrap();
+    let outcome = lab.run(pipeline(&["tar -x -C d -f a.tar"])).await;
+    assert_eq!(outcome.codes(), [How::Code(2)], "{outcome:?}");
+    assert!(outcome.errors().contains("tar: l/f: Cannot open: File exists"), "{outcome:?}");
+    assert_eq!((lab.read("out/f"), lab.read("d/g")), ("kept\n".to_owned(), "new\n".to_owned()));
+    // A link that stays within is followed, as by every shell's tar.
+    symlink("e", lab.store.path().join("d/inner")).unwrap();
+    fs::remove_file(lab.store.path().join("d/l")).unwrap();
+    fs::rename(lab.store.path().join("d/inner"), lab.store.path().join("d/l")).unwrap();
+    lab.write("d/e/f", "kept\n");
+    let outcome = lab.run(pipeline(&["tar -x -C d -f a.tar"])).await;
+    assert_eq!((outcome.codes(), lab.read("d/e/f")), (vec![How::Code(0)], "new\n".to_owned()), "{outcome:?}");
+    // The same where it works in its own directory: what lies around that is not its.
+    let mut spec = pipeline(&["tar -xf ../a.tar"]);
+    spec.stages[0].cwd = format!("{MOUNT}/in").into();
+    symlink("../out", lab.store.path().join("in/l")).unwrap();
+    assert_eq!(lab.run(spec).await.codes(), [How::Code(2)]);
+    assert_eq!((lab.read("out/f"), lab.read("in/g")), ("kept\n".to_owned(), "new\n".to_owned()));
+}
+
+// Guard: fence::AROUND_DIRECTORY; the directory itself may be removed.
+#[tokio::test]
+async fn a_directory_that_may_be_removed_is_none_around_which_files_may() {
+    let (lab, _directory) = annotated_with(&SHELL.replace("output_file", "output_dir")).await;
+    fs::create_dir_all(lab.store.path().join("d/e")).unwrap();
+    for name in ["f", "d/f"] {
+        lab.write(name, "content\n");
+    }
+    let script = "rm -f f; mv f g; echo x > new; echo x > f; rm -r d && echo removed";
+    let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "d"])).await;
+    assert!(said.starts_with("removed\n") && said.matches("Permission denied").count() == 4, "{said}");
+    assert_eq!((lab.read("f"), lab.has("g"), lab.has("new"), lab.has("d")), ("content\n".into(), false, false, false));
+}
+
+// Guard: Access::Within. What a command works in, it does not remove: nothing around that is its.
+#[tokio::test]
+async fn a_command_that_changes_its_directory_changes_nothing_around_it() {
+    let (lab, _directory) =
+        annotated_with(&SHELL.replace("  - OPTPARAMS", "  - needs_current_dir: writes\n    OPTPARAMS")).await;
+    for directory in ["in", "empty"] {
+        fs::create_dir(lab.store.path().join(directory)).unwrap();
+    }
+    lab.write("f", "content\n");
+    let script =
+        "perl -e 'rmdir(q(../empty)) or warn qq($!\\n)'; mv ../empty e; rm -f ../f; echo x > ../new; echo x > g";
+    let mut spec = shell(script);
+    spec.stages[0].cwd = format!("{MOUNT}/in").into();
+    let said = lab.says(spec).await;
+    assert!(said.matches("Permission denied").count() >= 4, "{said}");
+    assert_eq!(
+        (lab.has("empty"), lab.read("f"), lab.has("new"), lab.read("in/g")),
+        (true, "content\n".into(), false, "x\n".into())
+    );
+}
+
+// Guard: rules on what a name and its directory led to when the run began, not on the name.
 #[tokio::test]
 async fn a_link_that_is_swapped_leads_nowhere() {
     let (lab, _directory) = annotated().await;
     lab.write("secret", "secret\n");
-    lab.write("kept", "named\n");
-    let at = |name: &str| lab.store.path().join(name);
+    fs::create_dir(lab.store.path().join("n")).unwrap();
+    lab.write("n/kept", "named\n");
+    let at = |name: &str| lab.store.path().join("n").join(name);
     fs::hard_link(at("kept"), at("named")).unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let racer = std::thread::spawn({
-        let (is_over, store) = (is_over.clone(), lab.store.path().to_owned());
+        let (is_over, store) = (is_over.clone(), lab.store.path().join("n"));
         move || {
             let at = |name: &str| store.join(name);
             while !is_over.load(Ordering::Relaxed) {
-                symlink("secret", at("swap")).unwrap();
+                symlink("../secret", at("swap")).unwrap();
                 fs::rename(at("swap"), at("named")).unwrap();
                 fs::hard_link(at("kept"), at("swap")).unwrap();
                 fs::rename(at("swap"), at("named")).unwrap();
@@ -513,8 +683,8 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     });
     let (mut read, mut refused) = (0, 0);
     for _ in 0..20 {
-        let script = "i=0; while [ $i -lt 200 ]; do read line < named && echo $line; i=$((i+1)); done";
-        let outcome = lab.run(shell_with_input(script, "kept")).await;
+        let script = "i=0; while [ $i -lt 200 ]; do read line < n/named && echo $line; i=$((i+1)); done";
+        let outcome = lab.run(shell_with_input(script, "n/kept")).await;
         assert!(!outcome.text().contains("secret"), "{outcome:?}");
         read += outcome.text().lines().count();
         refused += outcome.errors().matches("Permission denied").count();
@@ -522,6 +692,38 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     is_over.store(true, Ordering::Relaxed);
     racer.join().unwrap();
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
+}
+
+// What is made or replaced in the directories of operands while a command waits is read, as by every shell's (fence::Reads).
+#[tokio::test]
+async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
+    let (lab, _directory) = annotated().await;
+    let at = |name: &str| lab.store.path().join(name);
+    fs::create_dir(at("n")).unwrap();
+    for name in ["abc", "n/abc", "log"] {
+        lab.write(name, "old\n");
+    }
+    symlink("n/abc", at("link")).unwrap();
+    lab.write("a", "2\n1\n");
+    let outcome = lab.run(pipeline(&["sort a", "tee x", "cat - x"])).await;
+    assert_eq!(outcome.text(), "1\n2\n1\n2\n", "{outcome:?}");
+    let mut call = Call::open(&lab.client, pipeline_with_input(&["cat - abc late link n/late"])).await;
+    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "first\n".into() })).await;
+    call.until_output("first\n").await;
+    for (number, name) in ["abc", "late", "n/abc", "n/late"].into_iter().enumerate() {
+        lab.write("swap", format!("{number}\n"));
+        fs::rename(at("swap"), at(name)).unwrap();
+    }
+    call.send(run_input::Kind::End(IN)).await;
+    assert_eq!(call.collect(Bytes::new()).await.text(), "0\n1\n2\n3\n");
+    // tail(1) opens what has the name now.
+    let mut call = Call::open(&lab.client, pipeline(&["tail -F log new"])).await;
+    call.until_output("old\n").await;
+    fs::rename(at("log"), at("log.1")).unwrap();
+    lab.write("log", "rotated\n");
+    call.until_output("rotated\n").await;
+    lab.write("new", "made\n");
+    call.until_output("made\n").await;
 }
 
 /// Gives this thread, and what it starts, a tree of its own in which /opt is an empty directory.
@@ -765,6 +967,150 @@ async fn the_workstation_has_only_files_that_a_command_reads() {
             false => assert_eq!(outcome.refusal().kind(), Kind::NotAllowed, "{command} {path}"),
         }
     }
+}
+
+/// Calls `test` on a thread that can make no namespaces, nor can what it starts.
+fn without_namespaces(test: impl AsyncFnOnce() + Send) {
+    use seccompiler::{SeccompAction, SeccompFilter};
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let rules = [(libc::SYS_unshare, Vec::new())].into_iter().collect();
+    let filter: seccompiler::BpfProgram =
+        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap().try_into().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            seccompiler::apply_filter(&filter).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test());
+        });
+    });
+}
+
+/// A perl that has no side effects, as far as its annotation knows.
+const READER: &str = "
+perl:
+- OPTPARAMS:
+  - {short: e, type: string, size: 1}
+  PARAMS:
+  - {name: file, type: input_file, size: 1}
+";
+
+/// Calls that change attributes of the file $p, or of what is open to read as $n.
+const CHANGES_OF_ATTRIBUTES: &[(libc::c_long, &str)] = &[
+    (libc::SYS_fchmod, "$n, 0777"),
+    (libc::SYS_fchmodat, "-100, $p, 0777"),
+    (libc::SYS_fchmodat2, "-100, $p, 0777, 0"),
+    (libc::SYS_fchown, "$n, 1, 1"),
+    (libc::SYS_fchownat, "-100, $p, 1, 1, 0"),
+    (libc::SYS_utimensat, "-100, $p, 0, 0"),
+    (libc::SYS_utimensat, "$n, 0, 0, 0"),
+    (libc::SYS_setxattr, "$p, $x, $v, 1, 0"),
+    (libc::SYS_lsetxattr, "$p, $x, $v, 1, 0"),
+    (libc::SYS_fsetxattr, "$n, $x, $v, 1, 0"),
+    (libc::SYS_removexattr, "$p, $x"),
+    (libc::SYS_lremovexattr, "$p, $x"),
+    (libc::SYS_fremovexattr, "$n, $x"),
+    (463, "-100, $p, 0, $x, 0, 0"),
+    (466, "-100, $p, 0, $x"),
+    (libc::SYS_ioctl, "$n, 0x40086602, $v"),
+    (libc::SYS_ioctl, "$n, 0x401c5820, $v"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_chmod, "$p, 0777"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_chown, "$p, 1, 1"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_lchown, "$p, 1, 1"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_utime, "$p, 0"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_utimes, "$p, 0"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_futimesat, "-100, $p, 0"),
+];
+
+/// An executor without namespaces, whose export lies where its workstations have it.
+async fn in_its_own_tree(annotations: &Path, commands: Commands) -> (Lab, String) {
+    let annotations = vec![annotations.to_owned()];
+    let user = Some(own_user());
+    let lab = Lab::with(|config| {
+        config.confinement =
+            Confinement { annotations, user, commands, require: Level::None, ..Confinement::default() };
+    })
+    .await;
+    let at = lab.store.path().to_str().unwrap().to_owned();
+    (lab, at)
+}
+
+fn at(store: &str, mut spec: RunSpec) -> RunSpec {
+    spec.mounts = vec![mount(store, "logs", "")];
+    spec.stages[0].cwd = store.to_owned().into();
+    spec
+}
+
+// Guard: spawn::changes_without_namespaces. Landlock knows no right to attributes.
+#[test]
+fn without_namespaces_only_what_changes_nothing_runs() {
+    let annotations = TempDir::new().unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Any).await;
+        lab.write("f", "content\n");
+        assert_eq!(lab.says(at(&store, pipeline(&["cat f"]))).await, "content\n");
+        assert_eq!(lab.says(at(&store, pipeline(&["sort -r f"]))).await, "content\n");
+        let mut spec = at(&store, pipeline(&["sort f"]));
+        lab.write("out", "");
+        spec.stages[0].descriptors[1].source = Some(file("out", libc::O_WRONLY, 0));
+        assert_eq!((lab.says(spec).await.as_str(), lab.read("out")), ("", "content\n".to_owned()));
+        for words in [
+            "chmod 600 f",
+            "touch f",
+            "cp -p f g",
+            "rm -rf f",
+            "tee g",
+            "sort -o g f",
+            "gzip f",
+            "tar -xf f",
+            "perl -e 1",
+            "sed -i s/c/C/ f",
+            "ln f g",
+            "mkdir -p g/h",
+            "git status",
+        ] {
+            let outcome = lab.run(at(&store, pipeline(&[words]))).await;
+            let refusal = outcome.refusal();
+            assert_eq!((refusal.kind(), refusal.stage), (Kind::NotAllowed, 1), "{words}: {refusal:?}");
+            assert!(refusal.message.contains("without namespaces"), "{words}: {refusal:?}");
+        }
+        assert_eq!((lab.read("f"), lab.has("g")), ("content\n".to_owned(), false));
+    });
+}
+
+// Guards: filter::ATTRIBUTES, also of what is open to read; ATTRIBUTE_REQUESTS.
+#[test]
+fn without_namespaces_no_attributes_change() {
+    let annotations = TempDir::new().unwrap();
+    fs::write(annotations.path().join("own.yaml"), READER).unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        let outside = TempDir::new().unwrap();
+        let secret = outside.path().join("secret");
+        for path in [&secret, &lab.store.path().join("f")] {
+            fs::write(path, "content\n").unwrap();
+        }
+        let before = fs::metadata(&secret).unwrap();
+        let calls: String = CHANGES_OF_ATTRIBUTES
+            .iter()
+            .map(|(call, arguments)| format!("$! = 0; syscall({call}, {arguments}); print $! + 0, ' '; "))
+            .collect();
+        let script =
+            format!("open F, '<f'; $n = fileno F; $p = '{}'; $x = 'user.x'; $v = 'y' x 28; {calls}", secret.display());
+        let said = lab.says(at(&store, command(&["perl", "-e", &script, "f"]))).await;
+        assert_eq!(said, format!("{} ", libc::EPERM).repeat(CHANGES_OF_ATTRIBUTES.len()));
+        let after = fs::metadata(&secret).unwrap();
+        assert_eq!(
+            (after.mode(), after.uid(), after.modified().unwrap()),
+            (before.mode(), before.uid(), before.modified().unwrap())
+        );
+    });
 }
 
 /// The loader of this machine's programs, which starts whatever it can read.

@@ -405,13 +405,27 @@ async fn an_ordinary_user_serves_in_a_user_namespace() {
     lock_is_free(store.path()).await;
 }
 
+/// Commands without side effects, as far as these annotations know.
+const HARMLESS: &str = "
+pwd:
+- FLAGS:
+  - {short: P}
+sh:
+  helpers: [flock, setsid, sh, sleep]
+  annotations:
+  - OPTPARAMS:
+    - {short: c, type: string, size: 1}
+";
+
 #[tokio::test]
 async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let store = tempfile::tempdir().unwrap();
     let bin = tempfile::tempdir().unwrap();
     let copy = open_to(&store, &bin);
     let mut command_line = without_namespaces(&copy);
-    let mut executor = Program::with(&mut command_line, store.path(), "require = \"none\"\n");
+    std::fs::write(bin.path().join("own.yaml"), HARMLESS).unwrap();
+    let confinement = format!("require = \"none\"\nannotations = [{:?}]\n", bin.path());
+    let mut executor = Program::with(&mut command_line, store.path(), &confinement);
     let mut client = connect(executor.address()).await;
     let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(!reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"), "{reply:?}");
@@ -430,11 +444,16 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let outcome = run(&client, there(&["pwd", "-P"]), bytes::Bytes::new()).await;
     assert_eq!(outcome.text(), format!("{path}\n"));
     // Without a process namespace the descendants are found all the same.
-    let mut call = Call::open(&client, there(&["sh", "-c", CLINGING])).await;
+    let lock = store.path().join("lock");
+    File::create(&lock).unwrap();
+    std::os::unix::fs::chown(&lock, USER.parse().ok(), None).unwrap();
+    let mut clinging = there(&["sh", "-c", CLINGING.strip_prefix("exec 9>lock; ").unwrap()]);
+    clinging.stages[0].descriptors.push(descriptor(9, file("lock", nix::libc::O_WRONLY, 0)));
+    let mut call = Call::open(&client, clinging.clone()).await;
     call.until_output("ready").await;
     drop(call);
     lock_is_free(store.path()).await;
-    let mut call = Call::open(&client, there(&["sh", "-c", CLINGING])).await;
+    let mut call = Call::open(&client, clinging).await;
     call.until_output("ready").await;
     kill(executor.pid(), Signal::SIGKILL).unwrap();
     lock_is_free(store.path()).await;
