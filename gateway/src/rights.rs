@@ -32,7 +32,8 @@ const NAMESPACES: [(&str, &str); 2] = [("mnt", "another mount namespace"), ("use
 pub struct Rights {
     /// Device and inode.
     root: (u64, u64),
-    namespaces: [u64; NAMESPACES.len()],
+    /// By inode; `None` where the kernel has none of the kind.
+    namespaces: [Option<u64>; NAMESPACES.len()],
     status: [Option<String>; COMPARED.len()],
     /// Of a Linux security module; `None` where there is none.
     label: Option<Vec<u8>>,
@@ -46,15 +47,12 @@ impl Rights {
     pub fn of(pid: Pid) -> io::Result<Self> {
         let process = Path::new("/proc").join(pid.to_string());
         let root = fs::metadata(process.join("root/"))?;
-        let mut namespaces = [0; NAMESPACES.len()];
-        for (found, (name, _)) in namespaces.iter_mut().zip(NAMESPACES) {
-            *found = fs::metadata(process.join("ns").join(name))?.ino();
-        }
+        let namespace = |name| fs::metadata(process.join("ns").join(name)).ok().map(|found| found.ino());
         let status = fs::read_to_string(process.join("status"))?;
         let lines: BTreeMap<&str, &str> = status.lines().filter_map(|line| line.split_once(':')).collect();
         Ok(Self {
             root: (root.dev(), root.ino()),
-            namespaces,
+            namespaces: NAMESPACES.map(|(name, _)| namespace(name)),
             status: COMPARED.map(|(name, _)| lines.get(name).map(|value| value.trim().to_owned())),
             label: fs::read(process.join("attr/current")).ok(),
         })
