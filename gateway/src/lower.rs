@@ -255,6 +255,7 @@ impl<'a> Builder<'a> {
             ),
             watched_trees: watched_trees(self.world, reading),
             covered: self.covered(part.executor),
+            local_output: self.local_output(&place, enlisted),
             ..bare(id, enlisted, &reading.invocation)
         };
         let zone = self.zone(enlisted, &reading.invocation, part.executor);
@@ -281,6 +282,14 @@ impl<'a> Builder<'a> {
         let below = table.mounts().filter(serves).flat_map(|mount| table.nested(&mount.path));
         let others = below.filter(|mount| facts::owner_id(self.world, mount) != Some(executor));
         others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
+    }
+
+    /// The executor's file to which its output is written through the mount here.
+    fn local_output(&self, place: &CommandPlace, enlisted: &Enlisted) -> Bytes {
+        let output = enlisted.descriptor(1).filter(|output| {
+            facts::file_site(self.world, output) == Some(place.executor) && self.file_there(place, output).is_none()
+        });
+        output.map_or_else(Bytes::new, |output| bytes(output.path.as_os_str()))
     }
 
     /// This machine's time zone, for a command that shows times and an executor that has another one.

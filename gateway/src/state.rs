@@ -24,7 +24,7 @@ use crate::{
     assembly::{Assembler, Writers},
     executors::Executors,
     look_ahead::LookAhead,
-    name_changes::NameChanges,
+    open_files::OpenFiles,
     session::{Mounts, Sessions},
     tools::LocalTools,
     volumes::Volumes,
@@ -55,8 +55,8 @@ pub struct Gateway {
     pub localtime: Vec<u8>,
     /// What makes the names of runs such that no other client of an executor can guess them.
     pub secret: String,
-    /// What was opened before commands on servers changed names.
-    pub name_changes: NameChanges,
+    /// Looks for files that are open here.
+    pub open_files: OpenFiles,
     /// Pipelines at work now.
     pub running: AtomicUsize,
     /// Listings of directories that a shell is about to want.
@@ -100,7 +100,7 @@ impl Gateway {
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             // random(4); 122 bits.
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
-            name_changes: NameChanges::default(),
+            open_files: OpenFiles::default(),
             running: AtomicUsize::new(0),
             look_ahead: Arc::default(),
             volumes: Volumes::default(),
