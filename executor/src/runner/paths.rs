@@ -112,6 +112,10 @@ fn check_one(
         let why = "it is also the command's output, which only the command itself can notice";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
     }
+    if used.written_over && rule::holds(Rule::Files) {
+        let found = find(cwd, path_of(&used.path), false).and_then(|found| name_of(&found));
+        found.map_or(Ok(()), |there| require_plain_symlinks(&there, budget)).map_err(&outside)?;
+    }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
         let why = "it can be started but not read, and only the workstation can tell if this user may start it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
@@ -309,8 +313,12 @@ pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
 }
 
-/// A mount with contain_symlinks (sshfs) refuses to read links that are absolute or have `..`.
+/// Links that are absolute or have `..`, which may lead out of the tree. A mount with contain_symlinks (sshfs) refuses
+/// to read them.
 fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
+    if tree.is_symlink() {
+        return require_plain_symlink(tree);
+    }
     let mut queue = vec![tree.to_owned()];
     let mut left = MAX_ENTRIES;
     while let Some(directory) = queue.pop() {
@@ -331,7 +339,7 @@ fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
 fn require_plain_symlink(path: &Path) -> Result<(), String> {
     let target = fs::read_link(path).unwrap_or_default();
     if target.is_absolute() || target.components().any(|part| part == Component::ParentDir) {
-        return Err(format!("has the link {}, which the workstation's mount does not show", path.display()));
+        return Err(format!("has the link {}, which may lead out of it", path.display()));
     }
     Ok(())
 }
