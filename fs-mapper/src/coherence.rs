@@ -28,12 +28,37 @@ pub enum Change {
     ListingChanged(PathBuf),
     /// One name in its directory was made, or removed.
     NameChanged(PathBuf),
+    /// A name that was there before is another thing now, or has other content or attributes.
+    EntryIs(PathBuf, EntryKind),
     /// Anything in a directory, but nothing in those below it.
     EntriesChanged(PathBuf),
     /// A file or directory is gone.
     Removed(PathBuf),
     /// Anything on the mount that this path lies on.
     Anything(PathBuf),
+}
+
+/// What a name is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EntryKind {
+    /// Neither a directory nor a link.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link, and what is in it: nothing, where that is not shown.
+    Link(PathBuf),
+}
+
+impl EntryKind {
+    /// What this machine sees there.
+    pub fn shown_at(path: &Path) -> io::Result<Self> {
+        let kind = path.symlink_metadata()?.file_type();
+        Ok(match (kind.is_symlink(), kind.is_dir()) {
+            (true, _) => Self::Link(path.read_link().unwrap_or_default()),
+            (_, true) => Self::Directory,
+            _ => Self::File,
+        })
+    }
 }
 
 impl Change {
@@ -43,6 +68,7 @@ impl Change {
             Change::FileWritten(path)
             | Change::ListingChanged(path)
             | Change::NameChanged(path)
+            | Change::EntryIs(path, _)
             | Change::EntriesChanged(path)
             | Change::Removed(path)
             | Change::Anything(path) => path,
@@ -56,6 +82,7 @@ impl Change {
             Change::FileWritten(_) => Change::FileWritten(path),
             Change::ListingChanged(_) => Change::ListingChanged(path),
             Change::NameChanged(_) => Change::NameChanged(path),
+            Change::EntryIs(_, kind) => Change::EntryIs(path, kind.clone()),
             Change::EntriesChanged(_) => Change::EntriesChanged(path),
             Change::Removed(_) => Change::Removed(path),
             Change::Anything(_) => Change::Anything(path),
@@ -76,6 +103,8 @@ pub enum Left {
     Nothing,
     /// A directory, which the mount forgets when it is removed through it, or in time.
     Directory,
+    /// A symbolic link, likewise.
+    Link,
 }
 
 /// Whether a file that the shell has opened for writing may be written on the

@@ -84,7 +84,7 @@ pub struct Descriptor {
     pub offset: u64,
     /// Of a file: whether it is on an owned mount; what can't be told counts as such.
     pub on_mount: bool,
-    /// Of a file: it may have been opened before a command on a server gave its name to another one (`name_changes`).
+    /// Of a file: it may have been opened before the command, so that its name may be another file's (`fresh`).
     pub is_older: bool,
     /// Bytes waiting in a pipe.
     pub queued_bytes: u64,

@@ -484,8 +484,9 @@ fn check_devices(stage: &Enlisted) -> Result<(), String> {
     }
 }
 
-/// `cat a all >> all`: the command itself notices only if its output is opened
-/// where its input is.
+/// `cat a all >> all`: the command itself notices only if its output is opened where its input is.
+/// Of single files, the executor tells whether they are an output that is written through the mount
+/// (`lower::Builder::local_output`), as the command does here: by where their names lead.
 fn check_output_is_not_input(
     world: &World<'_>,
     stage: &Enlisted,
@@ -499,8 +500,10 @@ fn check_output_is_not_input(
     let inputs_there = |id: ExecutorId| {
         reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
             Some(Place::At(executor, path, mount)) => {
-                let told_apart = !file.kind.recursive() && are_two_files(world.table.mount(*mount), path, &output.path);
-                *executor == id && !told_apart
+                let mount = world.table.mount(*mount);
+                let is_told_apart =
+                    !file.kind.recursive() && (mount.adapter() != Adapter::Rclone || are_two_files(path, &output.path));
+                *executor == id && !is_told_apart
             }
             _ => false,
         })
@@ -509,19 +512,28 @@ fn check_output_is_not_input(
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
             Err("its output file is beside its input and must be written through the mount".to_owned())
         }
+        Some(_) if reads_its_output(stage, reading) && !opens_there(world, output, around) => {
+            Err("its output file is its input and must be written through the mount".to_owned())
+        }
         _ => Ok(()),
     }
 }
 
-/// Whether two names are certainly of two files: there are no links in what rclone
-/// mounts, only clouds that take upper and lower case for the same.
-fn are_two_files(mount: &Mount, one: &ClientPath, other: &Path) -> bool {
+fn reads_its_output(stage: &Enlisted, reading: &Reading) -> bool {
+    let is_read = reading.invocation.stdin != StdinUse::Unused;
+    let path = |fd: u32| stage.descriptor(fd).map(|file| &file.path);
+    is_read && path(0) == path(1)
+}
+
+/// Whether two names in what rclone mounts are certainly of two files: there are no links in that,
+/// only clouds that take upper and lower case for the same.
+fn are_two_files(one: &ClientPath, other: &Path) -> bool {
     let plain = |path: &Path| {
         let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
         path.to_str().filter(|_| !goes_up).map(str::to_lowercase)
     };
     let (one, other) = (plain(one.as_path()), plain(other));
-    mount.adapter() == Adapter::Rclone && one.is_some() && other.is_some() && one != other
+    one.is_some() && other.is_some() && one != other
 }
 
 /// A word such as `/dev/stdin` is the descriptor itself where that is a pipe or a terminal. A
@@ -574,7 +586,7 @@ fn flow_in(
         Kind::Pipe => Ok(Flow::At(Site::Here)),
         Kind::Socket if !early => Ok(Flow::At(Site::Here)),
         Kind::File if input.is_older => {
-            Err("its input was opened before a command on a server that may have changed its name".to_owned())
+            Err("its input may have been opened before it, and its name be another file's by now".to_owned())
         }
         Kind::File => match site_by_name(world, input) {
             Some(id) => Ok(Flow::At(Site::Executor(id))),

@@ -14,6 +14,7 @@ pub mod enlisted;
 pub mod executors;
 pub mod explain;
 pub mod facts;
+mod fresh;
 pub mod join;
 pub mod log;
 pub mod lower;
@@ -29,7 +30,6 @@ pub mod trace;
 pub mod volumes;
 
 mod memory;
-mod name_changes;
 mod open_files;
 mod opening;
 mod ownership;

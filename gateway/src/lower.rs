@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
-    path::PathBuf,
+    path::{Component, Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -255,6 +255,7 @@ impl<'a> Builder<'a> {
             ),
             watched_trees: watched_trees(self.world, reading),
             covered: self.covered(part.executor),
+            local_output: self.local_output(&place, enlisted),
             ..bare(id, enlisted, &reading.invocation)
         };
         let zone = self.zone(enlisted, &reading.invocation, part.executor);
@@ -281,6 +282,14 @@ impl<'a> Builder<'a> {
         let below = table.mounts().filter(serves).flat_map(|mount| table.nested(&mount.path));
         let others = below.filter(|mount| facts::owner_id(self.world, mount) != Some(executor));
         others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
+    }
+
+    /// The executor's file to which its output is written through the mount here.
+    fn local_output(&self, place: &CommandPlace, enlisted: &Enlisted) -> Bytes {
+        let output = enlisted.descriptor(1).filter(|output| {
+            facts::file_site(self.world, output) == Some(place.executor) && self.file_there(place, output).is_none()
+        });
+        output.map_or_else(Bytes::new, |output| bytes(output.path.as_os_str()))
     }
 
     /// This machine's time zone, for a command that shows times and an executor that has another one.
@@ -518,6 +527,34 @@ fn matches(pattern: &str, name: &OsStr) -> bool {
     }
 }
 
+/// Names that a command makes in directories, of the files that it copies there: `cp a d` makes `d/a`,
+/// with `--parents` all of the path, and of a directory's content (`d/.`) anything.
+fn names_made(reading: &Reading) -> impl Iterator<Item = PathBuf> {
+    let of_kind = |kind: FileKind| reading.invocation.files.iter().filter(move |file| file.kind == kind);
+    let on_mount = |file: &&FileUse| {
+        let mut places = reading.invocation.files.iter().zip(&reading.places);
+        places.any(|(other, place)| std::ptr::eq(other, *file) && matches!(place, Some(Place::At(..))))
+    };
+    let into = of_kind(FileKind::OutputDir).filter(on_mount);
+    into.flat_map(move |directory| {
+        let sources = [FileKind::InputFile, FileKind::InputDir].into_iter().flat_map(of_kind);
+        sources.flat_map(|source| made_by(Path::new(&directory.path), &source.path))
+    })
+}
+
+fn made_by(directory: &Path, source: &OsStr) -> BTreeSet<PathBuf> {
+    let whole = Path::new(source).strip_prefix("/").unwrap_or(Path::new(source));
+    let name = match source.as_bytes() {
+        b"." | b".." => None,
+        bytes if bytes.ends_with(b"/.") || bytes.ends_with(b"/..") => None,
+        _ => whole.file_name(),
+    };
+    let goes_up = whole.components().any(|part| part == Component::ParentDir);
+    let below = Some(directory.join(whole)).filter(|_| !goes_up);
+    let beside = name.map_or_else(|| directory.to_owned(), |name| directory.join(name));
+    below.into_iter().chain([beside]).collect()
+}
+
 fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
     let last = part.operands.as_ref().and_then(|o| o.last()).filter(|_| part.needs_newline);
     let splittable = reading.invocation.split.as_ref().map_or(&[][..], |s| &s.operands);
@@ -539,8 +576,15 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
                 && reading.invocation.shows.contains(&FileAttribute::Symlinks)
                 && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
+            written_over: false,
         })
         .collect();
+    paths.extend(names_made(reading).map(|path| PathUse {
+        path: bytes(path.as_os_str()),
+        no_follow: true,
+        written_over: true,
+        ..PathUse::default()
+    }));
     if reading.cwd.is_some() {
         paths.push(PathUse { path: Bytes::from_static(b"."), recursive: true, ..PathUse::default() });
     }

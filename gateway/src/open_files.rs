@@ -4,6 +4,12 @@
 //! these was removed through the mount (not on the server alone), the file has no name any more,
 //! and sshfs 3.7 ends at the next write. So no directory above an open file is ever removed through
 //! a mount of sshfs ([`above_open_files`]).
+//!
+//! It also knows files by their names: an open file and the one that gets its name on the server
+//! have one size and one cache here, and a reader would get some of both. Under a shell alone the
+//! name is given away through the mount, whose kernel tells the two apart. So a command that may
+//! replace an open file on an sshfs mount runs locally ([`OpenFiles::why_local`]). What another
+//! machine replaces confuses sshfs under a shell alone, too.
 
 use std::{
     collections::BTreeSet,
@@ -13,40 +19,79 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::enlisted::Pid;
+use fs_mapper::{MountTable, coherence::Adapter};
+use posh_proto::rule::{self, Rule};
 
-/// A file that somebody has open, or mapped.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpenFile {
-    /// As /proc shows it.
-    pub path: PathBuf,
-    /// As its file system numbers it, if the kernel tells (proc_pid_fdinfo(5), since Linux 5.14).
-    pub inode: Option<u64>,
+use crate::{
+    aside::Growing,
+    enlisted::{Descriptor, Pid},
+    facts::{Place, Reading},
+    lower,
+};
+
+/// Looks for open files, which takes the longer the more processes there are.
+#[derive(Debug, Default)]
+pub struct OpenFiles {
+    looking: Growing,
 }
 
-/// Those of the directories below which a process of this machine has a file open or mapped. Blocks.
+impl OpenFiles {
+    /// Tells why a command that may change names has to run locally: it may replace a file on an
+    /// sshfs mount that a process other than `stage` has open.
+    pub fn why_local(&self, table: &MountTable, stage: Pid, reading: &Reading) -> Option<String> {
+        if !rule::holds(Rule::Coherence) {
+            return None;
+        }
+        let files = reading.invocation.files.iter().zip(&reading.places);
+        let written = files.filter(|(file, _)| file.kind.writes()).filter_map(|(_, place)| match place {
+            Some(Place::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
+            _ => None,
+        });
+        let all = written.chain(lower::watched_places(table, reading));
+        let on_sshfs = all.filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs);
+        let tops: Vec<PathBuf> = on_sshfs.map(|(path, _)| path).collect();
+        if tops.is_empty() {
+            return None;
+        }
+        let path = self.looking.run(|| open_below(&tops, stage))?;
+        Some(format!("it may replace {}, which a process here has open", path.display()))
+    }
+}
+
+/// Whether a process has the file of a descriptor open, or that can't be told. A file that is
+/// renamed meanwhile keeps its inode (proc_pid_fdinfo(5), since Linux 5.14).
+#[must_use]
+pub fn has_open(pid: Pid, file: &Descriptor) -> bool {
+    let process = Path::new("/proc").join(pid.to_string());
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return true };
+    descriptors.flatten().any(|descriptor| {
+        fs::read_link(descriptor.path()).is_ok_and(|path| path == file.path)
+            || inode_of(&process.join("fdinfo").join(descriptor.file_name())) == Some(file.identity.1)
+    })
+}
+
+/// Those of the directories below which a process of this machine has a file open or mapped.
+/// Blocks.
 pub fn above_open_files(directories: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    look(None, |path, _| note(directories, path, &mut found));
+    look(None, |path| note(directories, path, &mut found));
     found
 }
 
-/// The files below these paths, or at them, that a process other than `but` has open or mapped.
-/// Blocks.
-pub fn open_below(tops: &[PathBuf], but: Pid) -> Vec<OpenFile> {
-    let mut found = Vec::new();
-    look(Some(but), |path, inode| {
-        if tops.iter().any(|top| path.starts_with(top)) {
-            found.push(OpenFile { path: path.to_owned(), inode: inode() });
+/// A file below these paths, or at one, that a process other than `but` has open or mapped. Blocks.
+fn open_below(tops: &[PathBuf], but: Pid) -> Option<PathBuf> {
+    let mut found = None;
+    look(Some(but), |path| {
+        if found.is_none() && tops.iter().any(|top| path.starts_with(top)) {
+            found = Some(path.to_owned());
         }
     });
     found
 }
 
-/// Calls `found` with each open or mapped file and a way to its inode (proc_pid_fd(5),
-/// proc_pid_maps(5)). Processes that this one may not look into are passed over: they can't use a
+/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)). Processes that this one may not look into are passed over: they can't use a
 /// mount of this user, unless it was made with `allow_other`.
-fn look(but: Option<Pid>, mut found: impl FnMut(&Path, &dyn Fn() -> Option<u64>)) {
+fn look(but: Option<Pid>, mut found: impl FnMut(&Path)) {
     let Ok(processes) = fs::read_dir("/proc") else { return };
     let passed_over = [Some(std::process::id()), but];
     let pid = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse::<Pid>().ok();
@@ -62,11 +107,11 @@ fn look(but: Option<Pid>, mut found: impl FnMut(&Path, &dyn Fn() -> Option<u64>)
         for table in tables {
             for descriptor in fs::read_dir(table.join("fd")).into_iter().flatten().flatten() {
                 let Ok(path) = fs::read_link(descriptor.path()) else { continue };
-                found(&path, &|| inode_of(&table.join("fdinfo").join(descriptor.file_name())));
+                found(&path);
             }
         }
         let maps = fs::read(process.join("maps")).unwrap_or_default();
-        mapped(&maps).for_each(|path| found(path, &|| None));
+        mapped(&maps).for_each(&mut found);
     }
 }
 
@@ -92,6 +137,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::enlisted::Kind;
 
     #[test]
     fn directories_above_files_that_others_have_open_are_found() {
@@ -117,22 +163,34 @@ mod tests {
     }
 
     #[test]
-    fn files_below_a_path_are_found_with_their_inodes_but_for_one_process() {
-        use std::os::unix::fs::MetadataExt as _;
-
+    fn a_file_below_a_path_is_found_but_for_one_process() {
         let place = tempfile::tempdir().unwrap();
         let place = place.path().canonicalize().unwrap();
         let path = place.join("f");
         fs::write(&path, "x").unwrap();
         let file = fs::File::open(&path).unwrap();
-        let inode = file.metadata().unwrap().ino();
         let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
         let look = |top: &Path, but| open_below(&[top.to_owned()], but);
         let found = [look(&place, 0), look(&path, 0), look(&place.join("other"), 0), look(&place, holder.id())];
         holder.kill().unwrap();
         holder.wait().unwrap();
-        let held = vec![OpenFile { path, inode: Some(inode) }];
-        assert_eq!(found, [held.clone(), held, Vec::new(), Vec::new()]);
+        assert_eq!(found, [Some(path.clone()), Some(path), None, None]);
+    }
+
+    #[test]
+    fn an_open_file_is_known_by_its_name_and_by_its_inode() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        fs::write(place.join("f"), "x").unwrap();
+        let file = fs::File::open(place.join("f")).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let is_open = |name: &str, inode| {
+            let file = Descriptor::imagined(0, Kind::File, place.join(name), 0);
+            has_open(std::process::id(), &Descriptor { identity: (0, inode), ..file })
+        };
+        assert!(is_open("f", 0) && is_open("renamed", inode) && !is_open("g", u64::MAX));
     }
 
     #[test]

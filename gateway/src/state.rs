@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     assembly::{Assembler, Writers},
     executors::Executors,
-    name_changes::NameChanges,
+    open_files::OpenFiles,
     rights::Rights,
     session::{Mounts, Sessions},
     tools::LocalTools,
@@ -57,8 +57,8 @@ pub struct Gateway {
     pub localtime: Vec<u8>,
     /// What makes the names of runs such that no other client of an executor can guess them.
     pub secret: String,
-    /// What was opened before commands on servers changed names.
-    pub name_changes: NameChanges,
+    /// Looks for files that are open here.
+    pub open_files: OpenFiles,
     /// Pipelines at work now.
     pub running: AtomicUsize,
     /// Mounts that are served here.
@@ -101,7 +101,7 @@ impl Gateway {
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             // random(4); 122 bits.
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
-            name_changes: NameChanges::default(),
+            open_files: OpenFiles::default(),
             running: AtomicUsize::new(0),
             volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),

@@ -23,8 +23,8 @@ use std::{
 };
 
 use nix::{
-    fcntl::{AT_FDCWD, AtFlags},
-    sys::stat::{FileStat, fstat, fstatat, lstat},
+    fcntl::{AT_FDCWD, AtFlags, readlink},
+    sys::stat::{FileStat, SFlag, fstat, fstatat, lstat},
     time::{ClockId, clock_gettime},
 };
 use posh_proto::executor::{Attributes, Stage};
@@ -174,7 +174,9 @@ impl Watch {
         let was_there = was_directory || self.before.files.contains(root);
         match lstat(root) {
             Ok(_) if !was_there => changes.of(parent).names = true,
-            Ok(found) if !was_directory && self.is_newer(&found) => changes.of(parent).written.push(name.to_owned()),
+            Ok(found) if was_directory != listing::is_directory(&found) || !was_directory && self.is_newer(&found) => {
+                changes.of(parent).write((parent, name.to_owned()), &found, budget)?;
+            }
             Err(_) if was_there => {
                 let parent = changes.of(parent);
                 parent.names = true;
@@ -235,19 +237,20 @@ impl Watch {
         let Some(listing) = Listing::read(directory, budget) else {
             return (budget.over().is_none()).then(Look::default);
         };
-        let before: HashSet<OsString> = self.before.directories[directory].names().collect();
+        let known = self.before.directories[directory].iter();
+        let before: HashMap<OsString, bool> = known.map(|entry| (entry.name(), entry.is_directory)).collect();
         let mut look = Look::default();
         look.changed.names = self.is_to_be_told(directory, own);
         let mut now = HashSet::new();
         for entry in listing.entries().iter() {
             let name = entry.name();
             let Some(found) = listing.status(entry) else { continue };
-            self.note(&mut look, (directory, &name, &found), (own.st_dev, before.contains(&name)), budget)?;
+            self.note(&mut look, (directory, &name, &found), (own.st_dev, before.get(&name).copied()), budget)?;
             now.insert(name);
         }
-        let removed = before.difference(&now).map(|name| told(directory, name.clone(), budget));
-        look.changed.removed = removed.collect::<Option<_>>()?;
-        if before == now && self.is_replaced_unseen(directory, own) {
+        let removed = before.keys().filter(|name| !now.contains(*name));
+        look.changed.removed = removed.map(|name| told(directory, name.clone(), budget)).collect::<Option<_>>()?;
+        if look.changed.removed.is_empty() && before.len() == now.len() && self.is_replaced_unseen(directory, own) {
             let status = |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
             let written = look.changed.written.iter().map(status).collect::<Option<_>>();
             look.changed.now = written.map(|written| Now { own: attributes(own), written });
@@ -283,25 +286,32 @@ impl Watch {
         let Some(known) = Known::open(directory) else { return Some(look) };
         for entry in before.iter() {
             if let Some(found) = known.status(entry) {
-                self.note(&mut look, (directory, &entry.name(), &found), (own.st_dev, true), budget)?;
+                self.note(
+                    &mut look,
+                    (directory, &entry.name(), &found),
+                    (own.st_dev, Some(entry.is_directory)),
+                    budget,
+                )?;
             }
         }
         Some(look)
     }
 
-    /// `None`: there is too much.
+    /// `was_directory` is `None` of what was not there. `None`: there is too much.
     fn note(
         &self,
         look: &mut Look,
         (directory, name, found): (&Path, &OsString, &FileStat),
-        (device, was_there): (u64, bool),
+        (device, was_directory): (u64, Option<bool>),
         budget: &Budget,
     ) -> Option<()> {
-        if listing::is_directory(found) && found.st_dev == device {
+        let is_directory = listing::is_directory(found);
+        let has_another_kind = was_directory.is_some_and(|was_directory| was_directory != is_directory);
+        if is_directory && found.st_dev == device && !has_another_kind {
             // Those that only grow were not noted, and are looked at on their own.
             look.below.push(name.clone());
-        } else if was_there && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
-            look.changed.written.push(told(directory, name.clone(), budget)?);
+        } else if has_another_kind || was_directory.is_some() && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
+            look.changed.write((directory, name.clone()), found, budget)?;
         }
         Some(())
     }
@@ -322,6 +332,24 @@ impl Watch {
             0 => seconds + 1 >= self.since.as_secs(),
             nanoseconds => Duration::new(seconds, nanoseconds) >= self.since,
         }
+    }
+}
+
+impl Changed {
+    /// Notes a name that was there before. `None`: there is no room for it.
+    fn write(&mut self, (directory, name): (&Path, OsString), found: &FileStat, budget: &Budget) -> Option<()> {
+        match SFlag::from_bits_truncate(found.st_mode & SFlag::S_IFMT.bits()) {
+            SFlag::S_IFDIR => self.kinds.push((told(directory, name.clone(), budget)?, None)),
+            SFlag::S_IFLNK => {
+                // One that has gone by now is no link, as one that is replaced at this moment.
+                let link = readlink(&directory.join(&name)).unwrap_or_default();
+                budget.tell(directory, link.len())?;
+                self.kinds.push((told(directory, name.clone(), budget)?, Some(link)));
+            }
+            _ => {}
+        }
+        self.written.push(told(directory, name, budget)?);
+        Some(())
     }
 }
 
@@ -497,7 +525,45 @@ mod tests {
 
     fn changed(names: bool, written: &[&str], removed: &[&str]) -> Changed {
         let names_of = |list: &[&str]| list.iter().map(OsString::from).collect();
-        Changed { names, written: names_of(written), removed: names_of(removed), now: None }
+        Changed { names, written: names_of(written), removed: names_of(removed), ..Changed::default() }
+    }
+
+    #[test]
+    fn names_that_are_another_thing_now_are_told_with_what_they_are() {
+        use std::os::unix::fs::symlink;
+
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let root = tree.path();
+        for name in ["a-file", "b-file", "same"] {
+            fs::write(root.join(name), "old").expect("a file");
+        }
+        fs::create_dir_all(root.join("c-dir/below")).expect("a directory");
+        fs::create_dir(root.join("d-dir")).expect("a directory");
+        symlink("x", root.join("e-link")).expect("a link");
+        symlink("x", root.join("f-link")).expect("a link");
+        let watch = Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
+        for name in ["a-file", "b-file", "e-link", "f-link"] {
+            fs::remove_file(root.join(name)).expect("removed");
+        }
+        for name in ["c-dir", "d-dir"] {
+            fs::remove_dir_all(root.join(name)).expect("removed");
+        }
+        symlink("y", root.join("a-file")).expect("a link");
+        fs::create_dir(root.join("b-file")).expect("a directory");
+        symlink("y", root.join("c-dir")).expect("a link");
+        fs::write(root.join("d-dir"), "new").expect("a file");
+        symlink("y", root.join("e-link")).expect("a link");
+        fs::write(root.join("f-link"), "new").expect("a file");
+        let mut changes = watch.changes(&Budget::new(None)).directories;
+        let mut told = changes.remove(&root.components().collect::<PathBuf>()).expect("it has changed");
+        told.written.sort();
+        told.kinds.sort();
+        assert_eq!(told.written, ["a-file", "b-file", "c-dir", "d-dir", "e-link", "f-link"]);
+        let link = |name: &str| (name.into(), Some("y".into()));
+        assert_eq!(told.kinds, [link("a-file"), ("b-file".into(), None), link("c-dir"), link("e-link")]);
+        changes.retain(|_, changed| *changed != Changed::default());
+        assert_eq!(changes, [(root.join("c-dir"), changed(false, &[], &["below"]))].into());
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> 
 
 /// Checks every path that the stage is known to use.
 pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
-    let named = Named::of(stage);
+    let named = Named { local_output: identity_of(cwd, &stage.local_output), ..Named::of(stage) };
     stage.paths.iter().try_for_each(|used| {
         let path = path_of(&used.path);
         if budget.spend(1 + path.components().count() / 8) {
@@ -108,6 +108,14 @@ fn check_one(
             require_plain_symlinks(&at, budget).map_err(&outside)?;
         }
     }
+    if named.local_output == Some((status.st_dev, status.st_ino)) && rule::holds(Rule::InputIsOutput) {
+        let why = "it is also the command's output, which only the command itself can notice";
+        return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
+    }
+    if used.written_over && rule::holds(Rule::Files) {
+        let found = find(cwd, path_of(&used.path), false).and_then(|found| name_of(&found));
+        found.map_or(Ok(()), |there| require_plain_symlinks(&there, budget)).map_err(&outside)?;
+    }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
         let why = "it can be started but not read, and only the workstation can tell if this user may start it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
@@ -127,6 +135,12 @@ fn check_one(
 fn is_unreadable_program(view: &View, cwd: &OwnedFd, used: &PathUse, (at, status): (&Path, &FileStat)) -> bool {
     let may_start = status.st_mode & libc::S_IFMT == libc::S_IFREG && status.st_mode & 0o111 != 0;
     may_start && !view.is_executable(at) && open_to_read(cwd, path_of(&used.path)).is_none()
+}
+
+/// Device and inode of a file, if there is one.
+fn identity_of(cwd: &OwnedFd, path: &[u8]) -> Option<(u64, u64)> {
+    let found = fstat(find(cwd, path_of(path), true).ok()?).ok()?;
+    Some((found.st_dev, found.st_ino))
 }
 
 /// Whether who runs here may set its attributes.
@@ -172,6 +186,11 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     let status = fstat(&handle).map_err(|errno| refuse(errno.desc()))?;
     require_plain(&status, false).map_err(|why| refuse(&why))?;
     let writes = flags & OFlag::O_ACCMODE != OFlag::O_RDONLY;
+    let is_left_empty = status.st_size == 0 || file.offset > 0 || flags.contains(OFlag::O_APPEND);
+    if writes && !is_left_empty && rule::holds(Rule::Offsets) {
+        // The shell has emptied the file that it has open: this one has got its name since.
+        return Err(refuse("it is not empty, as the shell has left it"));
+    }
     if writes && status.st_nlink > 1 && rule::holds(Rule::InputIsOutput) {
         // Through the mount, another name of it may look like another file.
         return Err(refuse("it has several hard links"));
@@ -195,11 +214,14 @@ struct Named<'a> {
     covered: BTreeSet<&'a Path>,
     /// What the stage has open.
     descriptors: HashSet<u32>,
+    /// Device and inode of the file to which the workstation writes its output.
+    local_output: Option<(u64, u64)>,
 }
 
 impl<'a> Named<'a> {
     fn of(stage: &'a Stage) -> Self {
         Self {
+            local_output: None,
             covered: stage.covered.iter().map(|point| path_of(point)).collect(),
             descriptors: stage.descriptors.iter().map(|descriptor| descriptor.fd).collect(),
         }
@@ -283,8 +305,12 @@ pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
 }
 
-/// A mount with contain_symlinks (sshfs) refuses to read links that are absolute or have `..`.
+/// Links that are absolute or have `..`, which may lead out of the tree. A mount with contain_symlinks (sshfs) refuses
+/// to read them.
 fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
+    if tree.is_symlink() {
+        return require_plain_symlink(tree);
+    }
     let mut queue = vec![tree.to_owned()];
     let mut left = MAX_ENTRIES;
     while let Some(directory) = queue.pop() {
@@ -305,7 +331,7 @@ fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
 fn require_plain_symlink(path: &Path) -> Result<(), String> {
     let target = fs::read_link(path).unwrap_or_default();
     if target.is_absolute() || target.components().any(|part| part == Component::ParentDir) {
-        return Err(format!("has the link {}, which the workstation's mount does not show", path.display()));
+        return Err(format!("has the link {}, which may lead out of it", path.display()));
     }
     Ok(())
 }

@@ -264,3 +264,35 @@ async fn a_program_that_cannot_be_run_exits_as_under_a_shell() {
     assert_eq!(outcome.codes(), [How::Code(126)]);
     assert!(outcome.errors().contains("echo: Argument list too long"), "{}", outcome.errors());
 }
+
+#[tokio::test]
+async fn a_command_does_not_read_what_the_workstation_writes() {
+    let lab = Lab::start().await;
+    lab.write("out", "");
+    symlink("out", lab.store.path().join("link")).unwrap();
+    std::fs::hard_link(lab.store.path().join("out"), lab.store.path().join("other")).unwrap();
+    lab.write("f", "content\n");
+    let run = |path: &str| {
+        let mut spec = using(&["cat f"], &[path]);
+        spec.stages[0].local_output = format!("{MOUNT}/out").into();
+        lab.run(spec)
+    };
+    for path in ["out", "link", "other"] {
+        assert_eq!(run(path).await.refusal().kind(), Kind::Guard, "{path}");
+    }
+    assert_eq!(run("f").await.text(), "content\n");
+}
+
+#[tokio::test]
+async fn an_output_that_is_not_empty_is_another_file() {
+    let lab = Lab::start().await;
+    lab.write("out", "another file's\n");
+    let to = |flags, offset| {
+        let mut spec = pipeline(&["echo new"]);
+        spec.stages[0].descriptors[1].source = Some(file("out", flags, offset));
+        spec
+    };
+    assert_eq!(lab.run(to(libc::O_WRONLY, 0)).await.refusal().kind(), Kind::OpenFailed);
+    assert!(lab.run(to(libc::O_WRONLY | libc::O_APPEND, 0)).await.is_finished);
+    assert_eq!(std::fs::read_to_string(lab.store.path().join("out")).unwrap(), "another file's\nnew\n");
+}

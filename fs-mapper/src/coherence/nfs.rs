@@ -41,7 +41,10 @@ impl Coherence for Nfs {
         }
         match change {
             Change::EntriesChanged(dir) => kernel::forget_entries(dir),
-            Change::NameChanged(path) | Change::Removed(path) | Change::FileWritten(path) => forget_in_directory(path),
+            Change::NameChanged(path)
+            | Change::Removed(path)
+            | Change::FileWritten(path)
+            | Change::EntryIs(path, _) => forget_in_directory(path),
             Change::ListingChanged(_) | Change::Anything(_) => Ok(()),
         }
     }

@@ -66,7 +66,10 @@ impl Coherence for Rclone {
 
     fn refresh(&self, change: &Change) -> io::Result<()> {
         match change {
-            Change::FileWritten(path) | Change::NameChanged(path) | Change::Removed(path) => {
+            Change::FileWritten(path)
+            | Change::NameChanged(path)
+            | Change::EntryIs(path, _)
+            | Change::Removed(path) => {
                 let daemon = Daemon::of(path)?;
                 let control = daemon.remote_control()?;
                 let inside = daemon.inside(path);

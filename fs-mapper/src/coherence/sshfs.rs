@@ -23,10 +23,15 @@
 //!   served over one connection each, in order (sftp-server(8)).
 //! - It forgets a directory that is removed through it, and nothing else makes it forget
 //!   one that is gone: whoever can makes it anew on the server, to be removed here.
-//! - Not found: a way to make it forget the listing of a directory whose attributes
-//!   this user may not set. Its memory ends by itself, so that is waited out.
+//! - Listing a directory brings the kinds of its entries anew, too; the kernel takes a name whose
+//!   kind has changed for another file.
+//! - What is in a symbolic link it remembers for 20 s of its own, whatever else it is asked. It
+//!   forgets that when the link is removed through it.
+//! - Not found: a way to make it forget what is in a link that has become another one, and the
+//!   listing of a directory whose attributes this user may not set. Its memory ends by itself, so
+//!   that is waited out.
 
-use super::{Change, Coherence, Left, SSHFS_MEMORY, WriteBehind, kernel, look};
+use super::{Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind, kernel, look};
 use std::io;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
@@ -50,13 +55,8 @@ impl Coherence for Sshfs {
 
     fn refresh(&self, change: &Change) -> io::Result<()> {
         match change {
-            Change::FileWritten(path) => match look::open_itself(path)? {
-                Some(file) => look::attributes(&file),
-                None => {
-                    kernel::forget_name(path);
-                    Ok(())
-                }
-            },
+            Change::FileWritten(path) => look_anew(path),
+            Change::EntryIs(path, kind) => show_entry(path, kind),
             Change::ListingChanged(dir) => match forget_listing(dir)? {
                 Listing::Forgotten => Ok(()),
                 Listing::Kept => {
@@ -92,6 +92,7 @@ impl Coherence for Sshfs {
         match path.symlink_metadata() {
             Ok(found) if found.is_dir() => Ok(Left::Directory),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
+            Ok(found) if found.is_symlink() => Ok(Left::Link),
             _ => look::open_itself(path).map(|_| Left::Nothing),
         }
     }
@@ -108,6 +109,47 @@ impl Coherence for Sshfs {
     fn publish(&self, _path: &Path, _since: SystemTime) -> io::Result<()> {
         Ok(())
     }
+}
+
+fn look_anew(path: &Path) -> io::Result<()> {
+    match look::open_itself(path)? {
+        Some(file) => look::attributes(&file),
+        None => {
+            kernel::forget_name(path);
+            Ok(())
+        }
+    }
+}
+
+/// Returns when the mount shows that a name is what it is, or has had the time to forget what it
+/// was: nobody goes where an old link led.
+fn show_entry(path: &Path, kind: &EntryKind) -> io::Result<()> {
+    // What is not there is never remembered; nor what is in a link that sshfs refuses to show
+    // (`contain_symlinks`), but for the link that was there before, which it does show.
+    let is_shown = || match EntryKind::shown_at(path) {
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+        Ok(EntryKind::Link(shown)) if shown.as_os_str().is_empty() => matches!(kind, EntryKind::Link(_)),
+        Ok(shown) => shown == *kind,
+    };
+    // Fails where the kernel finds that it is no file any more, and shows that from then on.
+    let looked = look_anew(path);
+    if *kind == EntryKind::File && is_shown() {
+        return looked;
+    }
+    let listed = list_anew(path);
+    let end = Instant::now() + SSHFS_MEMORY;
+    while !is_shown() && Instant::now() < end {
+        sleep(LOOK_AGAIN);
+    }
+    listed
+}
+
+/// Has what a name is, and its attributes, told by a listing.
+fn list_anew(path: &Path) -> io::Result<()> {
+    let Some(dir) = path.parent() else { return Ok(()) };
+    forget_listing(dir)?;
+    std::fs::read_dir(dir)?.for_each(drop);
+    kernel::forget(path)
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -154,6 +196,7 @@ fn try_to_forget(path: &Path) -> io::Result<Left> {
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => Ok(Left::Directory),
+        Ok(found) if found.is_symlink() => Ok(Left::Link),
         // There again by now; then it is true that it is there.
         Ok(_) => Ok(Left::Nothing),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
@@ -161,10 +204,10 @@ fn try_to_forget(path: &Path) -> io::Result<Left> {
     }
 }
 
-/// A directory is waited for.
+/// Directories and links are waited for.
 fn wait_until_forgotten(path: &Path) -> io::Result<()> {
     let end = Instant::now() + SSHFS_MEMORY;
-    while try_to_forget(path)? == Left::Directory && Instant::now() < end {
+    while try_to_forget(path)? != Left::Nothing && Instant::now() < end {
         sleep(LOOK_AGAIN);
     }
     Ok(())

@@ -10,8 +10,9 @@ mod staying;
 mod writers;
 
 pub use closing::Edge;
-pub use procfs::{has_open, parent_of};
-pub(crate) use procfs::{is_below, pipe_inode};
+#[cfg(test)]
+pub(crate) use procfs::children as children_of;
+pub(crate) use procfs::{Stat, is_below, pipe_inode, read_stat};
 pub use writers::{Writers, Written};
 
 use std::{

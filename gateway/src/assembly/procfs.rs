@@ -478,13 +478,22 @@ fn read_end(link: &Path, inode: u64) -> Option<PipeEnd> {
 }
 
 /// What is used of proc_pid_stat(5).
-struct Stat {
-    parent: Pid,
+/// What proc_pid_stat(5) says of a process.
+#[derive(Debug)]
+pub struct Stat {
+    /// Who made it, or has taken it over since.
+    pub parent: Pid,
     state: char,
+    /// Its process group.
+    pub group: i64,
     session: Pid,
+    /// The process group in the foreground of its terminal; -1 where it has none.
+    pub foreground: i64,
+    /// Page faults of the children that it has waited for: a process that runs has some.
+    pub faults_of_children: u64,
     threads: u32,
     /// Clock ticks after boot.
-    started: u64,
+    pub started: u64,
 }
 
 impl Stat {
@@ -494,7 +503,9 @@ impl Stat {
     }
 }
 
-fn read_stat(pid: Pid) -> Option<Stat> {
+/// What there is to know of a process, without its descriptors.
+#[must_use]
+pub fn read_stat(pid: Pid) -> Option<Stat> {
     read_stat_of(&Path::new("/proc").join(pid.to_string()))
 }
 
@@ -509,11 +520,14 @@ fn read_stat_of(directory: &Path) -> Option<Stat> {
     let mut words = rest.split_ascii_whitespace();
     let state = words.next()?.chars().next()?;
     let parent = words.next()?.parse().ok()?;
-    let session = words.nth(1)?.parse().ok()?;
-    // Field 20 of the line, and field 22; four words after the name are taken.
-    let threads = words.nth(13)?.parse().ok()?;
+    let group = words.next()?.parse().ok()?;
+    let session = words.next()?.parse().ok()?;
+    // Fields 8, 11, 20 and 22 of the line; four words after the name are taken.
+    let foreground = words.nth(1)?.parse().ok()?;
+    let faults_of_children = words.nth(2)?.parse().ok()?;
+    let threads = words.nth(8)?.parse().ok()?;
     let started = words.nth(1)?.parse().ok()?;
-    Some(Stat { parent, state, session, threads, started })
+    Some(Stat { parent, state, group, session, foreground, faults_of_children, threads, started })
 }
 
 /// Whether other users' processes don't show (`hidepid`, proc(5)). Init's do where anybody's does.
@@ -547,16 +561,8 @@ fn descriptor_tables(pid: Pid, count: u32) -> Vec<PathBuf> {
 }
 
 /// Who made a process, or has taken it over since; `None` above init, and once the process is gone.
-#[must_use]
-pub fn parent_of(pid: Pid) -> Option<Pid> {
+fn parent_of(pid: Pid) -> Option<Pid> {
     read_stat(pid).map(|stat| stat.parent).filter(|parent| *parent > 0)
-}
-
-/// Whether a process has a file of that name open, or that can't be told (proc_pid_fd(5)).
-#[must_use]
-pub fn has_open(pid: Pid, file: &Path) -> bool {
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
-    descriptors.flatten().any(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|path| path == file))
 }
 
 /// The last tick that had surely begun at that time of the clock, which counts from 1970.
@@ -579,7 +585,8 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
     Some((number, first))
 }
 
-fn children(pid: Pid) -> Vec<Pid> {
+/// The children of all its threads.
+pub fn children(pid: Pid) -> Vec<Pid> {
     let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
     lists.flat_map(|l| l.split_ascii_whitespace().filter_map(|w| w.parse().ok()).collect::<Vec<_>>()).collect()
 }

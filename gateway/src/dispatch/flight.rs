@@ -33,7 +33,6 @@ use self::{
     silence::Silences,
 };
 use super::{
-    again,
     ending::{JoinHere, PartEnd, StageState, as_shell},
     output::Output,
     refresh::{self, Written, is_on_mount_of},
@@ -45,7 +44,6 @@ use crate::{
     facts::Reading,
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
-    name_changes::Changing,
     plan::{Placement, Plan},
     stage_link::{ForStage, FromStage},
     state::Gateway,
@@ -109,8 +107,6 @@ struct Relay<'a> {
     /// By run: why its connection was lost.
     why_lost: BTreeMap<usize, String>,
     silences: Silences,
-    /// By stage: it may change names until it has ended.
-    changing: BTreeMap<usize, Changing>,
     events: mpsc::Sender<Event>,
     pumps: JoinSet<()>,
 }
@@ -231,12 +227,6 @@ impl<'a> Relay<'a> {
             (index, StageState::new(&pipeline.stages[index], parts, count(index), joins.remove(&index)))
         });
         let stages: BTreeMap<usize, StageState> = stages.collect();
-        let may_change = |stage: &&usize| !readings[**stage].as_ref().is_ok_and(again::leaves_names);
-        let changing = stages
-            .keys()
-            .filter(may_change)
-            .map(|stage| (*stage, Changing::begin(gateway, pipeline.stages[*stage].enlisted.pid)))
-            .collect();
         let feeds = lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
         // An aggregator's streams are those of its stage, not of a run.
         let feeds = feeds.filter(|((run, _), _)| *run != JOINED);
@@ -246,7 +236,6 @@ impl<'a> Relay<'a> {
             readings,
             runs,
             stages,
-            changing,
             joined,
             feeds: feeds.collect(),
             outputs: outputs(pipeline, plan, &lowered),
@@ -589,7 +578,6 @@ impl<'a> Relay<'a> {
         while let Some(index) = self.stages.keys().copied().find(|stage| self.is_at_its_end(*stage)) {
             let state = self.stages.get_mut(&index).expect("found a moment ago");
             state.finished = true;
-            drop(self.changing.remove(&index));
             let farewell = state.farewell(self.readings[index].as_ref().ok());
             if let ForStage::Exit { status, .. } = &farewell {
                 self.outcome.statuses.insert(index, as_shell(*status));

@@ -31,6 +31,7 @@ use crate::{
     executors::Connection,
     explain,
     facts::{self, Reading, Surroundings, World},
+    fresh,
     lower::{Builder, Lowered},
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
@@ -124,12 +125,12 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
         return;
     }
     let shell = gateway.sessions.get(&stage.session).map(|session| session.pid);
-    gateway.name_changes.note(stage, shell);
+    fresh::note(stage, shell);
     let reading = facts::read(&world, stage);
     if let Ok(reading) = &reading
         && !again::leaves_names(reading)
     {
-        stage.must_stay = gateway.name_changes.open_here(&view.table, stage.pid, reading);
+        stage.must_stay = gateway.open_files.why_local(&view.table, stage.pid, reading);
     }
     if stage.must_stay.is_some() {
         return;

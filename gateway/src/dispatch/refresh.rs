@@ -10,12 +10,12 @@ use std::{
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fs_mapper::{
     MountId, MountTable, Resolution,
-    coherence::{Adapter, Change, Coherence, Left, WriteBehind},
+    coherence::{Adapter, Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind},
 };
 use posh_annotations::FileKind;
 use posh_proto::{
@@ -131,7 +131,7 @@ impl Written {
         let mut tally = Tally::default();
         for change in self.changes.iter().chain(self.doubtful.iter().map(|(change, _)| change)) {
             match change {
-                Change::FileWritten(_) => tally.files += 1,
+                Change::FileWritten(_) | Change::EntryIs(..) => tally.files += 1,
                 Change::Removed(_) => tally.removed += 1,
                 Change::ListingChanged(_)
                 | Change::NameChanged(_)
@@ -184,13 +184,25 @@ fn seen(directory: &ChangedDirectory) -> Vec<Change> {
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
     let within = |name: &bytes::Bytes| path.join(OsStr::from_bytes(name));
     let mut changes: Vec<Change> = directory.removed.iter().map(|name| Change::Removed(within(name))).collect();
+    let entry = |name: &bytes::Bytes| Change::EntryIs(within(name), kind_of(directory, name));
     if directory.written.len() > FEW_FILES {
+        // A listing does not tell what is in a link.
+        changes.extend(directory.kinds.iter().map(|kind| entry(&kind.name)));
         changes.push(Change::EntriesChanged(path));
         return changes;
     }
-    changes.extend(directory.written.iter().map(|name| Change::FileWritten(within(name))));
+    changes.extend(directory.written.iter().map(entry));
     changes.extend(directory.names_changed.then_some(Change::ListingChanged(path)));
     changes
+}
+
+/// What one of the names that were written is now.
+fn kind_of(directory: &ChangedDirectory, name: &bytes::Bytes) -> EntryKind {
+    match directory.kinds.iter().find(|kind| kind.name == *name) {
+        None => EntryKind::File,
+        Some(kind) if kind.link.is_empty() => EntryKind::Directory,
+        Some(kind) => EntryKind::Link(OsStr::from_bytes(&kind.link).into()),
+    }
 }
 
 /// What changed in a directory that has the names that it had, with how it is now; `None` where that was not told, or the
@@ -200,11 +212,13 @@ fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Cha
     let now = directory.now?;
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
     let Resolution::Owned(owned) = table.resolve(&path, Path::new("/")) else { return None };
-    let is_told = directory.written.len() == directory.written_now.len() && directory.removed.is_empty();
+    let is_told = directory.written.len() == directory.written_now.len()
+        && directory.removed.is_empty()
+        && directory.kinds.is_empty();
     if !is_told || directory.written.len() > FEW_FILES || table.mount(owned.mount).adapter() != Adapter::Sshfs {
         return None;
     }
-    let file = |name: &bytes::Bytes| Change::FileWritten(path.join(OsStr::from_bytes(name)));
+    let file = |name: &bytes::Bytes| Change::EntryIs(path.join(OsStr::from_bytes(name)), EntryKind::File);
     let files = directory.written.iter().map(file).zip(directory.written_now.iter().copied());
     let listing = directory.names_changed.then(|| (Change::ListingChanged(path.clone()), now));
     Some(files.chain(listing).collect())
@@ -273,11 +287,7 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
 /// mount that has forgotten the directory finds out that it is gone, and goes on remembering what
 /// was in it.
 async fn removed_trees(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
-    let is_sshfs = |path: &Path| {
-        let place = table.resolve(path, Path::new("/"));
-        matches!(place, Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs)
-    };
-    let (trees, changes) = take_out_trees(changes, is_sshfs);
+    let (trees, changes) = take_out_trees(changes, |path| is_on_sshfs(table, path));
     let owned = Arc::clone(table);
     let at_their_places = move |tree: &RemovedTree| {
         let real = real_place(&owned, &Change::Removed(tree.top.clone()))?;
@@ -288,6 +298,11 @@ async fn removed_trees(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> (V
         Some(RemovedTree { directories: moved(&tree.directories), others: moved(&tree.others), top: real })
     };
     (in_parallel(trees, at_their_places).await, changes)
+}
+
+fn is_on_sshfs(table: &MountTable, path: &Path) -> bool {
+    let place = table.resolve(path, Path::new("/"));
+    matches!(place, Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs)
 }
 
 /// In one pass, since there may be some hundred thousand changes.
@@ -372,9 +387,19 @@ async fn at_once(
     work: fn(&MountTable, &Change) -> io::Result<Left>,
 ) -> Vec<PathBuf> {
     let table = Arc::clone(table);
+    let began = Instant::now();
+    // What sshfs remembered at the beginning it has forgotten by now, however many names a server
+    // tells of which it does not show as told.
+    let is_over = move |table: &MountTable, change: &Change| {
+        began.elapsed() > SSHFS_MEMORY && matches!(change, Change::EntryIs(..)) && is_on_sshfs(table, change.path())
+    };
+    let work = move |table: &MountTable, change: &Change| match is_over(table, change) {
+        true => Ok(Left::Nothing),
+        false => work(table, change),
+    };
     let carry_out = move |change: &Change| match work(&table, change) {
         Ok(Left::Directory) => real_place(&table, change),
-        Ok(Left::Nothing) => None,
+        Ok(Left::Nothing | Left::Link) => None,
         Err(error) => {
             // Usually the command removed the file again, or never made it.
             tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
@@ -413,7 +438,8 @@ where
 fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
     let is_beside = |change: &&Change| {
         let listing = change.path().parent().map(|parent| Change::ListingChanged(parent.to_owned()));
-        matches!(change, Change::FileWritten(_)) && listing.is_some_and(|listing| changes.contains(&listing))
+        matches!(change, Change::FileWritten(_) | Change::EntryIs(..))
+            && listing.is_some_and(|listing| changes.contains(&listing))
     };
     changes.iter().filter(is_beside).cloned().collect()
 }
@@ -437,7 +463,7 @@ pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf>
     let Resolution::Owned(told) = table.resolve(path, Path::new("/")) else { return None };
     let by_name = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
     let real = match change {
-        Change::Removed(_) | Change::NameChanged(_) => by_name()?,
+        Change::Removed(_) | Change::NameChanged(_) | Change::EntryIs(..) => by_name()?,
         Change::FileWritten(_) | Change::ListingChanged(_) | Change::EntriesChanged(_) | Change::Anything(_) => {
             match path.canonicalize() {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => by_name()?,
@@ -455,7 +481,11 @@ pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf>
 fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
     let Some((change, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
     match &change {
-        Change::Removed(path) => coherence.forget_removed(path),
+        Change::Removed(path) => match coherence.forget_removed(path)? {
+            // That takes until the mount has forgotten it.
+            Left::Link => coherence.refresh(&change).map(|()| Left::Nothing),
+            left => Ok(left),
+        },
         other => coherence.refresh(other).map(|()| Left::Nothing),
     }
 }
@@ -502,7 +532,8 @@ mod tests {
         directory.removed = vec!["gone".into()];
         let path = |text: &str| PathBuf::from(text);
         let listing = Change::ListingChanged(path("/mnt/d"));
-        let (removed, written) = (Change::Removed(path("/mnt/d/gone")), Change::FileWritten(path("/mnt/d/f")));
+        let removed = Change::Removed(path("/mnt/d/gone"));
+        let written = Change::EntryIs(path("/mnt/d/f"), EntryKind::File);
         assert_eq!(seen(&directory), [removed.clone(), written, listing]);
         directory.written = vec!["f".into(); FEW_FILES + 1];
         assert_eq!(seen(&directory), [removed, Change::EntriesChanged(path("/mnt/d"))]);

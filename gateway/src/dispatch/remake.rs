@@ -166,10 +166,13 @@ impl Server {
             let coherence = at_work.mount(owned.mount).coherence();
             let left =
                 if are_many { coherence.forget_one_of_many_removed(path) } else { coherence.forget_removed(path) };
-            matches!(left, Ok(Left::Directory)).then(|| path.clone())
+            left.ok().filter(|left| *left != Left::Nothing).map(|left| (path.clone(), left))
         };
+        let (links, empty): (Vec<_>, Vec<_>) =
+            in_parallel(others, forget).await.into_iter().partition(|(_, left)| *left == Left::Link);
+        self.forget_links(links.into_iter().map(|(path, _)| path).collect()).await;
         // Directories that were empty.
-        let empty = in_parallel(others, forget).await;
+        let empty: Vec<PathBuf> = empty.into_iter().map(|(path, _)| path).collect();
         if are_many {
             tokio::time::sleep(KERNEL_MEMORY).await;
         }
@@ -178,6 +181,19 @@ impl Server {
         let (removed, stubborn) = remove(made.clone()).await;
         self.remove_all(stubborn).await;
         made.into_iter().filter(|directory| !removed.contains(directory)).collect()
+    }
+
+    /// Links in directories that were made for this: sshfs forgets one that is removed through it,
+    /// whatever has its name on the server.
+    async fn forget_links(&self, links: Vec<PathBuf>) {
+        for links in portions(&links) {
+            self.run(vec![stage(&["touch", "--"], links)]).await;
+        }
+        let remembered = in_parallel(links, |path| fs::remove_file(path).err()).await;
+        if let Some(error) = remembered.first() {
+            tracing::debug!(%error, "links are forgotten in time");
+            tokio::time::sleep(SSHFS_MEMORY).await;
+        }
     }
 
     async fn make_all(&self, directories: &[PathBuf]) {

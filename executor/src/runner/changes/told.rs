@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_proto::executor::{Attributes, ChangedDirectory};
+use posh_proto::executor::{Attributes, ChangedDirectory, NamedKind};
 
 /// Directories with something new, and whether these are all.
 #[derive(Debug, Default, PartialEq)]
@@ -22,6 +22,8 @@ pub struct Changed {
     pub names: bool,
     pub written: Vec<OsString>,
     pub removed: Vec<OsString>,
+    /// Those of `written` that are directories or links now, with what is in the link.
+    pub kinds: Vec<(OsString, Option<OsString>)>,
     pub now: Option<Now>,
 }
 
@@ -40,11 +42,17 @@ impl Changes {
     /// As the contract has it.
     pub fn message(&self) -> Vec<ChangedDirectory> {
         let bytes = |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();
+        let bytes_of = |name: &OsString| name.as_bytes().to_vec().into();
+        let kind = |(name, link): &(OsString, Option<OsString>)| NamedKind {
+            name: bytes_of(name),
+            link: link.as_ref().map(bytes_of).unwrap_or_default(),
+        };
         let directory = |(path, changed): (&PathBuf, &Changed)| ChangedDirectory {
             path: path.as_os_str().as_bytes().to_vec().into(),
             names_changed: changed.names,
             written: bytes(&changed.written),
             removed: bytes(&changed.removed),
+            kinds: changed.kinds.iter().map(kind).collect(),
             now: changed.now.as_ref().map(|now| now.own),
             written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
         };

@@ -1,0 +1,164 @@
+//! Redirects whose files a server may open by their names.
+//!
+//! A file that is open here and the file that has its name on the server are one file only if
+//! nobody has given the name away since the shell's open(2): a command of posh, another machine, a
+//! second mount of the same export. No file system tells. So a server opens the file of a redirect
+//! by its name only if the descriptor is *fresh*; every other file is read and written through the
+//! shell's own descriptor.
+//!
+//! Invariant: a fresh descriptor was opened by the stage's own process, between its fork for this
+//! one command and its exec, and that process has started no other one. The shell could as well
+//! have opened the file a moment later, which is when the server does.
+//!
+//! Proof. The parent is a shell, and waits for the process: POSIX shells have commands that they do
+//! not wait for ignore SIGINT, or give them a process group that is not the terminal's. A shell
+//! that waits closes nothing, so what it has not open, it had not open when it forked. What the
+//! process has, it has from there or has opened itself. It has no children, and has waited for
+//! none: the kernel would have added their page faults to its account. An output that a server
+//! opens is as empty as the shell has left it (`executor/src/runner/paths.rs`).
+//!
+//! Not told apart: a subshell that opens a file by `exec < f`, waits for something in a builtin
+//! alone (`read x < fifo`), and becomes a command by `exec`. It may do so for [`LONGEST_SETUP`].
+
+use std::{fs, path::Path, time::Duration};
+
+use nix::{
+    libc::{SIGCHLD, SIGINT},
+    time::{ClockId, clock_gettime},
+};
+use posh_proto::rule::{self, Rule};
+
+use crate::{
+    assembly::{Stat, is_below, read_stat},
+    enlisted::{Descriptor, Enlisted, Kind, Pid},
+    open_files,
+};
+
+/// Programs that open redirects after a fork, or close their copies only when a block has ended
+/// (fish), and wait for what they start in the foreground.
+const SHELLS: [&str; 5] = ["bash", "dash", "zsh", "zsh5", "fish"];
+/// Clock ticks of proc_pid_stat(5), USER_HZ.
+const TICKS_PER_SECOND: u64 = 100;
+/// A process that is older has done more than to open its redirects. Those of one command may take
+/// some round trips each.
+const LONGEST_SETUP: Duration = Duration::from_secs(2);
+
+/// Notes in a stage's descriptors which of its files on mounts are not fresh.
+pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
+    let is_concerned = |file: &Descriptor| file.kind == Kind::File && file.on_mount;
+    if !rule::holds(Rule::Coherence) || !stage.descriptors.iter().any(is_concerned) {
+        return;
+    }
+    let parent = shell.and_then(|shell| waiting_shell(stage, shell));
+    for file in stage.descriptors.iter_mut().filter(|file| is_concerned(file)) {
+        file.is_older = parent.is_none_or(|parent| open_files::has_open(parent, file));
+    }
+}
+
+/// The shell that has forked the process for this command and waits for it; `None` if that is not
+/// certain. `session` is the session's own shell.
+fn waiting_shell(stage: &Enlisted, session: Pid) -> Option<Pid> {
+    let ignores = |signal: i32| stage.ignored_signals & 1 << (signal - 1) != 0;
+    let stat = read_stat(stage.pid)?;
+    let parent = stat.parent;
+    let has_started_none = stage.childless && stat.faults_of_children == 0 && !ignores(SIGCHLD);
+    let is_waited_for = || !ignores(SIGINT) && is_in_foreground(&stat, read_stat(parent).as_ref());
+    let is_certain =
+        has_started_none && is_young(&stat) && is_waited_for() && is_shell(parent) && is_below(parent, &[session]);
+    is_certain.then_some(parent)
+}
+
+/// Whether it has no process group of its own, or the one that has the terminal.
+fn is_in_foreground(process: &Stat, parent: Option<&Stat>) -> bool {
+    process.group == process.foreground || parent.is_some_and(|parent| parent.group == process.group)
+}
+
+fn is_young(process: &Stat) -> bool {
+    let Ok(now) = clock_gettime(ClockId::CLOCK_BOOTTIME) else { return false };
+    let started = Duration::from_millis(process.started.saturating_mul(1000 / TICKS_PER_SECOND));
+    Duration::from(now).saturating_sub(started) < LONGEST_SETUP
+}
+
+fn is_shell(pid: Pid) -> bool {
+    let program = fs::read_link(format!("/proc/{pid}/exe"));
+    let name = program.as_deref().ok().and_then(Path::file_name);
+    name.is_some_and(|name| SHELLS.iter().any(|shell| name == *shell))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::MetadataExt as _, process::Command, time::Instant};
+
+    use super::*;
+    use crate::assembly::children_of;
+
+    /// Has a shell start `sleep`, and tells whether its descriptor 0 is fresh.
+    fn is_fresh(shell: &str, script: &str) -> bool {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().canonicalize().unwrap().join("f");
+        fs::write(&path, "x").unwrap();
+        let mut shell = Command::new(shell).args(["-c", script]).env("F", &path).spawn().unwrap();
+        let began = Instant::now();
+        let is_sleep = |pid: &Pid| fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"sleep\n");
+        let below =
+            |pid: Pid| children_of(pid).into_iter().flat_map(|child| [vec![child], children_of(child)].concat());
+        let stage = loop {
+            if let Some(pid) = below(shell.id()).chain([shell.id()]).find(is_sleep) {
+                break pid;
+            }
+            assert!(began.elapsed() < Duration::from_secs(10), "{script}");
+        };
+        let status = fs::read_to_string(format!("/proc/{stage}/status")).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
+        let file = Descriptor {
+            identity: (0, fs::metadata(&path).unwrap().ino()),
+            ..Descriptor::imagined(0, Kind::File, path.clone(), 0)
+        };
+        let mut enlisted = Enlisted {
+            pid: stage,
+            childless: true,
+            ignored_signals: u64::from_str_radix(ignored, 16).unwrap(),
+            descriptors: vec![file],
+            ..Enlisted::from(posh_proto::stage::Enlist::default())
+        };
+        note(&mut enlisted, Some(shell.id()));
+        for pid in [stage, shell.id()] {
+            let _ended = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(pid.try_into().unwrap()),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+        }
+        shell.wait().unwrap();
+        !enlisted.descriptors[0].is_older
+    }
+
+    #[test]
+    fn what_a_command_s_own_process_has_opened_is_fresh() {
+        assert!(is_fresh("bash", "sleep 100 < $F; :"));
+        assert!(is_fresh("bash", "( sleep 100 < $F; : ); :"));
+        assert!(is_fresh("bash", ": < $F; sleep 100 < $F; :"));
+    }
+
+    #[test]
+    fn what_its_shell_has_open_is_older() {
+        assert!(!is_fresh("bash", "exec 3< $F; sleep 100 <&3; :"));
+        assert!(!is_fresh("bash", "{ sleep 100; :; } < $F; :"));
+        assert!(!is_fresh("bash", "while :; do sleep 100; done < $F"));
+        assert!(!is_fresh("dash", "{ sleep 100; :; } < $F; :"));
+    }
+
+    #[test]
+    fn what_its_shell_may_have_closed_since_is_older() {
+        assert!(!is_fresh("bash", "exec 3< $F; sleep 100 <&3 & exec 3<&-; wait"));
+        assert!(!is_fresh("bash", "set -m; exec 3< $F; sleep 100 <&3 & exec 3<&-; wait"));
+        let python = "import os,subprocess as s; f = open(os.environ['F']); p = s.Popen(['sleep', '100'], \
+                      stdin=f); f.close(); p.wait()";
+        assert!(!is_fresh("python3", python));
+    }
+
+    #[test]
+    fn what_was_opened_before_another_command_is_older() {
+        assert!(!is_fresh("bash", "( exec < $F; /bin/true; exec sleep 100 ); :"));
+        assert!(!is_fresh("bash", "exec < $F; exec sleep 100"));
+    }
+}
