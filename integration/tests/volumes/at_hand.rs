@@ -38,6 +38,8 @@ fn what_is_at_hand_is_used_here_and_the_rest_there() {
         wc -l large; wc -l < large
         find deep -name c; ls > /dev/null; ls deep; find deep -name c; grep -r 6 deep; grep -r 6 deep
         cat none a; echo $?; cut -c 1 < a | tr 3 x; md5sum a | cut -c 1-4";
+    // Read here before, by a shell alone.
+    Script::new("cd /mnt/s1/d; cat a b; ls").run(&lab.workstation, Under::Shell).unwrap();
     let output = Script::new(text).run(&lab.workstation, Under::PoshExplained).unwrap();
     let (said, report) = (String::from_utf8_lossy(&output.stdout).into_owned(), output.report());
     let expect = "3\n1\n2\n3\n1\n2\n1\n2\n5\n524288 large\n524288\ndeep/c\nc\ndeep/c\ndeep/c:6\ndeep/c:6\n3\n1\n2\n1\nx\n1\n2\n6aed\n";
