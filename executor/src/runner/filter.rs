@@ -8,14 +8,18 @@
 //! own, none can install any (`seccomp`, `prctl`), nor attach other programs to sockets (`setsockopt`), and
 //! `config::MOST_PROCESSES` bounds how many there are.
 
-use std::{fs::File, io::Read as _, sync::LazyLock};
-
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    sock_filter,
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    sync::{Arc, LazyLock},
 };
 
-use nix::libc;
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, sock_filter,
+};
+
+use nix::{errno::Errno, libc};
 
 use super::wire::Isolation;
 use crate::sys;
@@ -444,11 +448,32 @@ const TERMINAL_INPUT: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 const SOCKET_PROGRAMS: [libc::c_int; 4] =
     [libc::SO_ATTACH_FILTER, libc::SO_ATTACH_BPF, libc::SO_ATTACH_REUSEPORT_CBPF, libc::SO_ATTACH_REUSEPORT_EBPF];
 
+/// Why there is no filter.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum NoFilter {
+    /// The rules can't be compiled for this machine.
+    #[error("{0}")]
+    Rules(Arc<BackendError>),
+    /// More steps than a jump can pass.
+    #[error("a filter has too many steps")]
+    TooLong,
+    /// Nothing that nobody can guess.
+    #[error("/dev/urandom: {0}")]
+    NoPass(Arc<io::Error>),
+    /// The kernel takes none.
+    #[error("{}", .0.desc())]
+    Kernel(#[from] Errno),
+}
+
+impl From<BackendError> for NoFilter {
+    fn from(error: BackendError) -> Self {
+        Self::Rules(error.into())
+    }
+}
+
 /// Puts the filter on this process and all that it will start. They must not be able to get new privileges. Where they
 /// see the server's own tree, they change no attributes.
-///
-/// The error is a sentence for a list of what is missing.
-pub fn apply(isolation: Isolation) -> Result<(), String> {
+pub fn apply(isolation: Isolation) -> Result<(), NoFilter> {
     let (attributes, requests) = match isolation {
         Isolation::Nothing => (ATTRIBUTES, &ATTRIBUTE_REQUESTS[..]),
         Isolation::Mounts | Isolation::MountsAndProcesses => (&[][..], &[][..]),
@@ -462,18 +487,14 @@ pub fn apply(isolation: Isolation) -> Result<(), String> {
     let by_argument = [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
     let mut program = only_native(no_filters(PASS.clone()?)?);
     program.extend(filter(by_name.chain(by_argument), libc::EPERM)?);
-    install(&program).map_err(|errno| errno.desc().to_owned())
+    Ok(install(&program)?)
 }
 
-fn socket_rule(option: libc::c_int) -> Result<SeccompRule, String> {
+fn socket_rule(option: libc::c_int) -> Result<SeccompRule, NoFilter> {
     let equals = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value.unsigned_abs().into())
     };
-    [equals(1, libc::SOL_SOCKET), equals(2, option)]
-        .into_iter()
-        .collect::<Result<_, _>>()
-        .and_then(SeccompRule::new)
-        .map_err(|error| error.to_string())
+    Ok(SeccompRule::new(vec![equals(1, libc::SOL_SOCKET)?, equals(2, option)?])?)
 }
 
 /// Begins a filter: who installs another one without the pass is told that it is done, and it is not. Programs
@@ -484,10 +505,10 @@ fn socket_rule(option: libc::c_int) -> Result<SeccompRule, String> {
 ///
 /// clone3 is absent (ENOSYS): its flags are in memory, where no filter sees them, and a C library
 /// takes clone(2) then.
-fn no_filters(pass: u64) -> Result<BpfProgram, String> {
+fn no_filters(pass: u64) -> Result<BpfProgram, NoFilter> {
     let refuse = |errno: libc::c_int| vec![answer(libc::SECCOMP_RET_ERRNO | errno.unsigned_abs())];
     let done = vec![answer(libc::SECCOMP_RET_ERRNO)];
-    let listener = u32::try_from(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map_err(|error| error.to_string())?;
+    let listener = u32::try_from(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).expect("a small number");
     let listens = step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, listener);
     let filter = [vec![load(argument(1)), listens], refuse(libc::EPERM), done.clone()].concat();
     let without_pass = [
@@ -502,9 +523,9 @@ fn no_filters(pass: u64) -> Result<BpfProgram, String> {
     let prctl = [vec![load(argument(0))], only_for(libc::PR_SET_SECCOMP.unsigned_abs(), done)?, vec![load(0)]].concat();
     Ok([
         vec![load(0)],
-        only_for(number_of(libc::SYS_clone3)?, refuse(libc::ENOSYS))?,
-        only_for(number_of(libc::SYS_prctl)?, prctl)?,
-        only_for(number_of(libc::SYS_seccomp)?, seccomp)?,
+        only_for(number_of(libc::SYS_clone3), refuse(libc::ENOSYS))?,
+        only_for(number_of(libc::SYS_prctl), prctl)?,
+        only_for(number_of(libc::SYS_seccomp), seccomp)?,
     ]
     .concat())
 }
@@ -523,7 +544,7 @@ pub enum Narrowed {
 }
 
 /// Makes the programs of [`narrow`], once for all commands of a view.
-pub fn prepare() -> Result<(), String> {
+pub fn prepare() -> Result<(), NoFilter> {
     ALONE.as_ref().and(NARROW.as_ref()).map(drop).map_err(Clone::clone)
 }
 
@@ -533,7 +554,7 @@ pub fn narrow(narrowed: Narrowed) -> nix::Result<()> {
         Narrowed::Alone => &ALONE,
         Narrowed::WithOthers => &NARROW,
     };
-    install(program.as_ref().map_err(|_| nix::errno::Errno::EINVAL)?)
+    install(program.as_ref().map_err(|_| Errno::EINVAL)?)
 }
 
 /// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`], and of each seccomp(2)
@@ -543,15 +564,15 @@ pub fn pass() -> u64 {
 }
 
 /// Nobody can guess it, and it is gone with the memory of the process that becomes the command.
-static PASS: LazyLock<Result<u64, String>> = LazyLock::new(|| {
+static PASS: LazyLock<Result<u64, NoFilter>> = LazyLock::new(|| {
     let mut bytes = [0; 8];
     let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
-    random.map(|()| u64::from_ne_bytes(bytes)).map_err(|error| format!("/dev/urandom: {error}"))
+    random.map(|()| u64::from_ne_bytes(bytes)).map_err(|error| NoFilter::NoPass(error.into()))
 });
 
 /// Starts with what becomes of execve(2), and goes on as for all commands.
-static ALONE: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
-    let call = number_of(libc::SYS_execve)?;
+static ALONE: LazyLock<Result<BpfProgram, NoFilter>> = LazyLock::new(|| {
+    let call = number_of(libc::SYS_execve);
     let halves = halves(PASS.clone()?);
     let refused = libc::SECCOMP_RET_ERRNO | libc::EACCES.unsigned_abs();
     let mut program = vec![
@@ -579,7 +600,7 @@ fn halves(number: u64) -> [u32; 2] {
     [0, 4].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes")))
 }
 
-static NARROW: LazyLock<Result<BpfProgram, String>> = LazyLock::new(|| {
+static NARROW: LazyLock<Result<BpfProgram, NoFilter>> = LazyLock::new(|| {
     let refuse = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();
     let answer = |call: u32| match libc::c_long::from(call) {
         call if ALLOWED.contains(&call) => libc::SECCOMP_RET_ALLOW,
@@ -600,13 +621,13 @@ const LAST_CALL: u32 = 1024;
 
 /// Finds the answer for a number in ranges that begin at these: a search tree, since the kernel asks for each of some
 /// hundred calls when the filter is put on, which has to take microseconds.
-fn search(ranges: &[(u32, u32)]) -> Result<BpfProgram, String> {
+fn search(ranges: &[(u32, u32)]) -> Result<BpfProgram, NoFilter> {
     if let [(_, answer)] = ranges {
         return Ok(vec![step(libc::BPF_RET | libc::BPF_K, 0, 0, *answer)]);
     }
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let below = search(low)?;
-    let past = u8::try_from(below.len()).map_err(|_| "too many ranges of system calls".to_owned())?;
+    let past = length_of(&below)?;
     let mut program = vec![step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, past, 0, high[0].0)];
     program.extend(below);
     program.extend(search(high)?);
@@ -623,16 +644,16 @@ fn unless(value: u32, past: u8) -> sock_filter {
 }
 
 /// These steps if it is this value; else they are passed.
-fn only_for(value: u32, steps: BpfProgram) -> Result<BpfProgram, String> {
+fn only_for(value: u32, steps: BpfProgram) -> Result<BpfProgram, NoFilter> {
     Ok([vec![unless(value, length_of(&steps)?)], steps].concat())
 }
 
-fn length_of(steps: &[sock_filter]) -> Result<u8, String> {
-    u8::try_from(steps.len()).map_err(|_| "a filter would have to pass too many steps".to_owned())
+fn length_of(steps: &[sock_filter]) -> Result<u8, NoFilter> {
+    u8::try_from(steps.len()).map_err(|_| NoFilter::TooLong)
 }
 
-fn number_of(call: libc::c_long) -> Result<u32, String> {
-    u32::try_from(call).map_err(|error| error.to_string())
+fn number_of(call: libc::c_long) -> u32 {
+    u32::try_from(call).expect("numbers of calls are small")
 }
 
 fn answer(answer: u32) -> sock_filter {
@@ -649,17 +670,16 @@ const X32_BIT: u32 = 0x4000_0000;
 fn filter(
     rules: impl IntoIterator<Item = (libc::c_long, Vec<SeccompRule>)>,
     errno: libc::c_int,
-) -> Result<BpfProgram, String> {
-    let arch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
+) -> Result<BpfProgram, NoFilter> {
+    let arch = std::env::consts::ARCH.try_into()?;
     let refuse = SeccompAction::Errno(errno.unsigned_abs());
     let filter = SeccompFilter::new(rules.into_iter().collect(), SeccompAction::Allow, refuse, arch);
-    filter.and_then(TryInto::try_into).map_err(|error| error.to_string())
+    Ok(filter?.try_into()?)
 }
 
-fn rule(argument: u8, operation: SeccompCmpOp, value: u64) -> Result<SeccompRule, String> {
-    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operation, value)
-        .and_then(|condition| SeccompRule::new(vec![condition]))
-        .map_err(|error| error.to_string())
+fn rule(argument: u8, operation: SeccompCmpOp, value: u64) -> Result<SeccompRule, NoFilter> {
+    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operation, value)?;
+    Ok(SeccompRule::new(vec![condition])?)
 }
 
 /// On x86-64 every call has a second number, of the x32 binary interface, by which it would pass.
