@@ -581,7 +581,7 @@ impl Reader<'_> {
         number.map(|number| number as usize)
     }
 
-    /// A number of processes, of which the kernel bears [`limits::MOST_PROCESSES`].
+    /// A number of commands, of which the kernel bears [`limits::MOST_PROCESSES`].
     fn processes(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
         let count = self.positive(key, value)?;
         if count > limits::MOST_PROCESSES {

@@ -1,7 +1,7 @@
 //! How much of the machine one identity may use at a time.
 
-/// The most processes of an identity, and the most commands of all identities, at a time; also the
-/// default of each such bound, since no configuration may ask for more.
+/// The most commands at a time, of an identity and of all; also the default of each such bound, since no
+/// configuration may ask for more.
 ///
 /// Each annotated command has a seccomp filter of its own, which the kernel compiles and keeps in the
 /// memory of its JIT compiler (`bpf_prog_pack`). Some thousand of them that are freed at once, as

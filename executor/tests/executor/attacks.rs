@@ -412,11 +412,11 @@ async fn memory_is_bounded_without_a_word_on_it() {
     assert!(numbers[0] <= (total_kib / 4).max(2 << 20) && numbers[1] <= total_kib / 4 + 4, "{said}");
 }
 
-// Guard: config::MOST_PROCESSES, in all places where processes are counted.
+// Guards: config::MOST_PROCESSES, for commands; the default of RLIMIT_NPROC, for what they fork.
 #[tokio::test]
 async fn processes_are_bounded_without_a_word_on_it() {
     let lab = Lab::start().await;
-    assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, "768\n");
+    assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, "8192\n");
     let status = lab.client.clone().status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!(status.whole.unwrap().max_processes, 768);
 }
