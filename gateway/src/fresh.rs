@@ -49,9 +49,10 @@ pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
     if !rule::holds(Rule::Coherence) || !stage.descriptors.iter().any(is_concerned) {
         return;
     }
+    let pid = stage.pid;
     let parent = shell.and_then(|shell| waiting_shell(stage, shell));
     for file in stage.descriptors.iter_mut().filter(|file| is_concerned(file)) {
-        file.is_older = parent.is_none_or(|parent| open_files::has_open(parent, file));
+        file.is_older = parent.is_none_or(|parent| open_files::has_open(parent, (pid, file)));
     }
 }
 
@@ -87,7 +88,7 @@ fn is_shell(pid: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::MetadataExt as _, process::Command, time::Instant};
+    use std::{process::Command, time::Instant};
 
     use super::*;
     use crate::assembly::children_of;
@@ -110,10 +111,7 @@ mod tests {
         };
         let status = fs::read_to_string(format!("/proc/{stage}/status")).unwrap();
         let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
-        let file = Descriptor {
-            identity: (0, fs::metadata(&path).unwrap().ino()),
-            ..Descriptor::imagined(0, Kind::File, path.clone(), 0)
-        };
+        let file = Descriptor::imagined(0, Kind::File, path.clone(), 0);
         let mut enlisted = Enlisted {
             pid: stage,
             childless: true,

@@ -58,15 +58,17 @@ impl OpenFiles {
     }
 }
 
-/// Whether a process has the file of a descriptor open, or that can't be told. A file that is
-/// renamed meanwhile keeps its inode (proc_pid_fdinfo(5), since Linux 5.14).
+/// Whether a process has the file of another one's descriptor open, or that can't be told. A file
+/// that is renamed meanwhile keeps its inode, whose number other file systems may have, too.
 #[must_use]
-pub fn has_open(pid: Pid, file: &Descriptor) -> bool {
-    let process = Path::new("/proc").join(pid.to_string());
-    let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return true };
+pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
+    let process = |pid: Pid| Path::new("/proc").join(pid.to_string());
+    let own = identity_of(&process(owner).join("fdinfo").join(file.fd.to_string()));
+    let descriptors = fs::read_dir(process(pid).join("fd"));
+    let (Some(own), Ok(descriptors)) = (own, descriptors) else { return true };
     descriptors.flatten().any(|descriptor| {
         fs::read_link(descriptor.path()).is_ok_and(|path| path == file.path)
-            || inode_of(&process.join("fdinfo").join(descriptor.file_name())) == Some(file.identity.1)
+            || identity_of(&process(pid).join("fdinfo").join(descriptor.file_name())) == Some(own)
     })
 }
 
@@ -115,9 +117,11 @@ fn look(but: Option<Pid>, mut found: impl FnMut(&Path)) {
     }
 }
 
-fn inode_of(info: &Path) -> Option<u64> {
+/// Mount and inode of an open file (proc_pid_fdinfo(5), since Linux 5.14).
+fn identity_of(info: &Path) -> Option<(u64, u64)> {
     let info = fs::read_to_string(info).ok()?;
-    info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok())
+    let number = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    Some((number("mnt_id:")?, number("ino:")?))
 }
 
 fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathBuf>) {
@@ -179,18 +183,27 @@ mod tests {
 
     #[test]
     fn an_open_file_is_known_by_its_name_and_by_its_inode() {
-        use std::os::unix::fs::MetadataExt as _;
+        use std::os::fd::AsRawFd as _;
 
         let place = tempfile::tempdir().unwrap();
         let place = place.path().canonicalize().unwrap();
-        fs::write(place.join("f"), "x").unwrap();
-        let file = fs::File::open(place.join("f")).unwrap();
-        let inode = file.metadata().unwrap().ino();
-        let is_open = |name: &str, inode| {
-            let file = Descriptor::imagined(0, Kind::File, place.join(name), 0);
-            has_open(std::process::id(), &Descriptor { identity: (0, inode), ..file })
+        let open = |name: &str| {
+            fs::write(place.join(name), "x").unwrap();
+            fs::File::open(place.join(name)).unwrap()
         };
-        assert!(is_open("f", 0) && is_open("renamed", inode) && !is_open("g", u64::MAX));
+        let (held, other) = (open("f"), open("g"));
+        let own = std::process::id();
+        let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(open("f"))).spawn().unwrap();
+        let is_open = |file: &fs::File, name: &str| {
+            let fd = u32::try_from(file.as_raw_fd()).unwrap();
+            has_open(holder.id(), (own, &Descriptor::imagined(fd, Kind::File, place.join(name), 0)))
+        };
+        let found = [is_open(&held, "renamed"), is_open(&other, "f"), is_open(&other, "g")];
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        assert_eq!(found, [true, true, false]);
+        let closed = Descriptor::imagined(u32::MAX, Kind::File, place.join("g"), 0);
+        assert!(has_open(own, (own, &closed)), "it can't be told");
     }
 
     #[test]
