@@ -251,7 +251,7 @@ impl Volume {
         if let Some(node) = table.node_mut(number) {
             node.leases = Leases::empty();
         }
-        if !table.learn(entry, asked)
+        if !table.learn_sent(entry, asked)
             && let Some(node) = table.node_mut(number)
         {
             node.lose(Leases::all());
@@ -280,7 +280,7 @@ impl Volume {
         }
         match result {
             Ok(entry) => {
-                table.learn(&entry, asked);
+                table.learn_sent(&entry, asked);
                 drop(table);
                 self.is_outdated(number);
                 let (key, new) = ((entry.attributes.id, 0), entry.attributes);
@@ -351,6 +351,9 @@ impl Volume {
     /// From now on the kernel asks anew.
     pub(super) fn show_as_sent(&self) {
         let outdated = std::mem::take(&mut *self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut table = self.table();
+        outdated.iter().for_each(|number| table.show_as_sent(*number));
+        drop(table);
         outdated.into_iter().for_each(|number| self.forget_attributes(number));
     }
 

@@ -86,12 +86,36 @@ pub(super) struct Node {
     pub children: u32,
     /// What was changed of its attributes in memory.
     pub changed: Option<Changes>,
+    /// What is shown of it in place of what the store says, since it was made or changed in memory.
+    pub shown: Option<Box<Shown>>,
     /// How often names were made in it in memory.
     pub made: u64,
     /// Why it never came to be.
     pub fault: Option<Errno>,
     /// What all of its names cost.
     pub share: Share,
+}
+
+/// A file's attributes as they were shown when it was sent, and as the store has them. A program that looks twice, as tar
+/// does, must see the same twice: the store gives another time of change, and other sizes of directories.
+///
+/// Invariant: `ours` is shown only as long as the store's version is that of `theirs`: nobody has changed the file since.
+#[derive(Debug)]
+pub(super) struct Shown {
+    ours: Attributes,
+    theirs: Attributes,
+}
+
+impl Shown {
+    /// What is shown where the store says this.
+    fn instead_of(&self, told: Attributes) -> Option<Attributes> {
+        if told.version != self.theirs.version {
+            return None;
+        }
+        let Attributes { ctime, blocks, .. } = self.ours;
+        let size = if told.kind == Kind::Directory { self.ours.size } else { told.size };
+        Some(Attributes { ctime, blocks, size, ..told })
+    }
 }
 
 /// A name as it is remembered.
@@ -180,6 +204,7 @@ impl Table {
             unborn: None,
             children: 0,
             changed: None,
+            shown: None,
             made: 0,
             fault: None,
             share: Share::of(&self.kept),
@@ -372,13 +397,36 @@ impl Table {
         if node.attributes.is_none_or(|before| !has_same_rights(&before, &entry.attributes)) {
             node.reader = None;
         }
-        node.attributes = may.then_some(entry.attributes);
+        let shown = node.shown.as_ref().and_then(|shown| shown.instead_of(entry.attributes));
+        if shown.is_none() {
+            node.shown = None;
+        }
+        node.attributes = may.then_some(shown.unwrap_or(entry.attributes));
         if !may {
             node.target = None;
             node.acls = None;
             node.losses = node.losses.wrapping_add(1);
         }
         may
+    }
+
+    /// As [`Self::learn`], of what was made or changed in memory and has arrived as it was: what is shown of it stays.
+    pub fn learn_sent(&mut self, entry: &Entry, asked: Instant) -> bool {
+        let number = self.number(entry.attributes.id);
+        if let Some(node) = self.nodes.get_mut(&number).filter(|node| !node.is_ahead()) {
+            let shown = |ours| Box::new(Shown { ours, theirs: entry.attributes });
+            node.shown = node.attributes.map(shown);
+        }
+        self.learn(entry, asked)
+    }
+
+    /// From now on the file is shown as the store has it.
+    pub fn show_as_sent(&mut self, number: u64) {
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        if let (Some(shown), Some(attributes)) = (node.shown.take(), &mut node.attributes) {
+            let Attributes { ctime, blocks, size, .. } = shown.theirs;
+            *attributes = Attributes { ctime, blocks, size, ..*attributes };
+        }
     }
 
     /// As [`Self::learn`], of a file that was heard of before.

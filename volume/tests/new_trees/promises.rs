@@ -48,6 +48,38 @@ async fn a_tree_takes_a_few_requests() {
     assert_eq!(client.volume.state().dirty_bytes, 0);
 }
 
+/// A program that looks at a file twice, as tar does, must not take it for one that has changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_made_is_shown_as_it_was_when_it_has_been_sent() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.make_directory("t/d").await.unwrap();
+    let names = ["t", "t/d", "t/d/f", "t/0", "t/199"];
+    for file in 0..200 {
+        client.put(format!("t/{file}"), &[b'x'; 5000], 1_000_000).await.unwrap();
+    }
+    client.put("t/d/f", b"old", 1_000_000).await.unwrap();
+    let look = async || {
+        let mut seen = Vec::new();
+        for name in names {
+            let its = client.stat(name).await.unwrap();
+            seen.push((its.ctime, its.mtime, its.size, its.blocks));
+        }
+        seen
+    };
+    let before = look().await;
+    client.volume.drain_all().await;
+    assert_eq!(look().await, before);
+    // From a command on the server on, as the server has it.
+    client.volume.settle().await;
+    for (name, seen) in names.into_iter().zip(look().await) {
+        let found = fs::metadata(site.path(name)).unwrap();
+        let ctime = Time { seconds: found.ctime(), nanoseconds: u32::try_from(found.ctime_nsec()).unwrap() };
+        assert_eq!((seen.0, seen.2, seen.3), (ctime, found.len(), found.blocks()), "{name}");
+    }
+}
+
 /// Of a directory that is not on the server yet, with a file in it that is open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_is_there_is_not_made_again() {
