@@ -5,14 +5,14 @@
 //! exclusive one, so that nothing is taken from a run, and a run that comes meanwhile waits.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     ffi::CString,
     fs, io,
     os::{
         fd::{AsFd, AsRawFd as _, OwnedFd},
-        unix::fs::PermissionsExt as _,
+        unix::{ffi::OsStrExt as _, fs::PermissionsExt as _},
     },
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use nix::{
@@ -28,7 +28,7 @@ use rustix::{
 };
 
 use super::{
-    view::failed,
+    view::{failed, path_of},
     wire::{Isolation, ViewSpec},
 };
 use crate::error::Refusal;
@@ -64,43 +64,77 @@ const SAME_MOUNT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SY
 
 /// Says when the directories of a view are in use.
 #[derive(Debug)]
-pub struct Use(Option<OwnedFd>);
+pub struct Use {
+    lock: Option<OwnedFd>,
+    /// Paths of what the view shows: mounts, and the workstation's files.
+    shown: Vec<PathBuf>,
+}
 
 impl Use {
     /// Nobody uses them yet. Where a view is the machine's own tree they are not ours, and nothing is removed.
     pub fn new(spec: &ViewSpec) -> Result<Self> {
-        match spec.isolation() {
-            Isolation::Nothing => Ok(Self(None)),
-            _ => memfd_create("posh-view", MemfdFlags::CLOEXEC).map(|lock| Self(Some(lock))),
-        }
+        let lock = match spec.isolation() {
+            Isolation::Nothing => None,
+            _ => Some(memfd_create("posh-view", MemfdFlags::CLOEXEC)?),
+        };
+        let mounts = spec.mounts.iter().map(|entry| path_of(&entry.path));
+        let shown = mounts.chain(spec.client_files.iter().map(|file| path_of(&file.path)));
+        Ok(Self { lock, shown: shown.map(Path::to_owned).collect() })
     }
 
     /// This process uses them until it ends: a lock of fcntl(2) belongs to a process, not to those that it forks.
     pub fn begin(&self) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |lock| fcntl_lock(lock, FlockOperation::LockShared))
+        self.lock.as_ref().map_or(Ok(()), |lock| fcntl_lock(lock, FlockOperation::LockShared))
     }
 
     /// Empties them if no process uses them.
     pub fn clean(&self) -> Result<()> {
-        let Some(lock) = &self.0 else { return Ok(()) };
+        let Some(lock) = &self.lock else { return Ok(()) };
         match fcntl_lock(lock, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::AGAIN | Errno::ACCESS) => return Ok(()),
             locked => locked?,
         }
         let emptied = DIRECTORIES.iter().try_for_each(|(_, path)| {
-            empty(&openat(CWD, *path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+            let top = openat(CWD, *path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let below = self.shown.iter().filter_map(|shown| shown.strip_prefix(path).ok());
+            empty_around(top, below.map(Path::to_owned).collect())
         });
         fcntl_lock(lock, FlockOperation::Unlock)?;
         emptied
     }
 }
 
-/// Removes all that is in `top`, but what something is mounted on. What is in a directory is moved up before that is removed, so
+/// Removes all that is in `top`, but what is `shown` below it, and the directories above that: these keep their names.
+fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
+    let mut left = vec![(top, shown)];
+    while let Some((directory, shown)) = left.pop() {
+        let mut below: BTreeMap<CString, Vec<PathBuf>> = BTreeMap::new();
+        for path in &shown {
+            let mut rest = path.components();
+            let Some(Component::Normal(name)) = rest.next() else { continue };
+            below
+                .entry(CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?)
+                .or_default()
+                .push(rest.as_path().to_owned());
+        }
+        empty(&directory, below.keys().cloned().collect())?;
+        // What is shown itself is not entered.
+        for (name, shown) in below.into_iter().filter(|(_, shown)| shown.iter().all(|path| path != Path::new(""))) {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            // A command with the rights for it may have removed the directory.
+            if let Ok(inner) = openat2(&directory, &name, flags, Mode::empty(), SAME_MOUNT) {
+                left.push((inner, shown));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes all that is in `top`, but these names and what something is mounted on. What is in a directory is moved up before that is removed, so
 /// that a deep tree takes neither stack nor descriptors. Every name is one component below a descriptor, on the same
 /// mount: no link leads anywhere else, and nothing of an export that is mounted here is touched.
-fn empty(top: &OwnedFd) -> Result<()> {
+fn empty(top: &OwnedFd, mut kept: HashSet<CString>) -> Result<()> {
     let mut number = 0_u32;
-    let mut kept = HashSet::new();
     loop {
         let names: Vec<CString> = names(top)?.into_iter().filter(|name| !kept.contains(name)).collect();
         if names.is_empty() {

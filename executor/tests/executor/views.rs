@@ -597,14 +597,20 @@ async fn emptying_tmp_touches_nothing_of_an_export_that_is_mounted_there() {
     lab.write("d/kept", "x\n");
     let run = async |script: &str| {
         let mut spec = command(&["sh", "-c", script]);
-        spec.mounts = vec![mount("/tmp/logs", "logs", ""), mount("/tmp/a/b", "logs", "d")];
+        let far = mount("/tmp/a/b/c/d", "logs", "d");
+        spec.mounts = vec![mount("/tmp/logs", "logs", ""), mount("/tmp/a/b2", "logs", "d"), far];
         spec.stages[0].cwd = "/tmp/logs".into();
         lab.run(spec).await.text()
     };
-    run("mkdir -p /tmp/own/deep; echo > /tmp/own/f").await;
+    run("mkdir -p /tmp/own/deep /tmp/a/b/own; echo > /tmp/own/f; echo > /tmp/a/b/c/own").await;
     // It is emptied when the run's last process has been reaped.
     let emptied = async { while run("ls /tmp").await != "a\nlogs\n" {} };
     tokio::time::timeout(PATIENCE, emptied).await.expect("/tmp is emptied");
+    // Mounts are where they were, and nothing else is beside them.
+    assert_eq!(
+        run("ls /tmp/a /tmp/a/b /tmp/a/b/c; cat /tmp/a/b/c/d/kept").await.lines().collect::<String>(),
+        "/tmp/a:bb2/tmp/a/b:c/tmp/a/b/c:dx"
+    );
     assert_eq!(fs::read_to_string(lab.store.path().join("kept")).unwrap(), "x\n");
     assert_eq!(fs::read_to_string(lab.store.path().join("d/kept")).unwrap(), "x\n");
 }
