@@ -232,6 +232,14 @@ impl Volumes {
         Ok(())
     }
 
+    /// Before a command on the server may remove or replace names: what is open here can be used afterwards.
+    pub async fn hold_open(&self, mount: &Mount) {
+        for serving in self.of(mount) {
+            // Who can't be reached says so when the command is started.
+            let _ = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.hold_all_open()).await;
+        }
+    }
+
     /// For a run on an executor: which of its sessions are to be told what the run changes, with the leases that they give back.
     #[must_use]
     pub fn sessions(&self, executor: &ExecutorName) -> Vec<VolumeSession> {

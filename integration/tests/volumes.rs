@@ -174,6 +174,19 @@ fn a_command_on_a_volume_takes_one_round_trip() {
     }
 }
 
+/// A local file system keeps a file for whoever has it open.
+#[test]
+fn what_is_open_is_read_on_after_a_command_on_the_server_has_replaced_it() {
+    let lab = mounted();
+    let text = format!(
+        "mkdir {VOLUME}/new; cd {VOLUME}/new; seq 1000 > n; sync .; exec 3< n; read -r first <&3
+         sed -i s/1/x/ n; echo $first; head -n 2 <&3; tail -n 1 <&3; head -n 1 n"
+    );
+    let outcome = Script::new(text).run(&lab.workstation, Under::PoshExplained).unwrap();
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout), "1\n2\n3\n1000\nx\n", "{outcome}");
+    assert!(outcome.report().stages("sed").all(|stage| stage.is_offloaded()), "{outcome}");
+}
+
 #[test]
 fn git_keeps_a_repository_on_a_volume() {
     let lab = mounted();

@@ -12,6 +12,7 @@ use std::{
 use fs_mapper::{MountTable, Resolution, coherence::Adapter};
 use posh_proto::rule::{self, Rule};
 
+use super::again;
 use crate::{
     assembly::Written,
     enlisted::{Enlisted, Kind},
@@ -53,7 +54,8 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
     let written = being_written(gateway, commands, &uses);
     tracing::debug!(?uses, ?written, roots = ?gateway.sessions.roots(), "settling");
     for (reading, uses) in readings.iter_mut().zip(uses).filter(|(_, uses)| !uses.is_empty()) {
-        if let Err(reason) = settle_volumes(gateway, &table, &uses).await {
+        let changes_names = reading.as_ref().is_ok_and(|reading| !again::leaves_names(reading));
+        if let Err(reason) = settle_volumes(gateway, &table, &uses, changes_names).await {
             *reading = Err(reason);
             continue;
         }
@@ -70,12 +72,20 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
 }
 
 /// Volumes are asked directly: they are served by this very process.
-async fn settle_volumes(gateway: &Gateway, table: &MountTable, uses: &[Use]) -> Result<(), String> {
+async fn settle_volumes(
+    gateway: &Gateway,
+    table: &MountTable,
+    uses: &[Use],
+    changes_names: bool,
+) -> Result<(), String> {
     let mut settled = BTreeSet::new();
     for used in uses.iter().filter(|used| used.adapter == Adapter::Volume) {
         let Resolution::Owned(owned) = table.resolve(&used.path, Path::new("/")) else { continue };
         if settled.insert(owned.mount) {
             gateway.volumes.settle(table.mount(owned.mount)).await?;
+            if changes_names {
+                gateway.volumes.hold_open(table.mount(owned.mount)).await;
+            }
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use tokio::task::JoinSet;
 
 use super::{
     Volume,
@@ -155,6 +156,17 @@ impl Volume {
         for (number, _) in from_memory.iter().filter(|(_, file)| *file == entry.attributes.id) {
             let _ = self.open_with_handle(*number).await;
         }
+    }
+
+    /// Before a command on the server may remove or replace names: as [`Self::hold_open`], of all that is open.
+    pub async fn hold_all_open(self: &Arc<Self>) {
+        let held = self.opened_from_memory().into_iter().map(|(number, _)| {
+            let volume = Arc::clone(self);
+            async move { volume.open_with_handle(number).await.map(drop) }
+        });
+        let mut held: JoinSet<_> = held.collect();
+        // What can't be opened any more is gone already.
+        while held.join_next().await.is_some() {}
     }
 
     fn opened_from_memory(&self) -> Vec<(u64, FileId)> {
