@@ -164,7 +164,9 @@ fn is_end(how: &exited::How) -> bool {
 /// Of all that it tells, as whole paths.
 fn paths_bytes(directory: &ChangedDirectory) -> usize {
     let names = directory.written.iter().chain(&directory.removed);
-    names.map(|name| directory.path.len() + name.len()).sum::<usize>() + directory.path.len()
+    let names = names.map(|name| directory.path.len() + name.len()).sum::<usize>();
+    let kinds = directory.kinds.iter().map(|kind| directory.path.len() + kind.name.len() + kind.link.len());
+    names + kinds.sum::<usize>() + directory.path.len()
 }
 
 /// Absolute, without `.` and `..`, and with names that are names: joined, they lead nowhere else.
@@ -172,7 +174,13 @@ fn is_sound(directory: &ChangedDirectory) -> bool {
     let path = &directory.path;
     let is_normal = path.len() <= PATH_BYTES && path.starts_with(b"/") && !path.contains(&0);
     let parts = || path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
-    is_normal && parts().all(is_name) && directory.written.iter().chain(&directory.removed).all(|name| is_name(name))
+    let kinds = directory.kinds.iter().map(|kind| &kind.name);
+    let mut names = directory.written.iter().chain(&directory.removed).chain(kinds);
+    let is_target = |link: &[u8]| link.len() <= PATH_BYTES && !link.contains(&0);
+    is_normal
+        && parts().all(is_name)
+        && names.all(|name| is_name(name))
+        && directory.kinds.iter().all(|kind| is_target(&kind.link))
 }
 
 fn is_name(name: &[u8]) -> bool {
@@ -185,6 +193,8 @@ fn is_name(name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use posh_proto::executor::NamedKind;
+
     use super::*;
 
     #[test]
@@ -229,8 +239,17 @@ mod tests {
             directory("/mnt", &["a\0b"], &[]),
             directory("/mnt", &[&long], &[]),
         ];
-        let sound = directory("/mnt/d", &["f", "..."], &["\u{1b}"]);
-        let changed_directories = lies.into_iter().chain([sound.clone()]).collect();
+        let of_kind = |name: &str, link: &[u8]| ChangedDirectory {
+            kinds: vec![NamedKind { name: name.to_owned().into(), link: link.to_vec().into() }],
+            ..directory("/mnt/d", &["f"], &[])
+        };
+        let of_kinds = [("../f", &b"x"[..]), ("", b"x"), ("..", b""), ("f", b"a\0b"), ("f", &[b'x'; PATH_BYTES + 1])];
+        let lies = lies.into_iter().chain(of_kinds.map(|(name, link)| of_kind(name, link)));
+        let sound = ChangedDirectory {
+            kinds: of_kind("f", b"../else\x1bwhere").kinds,
+            ..directory("/mnt/d", &["f", "..."], &["\u{1b}"])
+        };
+        let changed_directories = lies.chain([sound.clone()]).collect();
         let mut exited = Exited { changed_directories, ..Exited::default() };
         check(&mut exited).unwrap();
         assert_eq!(exited.changed_directories, [sound]);

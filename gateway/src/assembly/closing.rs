@@ -156,7 +156,7 @@ impl Pipe<'_> {
     fn may_change(&self, stage: Pid) -> Option<Patience> {
         let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
         let patience = |process: &Process| {
-            let longest = self.patience_with(process)?;
+            let longest = self.patience_with(stage, process)?;
             let runnable = (process.state == 'R').then(|| process.scheduled.clone());
             Some(Patience { longest, process: process.pid, runnable })
         };
@@ -169,7 +169,7 @@ impl Pipe<'_> {
         fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
     }
 
-    fn patience_with(&self, process: &Process) -> Option<Duration> {
+    fn patience_with(&self, stage: Pid, process: &Process) -> Option<Duration> {
         if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
             return None;
         }
@@ -179,7 +179,7 @@ impl Pipe<'_> {
         if self.actors.stage_programs.contains(&process.executable) {
             return Some(WILL_ENLIST);
         }
-        if process.reads_from(self.inode) || self.waits_for_stages(process, &mut BTreeSet::new()) {
+        if process.reads_from(self.inode) || self.waits_for(stage, process, &mut BTreeSet::new()) {
             return None;
         }
         if process.waits_for_children() {
@@ -216,24 +216,35 @@ impl Pipe<'_> {
         just_died.then_some(MAY_EXEC)
     }
 
-    /// Tells if a process gets on only when a waiting stage does: it is one, or sleeps until such processes write to it or
-    /// end (a coprocess and the shell that asks it). To wait for it would be to wait for oneself. Processes that wait for each
-    /// other alone are such, too: `seen` are those that were asked about on the way.
-    fn waits_for_stages(&self, process: &Process, seen: &mut BTreeSet<Pid>) -> bool {
-        if self.actors.waiting.contains_key(&process.pid) || !seen.insert(process.pid) {
+    /// Tells if a process gets on only when `stage` does: it is that, or sleeps until such processes write to it or end (a
+    /// coprocess and the shell that asks it). To wait for it would be to wait for oneself. Processes that wait for each other
+    /// alone are such, too: `seen` are those that were asked about on the way. Another waiting stage gets on as soon as it
+    /// is let go, unless it reads what such processes write.
+    fn waits_for(&self, stage: Pid, process: &Process, seen: &mut BTreeSet<Pid>) -> bool {
+        if process.pid == stage || !seen.insert(process.pid) {
             return true;
         }
-        let mut awaited: Vec<&Process> = if process.waits_for_children() {
-            self.snapshot.processes().filter(|child| child.parent == process.pid).collect()
-        } else if let Some(pipe) = process.pipe_it_reads() {
-            let writers = self.holders.0.get(&pipe).into_iter().flatten().filter(|(_, held)| held.writes);
-            writers.map(|(writer, _)| *writer).filter(|writer| writer.pid != process.pid).collect()
-        } else {
-            return false;
+        let is_writer = |(writer, held): &(&Process, super::procfs::PipeEnd)| held.writes && writer.pid != process.pid;
+        let writers = |pipe: u64| -> Vec<&Process> {
+            let holders = self.holders.0.get(&pipe).into_iter().flatten();
+            holders.filter(|held| is_writer(held)).map(|(writer, _)| *writer).collect()
         };
-        // A child that has ended is news to its parent; of a pipe without a writer, its end is.
-        let is_news = awaited.is_empty() || awaited.iter().any(|one| one.is_dead() || one.ending);
-        !is_news && awaited.drain(..).all(|one| self.waits_for_stages(one, seen))
+        let mut wait_for_all = |awaited: Vec<&Process>| {
+            // A child that has ended is news to its parent; of a pipe without a writer, its end is.
+            let is_news = awaited.is_empty() || awaited.iter().any(|one| one.is_dead() || one.ending);
+            !is_news && awaited.into_iter().all(|one| self.waits_for(stage, one, seen))
+        };
+        if let Some(index) = self.actors.waiting.get(&process.pid) {
+            let read = used_ends(self.stages[*index]).filter(|end| end.reads()).map(|end| writers(end.identity.1));
+            return read.collect::<Vec<_>>().into_iter().any(wait_for_all);
+        }
+        match process.pipe_it_reads() {
+            _ if process.waits_for_children() => {
+                wait_for_all(self.snapshot.processes().filter(|child| child.parent == process.pid).collect())
+            }
+            Some(pipe) => wait_for_all(writers(pipe)),
+            None => false,
+        }
     }
 
     /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.

@@ -3,7 +3,7 @@
 //! from redirects, from the annotation, and from the executor, which looks.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     ffi::OsStr,
     io,
     ops::Bound,
@@ -19,7 +19,7 @@ use fs_mapper::{
 };
 use posh_annotations::FileKind;
 use posh_proto::{
-    executor::{Attributes, ChangedDirectory, Exited, VolumeMark},
+    executor::{Attributes, ChangedDirectory, Exited, NamedKind, VolumeMark},
     rule::{self, Rule},
 };
 use posh_volume::fs::Changes;
@@ -184,7 +184,10 @@ fn seen(directory: &ChangedDirectory) -> Vec<Change> {
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
     let within = |name: &bytes::Bytes| path.join(OsStr::from_bytes(name));
     let mut changes: Vec<Change> = directory.removed.iter().map(|name| Change::Removed(within(name))).collect();
-    let entry = |name: &bytes::Bytes| Change::EntryIs(within(name), kind_of(directory, name));
+    let kinds: HashMap<&bytes::Bytes, EntryKind> =
+        directory.kinds.iter().map(|kind| (&kind.name, kind_of(kind))).collect();
+    let entry =
+        |name: &bytes::Bytes| Change::EntryIs(within(name), kinds.get(name).cloned().unwrap_or(EntryKind::File));
     if directory.written.len() > FEW_FILES {
         // A listing does not tell what is in a link.
         changes.extend(directory.kinds.iter().map(|kind| entry(&kind.name)));
@@ -196,12 +199,11 @@ fn seen(directory: &ChangedDirectory) -> Vec<Change> {
     changes
 }
 
-/// What one of the names that were written is now.
-fn kind_of(directory: &ChangedDirectory, name: &bytes::Bytes) -> EntryKind {
-    match directory.kinds.iter().find(|kind| kind.name == *name) {
-        None => EntryKind::File,
-        Some(kind) if kind.link.is_empty() => EntryKind::Directory,
-        Some(kind) => EntryKind::Link(OsStr::from_bytes(&kind.link).into()),
+/// What a name is now that is no file.
+fn kind_of(told: &NamedKind) -> EntryKind {
+    match told.link.is_empty() {
+        true => EntryKind::Directory,
+        false => EntryKind::Link(OsStr::from_bytes(&told.link).into()),
     }
 }
 

@@ -289,3 +289,24 @@ fn what_was_stopped_is_not_waited_for() {
     };
     assert_eq!((waited('S'), waited('T')), (vec![(0, WILL_ENLIST)], vec![]));
 }
+
+/// `head -n "$(wc -l < f)" g | tail`: the writer's words wait for another stage, which is about to be let go.
+#[test]
+fn a_shell_that_waits_for_another_stage_is_waited_for() {
+    let [tail, wc] = [stage(20, &[(0, 7, false)], 0, &[]), stage(21, &[(1, 8, true)], 0, &[])];
+    let mut expands = process(30, 'S', "/bin/bash", &[(1, 7, true), (3, 8, false)], None);
+    (expands.sleeps_in_pipe, expands.system_call) = (true, Some((nix::libc::SYS_read, 3)));
+    let shell = Process { parent: 1, ..process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4)) };
+    assert_eq!(patience(&look(&[tail, wc], vec![expands, shell])), [(0, EXPANDS_OUTPUT)]);
+}
+
+/// `coproc cat | tr a b` as one pipeline: the shell waits for the last stage, which reads from the first.
+#[test]
+fn a_shell_that_waits_for_the_end_of_the_stage_s_pipeline_is_not_waited_for() {
+    let [cat, tr] =
+        [stage(20, &[(0, 7, false), (1, 9, true)], 0, &[]), stage(21, &[(0, 9, false), (1, 8, true)], 0, &[])];
+    let mut shell = process(SHELL, 'S', "/bin/bash", &[(60, 7, true), (63, 8, false)], None);
+    (shell.sleeps_in_pipe, shell.system_call, shell.parent) = (true, Some((nix::libc::SYS_read, 63)), 9);
+    let other = Process { parent: 1, ..process(9, 'S', "/bin/bash", &[], Some(WAIT4)) };
+    assert_eq!(patience(&look(&[cat, tr], vec![shell, other])), []);
+}
