@@ -191,7 +191,9 @@ impl Prepared {
 
     fn become_stage(&self, barrier: &Barrier<'_>) -> ! {
         let wanted: Vec<_> = self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
-        let installed = sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()]);
+        // First what needs descriptors of ours: the command's own may have the same numbers.
+        let installed =
+            self.enter().and_then(|()| sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()]));
         let [report, go] = match installed {
             Ok(kept) => kept,
             Err(errno) => {
@@ -221,12 +223,15 @@ impl Prepared {
         report
     }
 
-    fn set_up(&self) -> nix::Result<()> {
+    /// Its group, its directory, and its domain.
+    fn enter(&self) -> nix::Result<()> {
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
         confine::enter_directory(&self.cwd)?;
+        self.domain.as_ref().map_or(Ok(()), Domain::enter)
+    }
+
+    fn set_up(&self) -> nix::Result<()> {
         umask(Mode::from_bits_truncate(self.stage.umask));
-        // Before the limits: it takes a descriptor.
-        self.domain.as_ref().map_or(Ok(()), Domain::enter)?;
         let hard = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
         sys::set_limit(libc::RLIMIT_NOFILE, self.open_files, hard)?;
         for limit in &self.stage.limits {

@@ -230,6 +230,17 @@ async fn descriptors_have_any_number_and_there_are_no_others() {
     assert_eq!(outcome.text(), "0\n1\n2\n3\n");
 }
 
+// Guard: `Prepared::enter`, before the descriptors are put in their places.
+#[tokio::test]
+async fn numbers_that_the_executor_uses_itself_are_the_command_s() {
+    let lab = Lab::start().await;
+    lab.write("f", "own\n");
+    let mut spec = pipeline(&["cat f"]);
+    spec.stages[0].descriptors.extend((3..200).map(|fd| descriptor(fd, Source::NullFlags(0))));
+    let outcome = lab.run(spec).await;
+    assert_eq!((outcome.text().as_str(), outcome.errors().as_str()), ("own\n", ""));
+}
+
 #[tokio::test]
 async fn a_closed_descriptor_is_closed() {
     let lab = Lab::start().await;
