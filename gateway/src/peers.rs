@@ -1,24 +1,93 @@
 //! Who may talk to a gateway: processes of its own user. The sockets' directory lets nobody else
 //! in; this holds where somebody has opened it, and against a root that means another gateway.
 
-use std::io;
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{getsockopt, sockopt::PeerPidfd},
+};
+use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::net::UnixStream;
+
+use crate::{enlisted::Pid, rights::Rights};
 
 /// The process at the other end is another user's, by its effective user id when it connected (unix(7), SO_PEERCRED).
 #[derive(Debug, thiserror::Error)]
 #[error("process of user {0} is not ours")]
 pub struct Stranger(u32);
 
-/// Whether the peer is one of ours, and its process id if the kernel knows it.
-///
-/// # Errors
-/// [`Stranger`], in an [`io::Error`] of kind `PermissionDenied`.
-pub fn own(socket: &UnixStream) -> io::Result<Option<i32>> {
-    let peer = socket.peer_cred()?;
-    if peer.uid() == nix::unistd::geteuid().as_raw() {
-        Ok(peer.pid())
-    } else {
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, Stranger(peer.uid())))
+/// The process at the other end of a connection: that which has connected.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its number, if the kernel knows it. It is another's as soon as the process has ended.
+    pub pid: Option<Pid>,
+    process: Option<OwnedFd>,
+}
+
+impl Peer {
+    /// The peer, if it is one of ours.
+    ///
+    /// # Errors
+    /// [`Stranger`], in an [`io::Error`] of kind `PermissionDenied`.
+    pub fn own(socket: &UnixStream) -> io::Result<Self> {
+        let credentials = socket.peer_cred()?;
+        if credentials.uid() != nix::unistd::geteuid().as_raw() {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, Stranger(credentials.uid())));
+        }
+        let pid = credentials.pid();
+        // Before Linux 6.5 the kernel gives no descriptor: one of the number is as good unless the number was used
+        // anew since.
+        let by_number = || pidfd_open(rustix::process::Pid::from_raw(pid?)?, PidfdFlags::empty()).ok();
+        let process = getsockopt(socket, PeerPidfd).ok().or_else(by_number);
+        Ok(Self { pid: pid.and_then(|pid| Pid::try_from(pid).ok()), process })
+    }
+
+    /// What the process may do; it is the one that has connected.
+    ///
+    /// # Errors
+    /// It has ended, or can't be looked at.
+    pub fn rights(&self) -> io::Result<Rights> {
+        let (Some(pid), Some(process)) = (self.pid, &self.process) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let rights = Rights::of(pid)?;
+        // A pidfd becomes readable when the process ends (pidfd_open(2)): until then the number was its own.
+        let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ended, PollTimeout::ZERO)? {
+            0 => Ok(rights),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_number_that_may_be_another_s_tells_no_rights() {
+        let (own, other) = UnixStream::pair().unwrap();
+        assert!(Peer::own(&own).unwrap().rights().is_ok());
+        drop(other);
+        // Somebody has connected and ended; its number may be anybody's.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let connects = format!(
+            "use Socket; socket(S, AF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un('{}'))",
+            path.display()
+        );
+        let mut child = Command::new("perl").args(["-e", &connects]).spawn().unwrap();
+        let (socket, _) = listener.accept().await.unwrap();
+        let peer = Peer::own(&socket).unwrap();
+        child.wait().unwrap();
+        let reused = Peer { pid: Some(std::process::id()), ..peer };
+        assert!(reused.rights().is_err());
     }
 }

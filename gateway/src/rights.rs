@@ -5,10 +5,12 @@
 //!
 //! Invariant: a command is offloaded only if its process has exactly the gateway's own rights.
 //!
-//! Not seen: a Landlock domain of a process that had `CAP_SYS_ADMIN` when it entered it; any other
-//! one implies `no_new_privs`, which is compared.
+//! A Landlock domain is not shown. Who enters one has `no_new_privs`, which is compared, or `CAP_SYS_ADMIN`. So a gateway
+//! that has `no_new_privs` itself offloads nothing; what root confines without it is not seen.
 
 use std::{collections::BTreeMap, fs, io, os::unix::fs::MetadataExt as _, path::Path};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::enlisted::Pid;
 
@@ -30,8 +32,8 @@ const NAMESPACES: [(&str, &str); 2] = [("mnt", "another mount namespace"), ("use
 /// What one process has.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Device and inode.
-    root: (u64, u64),
+    /// Device and inode, and the mount that it is seen through: a bind of the same directory may show other files.
+    root: (u64, u64, u64),
     /// By inode; `None` where the kernel has none of the kind.
     namespaces: [Option<u64>; NAMESPACES.len()],
     status: [Option<String>; COMPARED.len()],
@@ -46,29 +48,42 @@ impl Rights {
     /// It can't be looked at: it has ended, or has rights that this process has not.
     pub fn of(pid: Pid) -> io::Result<Self> {
         let process = Path::new("/proc").join(pid.to_string());
-        let root = fs::metadata(process.join("root/"))?;
+        let place = process.join("root/.");
+        let (root, mount) =
+            (fs::metadata(&place)?, statx(CWD, &place, AtFlags::empty(), StatxFlags::MNT_ID)?.stx_mnt_id);
         let namespace = |name| fs::metadata(process.join("ns").join(name)).ok().map(|found| found.ino());
         let status = fs::read_to_string(process.join("status"))?;
         let lines: BTreeMap<&str, &str> = status.lines().filter_map(|line| line.split_once(':')).collect();
         Ok(Self {
-            root: (root.dev(), root.ino()),
+            root: (root.dev(), root.ino(), mount),
             namespaces: NAMESPACES.map(|(name, _)| namespace(name)),
             status: COMPARED.map(|(name, _)| lines.get(name).map(|value| value.trim().to_owned())),
             label: fs::read(process.join("attr/current")).ok(),
         })
     }
 
+    /// What these lack for a command to be offloaded that has `its`, in words that follow "it runs with".
+    #[must_use]
+    pub fn keep_here(&self, its: &Self) -> Option<&'static str> {
+        let has_no_new_privs = COMPARED
+            .iter()
+            .zip(&self.status)
+            .any(|((name, _), value)| *name == "NoNewPrivs" && value.as_deref() == Some("1"));
+        let unknown =
+            has_no_new_privs.then_some("no_new_privs, as the gateway, which can't see a Landlock domain then");
+        self.difference(its).or(unknown)
+    }
+
     /// How those of another process differ from these, in words that follow "it runs with".
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<&'static str> {
-        if self.root != other.root {
-            return Some("another root directory");
-        }
         let namespaces = self.namespaces.iter().zip(&other.namespaces).map(|(own, other)| own == other);
         let status = self.status.iter().zip(&other.status).map(|(own, other)| own == other);
-        let words = NAMESPACES.iter().chain(&COMPARED).map(|(_, words)| *words);
+        let root = std::iter::once(self.root == other.root);
+        let of_namespaces = NAMESPACES.iter().map(|(_, words)| *words);
+        let words = of_namespaces.chain(["another root directory"]).chain(COMPARED.iter().map(|(_, words)| *words));
         let label = (self.label != other.label).then_some("another security label");
-        namespaces.chain(status).zip(words).find_map(|(same, words)| (!same).then_some(words)).or(label)
+        namespaces.chain(root).chain(status).zip(words).find_map(|(same, words)| (!same).then_some(words)).or(label)
     }
 }
 
@@ -106,6 +121,17 @@ mod tests {
         if !nix::unistd::geteuid().is_root() {
             return;
         }
+        // Through another mount of the same directory.
+        let jail = tempfile::tempdir().unwrap();
+        let bind = format!("mount --rbind / {0}; exec chroot {0} \"$@\"", jail.path().display());
+        let script = jail.path().with_extension("sh");
+        fs::write(&script, bind).unwrap();
+        let inner = format!("unshare -m --propagation private sh {}", script.display());
+        let of_bind = through(&inner);
+        let of_namespace = through("unshare -m --propagation private");
+        assert_ne!(of_bind.root, of_namespace.root);
+        assert_eq!((of_bind.root.0, of_bind.root.1), (of_namespace.root.0, of_namespace.root.1));
+        fs::remove_file(script).unwrap();
         for (line, expected) in [
             ("setpriv --bounding-set -sys_admin --inh-caps -sys_admin", "other capabilities"),
             ("setpriv --groups 1,2,3", "other groups"),

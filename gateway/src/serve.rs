@@ -38,7 +38,8 @@ use crate::{
     dispatch,
     enlisted::Enlisted,
     executors::Executors,
-    memory, opening, peers,
+    memory, opening,
+    peers::Peer,
     service::Service,
     session::Sessions,
     stage_link::{self, Caller},
@@ -115,7 +116,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
             () = idle_for(&sessions, gateway.volumes.count(), idle) => tracing::info!(?idle, "nobody needs this gateway"),
         }
     };
-    let served = serve_grpc(service, listeners.grpc, end).await;
+    let served = serve_grpc(&gateway, service, listeners.grpc, end).await;
     drain(&gateway).await;
     gateway.volumes.end().await;
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
@@ -146,18 +147,27 @@ fn load_annotations(config: &Config) -> Library {
     library
 }
 
-async fn serve_grpc(service: Service, listener: UnixListener, end: impl Future<Output = ()>) -> Result<(), Error> {
+async fn serve_grpc(
+    gateway: &Gateway,
+    service: Service,
+    listener: UnixListener,
+    end: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let (health_reporter, health) = tonic_health::server::health_reporter();
     health_reporter.set_serving::<GatewayServer<Service>>().await;
     let reflection =
         tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS).build_v1()?;
     let (stop, stopped) = tokio::sync::oneshot::channel();
-    let clients = UnixListenerStream::new(listener).filter(|client| match client.as_ref().map(peers::own) {
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "a client was not let in");
-            false
+    let clients = UnixListenerStream::new(listener).filter(|client| {
+        let Ok(client) = client else { return true };
+        let refused = match Peer::own(client) {
+            Ok(peer) => gateway.confined(&peer),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = &refused {
+            tracing::warn!(why, "a client was not let in");
         }
-        _ => true,
+        refused.is_none()
     });
     let server = Server::builder()
         .layer(MapResponseLayer::new(brief::shortened))
@@ -187,13 +197,21 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
         };
         let gateway = Arc::clone(&gateway);
         tokio::spawn(async move {
-            match stage_link::accept(socket).await {
+            let peer = match Peer::own(&socket) {
+                Ok(peer) => peer,
+                Err(error) => return tracing::warn!(%error, "a caller was not let in"),
+            };
+            match stage_link::accept(socket, &peer).await {
                 Ok(Caller::Stage(mut stage)) => {
-                    dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted));
+                    dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted), &peer);
                     gateway.assembler.enlisted(stage).await;
                 }
                 Ok(Caller::Shell(request, shell)) => {
-                    stage_link::tell_shell(shell, opening::open(&gateway, *request)).await;
+                    let opened = match gateway.confined(&peer) {
+                        Some(why) => Err(why),
+                        None => opening::open(&gateway, *request),
+                    };
+                    stage_link::tell_shell(shell, opened).await;
                 }
                 Ok(Caller::Executing(question, pid, process)) => {
                     let Some(mut command) = Enlisted::about_to_execute(question, pid, gateway.mount_namespace) else {

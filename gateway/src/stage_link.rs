@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     enlisted::{Enlisted, Pid, Window},
-    peers,
+    peers::Peer,
 };
 
 /// Messages under way to or from one stage. Data is bounded by credit; this
@@ -198,12 +198,11 @@ pub enum Refused {
 ///
 /// # Errors
 /// [`Refused`]; a stage program then runs its command itself.
-pub async fn accept(socket: UnixStream) -> Result<Caller, Refused> {
-    let peer = peers::own(&socket)?;
+pub async fn accept(socket: UnixStream, peer: &Peer) -> Result<Caller, Refused> {
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(FIRST_READ_BYTES);
     // What the kernel says counts, not what a message claims.
-    let process = |claimed| peer.and_then(|pid| Pid::try_from(pid).ok()).unwrap_or(claimed);
+    let process = |claimed| peer.pid.unwrap_or(claimed);
     let enlist = match read_first(&mut reader, &mut buffer).await? {
         to_gateway::Kind::Enlist(enlist) if enlist.protocol == PROTOCOL_VERSION => enlist,
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),

@@ -24,6 +24,7 @@ use crate::{
     assembly::{Assembler, Writers},
     executors::Executors,
     open_files::OpenFiles,
+    peers::Peer,
     rights::Rights,
     session::{Mounts, Sessions},
     tools::LocalTools,
@@ -107,6 +108,25 @@ impl Gateway {
             view: Mutex::new(Arc::new(view)),
             pipelines: AtomicU64::new(0),
         }
+    }
+
+    /// Why a process must not have the gateway do anything: it has not exactly the gateway's rights.
+    #[must_use]
+    pub fn confined(&self, peer: &Peer) -> Option<String> {
+        self.lacks(peer, Rights::difference)
+    }
+
+    /// Why a command must run locally: its process has not exactly the gateway's rights, or that can't be told.
+    #[must_use]
+    pub fn keeps_here(&self, peer: &Peer) -> Option<String> {
+        self.lacks(peer, Rights::keep_here)
+    }
+
+    fn lacks(&self, peer: &Peer, compare: fn(&Rights, &Rights) -> Option<&'static str>) -> Option<String> {
+        let (Some(own), Ok(its)) = (&self.rights, peer.rights()) else {
+            return Some("the rights of its process can't be told".to_owned());
+        };
+        compare(own, &its).map(|what| format!("it does not run with the gateway's own rights, but with {what}"))
     }
 
     /// The mount table and library as they are now.

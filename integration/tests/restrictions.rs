@@ -7,6 +7,8 @@ use posh_integration::{Lab, LabSpec, Script};
 
 use crate::programs;
 
+const PROGRAMS: &str = posh_integration::host::PROGRAMS;
+
 #[test]
 fn a_command_with_less_than_the_gateway_s_rights_runs_here() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
@@ -33,4 +35,25 @@ fn a_command_with_less_than_the_gateway_s_rights_runs_here() {
     }
     let (stages, said) = run("setpriv --no-new-privs");
     assert!(stages.iter().any(|(_, reason)| reason.contains("with no_new_privs")), "{said}");
+}
+
+/// It would mount what it likes where the user looks, or end the gateway.
+#[test]
+fn a_confined_program_does_not_command_the_gateway() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    fs::write(lab.data(1).join("f"), "x\n").unwrap();
+    let posh = format!("{PROGRAMS}/posh");
+    let text = format!(
+        "{posh} -c 'cat /mnt/s1/f'; {posh} mounts > /dev/null; echo $?
+         setpriv --no-new-privs {posh} mounts > /dev/null 2>&1; echo $?
+         setpriv --no-new-privs {posh} gateway stop > /dev/null 2>&1; echo $?
+         setpriv --no-new-privs {posh} -c 'cat /mnt/s1/f' 2> said; grep -c 'gateway.s own rights' said
+         {posh} mounts > /dev/null; echo $?"
+    );
+    let outcome = Script::new(text).run(&lab.workstation, Under::Shell).unwrap();
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[..2], ["x", "0"], "{outcome}");
+    assert!(lines[2] != "0" && lines[3] != "0", "{outcome}");
+    assert_eq!(lines[4..], ["x", "1", "0"], "{outcome}");
 }

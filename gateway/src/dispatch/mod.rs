@@ -33,9 +33,9 @@ use crate::{
     facts::{self, Reading, Surroundings, World},
     fresh,
     lower::{Builder, Lowered},
+    peers::Peer,
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
-    rights::Rights,
     session::Session,
     stage_link::ForStage,
     state::{Gateway, View},
@@ -113,14 +113,14 @@ fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> Strin
 }
 
 /// What is known of a stage as soon as it enlists.
-pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
+pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
     let view = gateway.view();
     let world = world(gateway, &view);
     note_mounts(&view, stage);
     if stage.stays.is_some() {
         return;
     }
-    stage.must_stay = lacks_rights(gateway, stage);
+    stage.must_stay = gateway.keeps_here(peer);
     if stage.must_stay.is_some() {
         return;
     }
@@ -140,14 +140,6 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted) {
     } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
         stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]).map(Cow::Owned);
     }
-}
-
-/// Tells why a command must run locally whose process has not the gateway's own rights.
-fn lacks_rights(gateway: &Gateway, stage: &Enlisted) -> Option<String> {
-    let (Some(own), Ok(its)) = (&gateway.rights, Rights::of(stage.pid)) else {
-        return Some("the rights of its process can't be told".to_owned());
-    };
-    own.difference(&its).map(|what| format!("it does not run with the gateway's own rights, but with {what}"))
 }
 
 /// Whether a command that is about to be executed stays here for certain: a rule says so, nothing of it is on a mount, or all of it is at
