@@ -7,20 +7,21 @@
 //! shell's own descriptor.
 //!
 //! Invariant: a fresh descriptor was opened by the stage's own process, between its fork for this
-//! one command and its exec, and that process has started no other one. The shell could as well
-//! have opened the file a moment later, which is when the server does.
+//! one command and its exec, and nothing that its shell has started since can have acted before the
+//! server opens the file. The shell could as well have opened the file a moment later.
 //!
-//! Proof. The parent is a shell, and waits for the process: POSIX shells have commands that they do
-//! not wait for ignore SIGINT, or give them a process group that is not the terminal's. A shell
-//! that waits closes nothing, so what it has not open, it had not open when it forked. What the
-//! process has, it has from there or has opened itself. It has no children, and has waited for
-//! none: the kernel would have added their page faults to its account. An output that a server
-//! opens is as empty as the shell has left it (`executor/src/runner/paths.rs`).
+//! Proof. When the pipeline is complete and none of its commands runs yet, the parent is a shell
+//! that sleeps until a child ends, and all its children are commands of this pipeline: it does
+//! nothing itself, and waits for nothing else that it has started. What the parent has not open
+//! then, and did not have when the stage enlisted, the stage has opened itself. It has no children,
+//! and has waited for none: the kernel would have added their page faults to its account. An output
+//! that a server opens is as empty as the shell has left it (`executor/src/runner/paths.rs`).
 //!
-//! Not told apart: a subshell that opens a file by `exec < f`, waits for something in a builtin
-//! alone (`read x < fifo`), and becomes a command by `exec`. It may do so for [`LONGEST_SETUP`].
+//! Not told apart: a subshell in the background that opens a file by `exec < f`, tells somebody so
+//! or waits in a builtin alone, and then becomes a command by `exec` within [`LONGEST_SETUP`],
+//! while its shell has come to `wait`.
 
-use std::{fs, path::Path, time::Duration};
+use std::{collections::HashSet, fs, path::Path, sync::Arc, time::Duration};
 
 use nix::{
     libc::{SIGCHLD, SIGINT},
@@ -29,16 +30,18 @@ use nix::{
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    assembly::{Stat, is_below, read_stat},
+    assembly::{Pipeline, Stat, children_of, is_below, pipe_inode, read_stat, waits_for_children},
     enlisted::{Descriptor, Enlisted, Kind, Pid},
     open_files,
 };
 
-/// Programs that open redirects after a fork, or close their copies only when a block has ended
-/// (fish), and wait for what they start in the foreground.
-const SHELLS: [&str; 5] = ["bash", "dash", "zsh", "zsh5", "fish"];
+/// Programs that open redirects after a fork, and wait for what they start in the foreground.
+const SHELLS: [&str; 4] = ["bash", "dash", "zsh", "zsh5"];
 /// Clock ticks of proc_pid_stat(5), USER_HZ.
 const TICKS_PER_SECOND: u64 = 100;
+/// How often, and how far apart, a shell is looked at that does not wait yet.
+const LOOKS: u32 = 8;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(500);
 /// A process that is older has done more than to open its redirects. Those of one command may take
 /// some round trips each.
 const LONGEST_SETUP: Duration = Duration::from_secs(2);
@@ -54,6 +57,50 @@ pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
     for file in stage.descriptors.iter_mut().filter(|file| is_concerned(file)) {
         file.is_older = parent.is_none_or(|parent| open_files::has_open(parent, (pid, file)));
     }
+}
+
+/// Looks once more when a pipeline is complete: descriptors are fresh only if the shell of each
+/// stage sleeps until a child ends, and has no child at work but the commands of this pipeline.
+pub async fn confirm(pipeline: &mut Pipeline) {
+    let is_concerned = |file: &Descriptor| file.kind == Kind::File && file.on_mount && !file.is_older;
+    let own: HashSet<Pid> = pipeline.stages.iter().map(|stage| stage.enlisted.pid).collect();
+    let pipes: HashSet<u64> = pipeline.stages.iter().flat_map(|stage| pipes_of(&stage.enlisted)).collect();
+    for stage in &mut pipeline.stages {
+        if !rule::holds(Rule::Coherence) || !stage.enlisted.descriptors.iter().any(is_concerned) {
+            continue;
+        }
+        let Some(parent) = read_stat(stage.enlisted.pid).map(|stat| stat.parent) else { continue };
+        let mut is_waited_for = sleeps_for(parent, &own, &pipes);
+        for _ in 0..LOOKS {
+            if is_waited_for {
+                break;
+            }
+            // It may be on its way from its fork(2) to its wait(2).
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+            is_waited_for = sleeps_for(parent, &own, &pipes);
+        }
+        if !is_waited_for {
+            let files = Arc::make_mut(&mut stage.enlisted).descriptors.iter_mut();
+            files.filter(|file| is_concerned(file)).for_each(|file| file.is_older = true);
+        }
+    }
+}
+
+fn pipes_of(stage: &Enlisted) -> impl Iterator<Item = u64> {
+    stage.descriptors.iter().filter(|end| end.kind == Kind::Pipe).map(|end| end.identity.1)
+}
+
+/// Whether a shell sleeps until a child ends, and all its children are these processes, or joined to them by one of the
+/// pipes. One that has just ended has acted, too. A pipe that the shell has itself joins more than the commands of one pipeline.
+fn sleeps_for(shell: Pid, own: &HashSet<Pid>, pipes: &HashSet<u64>) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{shell}/fd")) else { return false };
+    let links = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    let of_shell: HashSet<u64> = links.filter_map(|link| pipe_inode(&link)).collect();
+    let is_joined = |child: Pid| {
+        let standard = (0..3).filter_map(|fd| fs::read_link(format!("/proc/{child}/fd/{fd}")).ok());
+        standard.filter_map(|link| pipe_inode(&link)).any(|pipe| pipes.contains(&pipe) && !of_shell.contains(&pipe))
+    };
+    waits_for_children(shell) && children_of(shell).into_iter().all(|child| own.contains(&child) || is_joined(child))
 }
 
 /// The shell that has forked the process for this command and waits for it; `None` if that is not

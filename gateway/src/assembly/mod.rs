@@ -10,9 +10,8 @@ mod staying;
 mod writers;
 
 pub use closing::Edge;
-#[cfg(test)]
 pub(crate) use procfs::children as children_of;
-pub(crate) use procfs::{Stat, is_below, pipe_inode, read_stat};
+pub(crate) use procfs::{Stat, is_below, pipe_inode, read_stat, waits_for_children};
 pub use writers::{Writers, Written};
 
 use std::{

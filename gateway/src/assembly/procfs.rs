@@ -585,6 +585,18 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
     Some((number, first))
 }
 
+/// Whether a process sleeps until a child of its ends or a signal comes: in wait4(2), waitid(2) or sigsuspend(2).
+#[must_use]
+pub fn waits_for_children(pid: Pid) -> bool {
+    use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
+    match read_system_call(pid) {
+        Some((number, _)) => [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&number),
+        // Where only a tracer may look at the call (Yama), the kernel names the function that it sleeps in.
+        None => fs::read_to_string(format!("/proc/{pid}/wchan"))
+            .is_ok_and(|name| name == "do_wait" || name.ends_with("sigsuspend")),
+    }
+}
+
 /// The children of all its threads.
 pub fn children(pid: Pid) -> Vec<Pid> {
     let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());

@@ -171,13 +171,14 @@ fn note_mounts(view: &View, command: &mut Enlisted) {
 #[tracing::instrument(name = "pipeline", skip_all, fields(id))]
 async fn carry_out_as(
     gateway: &Arc<Gateway>,
-    pipeline: Pipeline,
+    mut pipeline: Pipeline,
     session: Option<&Arc<Session>>,
     id: &str,
     tracer: &Tracer,
 ) -> PipelineReport {
     let began = Instant::now();
     tracer.assembled(&pipeline.stages);
+    fresh::confirm(&mut pipeline).await;
     let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
     let split = session.and_then(|s| s.split);
     let view = gateway.view();
