@@ -11,8 +11,8 @@
 //! server opens the file. The shell could as well have opened the file a moment later.
 //!
 //! Proof. When the pipeline is complete and none of its commands runs yet, the parent is a shell
-//! that sleeps until a child ends, and all its children are commands of this pipeline: it does
-//! nothing itself, and waits for nothing else that it has started. What the parent has not open
+//! that sleeps until a child ends, or until one of them writes (`$(...)`), and all its children are
+//! commands of this pipeline: it does nothing itself, and waits for nothing else that it has started. What the parent has not open
 //! then, and did not have when the stage enlisted, the stage has opened itself. It has no children,
 //! and has waited for none: the kernel would have added their page faults to its account. An output
 //! that a server opens is as empty as the shell has left it (`executor/src/runner/paths.rs`).
@@ -30,7 +30,7 @@ use nix::{
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    assembly::{Pipeline, Stat, children_of, is_below, pipe_inode, read_stat, waits_for_children},
+    assembly::{Pipeline, Stat, children_of, is_below, pipe_inode, pipe_read_by, read_stat, waits_for_children},
     enlisted::{Descriptor, Enlisted, Kind, Pid},
     open_files,
 };
@@ -90,7 +90,7 @@ fn pipes_of(stage: &Enlisted) -> impl Iterator<Item = u64> {
     stage.descriptors.iter().filter(|end| end.kind == Kind::Pipe).map(|end| end.identity.1)
 }
 
-/// Whether a shell sleeps until a child ends, and all its children are these processes, or joined to them by one of the
+/// Whether a shell sleeps until a child ends or one of the pipes has something, and all its children are these processes, or joined to them by one of the
 /// pipes. One that has just ended has acted, too. A pipe that the shell has itself joins more than the commands of one pipeline.
 fn sleeps_for(shell: Pid, own: &HashSet<Pid>, pipes: &HashSet<u64>) -> bool {
     let Ok(open) = fs::read_dir(format!("/proc/{shell}/fd")) else { return false };
@@ -100,7 +100,9 @@ fn sleeps_for(shell: Pid, own: &HashSet<Pid>, pipes: &HashSet<u64>) -> bool {
         let standard = (0..3).filter_map(|fd| fs::read_link(format!("/proc/{child}/fd/{fd}")).ok());
         standard.filter_map(|link| pipe_inode(&link)).any(|pipe| pipes.contains(&pipe) && !of_shell.contains(&pipe))
     };
-    waits_for_children(shell) && children_of(shell).into_iter().all(|child| own.contains(&child) || is_joined(child))
+    let is_own = |pipe: &u64| pipes.contains(pipe);
+    (waits_for_children(shell) || pipe_read_by(shell).as_ref().is_some_and(is_own))
+        && children_of(shell).into_iter().all(|child| own.contains(&child) || is_joined(child))
 }
 
 /// The shell that has forked the process for this command and waits for it; `None` if that is not

@@ -11,7 +11,7 @@ mod writers;
 
 pub use closing::Edge;
 pub(crate) use procfs::children as children_of;
-pub(crate) use procfs::{Stat, is_below, pipe_inode, read_stat, waits_for_children};
+pub(crate) use procfs::{Stat, is_below, pipe_inode, pipe_read_by, read_stat, waits_for_children};
 pub use writers::{Writers, Written};
 
 use std::{

@@ -597,6 +597,15 @@ pub fn waits_for_children(pid: Pid) -> bool {
     }
 }
 
+/// The pipe from which a process sleeps in a read(2), where that may be looked at.
+#[must_use]
+pub fn pipe_read_by(pid: Pid) -> Option<u64> {
+    match read_system_call(pid)? {
+        (nix::libc::SYS_read, fd) => pipe_inode(&fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?),
+        _ => None,
+    }
+}
+
 /// The children of all its threads.
 pub fn children(pid: Pid) -> Vec<Pid> {
     let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
