@@ -555,6 +555,14 @@ fn made_by(directory: &Path, source: &OsStr) -> BTreeSet<PathBuf> {
     below.into_iter().chain([beside]).collect()
 }
 
+/// Whether a command may put another file where the mount shows a link: beside a file that it writes by its name. Of trees its executor tells
+/// what each name is.
+fn puts_beside(world: &World<'_>, file: &FileUse, place: Option<&Place>) -> bool {
+    let is_one = file.kind.writes() && !file.kind.recursive() && file.kind != FileKind::NewDir;
+    let is_sshfs = |mount: MountId| world.table.mount(mount).adapter() == Adapter::Sshfs;
+    is_one && matches!(place, Some(Place::At(_, _, mount)) if is_sshfs(*mount))
+}
+
 fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
     let last = part.operands.as_ref().and_then(|o| o.last()).filter(|_| part.needs_newline);
     let splittable = reading.invocation.split.as_ref().map_or(&[][..], |s| &s.operands);
@@ -577,6 +585,7 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
                 && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             written_over: false,
+            no_links_beside: puts_beside(world, file, place.as_ref()),
         })
         .collect();
     paths.extend(names_made(reading).map(|path| PathUse {

@@ -116,6 +116,14 @@ fn check_one(
         let found = find(cwd, path_of(&used.path), false).and_then(|found| name_of(&found));
         found.map_or(Ok(()), |there| require_plain_symlinks(&there, budget)).map_err(&outside)?;
     }
+    if used.no_links_beside
+        && rule::holds(Rule::Coherence)
+        && let Some(link) = link_beside(cwd, path_of(&used.path), budget)?
+    {
+        let why =
+            "is a symbolic link, as which the workstation's mount might go on showing what this command puts there";
+        return Err(Refusal::new(Kind::Guard, format!("{} {why}", link.display())));
+    }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
         let why = "it can be started but not read, and only the workstation can tell if this user may start it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
@@ -334,6 +342,23 @@ fn require_plain_symlink(path: &Path) -> Result<(), String> {
         return Err(format!("has the link {}, which may lead out of it", path.display()));
     }
     Ok(())
+}
+
+/// A symbolic link in the directory that has this path as an entry.
+fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<PathBuf>, Refusal> {
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    // Where there is no directory, nothing is written.
+    let Ok(directory) = find(cwd, parent, true).and_then(|found| name_of(&found)) else { return Ok(None) };
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if !budget.spend(1) {
+            let why = format!("{} has too many entries to look for links", parent.display());
+            return Err(Refusal::new(Kind::Guard, why));
+        }
+        if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
 }
 
 /// FIFOs, sockets and devices join processes of one machine.
