@@ -84,6 +84,10 @@ impl Check<'_> {
             };
         };
         let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
+        // Each is kept with its whole path: half as many as that has bytes, at most.
+        if !self.budget.spend(upwards.clone().count()) {
+            return Err(SPENT.to_owned());
+        }
         if self.guard.below.is_empty() {
             return Ok(upwards.map(Path::to_owned).collect());
         }
@@ -98,13 +102,15 @@ impl Check<'_> {
         Ok(found)
     }
 
-    /// Every file that the guard names, once for each place.
+    /// Every file that the guard names, once for each place. One is made when it is asked for, and looked at (and paid for)
+    /// before the next: all together are as many as places times files.
     fn files(&self, places: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
-        let (absolute, relative): (Vec<&Path>, Vec<&Path>) =
-            self.guard.files.iter().map(|file| path_of(file)).partition(|file| file.is_absolute());
-        let below = places.iter().flat_map(|place| relative.iter().map(|file| place.join(file)));
-        let files: Vec<PathBuf> = absolute.iter().map(|file| file.to_path_buf()).chain(below).collect();
-        files.into_iter()
+        let named = |is_absolute: bool| {
+            let files = self.guard.files.iter().map(|file| path_of(file));
+            files.filter(move |file| file.is_absolute() == is_absolute)
+        };
+        let below = places.iter().flat_map(move |place| named(false).map(|file| place.join(file)));
+        named(true).map(Path::to_owned).chain(below)
     }
 
     /// Where a path leads, if anything is there. Whether a link that leaves the

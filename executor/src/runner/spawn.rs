@@ -25,7 +25,7 @@ use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, r
 use super::{
     budget::{Budget, Over, SPENT},
     changes::Watch,
-    confine,
+    confine::{self, OwnMemory},
     fence::{Domain, Reach},
     filter::{self, Narrowed},
     guards, paths,
@@ -78,7 +78,7 @@ pub struct Budgets {
 
 /// What has to be known of a stage until it has ended.
 pub struct Live {
-    pub stage: Stage,
+    pub stage: u32,
     /// Files whose final offsets are to be told.
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Trees whose changes are to be told.
@@ -128,7 +128,7 @@ impl Prepared {
         }
         let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
         let reach = Reach { cwd: &prepared.cwd, fence, programs: programs.as_ref() };
-        prepared.domain = Some(Domain::new(view, &reach, &opened)?);
+        prepared.domain = Some(Domain::new(view, &reach, &opened, &budgets.checks)?);
         Ok(prepared)
     }
 
@@ -173,23 +173,23 @@ impl Prepared {
     }
 
     /// Forks the stage; its child waits at the barrier.
-    pub fn fork(&self, barrier: &Barrier<'_>) -> nix::Result<Pid> {
+    pub fn fork(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> nix::Result<Pid> {
         match sys::fork()? {
             ForkResult::Parent { child } => {
                 // Also from here: a signal to the group may come before the child ran.
                 let _ = setpgid(child, child);
                 Ok(child)
             }
-            ForkResult::Child => self.become_stage(barrier),
+            ForkResult::Child => self.become_stage(barrier, memory),
         }
     }
 
     /// What the supervisor needs of it from now on; closes its descriptors here.
     pub fn into_live(self) -> Live {
-        Live { stage: self.stage, reported: self.reported, watch: self.watch }
+        Live { stage: self.stage.id, reported: self.reported, watch: self.watch }
     }
 
-    fn become_stage(&self, barrier: &Barrier<'_>) -> ! {
+    fn become_stage(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> ! {
         let wanted: Vec<_> = self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
         let installed = sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()]);
         let [report, go] = match installed {
@@ -201,7 +201,7 @@ impl Prepared {
                 sys::exit_now(126);
             }
         };
-        let errno = self.set_up().err().unwrap_or(Errno::from_raw(0));
+        let errno = memory.give_back().and_then(|()| self.set_up()).err().unwrap_or(Errno::from_raw(0));
         let said = std::fs::File::from(report).write_all(&self.report(errno));
         let mut byte = [0];
         if said.is_err() || !matches!(std::fs::File::from(go).read(&mut byte), Ok(1)) {
@@ -257,7 +257,7 @@ fn watch(view: &View, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> 
         Some(Over::Time | Over::GivenUp) => {
             Err(Refusal::new(Kind::Guard, format!("the trees that {} may change: {SPENT}", stage.program)))
         }
-        Some(Over::Names) | None => Ok(watch),
+        Some(Over::Names | Over::Bytes) | None => Ok(watch),
     }
 }
 

@@ -36,7 +36,9 @@ use posh_proto::{
 
 use super::{
     budget::Budget,
-    complain, confine, processes,
+    complain,
+    confine::{self, OwnMemory},
+    processes,
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
@@ -79,7 +81,8 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     confine::take_user(view.user.as_ref())?;
     // Another user's process has lost it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    match start(job, descriptors, view, children, socket) {
+    let memory = OwnMemory::bound()?;
+    match start((job, &memory), descriptors, view, children, socket) {
         Ok(mut run) => {
             let ended = run.watch(socket, children);
             run.end();
@@ -110,7 +113,7 @@ fn spawn_failed(errno: Errno) -> Refusal {
 
 /// Prepares all stages, forks all, and lets them go together.
 fn start(
-    job: Job,
+    (job, memory): (Job, &OwnMemory),
     descriptors: Vec<OwnedFd>,
     view: &View,
     children: &SignalFd,
@@ -135,7 +138,7 @@ fn start(
     let barrier = Barrier { report: &report_end, go: &go_end };
     let mut pids = Vec::new();
     for stage in &stages {
-        pids.push(stage.fork(&barrier).map_err(spawn_failed)?);
+        pids.push(stage.fork(&barrier, memory).map_err(spawn_failed)?);
     }
     drop((report_end, go_end));
     let written_files = stages.iter().flat_map(Prepared::written_files).collect();
@@ -150,7 +153,7 @@ fn start(
     };
     // From here on only the children hold the stages' descriptors.
     for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
-        running.by_id.insert(live.stage.id, pid);
+        running.by_id.insert(live.stage, pid);
         running.stages.insert(pid, live);
     }
     drop(deadly);
@@ -269,7 +272,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> E
     let (user_us, system_us) = ended.cpu_us;
     let changes = live.watch.changes(budget);
     Exited {
-        stage: live.stage.id,
+        stage: live.stage,
         how: Some(how),
         core_dumped,
         offsets: live.reported.iter().filter_map(offset).collect(),

@@ -837,6 +837,45 @@ async fn guards_and_paths_without_end_are_refused() {
     assert!(refusal.kind() == Kind::PathOutside && refusal.message.contains("too many"), "{refusal:?}");
 }
 
+// Guard: guards::Check::files is lazy. All the paths at once, places times files, would be more than its supervisor may have.
+#[tokio::test]
+async fn a_guard_of_many_files_in_a_deep_directory_is_refused_before_its_paths_are_made() {
+    let lab = Lab::start().await;
+    let deep = vec!["d"; 400].join("/");
+    fs::create_dir_all(lab.store.path().join(&deep)).unwrap();
+    let mut spec = pipeline(&["true"]);
+    spec.stages[0].cwd = format!("{MOUNT}/{deep}").into();
+    let files = (0..10_000).map(|number| format!("{number:x}").into()).collect();
+    spec.stages[0].guards = vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
+    let outcome = lab.run(spec).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+}
+
+// Guard: fence::Resolver::spend, and that it keeps which directories there are, not their paths.
+#[tokio::test]
+async fn operands_through_long_links_are_refused_before_they_take_memory() {
+    let lab = Lab::start().await;
+    let long = "X".repeat(250);
+    let top = lab.store.path();
+    for directory in [long.clone(), format!("L/{long}")] {
+        fs::create_dir_all(top.join(directory)).unwrap();
+    }
+    (0..100).for_each(|number| fs::create_dir(top.join(format!("q{number}"))).unwrap());
+    symlink(format!("{}l1", format!("{long}/../").repeat(14)), top.join("L/l0")).unwrap();
+    (1..39).for_each(|number| symlink(format!("../L/l{}", number + 1), top.join(format!("L/l{number}"))).unwrap());
+    lab.write("L/l39", "x\n");
+    let operands: Vec<String> = (0..6000).map(|n| format!("q{}/../q{}/../L/l0", n % 100, n / 100)).collect();
+    let few = |count: usize| {
+        let words: Vec<&str> = std::iter::once("cat").chain(operands.iter().take(count).map(String::as_str)).collect();
+        command(&words)
+    };
+    assert_eq!(lab.run(few(3)).await.text(), "x\n".repeat(3));
+    let outcome = lab.run(few(6000)).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+}
+
 fn with_variable(mut spec: RunSpec, name: &str, value: &str) -> RunSpec {
     spec.stages[0].env.push(EnvVar { name: name.to_owned().into(), value: value.to_owned().into() });
     spec

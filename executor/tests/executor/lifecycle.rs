@@ -738,6 +738,28 @@ fn keeper(lab: &Lab) -> PathBuf {
     keeper.clone()
 }
 
+// Guard: confine::OwnMemory, and that commands get theirs back.
+#[tokio::test]
+async fn a_supervisor_has_a_bound_of_its_own_that_commands_have_not() {
+    let lab = Lab::start().await;
+    let own = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let mut call =
+        Call::open(&lab.client, command(&["sh", "-c", "cat /proc/self/limits; echo ready; sleep 1000"])).await;
+    let said = call.until_output("ready").await;
+    let soft = |limits: &str| {
+        let line = limits.lines().find(|line| line.starts_with("Max data size")).unwrap().to_owned();
+        line.split_whitespace().nth(3).unwrap().parse().unwrap_or(u64::MAX)
+    };
+    let configured = posh_executor::config::Confinement::default().max_memory_bytes;
+    assert_eq!(soft(&said), configured.min(soft(&own)));
+    let bounds: Vec<u64> = children_of(pid_of(&keeper(&lab)))
+        .iter()
+        .filter_map(|supervisor| std::fs::read_to_string(supervisor.join("limits")).ok())
+        .map(|limits| soft(&limits))
+        .collect();
+    assert!(bounds.contains(&(128 << 20)), "{bounds:?}");
+}
+
 async fn end_at_once(process: &Path) {
     kill(Pid::from_raw(pid_of(process).cast_signed()), Signal::SIGKILL).unwrap();
     while process.join("exe").read_link().is_ok() {
