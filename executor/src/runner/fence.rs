@@ -507,7 +507,7 @@ mod tests {
     fn the_rules_of_a_run_are_bounded_and_none_is_made_twice() {
         let tree = tempfile::tempdir().expect("a directory");
         let (at, names) = (tree.path(), |count: usize| (0..count).map(|number| format!("f{number}")));
-        names(MAX_RULES + 1).for_each(|name| drop(std::fs::write(at.join(name), "").expect("a file")));
+        names(MAX_RULES + 1).for_each(|name| std::fs::write(at.join(name), "").expect("a file"));
         std::fs::create_dir(at.join("d")).expect("a directory");
         std::os::unix::fs::symlink("d/f", at.join("link")).expect("a link");
         std::fs::write(at.join("d/f"), "").expect("a file");

@@ -5,7 +5,7 @@
 //! everything below it first.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
@@ -147,6 +147,7 @@ fn start(
     let mut running = Running {
         stages: HashMap::new(),
         by_id: HashMap::new(),
+        leaders: pids.iter().copied().collect(),
         frames: BytesMut::new(),
         trace: job.trace,
         budget: budget(),
@@ -184,10 +185,15 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
 }
 
 /// A run that was let go.
+///
+/// Invariant: until the run's end no process of `leaders` is reaped. As long as it is there, if only as what has ended,
+/// its number and that of its group are nobody else's, so that a signal to either never reaches a foreign process.
 struct Running {
+    /// Those that have not ended, as far as the daemon has been told.
     stages: HashMap<Pid, Live>,
     /// All stages, also those that have ended: their groups may live on.
     by_id: HashMap<u32, Pid>,
+    leaders: HashSet<Pid>,
     frames: BytesMut,
     /// Ends are told with their time.
     trace: bool,
@@ -202,9 +208,7 @@ impl Running {
             let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
             if ended {
                 let _ = children.read_signal();
-                while let Ok(Some(ended)) = sys::reap() {
-                    self.tell_end(&ended, socket)?;
-                }
+                self.look_at_children(socket)?;
             }
             if said && !self.take_input(socket)? {
                 return Ok(());
@@ -212,7 +216,16 @@ impl Running {
         }
     }
 
-    /// Reports the end of a stage; other processes are not told of.
+    /// Reports the stages that have ended, and reaps other processes: orphans come to this one.
+    fn look_at_children(&mut self, socket: &UnixStream) -> io::Result<()> {
+        let ended: Vec<_> = self.stages.keys().filter_map(|pid| sys::ended(*pid).ok().flatten()).collect();
+        for ended in &ended {
+            self.tell_end(ended, socket)?;
+        }
+        processes::reap_others(&self.leaders);
+        Ok(())
+    }
+
     fn tell_end(&mut self, ended: &sys::Ended, socket: &UnixStream) -> io::Result<()> {
         let at_ns = if self.trace { monotonic_ns() } else { 0 };
         match self.stages.remove(&ended.pid) {
@@ -237,7 +250,7 @@ impl Running {
     fn send_signal(&self, signal: &posh_proto::executor::Signal) {
         let number = i32::try_from(signal.signal).ok().and_then(|number| Signal::try_from(number).ok());
         let (Some(&pid), Some(number)) = (self.by_id.get(&signal.stage), number) else { return };
-        // Once reaped, the number may be another's; a group lives as long as a member.
+        // Neither is reaped; what has ended takes no signal, but others of its group do.
         if signal.group {
             let _ = killpg(pid, number);
         } else if self.stages.contains_key(&pid) {
