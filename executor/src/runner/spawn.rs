@@ -98,7 +98,7 @@ impl Prepared {
         }
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage, &budgets.checks)?;
-        guards::check(view, &cwd, &stage, &budgets.checks)?;
+        guards::check(view, &cwd, (&stage, &fence.own_guards), &budgets.checks)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
         })?;

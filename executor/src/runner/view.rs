@@ -29,6 +29,7 @@ use super::{
     fence::Ground,
     places::{self, NoPlace, PRIVATE},
     root::Root,
+    system,
     wire::{Bounds, DirectoryId, Isolation, ViewMount, ViewSpec, ViewUser},
 };
 use crate::{error::Refusal, sys::ActingAs};
@@ -60,6 +61,8 @@ pub struct View {
     pub user: Option<ViewUser>,
     /// What of the server's own tree commands reach.
     pub ground: Ground,
+    /// Without a namespace, what commands of a view would not see; see the module `hidden`.
+    hidden: Vec<PathBuf>,
     /// Which directories the exports are, if they are mounted.
     pub directories: Vec<DirectoryId>,
 }
@@ -84,10 +87,14 @@ impl View {
             bounds: spec.bounds,
             user: spec.user.clone(),
             ground: Ground::default(),
+            hidden: Vec::new(),
             directories: Vec::new(),
         };
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
+            let hidden = spec.hidden.iter().map(|path| path_of(path));
+            let found = hidden.clone().filter_map(|path| fs::canonicalize(path).ok());
+            view.hidden = hidden.map(Path::to_owned).chain(found).collect();
         } else {
             let Entered { root, mounts, directories } = build::enter(spec)?;
             view.mounts = mounts;
@@ -110,6 +117,7 @@ impl View {
             bounds: Bounds::default(),
             user: None,
             ground: Ground::default(),
+            hidden: Vec::new(),
             directories: Vec::new(),
         }
     }
@@ -117,6 +125,11 @@ impl View {
     /// Commands see the server's own tree, in which only Landlock keeps them to the exports.
     pub fn is_servers_own(&self) -> bool {
         self.root.is_none()
+    }
+
+    /// Tells if a view would show what is at `path`, which the kernel must have resolved.
+    pub fn would_show(&self, path: &Path) -> bool {
+        system::is_in_every_view(path) && !self.hidden.iter().any(|hidden| path.starts_with(hidden))
     }
 
     /// The mount that `path` lies in, which the kernel must have resolved.

@@ -27,6 +27,7 @@ use posh_proto::executor::{
     ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard,
     rejected::Kind, run_input, run_output,
 };
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use crate::harness::*;
@@ -1120,6 +1121,52 @@ fn without_namespaces_only_what_changes_nothing_runs() {
             assert!(refusal.message.contains("without namespaces"), "{words}: {refusal:?}");
         }
         assert_eq!((lab.read("f"), lab.has("g")), ("content\n".to_owned(), false));
+    });
+}
+
+// Guard: guards::Check::require_readable. An answer that depends on a file's content, asked often enough, is its content.
+#[test]
+fn without_namespaces_guards_tell_nothing_of_files_outside_of_the_mounts() {
+    let annotations = TempDir::new().unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        lab.write("f", "content\n");
+        let outside = TempDir::new().unwrap();
+        let secret = outside.path().join("rclone.conf");
+        fs::write(&secret, "[remote]\n\tpass = hunter2\n").unwrap();
+        symlink(&secret, lab.store.path().join("link")).unwrap();
+        let inside = format!("{store}/own.conf");
+        fs::write(&inside, "[remote]\n\tpass = hunter2\n").unwrap();
+        let secret = secret.to_str().unwrap();
+        let link = format!("{store}/link");
+        let ask = async |test: guard::Test, file: &str, value: &str| {
+            let mut spec = at(&store, pipeline(&["cat f"]));
+            let hash = Sha256::digest("[remote]\n\tpass = hunter2\n").to_vec();
+            spec.stages[0].guards = vec![Guard {
+                files: vec![file.to_owned().into()],
+                settings: vec![format!("remote.pass={value}*")],
+                sha256: vec![hash.into()],
+                test: test.into(),
+                ..Guard::default()
+            }];
+            let outcome = lab.run(spec).await;
+            match outcome.is_finished {
+                true => "fine".to_owned(),
+                false => outcome.refusal().message.clone(),
+            }
+        };
+        use guard::Test;
+        for file in [secret, &link] {
+            let answer = ask(Test::SettingsAllowed, file, "hunter").await;
+            assert!(answer.contains("which is not in"), "{answer}");
+            assert_eq!(answer, ask(Test::SettingsAllowed, file, "other").await);
+            assert!(ask(Test::SameContent, file, "").await.contains("which is not in"));
+            assert!(ask(Test::Exists, file, "").await.contains("which is not in"));
+        }
+        assert_eq!(ask(Test::SettingsAllowed, &inside, "hunter").await, "fine");
+        assert!(ask(Test::SettingsAllowed, &inside, "other").await.contains("remote.pass in"));
+        assert_eq!(ask(Test::SameContent, &inside, "").await, "fine");
+        assert!(ask(Test::Exists, "/etc/passwd", "").await.contains("(/etc/passwd)"), "every view has it");
     });
 }
 
