@@ -34,6 +34,7 @@ use super::{
     budget::{Budget, MAX_RULES, SPENT},
     paths::{MAX_LINKS, find, landing, name_of},
     programs::{Programs, library_directories},
+    system,
     view::{PROGRAM_LINKS, SHOWN, View, path_of},
     wire::{Access, DirectoryId, Fence, Grant, Isolation, ViewSpec},
 };
@@ -65,9 +66,7 @@ pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 const COMPONENTS_OF_A_NAME: usize = 8;
 
 /// What all commands use of the server's own tree, and how; what they may start is not among it.
-const GROUND: [(&str, BitFlags<AccessFs>); 10] = [
-    ("/etc", READ),
-    ("/proc", READ),
+const GROUND: [(&str, BitFlags<AccessFs>); 8] = [
     ("/sys/devices/system/cpu", READ),
     ("/dev", make_bitflags!(AccessFs::{ReadDir})),
     ("/dev/null", DEVICE),
@@ -78,8 +77,16 @@ const GROUND: [(&str, BitFlags<AccessFs>); 10] = [
     ("/dev/tty", DEVICE),
 ];
 
+/// Made for a view: a few files of the server's, and its own processes.
+const VIEWS: [(&str, BitFlags<AccessFs>); 2] = [("/etc", READ), ("/proc", READ)];
+
 /// Private to the view, so everything but starting what was put there.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// Without a view, what programs look at of the machine's /proc when they start: C libraries (processors, memory) and
+/// libselinux. A command reads of processes its own only ([`Domain::enter`]).
+const PROC: [&str; 5] =
+    ["/proc/filesystems", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory"];
 
 /// What every command of a view may reach, resolved when the view stands.
 #[derive(Debug, Default)]
@@ -91,23 +98,30 @@ pub struct Ground {
 
 impl Ground {
     /// Opens what there is; what is missing, nobody can reach.
-    pub fn new(spec: &ViewSpec) -> Self {
-        let private = PRIVATE.iter().map(|path| (*path, CHANGE));
-        let own = ground().chain(private).map(|(path, access)| (Path::new(path), access));
+    pub fn new(spec: &ViewSpec, temporary: Option<&Path>) -> Self {
+        let own: Vec<_> = match spec.isolation() {
+            // The machine's own: as much of it as a view has, and no more.
+            Isolation::Nothing => (GROUND.into_iter().map(|(path, access)| (PathBuf::from(path), access)))
+                .chain(system::etc().map(|path| (path, READ)))
+                .chain(PROC.iter().map(|path| (PathBuf::from(path), AccessFs::ReadFile.into())))
+                .chain(temporary.map(|path| (path.to_owned(), CHANGE)))
+                .collect(),
+            _ => (ground().chain(PRIVATE.iter().map(|path| (*path, CHANGE))))
+                .map(|(path, access)| (PathBuf::from(path), access))
+                .collect(),
+        };
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         // Links at the top (/bin) lead to directories that are in the list themselves.
         let open = |path: &Path| open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()).ok();
-        let own = own.filter_map(|(path, access)| Some((open(path)?, access)));
+        let own = own.iter().filter_map(|(path, access)| Some((open(path)?, *access)));
         let own = own.chain(client_files(spec)).filter(is_no_link).collect();
         Self { own, library_directories: library_directories() }
     }
 }
 
-/// The client's files in the view. One that lies in an export is found with the commands' rights.
+/// The client's files in the view; without one, the files that were there with the same content. One that lies in an export
+/// is found with the commands' rights.
 fn client_files(spec: &ViewSpec) -> Vec<(OwnedFd, BitFlags<AccessFs>)> {
-    if spec.isolation() == Isolation::Nothing {
-        return Vec::new();
-    }
     let Ok(_acting) = ActingAs::begin(spec.user.as_ref()) else { return Vec::new() };
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
@@ -144,7 +158,11 @@ pub struct Reach<'a> {
 }
 
 /// A domain that waits to be entered.
-pub struct Domain(RulesetCreated);
+pub struct Domain {
+    rules: RulesetCreated,
+    /// The machine's /proc is there, with all of its processes.
+    is_proc_of_machine: bool,
+}
 
 impl Domain {
     /// Makes the domain of one command: the ground, what `fence` grants, and what the command has open.
@@ -152,7 +170,7 @@ impl Domain {
         let Reach { cwd, fence, programs } = reach;
         let failed =
             |error: RulesetError| Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"));
-        let mut domain = Self(empty().map_err(failed)?);
+        let mut domain = Self { rules: empty().map_err(failed)?, is_proc_of_machine: view.is_servers_own() };
         for (fd, access) in &view.ground.own {
             domain.allow(fd, *access).map_err(failed)?;
         }
@@ -184,14 +202,19 @@ impl Domain {
         }
     }
 
-    /// Enters it, for good, with all that will be started.
+    /// Enters it, for good, with all that will be started. Called by the command's own process.
     pub fn enter(&self) -> nix::Result<()> {
-        let domain = self.0.try_clone().map_err(|_| Errno::EMFILE)?;
-        domain.restrict_self().map(drop).map_err(|_| Errno::EPERM)
+        let mut rules = self.rules.try_clone().map_err(|_| Errno::EMFILE)?;
+        if self.is_proc_of_machine {
+            // The list of mounts, which `find -fstype` reads, and what else a process is told of itself.
+            let own = open("/proc/self", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+            (&mut rules).add_rule(PathBeneath::new(&own, READ)).map_err(|_| Errno::EPERM)?;
+        }
+        rules.restrict_self().map(drop).map_err(|_| Errno::EPERM)
     }
 
     fn allow(&mut self, at: &impl AsFd, access: BitFlags<AccessFs>) -> Result<(), RulesetError> {
-        (&mut self.0).add_rule(PathBeneath::new(at, access)).map(drop)
+        (&mut self.rules).add_rule(PathBeneath::new(at, access)).map(drop)
     }
 
     fn allow_path(&mut self, path: &Path, access: BitFlags<AccessFs>) -> Result<(), RulesetError> {
@@ -264,9 +287,9 @@ pub fn rules(
     grants.iter().try_for_each(|grant| resolver.grant(grant))
 }
 
-/// What the machine's own tree is for, whatever a command names or starts, other than its temporary directories.
+/// What the server's own tree is for, in a view, whatever a command names or starts, other than its temporary directories.
 pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
-    GROUND.into_iter()
+    VIEWS.into_iter().chain(GROUND)
 }
 
 /// Turns grants into rules. What it keeps of a path is which file that is: a client names as many paths, and as long ones,

@@ -111,7 +111,7 @@ impl Prepared {
         let mut prepared = Self {
             program: c_string(program.as_os_str().as_bytes())?,
             argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
-            env: environment(&stage)?,
+            env: environment(&stage, view.temporary.as_deref())?,
             cwd: Rc::new(cwd),
             descriptors: Vec::new(),
             reported: Vec::new(),
@@ -265,10 +265,13 @@ fn c_string(bytes: &[u8]) -> Result<CString, Refusal> {
     CString::new(bytes).map_err(|_| Refusal::protocol("an argument holds a zero byte"))
 }
 
-/// The stage's variables, and our PATH in place of theirs.
-fn environment(stage: &Stage) -> Result<Vec<CString>, Refusal> {
-    let own = std::iter::once(c_string(format!("PATH={}", tools::PATH).as_bytes()));
-    let given = stage.env.iter().filter(|variable| variable.name != b"PATH"[..]);
+/// The stage's variables, and our PATH in place of theirs; so with TMPDIR, where /tmp is not the commands' own.
+fn environment(stage: &Stage, temporary: Option<&Path>) -> Result<Vec<CString>, Refusal> {
+    let temporary = temporary.map(|directory| [b"TMPDIR=", directory.as_os_str().as_bytes()].concat());
+    let own_names = [Some(&b"PATH"[..]), temporary.as_ref().map(|_| &b"TMPDIR"[..])];
+    let own = [Some(format!("PATH={}", tools::PATH).into_bytes()), temporary].into_iter().flatten();
+    let own = own.map(|variable| c_string(&variable));
+    let given = stage.env.iter().filter(|variable| !own_names.contains(&Some(&variable.name[..])));
     own.chain(given.map(|variable| c_string(&[&variable.name[..], b"=", &variable.value[..]].concat()))).collect()
 }
 

@@ -1170,6 +1170,46 @@ fn without_namespaces_guards_tell_nothing_of_files_outside_of_the_mounts() {
     });
 }
 
+// Guard: fence::Ground::new. The machine's /etc, /proc and /tmp are not a view's.
+#[test]
+fn without_namespaces_the_machines_own_etc_proc_and_tmp_are_not_read() {
+    let annotations = TempDir::new().unwrap();
+    fs::write(annotations.path().join("own.yaml"), READER).unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        lab.write("f", "content\n");
+        let outside = TempDir::new().unwrap();
+        let foreign = outside.path().join("foreign");
+        fs::write(&foreign, "of somebody else").unwrap();
+        let script = |deed: &str, paths: &[String]| {
+            let each: Vec<String> = paths.iter().map(|path| format!("'{path}'")).collect();
+            let deed = format!("for (split ' ', qq({})) {{ {deed} }}", each.join(" ").replace('\'', ""));
+            at(&store, command(&["perl", "-e", &deed, "f"]))
+        };
+        let read = "print open(F, '<', $_) ? 'read ' : 0 + $!, ' ';";
+        let own = std::process::id();
+        let refused = [
+            "/etc/hosts".to_owned(),
+            "/etc/shadow".to_owned(),
+            "/proc/version".to_owned(),
+            format!("/proc/{own}/cmdline"),
+            format!("/proc/{own}/environ"),
+            foreign.to_str().unwrap().to_owned(),
+        ];
+        let said = lab.says(script(read, &refused)).await;
+        assert!(!said.contains("read"), "{said}");
+        let allowed = ["/etc/passwd", "/proc/meminfo", "/proc/self/mounts", "/etc/mtab", "/dev/null"];
+        let said = lab.says(script(read, &allowed.map(str::to_owned))).await;
+        assert_eq!(said.matches("read").count(), allowed.len(), "{said}");
+        let made = outside.path().join("made").to_str().unwrap().to_owned();
+        let write = "print open(F, '>', $_) ? 'written ' : 0 + $!, ' ';";
+        assert_eq!(lab.says(script(write, std::slice::from_ref(&made))).await, format!("{} ", libc::EACCES));
+        let temporary =
+            script("print open(F, '>', $ENV{TMPDIR} . '/t') ? 'written ' : 0 + $!, ' ';", &["x".to_owned()]);
+        assert_eq!(lab.says(temporary).await, "written  ");
+    });
+}
+
 // Guards: filter::ATTRIBUTES, also of what is open to read; ATTRIBUTE_REQUESTS.
 #[test]
 fn without_namespaces_no_attributes_change() {
