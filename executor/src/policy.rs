@@ -133,10 +133,10 @@ impl Policy {
         match self.read(stage) {
             Ok(invocation) => {
                 listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
-                add_guards(stage, &invocation);
+                let own_guards = add_guards(stage, &invocation);
                 let grants = grants(&invocation);
                 let changes = invocation.side_effects || grants.iter().any(|grant| grant.access() != Access::Read);
-                Ok(Fence { everything: false, grants, starts: starts(&invocation), changes })
+                Ok(Fence { everything: false, grants, starts: starts(&invocation), changes, own_guards })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
             // Listed by the administrator, although nobody has described it.
@@ -197,8 +197,9 @@ fn asks_for_version(stage: &Stage) -> bool {
 }
 
 /// Adds the guards that keep what lies in an export from starting programs or leading elsewhere. A gateway that
-/// keeps to its annotations has sent the same, and each test is made once.
-fn add_guards(stage: &mut Stage, invocation: &Invocation) {
+/// keeps to its annotations has sent the same, and each test is made once. Gives which of the stage's they are.
+fn add_guards(stage: &mut Stage, invocation: &Invocation) -> Vec<u32> {
+    let mut places = Vec::new();
     for guard in &invocation.guards {
         let test = match &guard.test {
             GuardTest::Exists => Test::Exists,
@@ -218,10 +219,16 @@ fn add_guards(stage: &mut Stage, invocation: &Invocation) {
             reason: guard.reason.clone(),
             ..Guard::default()
         };
-        if !own.files.is_empty() && !stage.guards.contains(&own) {
-            stage.guards.push(own);
+        if own.files.is_empty() {
+            continue;
         }
+        let place = stage.guards.iter().position(|guard| *guard == own).unwrap_or_else(|| {
+            stage.guards.push(own);
+            stage.guards.len() - 1
+        });
+        places.extend(u32::try_from(place));
     }
+    places
 }
 
 /// The home is the one that the command is told; without one it looks for no such file.

@@ -260,25 +260,59 @@ pub struct Ended {
     pub max_rss_kib: u64,
 }
 
-/// Reaps one child that has ended; `None` when none has. ECHILD when there are
-/// no children.
-pub fn reap() -> nix::Result<Option<Ended>> {
-    let mut status = 0;
-    // SAFETY: both structures live across the call; zero is a valid rusage.
-    let (pid, usage) = unsafe {
-        let mut usage: libc::rusage = mem::zeroed();
-        (libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage), usage)
-    };
-    let us = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
-    Ok(match Errno::result(pid)? {
-        0 => None,
-        pid => Some(Ended {
+impl Ended {
+    fn new(pid: i32, status: i32, usage: &libc::rusage) -> Self {
+        let us = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+        Self {
             pid: Pid::from_raw(pid),
             status,
             cpu_us: (us(usage.ru_utime), us(usage.ru_stime)),
             max_rss_kib: usage.ru_maxrss.unsigned_abs(),
-        }),
-    })
+        }
+    }
+}
+
+/// Reaps one child that has ended; `None` when none has. ECHILD when there are
+/// no children.
+pub fn reap() -> nix::Result<Option<Ended>> {
+    wait(-1)
+}
+
+/// Reaps this child, if it has ended.
+pub fn reap_one(pid: Pid) -> nix::Result<Option<Ended>> {
+    wait(pid.as_raw())
+}
+
+fn wait(pid: i32) -> nix::Result<Option<Ended>> {
+    let mut status = 0;
+    // SAFETY: both structures live across the call; zero is a valid rusage.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = mem::zeroed();
+        (libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage), usage)
+    };
+    let pid = Errno::result(pid)?;
+    Ok((pid != 0).then(|| Ended::new(pid, status, &usage)))
+}
+
+/// How this child has ended, if it has. It is not reaped: its number, and that of its group, stay its own.
+pub fn ended(pid: Pid) -> nix::Result<Option<Ended>> {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: both structures live across the call, and zero is valid for both. The call has one argument more than libc's
+    // function. What is read of the first one is what waitid(2) fills in.
+    let (found, code, value, usage) = unsafe {
+        let mut info: libc::siginfo_t = mem::zeroed();
+        let mut usage: libc::rusage = mem::zeroed();
+        let id = pid.as_raw();
+        let done = libc::syscall(libc::SYS_waitid, libc::P_PID, id, &raw mut info, flags, &raw mut usage);
+        Errno::result(done)?;
+        (info.si_pid(), info.si_code, info.si_status(), usage)
+    };
+    let status = match code {
+        libc::CLD_EXITED => (value & 0xff) << 8,
+        libc::CLD_DUMPED => value | 0x80,
+        _ => value,
+    };
+    Ok((found != 0).then(|| Ended::new(found, status, &usage)))
 }
 
 /// Adds `attr_set` (`MOUNT_ATTR_*`) to the mount that `at` refers to; with `tree`, to all below it too.
@@ -475,6 +509,27 @@ mod tests {
                 waitpid(child, None).unwrap()
             }
         }
+    }
+
+    #[test]
+    fn how_a_child_has_ended_is_told_before_it_is_reaped() {
+        let end = |how: fn() -> !| match fork().unwrap() {
+            ForkResult::Child => how(),
+            ForkResult::Parent { child } => loop {
+                if let Some(told) = ended(child).unwrap() {
+                    let reaped = reap_one(child).unwrap().unwrap();
+                    assert_eq!((told.pid, told.status), (reaped.pid, reaped.status));
+                    assert_eq!(reap_one(child).err(), Some(Errno::ECHILD));
+                    break WaitStatus::from_raw(told.pid, told.status).unwrap();
+                }
+            },
+        };
+        assert!(matches!(end(|| exit_now(3)), WaitStatus::Exited(_, 3)));
+        let kill = || {
+            let _ = nix::sys::signal::raise(Signal::SIGKILL);
+            exit_now(0)
+        };
+        assert!(matches!(end(kill), WaitStatus::Signaled(_, Signal::SIGKILL, false)));
     }
 
     #[test]

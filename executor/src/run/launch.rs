@@ -156,7 +156,10 @@ impl Failure {
     fn into_refusal(self) -> Refusal {
         match self {
             Self::Refused(refusal) => refusal,
-            Self::Lost(_) => Refusal::new(Kind::SpawnFailed, "the run's supervisor ended before anything had started"),
+            Self::Lost(_) => Refusal::new(
+                Kind::SpawnFailed,
+                "the run's supervisor ended before anything had started: it was killed, or looked at more than its memory holds",
+            ),
         }
     }
 }

@@ -19,13 +19,16 @@ use crate::{
     error::Refusal,
     load::{BytesShare, Need, RunShare},
     policy::Policy,
-    runner::wire::Fence,
+    runner::{MAX_KEPT_BYTES, wire::Fence},
     service::Shared,
     wiring::{Wiring, descriptors_to_begin},
 };
 
 /// Chunks in a run's queue, and about as much again in HTTP/2.
 const OUTPUT_BYTES: usize = 2 << 20;
+
+/// What a run's supervisor has of its own while its commands are at work, about.
+const SUPERVISOR_BYTES: usize = 1 << 20;
 
 /// A specification beyond this, inflated, or decoded: what is made of it until its commands run takes ten times as
 /// much and more (a rule for each path, the job and its frame), so that one of each identity has that at a time.
@@ -199,12 +202,14 @@ fn read(
 }
 
 /// What a run will hold: its commands, and for each of its streams a pipe of full size and
-/// what is on its way between pipe and network.
+/// what is on its way between pipe and network; and what its supervisor keeps of the trees that they may change.
 fn need(spec: &RunSpec) -> Need {
     let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
     let held_bytes = if spec.grace_ms > 0 { HELD_BYTES } else { 0 };
     // The buffer of its messages is as large as the largest until the call ends.
-    let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes)
+    let looks_at_trees = spec.stages.iter().any(|stage| stage.watched_trees.iter().any(|tree| !tree.made));
+    let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { 0 };
+    let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes + kept_bytes)
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
     Need {
@@ -237,6 +242,16 @@ mod tests {
     use posh_proto::executor::PathUse;
 
     use super::*;
+
+    #[test]
+    fn what_a_supervisor_keeps_of_trees_counts() {
+        let with = |tree: WatchedTree| {
+            let stage = Stage { watched_trees: vec![tree], ..Stage::default() };
+            need(&RunSpec { stages: vec![stage], ..RunSpec::default() }).buffered_bytes
+        };
+        let made = with(WatchedTree { made: true, ..WatchedTree::default() });
+        assert_eq!(with(WatchedTree::default()), made + MAX_KEPT_BYTES);
+    }
 
     #[test]
     fn what_words_are_decoded_into_counts() {

@@ -1,4 +1,4 @@
-//! What looking at files may cost a run: names that are looked at, and time. The supervisor looks on behalf of a run's
+//! What looking at files may cost a run: names that are looked at, time, and what is kept in memory. The supervisor looks on behalf of a run's
 //! specification, before its commands start (guards, paths, watched trees) and when they have ended (watched trees), and
 //! no command's limits hold for that. Who gives a run up ends its looking at once.
 
@@ -23,6 +23,14 @@ const MAX_TIME: Duration = Duration::from_secs(60);
 /// Paths of changed names, of one command: each is what the workstation looks up and forgets.
 pub const MAX_TOLD_BYTES: usize = 8 << 20;
 
+/// What is kept of names that are looked at, for as long as the run lasts: room for the names of the largest trees that
+/// may be looked at at all, of usual lengths. It is charged to the run's identity (`run::prepare`).
+pub const MAX_KEPT_BYTES: usize = 16 << 20;
+
+/// Landlock rules for what the words of a run's commands name. The kernel keeps each, and the inode it is on (some
+/// 1.2 KiB together), as long as the command is at work; no limit of this program counts that.
+pub const MAX_RULES: usize = 1 << 14;
+
 /// So many names are looked at before the clock is asked again.
 const STEP_NAMES: usize = 64;
 
@@ -40,6 +48,10 @@ pub struct Budget {
     end: Cell<Option<Over>>,
     /// Of [`MAX_TOLD_BYTES`], what is left for the present command.
     told: Cell<usize>,
+    /// Of [`MAX_KEPT_BYTES`].
+    kept: Cell<usize>,
+    /// Of [`MAX_RULES`].
+    rules: Cell<usize>,
     /// Its other end is closed when the run is given up.
     run: Option<OwnedFd>,
 }
@@ -49,6 +61,8 @@ pub struct Budget {
 pub enum Over {
     /// There were too many names.
     Names,
+    /// They take too much memory.
+    Bytes,
     /// It took too long.
     Time,
     /// Nobody wants to know.
@@ -65,6 +79,8 @@ impl Budget {
             uncounted: Cell::new(STEP_NAMES),
             end: Cell::new(None),
             told: Cell::new(MAX_TOLD_BYTES),
+            kept: Cell::new(MAX_KEPT_BYTES),
+            rules: Cell::new(MAX_RULES),
             run,
         }
     }
@@ -92,6 +108,26 @@ impl Budget {
             self.end.set(self.take(names));
         }
         self.end.get().is_none()
+    }
+
+    /// Takes room for what is kept until the run ends. False, from then on and for names too, if there is none.
+    #[must_use]
+    pub fn keep(&self, bytes: usize) -> bool {
+        if self.end.get().is_none() {
+            match self.kept.get().checked_sub(bytes) {
+                Some(left) => self.kept.set(left),
+                None => self.end.set(Some(Over::Bytes)),
+            }
+        }
+        self.end.get().is_none()
+    }
+
+    /// Takes one rule of those that a run may have; false if there is none.
+    #[must_use]
+    pub fn rule(&self) -> bool {
+        let left = self.rules.get().checked_sub(1);
+        self.rules.set(left.unwrap_or_default());
+        left.is_some()
     }
 
     /// Why nothing is left, if that is so.
@@ -142,6 +178,15 @@ mod tests {
         let budget = Budget::new(None);
         assert!(budget.spend(MAX_NAMES - 1) && budget.spend(1) && budget.over().is_none());
         assert!(!budget.spend(1) && budget.over() == Some(Over::Names) && !budget.spend(0));
+    }
+
+    #[test]
+    fn bytes_and_rules_are_bounded_as_names_are() {
+        let budget = Budget::new(None);
+        assert!(budget.keep(MAX_KEPT_BYTES - 1) && budget.keep(1) && budget.spend(1));
+        assert!(!budget.keep(1) && budget.over() == Some(Over::Bytes) && !budget.spend(0));
+        let budget = Budget::new(None);
+        assert!((0..MAX_RULES).all(|_| budget.rule()) && !budget.rule() && budget.spend(1));
     }
 
     #[test]

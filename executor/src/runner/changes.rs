@@ -9,6 +9,7 @@
 //! a git repository has tens of thousands of names. Of a command's own directories those that nobody
 //! has read since they last changed are not told of: nobody remembers their entries.
 
+mod noted;
 mod told;
 mod trees;
 
@@ -27,15 +28,16 @@ use nix::{
     sys::stat::{FileStat, SFlag, fstat, fstatat, lstat},
     time::{ClockId, clock_gettime},
 };
-use posh_proto::executor::{Attributes, Stage};
+use posh_proto::executor::{Attributes, Stage, WatchedTree};
 
 use self::{
+    noted::{At, Growing, Noted, SLOT_BYTES},
     told::{Changed, Changes, Now},
     trees::{Trees, root_of},
 };
 use super::{
     budget::Budget,
-    listing::{self, Entries, Known, Listing, Time},
+    listing::{self, Known, Listing, Time},
     view::{View, path_of},
 };
 
@@ -52,21 +54,15 @@ pub struct Watch {
 /// Names that were there before the stage started.
 #[derive(Default)]
 struct Before {
-    /// Directory → its entries.
-    directories: HashMap<PathBuf, Entries>,
+    directories: Noted,
     /// Roots that are no directories.
     files: HashSet<PathBuf>,
     /// Directories that only get further entries: there may be thousands, and they need not be noted.
-    growing: Vec<PathBuf>,
-    /// Of the command's own directories, those that nobody had read since their last change. Who reads one later
-    /// is most often the command itself: git looks which abbreviations are free.
-    unread: HashSet<PathBuf>,
+    growing: Vec<Growing>,
     /// The first component that is missing of each directory that is to be made.
     missing: HashSet<PathBuf>,
     /// Roots that nobody has read since they were made, and when that was.
     never_read: HashMap<PathBuf, Time>,
-    /// When directories were last read in which files are replaced.
-    read_at: HashMap<PathBuf, Time>,
     incomplete: bool,
 }
 
@@ -88,6 +84,8 @@ impl Watch {
                 true => Some(path_of(&tree.path).to_owned()),
                 false => root_of(view, tree, budget).filter(|_| budget.spend(names)),
             };
+            // Each of its names is kept with the root's own.
+            let root = root.filter(|root| budget.keep(names * (SLOT_BYTES + root.as_os_str().len()) + names_of(tree)));
             root.into_iter().for_each(|root| trees.add(root, tree));
         }
         Self::since(moment(), trees, budget)
@@ -132,19 +130,23 @@ impl Watch {
             self.look_at_root(root, &mut changes, budget)?;
             self.walk(root.clone(), &mut changes, budget)?;
         }
-        is_left(self.before.growing.len())?;
-        for directory in &self.before.growing {
-            self.look_at_growing(directory, &mut changes, budget)?;
+        for Growing { top, is_unread, below } in &self.before.growing {
+            is_left(1 + below.len())?;
+            self.look_at_growing(top, *is_unread, &mut changes, budget)?;
+            for (name, is_unread) in below {
+                self.look_at_growing(&top.join(name), *is_unread, &mut changes, budget)?;
+            }
         }
-        for (directory, names) in &self.before.directories {
+        for at in self.before.directories.all() {
             // Those whose entries have been looked at cost nothing more.
             is_left(0)?;
-            if lstat(directory).is_ok_and(|found| listing::is_directory(&found)) {
+            let directory = self.before.directories.path(at);
+            if lstat(&directory).is_ok_and(|found| listing::is_directory(&found)) {
                 continue;
             }
             // Its parent, if that is still there, has told of the directory itself.
-            changes.of(directory).removed =
-                names.names().map(|name| told(directory, name, budget)).collect::<Option<_>>()?;
+            let names = self.before.directories.entries(at).names();
+            changes.of(&directory).removed = names.map(|name| told(&directory, name, budget)).collect::<Option<_>>()?;
         }
         Some(changes)
     }
@@ -152,16 +154,20 @@ impl Watch {
     /// Who has read one of the command's own directories while it ran was the command. What it made is read by nobody yet,
     /// and would count as read, its times being equal.
     fn keep_unread(&self, budget: &Budget) {
-        let unread = self.before.unread.iter().take_while(|_| budget.spend(0));
-        unread.for_each(|directory| listing::keep_unread(directory));
-        let noted: HashSet<&PathBuf> = self.before.growing.iter().collect();
-        let changed = |top: &&&PathBuf| lstat(**top).is_ok_and(|found| self.is_newer(&found));
-        let tops = noted.iter().filter(|top| self.trees.growing.contains(**top) && self.trees.is_own(top));
-        for top in tops.filter(changed) {
+        let noted = &self.before.directories;
+        let unread = noted.all().filter(|at| noted.is_unread(*at)).take_while(|_| budget.spend(0));
+        unread.for_each(|at| listing::keep_unread(&noted.path(at)));
+        for growing in &self.before.growing {
+            let unread = growing.unread().take_while(|_| budget.spend(0));
+            unread.for_each(|directory| listing::keep_unread(&directory));
+        }
+        let changed = |growing: &&Growing| lstat(&growing.top).is_ok_and(|found| self.is_newer(&found));
+        let own = self.before.growing.iter().filter(|growing| self.trees.is_own(&growing.top));
+        for Growing { top, below, .. } in own.filter(changed) {
             let listing = Listing::read(top, budget);
             let entries = listing.iter().flat_map(|listing| listing.entries().iter());
-            let directories = entries.filter(|entry| entry.is_directory).map(|entry| top.join(entry.name()));
-            directories.filter(|below| !noted.contains(below)).for_each(|made| listing::keep_unread(&made));
+            let made = entries.filter(|entry| entry.is_directory && !below.contains_key(&entry.name()));
+            made.for_each(|entry| listing::keep_unread(&top.join(entry.name())));
         }
     }
 
@@ -170,7 +176,7 @@ impl Watch {
     fn look_at_root(&self, root: &Path, changes: &mut Changes, budget: &Budget) -> Option<()> {
         let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return Some(()) };
         budget.tell(parent, name.len())?;
-        let was_directory = self.before.directories.contains_key(root);
+        let was_directory = self.before.directories.root(root).is_some();
         let was_there = was_directory || self.before.files.contains(root);
         match lstat(root) {
             Ok(_) if !was_there => changes.of(parent).names = true,
@@ -188,9 +194,10 @@ impl Watch {
     }
 
     /// `None`: there is too much.
-    fn look_at_growing(&self, directory: &Path, changes: &mut Changes, budget: &Budget) -> Option<()> {
+    fn look_at_growing(&self, directory: &Path, is_unread: bool, changes: &mut Changes, budget: &Budget) -> Option<()> {
         match lstat(directory) {
-            Ok(own) if self.is_to_be_told(directory, &own) => {
+            // Somebody may remember how it was.
+            Ok(own) if self.is_newer(&own) && !is_unread => {
                 budget.tell(directory, 0)?;
                 changes.of(directory).names = true;
             }
@@ -205,42 +212,42 @@ impl Watch {
 
     /// `None`: there is too much.
     fn walk(&self, root: PathBuf, changes: &mut Changes, budget: &Budget) -> Option<()> {
-        let mut queue = vec![Below { parent: None, path: root }];
-        while let Some(at) = queue.pop() {
-            // What was not there before was never seen, and neither was what is in it.
-            if !self.before.directories.contains_key(&at.path) {
-                continue;
-            }
+        let mut queue = Vec::new();
+        queue.extend(self.before.directories.root(&root).map(|at| (at, Below::root(root))));
+        while let Some((known, at)) = queue.pop() {
             let Some(own) = at.status() else { continue };
-            let directory = &at.path;
+            let directory = &at.path();
             let Look { changed, below } = match self.is_newer(&own) {
-                true => self.look_anew(directory, &own, budget)?,
-                false => self.look_again(directory, &own, budget)?,
+                true => self.look_anew((known, directory), &own, budget)?,
+                false => self.look_again((known, directory), &own, budget)?,
             };
-            if !below.is_empty()
+            // What was not there before was never seen, and neither was what is in it.
+            let below = below.into_iter().filter_map(|name| Some((self.before.directories.below(known, &name)?, name)));
+            let mut below = below.peekable();
+            if below.peek().is_some()
                 && let Some(parent) = at.open()
             {
-                let parent = Rc::new(parent);
-                let below = below.into_iter().map(|name| directory.join(name));
-                queue.extend(below.map(|path| Below { parent: Some(Rc::clone(&parent)), path }));
+                let parent = Rc::new(Above { directory: parent, path: directory.clone() });
+                queue.extend(below.map(|(known, name)| (known, Below { parent: Some(Rc::clone(&parent)), name })));
             }
             if changed != Changed::default() {
                 budget.tell(directory, 0)?;
-                changes.directories.insert(at.path, changed);
+                changes.directories.insert(directory.clone(), changed);
             }
         }
         Some(())
     }
 
     /// At a directory that has changed. `None`: there is too much in it.
-    fn look_anew(&self, directory: &Path, own: &FileStat, budget: &Budget) -> Option<Look> {
+    fn look_anew(&self, (at, directory): (At, &Path), own: &FileStat, budget: &Budget) -> Option<Look> {
         let Some(listing) = Listing::read(directory, budget) else {
             return (budget.over().is_none()).then(Look::default);
         };
-        let known = self.before.directories[directory].iter();
+        let known = self.before.directories.entries(at).iter();
         let before: HashMap<OsString, bool> = known.map(|entry| (entry.name(), entry.is_directory)).collect();
         let mut look = Look::default();
-        look.changed.names = self.is_to_be_told(directory, own);
+        // Somebody may remember how it was.
+        look.changed.names = self.is_newer(own) && !self.before.directories.is_unread(at);
         let mut now = HashSet::new();
         for entry in listing.entries().iter() {
             let name = entry.name();
@@ -250,7 +257,7 @@ impl Watch {
         }
         let removed = before.keys().filter(|name| !now.contains(*name));
         look.changed.removed = removed.map(|name| told(directory, name.clone(), budget)).collect::<Option<_>>()?;
-        if look.changed.removed.is_empty() && before.len() == now.len() && self.is_replaced_unseen(directory, own) {
+        if look.changed.removed.is_empty() && before.len() == now.len() && self.is_replaced_unseen(at, own) {
             let status = |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
             let written = look.changed.written.iter().map(status).collect::<Option<_>>();
             look.changed.now = written.map(|written| Now { own: attributes(own), written });
@@ -262,9 +269,9 @@ impl Watch {
 
     /// Whether all that changed in a directory are new files, and nobody has read it meanwhile: who read it between a
     /// file's end and its successor would remember that it was not there. The first reader after a change leaves its time.
-    fn is_replaced_unseen(&self, directory: &Path, own: &FileStat) -> bool {
-        let read_at = self.before.read_at.get(directory);
-        read_at.is_some_and(|time| *time == (own.st_atime, own.st_atime_nsec) && !self.is_since(*time))
+    fn is_replaced_unseen(&self, at: At, own: &FileStat) -> bool {
+        let read_at = self.before.directories.read_at(at);
+        read_at.is_some_and(|time| time == (own.st_atime, own.st_atime_nsec) && !self.is_since(time))
     }
 
     /// Whether nobody has read a directory from when it was made until now.
@@ -274,8 +281,8 @@ impl Watch {
     }
 
     /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
-    fn look_again(&self, directory: &Path, own: &FileStat, budget: &Budget) -> Option<Look> {
-        let before = &self.before.directories[directory];
+    fn look_again(&self, (at, directory): (At, &Path), own: &FileStat, budget: &Budget) -> Option<Look> {
+        let before = self.before.directories.entries(at);
         // One that is empty costs something, too.
         budget.spend(before.len().max(1)).then_some(())?;
         let mut look = Look::default();
@@ -314,11 +321,6 @@ impl Watch {
             look.changed.write((directory, name.clone()), found, budget)?;
         }
         Some(())
-    }
-
-    /// Whether a directory has changed, and somebody may remember how it was.
-    fn is_to_be_told(&self, directory: &Path, found: &FileStat) -> bool {
-        self.is_newer(found) && !self.before.unread.contains(directory)
     }
 
     fn is_newer(&self, found: &FileStat) -> bool {
@@ -381,48 +383,57 @@ impl Before {
     fn fill(&mut self, trees: &Trees, since: Duration, budget: &Budget) -> Option<()> {
         let mut queue = Vec::new();
         for root in &trees.roots {
-            budget.spend(1).then_some(())?;
+            (budget.spend(1) && budget.keep(SLOT_BYTES + root.as_os_str().len())).then_some(())?;
             match lstat(root) {
                 Ok(found) if listing::is_directory(&found) => {
                     self.note_birth(trees, root, since);
-                    queue.push(Below { parent: None, path: root.clone() });
+                    queue.push((None, Below::root(root.clone())));
                 }
                 Ok(_) => drop(self.files.insert(root.clone())),
                 Err(_) => {}
             }
         }
-        while let Some(below) = queue.pop() {
+        while let Some((above, below)) = queue.pop() {
             let Some(directory) = below.open() else { continue };
-            let path = below.path;
-            self.note_reader(trees, &path, || fstat(&directory).ok());
-            self.note_time(trees, &path, &directory);
+            let path = below.path();
+            let is_unread = is_unread(trees, &path, || fstat(&directory).ok());
+            let read_at = read_at(trees, &path, &directory);
             let (directory, entries) = Listing::of(directory, budget)?.into_parts();
-            let parent = Rc::new(directory);
-            for entry in entries.iter().filter(|entry| entry.is_directory) {
-                let path = path.join(entry.name());
+            (budget.keep(entries.bytes() + noted::BYTES + below.name.len())).then_some(())?;
+            let at = match above {
+                None => self.directories.add_root(path.clone(), entries),
+                Some(above) => self.directories.add(above, &below.name, entries),
+            };
+            self.directories.note_readers(at, is_unread, read_at);
+            let parent = Rc::new(Above { directory, path });
+            // What waits here has the names of one directory at each level of the tree: less than what is kept.
+            let names: Vec<OsString> = self.directories.entries(at).directories().collect();
+            for name in names {
+                let path = parent.path.join(&name);
                 match trees.growing.contains(&path) {
                     true => self.note_growing(trees, path, budget)?,
-                    false => queue.push(Below { parent: Some(Rc::clone(&parent)), path }),
+                    false => queue.push((Some(at), Below { parent: Some(Rc::clone(&parent)), name })),
                 }
             }
-            self.directories.insert(path, entries);
         }
         Some(())
     }
 
     /// The directory, and those in it.
-    fn note_growing(&mut self, trees: &Trees, directory: PathBuf, budget: &Budget) -> Option<()> {
-        let top = Below { parent: None, path: directory };
-        if let Some(opened) = top.open() {
-            self.note_reader(trees, &top.path, || fstat(&opened).ok());
+    fn note_growing(&mut self, trees: &Trees, top: PathBuf, budget: &Budget) -> Option<()> {
+        budget.keep(SLOT_BYTES + top.as_os_str().len()).then_some(())?;
+        let mut growing = Growing { is_unread: false, below: HashMap::new(), top };
+        if let Some(opened) = listing::open_directory(AT_FDCWD, &growing.top) {
+            growing.is_unread = is_unread(trees, &growing.top, || fstat(&opened).ok());
             let listing = Listing::of(opened, budget)?;
             for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
-                let below = top.path.join(entry.name());
-                self.note_reader(trees, &below, || listing.status(entry));
-                self.growing.push(below);
+                let name = entry.name();
+                budget.keep(SLOT_BYTES + name.len()).then_some(())?;
+                let is_unread = is_unread(trees, &growing.top.join(&name), || listing.status(entry));
+                growing.below.insert(name, is_unread);
             }
         }
-        self.growing.push(top.path);
+        self.growing.push(growing);
         Some(())
     }
 
@@ -437,47 +448,58 @@ impl Before {
             self.never_read.insert(root.to_owned(), made);
         }
     }
-
-    /// To be called before it is read here.
-    fn note_time(&mut self, trees: &Trees, path: &Path, directory: impl AsFd) {
-        if trees.replaced_in(path).is_some_and(|tree| tree.tells_readers)
-            && let Ok(found) = fstat(directory)
-        {
-            self.read_at.insert(path.to_owned(), (found.st_atime, found.st_atime_nsec));
-        }
-    }
-
-    /// To be called before it is read here.
-    fn note_reader(&mut self, trees: &Trees, path: &Path, look: impl FnOnce() -> Option<FileStat>) {
-        if trees.is_own(path) && look().is_some_and(|found| listing::is_unread(&found)) {
-            self.unread.insert(path.to_owned());
-        }
-    }
 }
 
-/// A directory that is found from the one above it: the kernel then walks one name, not the whole path.
+/// When a directory was last read in which files are replaced. To be called before it is read here.
+fn read_at(trees: &Trees, path: &Path, directory: impl AsFd) -> Option<Time> {
+    trees.replaced_in(path).filter(|tree| tree.tells_readers)?;
+    fstat(directory).ok().map(|found| (found.st_atime, found.st_atime_nsec))
+}
+
+/// Whether it is one of the command's own directories, and nobody has read it since its last change. To be called before
+/// it is read here.
+fn is_unread(trees: &Trees, path: &Path, look: impl FnOnce() -> Option<FileStat>) -> bool {
+    trees.is_own(path) && look().is_some_and(|found| listing::is_unread(&found))
+}
+
+/// The bytes of what a tree of the contract names.
+fn names_of(tree: &WatchedTree) -> usize {
+    [&tree.own, &tree.only, &tree.grows].into_iter().flatten().map(String::len).sum()
+}
+
+/// A directory that is found from the one above it: the kernel then walks one name, not the whole path. Nor is that
+/// kept for each of them, which may be thousands in one directory.
 struct Below {
-    parent: Option<Rc<File>>,
+    parent: Option<Rc<Above>>,
+    /// The whole path of a root.
+    name: OsString,
+}
+
+struct Above {
+    directory: File,
     path: PathBuf,
 }
 
 impl Below {
+    fn root(path: PathBuf) -> Self {
+        Self { parent: None, name: path.into_os_string() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.parent.as_ref().map_or_else(|| PathBuf::from(&self.name), |parent| parent.path.join(&self.name))
+    }
+
     fn open(&self) -> Option<File> {
-        let (parent, name) = self.place();
-        listing::open_directory(parent, name)
+        listing::open_directory(self.above(), Path::new(&self.name))
     }
 
     /// `None` if it has gone.
     fn status(&self) -> Option<FileStat> {
-        let (parent, name) = self.place();
-        fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()
+        fstatat(self.above(), Path::new(&self.name), AtFlags::AT_SYMLINK_NOFOLLOW).ok()
     }
 
-    fn place(&self) -> (BorrowedFd<'_>, &Path) {
-        match (&self.parent, self.path.file_name()) {
-            (Some(parent), Some(name)) => (parent.as_fd(), Path::new(name)),
-            _ => (AT_FDCWD, &self.path),
-        }
+    fn above(&self) -> BorrowedFd<'_> {
+        self.parent.as_ref().map_or(AT_FDCWD, |parent| parent.directory.as_fd())
     }
 }
 
@@ -497,7 +519,7 @@ mod tests {
 
     use posh_proto::executor::WatchedTree;
 
-    use super::*;
+    use super::{super::budget::MAX_KEPT_BYTES, *};
 
     /// A moment after everything that is there: the clock of files moves in ticks,
     /// and what comes now must be told from what was.
@@ -747,6 +769,25 @@ mod tests {
             assert_eq!(changes.directories.keys().collect::<Vec<_>>(), [clock.path()]);
         }
         assert!(!after.changes(&Budget::new(None)).incomplete);
+    }
+
+    #[test]
+    fn what_is_kept_of_trees_has_a_bound_and_no_path_twice() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let clock = tempfile::tempdir().expect("a directory");
+        let long = "x".repeat(250);
+        let deep = tree.path().join(vec![long.as_str(); 12].join("/"));
+        fs::create_dir_all(&deep).expect("directories");
+        (0..1000).for_each(|number| fs::create_dir(deep.join(format!("{number}"))).expect("a directory"));
+        let since = moment_after(clock.path());
+        let with = |left: usize| {
+            let budget = Budget::new(None);
+            assert!(budget.keep(MAX_KEPT_BYTES - left));
+            let watch = Watch::since(since, whole(&[tree.path().to_owned()]), &budget);
+            watch.changes(&Budget::new(None)).incomplete
+        };
+        // Their whole paths have three million.
+        assert!(!with(400_000) && with(40_000));
     }
 
     #[test]

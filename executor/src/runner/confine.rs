@@ -10,7 +10,11 @@ use std::{fmt, fs, io, os::fd::OwnedFd};
 use nix::{
     errno::Errno,
     libc,
-    sys::{prctl, utsname::uname},
+    sys::{
+        prctl,
+        resource::{Resource, getrlimit},
+        utsname::uname,
+    },
     unistd::{Gid, Uid, fchdir, geteuid, setgroups, setresgid, setresuid},
 };
 use posh_proto::executor::rejected::Kind;
@@ -75,6 +79,30 @@ pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
         return sys::keep_capabilities(SEARCH, 0);
     }
     sys::keep_capabilities(ROOTS_FILES, ROOTS_FILES)
+}
+
+/// What a supervisor may write to of its own memory: the largest specification that is taken, decoded and with a rule and a
+/// check for each of its words, takes a third of that, and the names of the largest trees as much.
+pub const SUPERVISOR_BYTES: u64 = 128 << 20;
+
+/// The bound of a supervisor's own memory: what it looks at for a client has no other one. Beyond, it ends, and with it
+/// its run. Commands do not have it.
+pub struct OwnMemory {
+    before: (u64, u64),
+}
+
+impl OwnMemory {
+    /// Sets it; the hard limit stays, so that the commands' can be raised to it.
+    pub fn bound() -> nix::Result<Self> {
+        let before = getrlimit(Resource::RLIMIT_DATA)?;
+        sys::set_limit(libc::RLIMIT_DATA, SUPERVISOR_BYTES.min(before.0), before.1)?;
+        Ok(Self { before })
+    }
+
+    /// Called by a command's own process, before its own limits are set.
+    pub fn give_back(&self) -> nix::Result<()> {
+        sys::set_limit(libc::RLIMIT_DATA, self.before.0, self.before.1)
+    }
 }
 
 /// Enters a command's directory, in the command's own process; after that, no rights are left but its user's.

@@ -37,9 +37,11 @@ const MAX_BYTES: u64 = 1 << 20;
 const BYTES_OF_A_NAME: usize = 4096;
 
 /// Makes the tests of all guards of a stage.
-pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
-    stage.guards.iter().try_for_each(|guard| {
-        Check { view, cwd, guard, budget }.run().map_err(|found| {
+/// Those of `own` come from the server's own annotation.
+pub fn check(view: &View, cwd: &OwnedFd, (stage, own): (&Stage, &[u32]), budget: &Budget) -> Result<(), Refusal> {
+    (0..).zip(&stage.guards).try_for_each(|(number, guard)| {
+        let is_own = own.contains(&number);
+        Check { view, cwd, guard, is_own, budget }.run().map_err(|found| {
             let message = if found.is_empty() { guard.reason.clone() } else { format!("{} ({found})", guard.reason) };
             Refusal::new(Kind::Guard, message)
         })
@@ -51,6 +53,8 @@ struct Check<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
     guard: &'a Guard,
+    /// The server's own annotation has it.
+    is_own: bool,
     budget: &'a Budget,
 }
 
@@ -84,6 +88,10 @@ impl Check<'_> {
             };
         };
         let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
+        // Each is kept with its whole path: half as many as that has bytes, at most.
+        if !self.budget.spend(upwards.clone().count()) {
+            return Err(SPENT.to_owned());
+        }
         if self.guard.below.is_empty() {
             return Ok(upwards.map(Path::to_owned).collect());
         }
@@ -98,13 +106,15 @@ impl Check<'_> {
         Ok(found)
     }
 
-    /// Every file that the guard names, once for each place.
+    /// Every file that the guard names, once for each place. One is made when it is asked for, and looked at (and paid for)
+    /// before the next: all together are as many as places times files.
     fn files(&self, places: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
-        let (absolute, relative): (Vec<&Path>, Vec<&Path>) =
-            self.guard.files.iter().map(|file| path_of(file)).partition(|file| file.is_absolute());
-        let below = places.iter().flat_map(|place| relative.iter().map(|file| place.join(file)));
-        let files: Vec<PathBuf> = absolute.iter().map(|file| file.to_path_buf()).chain(below).collect();
-        files.into_iter()
+        let named = |is_absolute: bool| {
+            let files = self.guard.files.iter().map(|file| path_of(file));
+            files.filter(move |file| file.is_absolute() == is_absolute)
+        };
+        let below = places.iter().flat_map(move |place| named(false).map(|file| place.join(file)));
+        named(true).map(Path::to_owned).chain(below)
     }
 
     /// Where a path leads, if anything is there. Whether a link that leaves the
@@ -125,13 +135,26 @@ impl Check<'_> {
                 Some((at, _)) => at.clone(),
                 None => landing(self.cwd, path, true).map_err(failed)?.0,
             };
-            require_inside(self.view, &at).map_err(|why| format!("{} {why}", path.display()))?;
+            self.require_readable(&at).map_err(|why| format!("{} {why}", path.display()))?;
         }
         Ok(found)
     }
 
-    /// A file of the user: the view has it, where the workstation does.
+    /// What a guard tells of a file is as good as its content. Where there is no view, a client learns so of no files but
+    /// those in its mounts, and those that every view has.
+    fn require_readable(&self, at: &Path) -> Result<(), String> {
+        match require_inside(self.view, at) {
+            Err(_) if self.view.is_servers_own() && self.view.would_show(at) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// A file of the user: the view has it, where the workstation does. Without a view it is one of the server's, and
+    /// counts only where the server itself looks at it.
     fn is_users(&self, path: &Path) -> bool {
+        if self.view.is_servers_own() && !self.is_own {
+            return false;
+        }
         self.guard.files.iter().any(|file| file.starts_with(b"/") && file[..] == *path.as_os_str().as_bytes())
     }
 
@@ -219,6 +242,10 @@ impl Check<'_> {
 /// Reads a plain file, and one byte more than the limit if there is as much.
 fn read(cwd: &OwnedFd, path: &Path) -> Result<Vec<u8>, String> {
     let handle = find(cwd, path, false).map_err(|errno| errno.desc().to_owned())?;
+    // A directory on the way may have become a link since it was found.
+    if name_of(&handle).ok().as_deref() != Some(path) {
+        return Err("it has moved".to_owned());
+    }
     let own = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = open(own.as_str(), flags, Mode::empty()).map_err(|errno| errno.desc().to_owned())?;

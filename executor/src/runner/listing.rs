@@ -85,6 +85,15 @@ impl Entries {
         })
     }
 
+    /// What it takes in memory.
+    pub fn bytes(&self) -> usize {
+        self.packed.capacity()
+    }
+
+    pub fn directories(&self) -> impl Iterator<Item = OsString> {
+        self.iter().filter(|entry| entry.is_directory).map(|entry| entry.name())
+    }
+
     pub fn names(&self) -> impl Iterator<Item = OsString> {
         self.iter().map(|entry| entry.name())
     }
@@ -119,6 +128,8 @@ impl Listing {
                 entries.push(entry.file_name(), entry.file_type() == FileType::Directory);
             }
         }
+        // It may be kept for long.
+        entries.packed.shrink_to_fit();
         Some(Self { directory, entries })
     }
 

@@ -62,14 +62,15 @@ use posh_proto::executor::{RunOutput, rejected};
 use self::wire::{Isolation, ViewReply, ViewSpec, read_frame, write_frame};
 use crate::{error::Refusal, sys};
 
-pub use self::{fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 pub(crate) use self::{
+    budget::Budget,
     fence::{CHANGE, READ, Reads, ground, rules},
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
     view::{View, is_shown, open_export, path_of},
 };
+pub use self::{budget::MAX_KEPT_BYTES, fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 
 /// The whole life of a guard: the control socket is its standard input.
 #[must_use]

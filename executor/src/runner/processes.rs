@@ -4,7 +4,7 @@
 //! command leaves behind, also in another session, is found by its parents.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, thread,
     time::{Duration, Instant},
 };
@@ -53,6 +53,23 @@ fn is_alone() -> bool {
             Ok(None) => return false,
             Err(_) => return true,
         }
+    }
+}
+
+/// Reaps the children that have ended and are none of these.
+pub fn reap_others(kept: &HashSet<Pid>) {
+    for child in children().into_iter().filter(|child| !kept.contains(child)) {
+        let _ = sys::reap_one(child);
+    }
+}
+
+/// The children of this process, which has one thread.
+fn children() -> Vec<Pid> {
+    let own = getpid();
+    match fs::read_to_string(format!("/proc/self/task/{own}/children")) {
+        Ok(pids) => pids.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect(),
+        // The kernel may be built without it.
+        Err(_) => parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect(),
     }
 }
 

@@ -25,7 +25,7 @@ use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, r
 use super::{
     budget::{Budget, Over, SPENT},
     changes::Watch,
-    confine,
+    confine::{self, OwnMemory},
     fence::{Domain, Reach},
     filter::{self, Narrowed},
     guards, paths,
@@ -78,7 +78,7 @@ pub struct Budgets {
 
 /// What has to be known of a stage until it has ended.
 pub struct Live {
-    pub stage: Stage,
+    pub stage: u32,
     /// Files whose final offsets are to be told.
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Trees whose changes are to be told.
@@ -98,7 +98,7 @@ impl Prepared {
         }
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage, &budgets.checks)?;
-        guards::check(view, &cwd, &stage, &budgets.checks)?;
+        guards::check(view, &cwd, (&stage, &fence.own_guards), &budgets.checks)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
         })?;
@@ -111,7 +111,7 @@ impl Prepared {
         let mut prepared = Self {
             program: c_string(program.as_os_str().as_bytes())?,
             argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
-            env: environment(&stage)?,
+            env: environment(&stage, view.temporary.as_deref())?,
             cwd: Rc::new(cwd),
             descriptors: Vec::new(),
             reported: Vec::new(),
@@ -128,7 +128,7 @@ impl Prepared {
         }
         let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
         let reach = Reach { cwd: &prepared.cwd, fence, programs: programs.as_ref() };
-        prepared.domain = Some(Domain::new(view, &reach, &opened)?);
+        prepared.domain = Some(Domain::new(view, &reach, &opened, &budgets.checks)?);
         Ok(prepared)
     }
 
@@ -173,23 +173,23 @@ impl Prepared {
     }
 
     /// Forks the stage; its child waits at the barrier.
-    pub fn fork(&self, barrier: &Barrier<'_>) -> nix::Result<Pid> {
+    pub fn fork(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> nix::Result<Pid> {
         match sys::fork()? {
             ForkResult::Parent { child } => {
                 // Also from here: a signal to the group may come before the child ran.
                 let _ = setpgid(child, child);
                 Ok(child)
             }
-            ForkResult::Child => self.become_stage(barrier),
+            ForkResult::Child => self.become_stage(barrier, memory),
         }
     }
 
     /// What the supervisor needs of it from now on; closes its descriptors here.
     pub fn into_live(self) -> Live {
-        Live { stage: self.stage, reported: self.reported, watch: self.watch }
+        Live { stage: self.stage.id, reported: self.reported, watch: self.watch }
     }
 
-    fn become_stage(&self, barrier: &Barrier<'_>) -> ! {
+    fn become_stage(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> ! {
         let wanted: Vec<_> = self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
         // First what needs descriptors of ours: the command's own may have the same numbers.
         let installed =
@@ -203,7 +203,7 @@ impl Prepared {
                 sys::exit_now(126);
             }
         };
-        let errno = self.set_up().err().unwrap_or(Errno::from_raw(0));
+        let errno = memory.give_back().and_then(|()| self.set_up()).err().unwrap_or(Errno::from_raw(0));
         let said = std::fs::File::from(report).write_all(&self.report(errno));
         let mut byte = [0];
         if said.is_err() || !matches!(std::fs::File::from(go).read(&mut byte), Ok(1)) {
@@ -262,7 +262,7 @@ fn watch(view: &View, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> 
         Some(Over::Time | Over::GivenUp) => {
             Err(Refusal::new(Kind::Guard, format!("the trees that {} may change: {SPENT}", stage.program)))
         }
-        Some(Over::Names) | None => Ok(watch),
+        Some(Over::Names | Over::Bytes) | None => Ok(watch),
     }
 }
 
@@ -270,10 +270,13 @@ fn c_string(bytes: &[u8]) -> Result<CString, Refusal> {
     CString::new(bytes).map_err(|_| Refusal::protocol("an argument holds a zero byte"))
 }
 
-/// The stage's variables, and our PATH in place of theirs.
-fn environment(stage: &Stage) -> Result<Vec<CString>, Refusal> {
-    let own = std::iter::once(c_string(format!("PATH={}", tools::PATH).as_bytes()));
-    let given = stage.env.iter().filter(|variable| variable.name != b"PATH"[..]);
+/// The stage's variables, and our PATH in place of theirs; so with TMPDIR, where /tmp is not the commands' own.
+fn environment(stage: &Stage, temporary: Option<&Path>) -> Result<Vec<CString>, Refusal> {
+    let temporary = temporary.map(|directory| [b"TMPDIR=", directory.as_os_str().as_bytes()].concat());
+    let own_names = [Some(&b"PATH"[..]), temporary.as_ref().map(|_| &b"TMPDIR"[..])];
+    let own = [Some(format!("PATH={}", tools::PATH).into_bytes()), temporary].into_iter().flatten();
+    let own = own.map(|variable| c_string(&variable));
+    let given = stage.env.iter().filter(|variable| !own_names.contains(&Some(&variable.name[..])));
     own.chain(given.map(|variable| c_string(&[&variable.name[..], b"=", &variable.value[..]].concat()))).collect()
 }
 

@@ -5,7 +5,7 @@
 //! everything below it first.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
@@ -36,7 +36,9 @@ use posh_proto::{
 
 use super::{
     budget::Budget,
-    complain, confine, processes,
+    complain,
+    confine::{self, OwnMemory},
+    processes,
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
     view::View,
     wait_for,
@@ -79,7 +81,8 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     confine::take_user(view.user.as_ref())?;
     // Another user's process has lost it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    match start(job, descriptors, view, children, socket) {
+    let memory = OwnMemory::bound()?;
+    match start((job, &memory), descriptors, view, children, socket) {
         Ok(mut run) => {
             let ended = run.watch(socket, children);
             run.end();
@@ -110,7 +113,7 @@ fn spawn_failed(errno: Errno) -> Refusal {
 
 /// Prepares all stages, forks all, and lets them go together.
 fn start(
-    job: Job,
+    (job, memory): (Job, &OwnMemory),
     descriptors: Vec<OwnedFd>,
     view: &View,
     children: &SignalFd,
@@ -135,7 +138,7 @@ fn start(
     let barrier = Barrier { report: &report_end, go: &go_end };
     let mut pids = Vec::new();
     for stage in &stages {
-        pids.push(stage.fork(&barrier).map_err(spawn_failed)?);
+        pids.push(stage.fork(&barrier, memory).map_err(spawn_failed)?);
     }
     drop((report_end, go_end));
     let written_files = stages.iter().flat_map(Prepared::written_files).collect();
@@ -144,13 +147,14 @@ fn start(
     let mut running = Running {
         stages: HashMap::new(),
         by_id: HashMap::new(),
+        leaders: pids.iter().copied().collect(),
         frames: BytesMut::new(),
         trace: job.trace,
         budget: budget(),
     };
     // From here on only the children hold the stages' descriptors.
     for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
-        running.by_id.insert(live.stage.id, pid);
+        running.by_id.insert(live.stage, pid);
         running.stages.insert(pid, live);
     }
     drop(deadly);
@@ -181,10 +185,15 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
 }
 
 /// A run that was let go.
+///
+/// Invariant: until the run's end no process of `leaders` is reaped. As long as it is there, if only as what has ended,
+/// its number and that of its group are nobody else's, so that a signal to either never reaches a foreign process.
 struct Running {
+    /// Those that have not ended, as far as the daemon has been told.
     stages: HashMap<Pid, Live>,
     /// All stages, also those that have ended: their groups may live on.
     by_id: HashMap<u32, Pid>,
+    leaders: HashSet<Pid>,
     frames: BytesMut,
     /// Ends are told with their time.
     trace: bool,
@@ -199,9 +208,7 @@ impl Running {
             let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
             if ended {
                 let _ = children.read_signal();
-                while let Ok(Some(ended)) = sys::reap() {
-                    self.tell_end(&ended, socket)?;
-                }
+                self.look_at_children(socket)?;
             }
             if said && !self.take_input(socket)? {
                 return Ok(());
@@ -209,7 +216,16 @@ impl Running {
         }
     }
 
-    /// Reports the end of a stage; other processes are not told of.
+    /// Reports the stages that have ended, and reaps other processes: orphans come to this one.
+    fn look_at_children(&mut self, socket: &UnixStream) -> io::Result<()> {
+        let ended: Vec<_> = self.stages.keys().filter_map(|pid| sys::ended(*pid).ok().flatten()).collect();
+        for ended in &ended {
+            self.tell_end(ended, socket)?;
+        }
+        processes::reap_others(&self.leaders);
+        Ok(())
+    }
+
     fn tell_end(&mut self, ended: &sys::Ended, socket: &UnixStream) -> io::Result<()> {
         let at_ns = if self.trace { monotonic_ns() } else { 0 };
         match self.stages.remove(&ended.pid) {
@@ -234,7 +250,7 @@ impl Running {
     fn send_signal(&self, signal: &posh_proto::executor::Signal) {
         let number = i32::try_from(signal.signal).ok().and_then(|number| Signal::try_from(number).ok());
         let (Some(&pid), Some(number)) = (self.by_id.get(&signal.stage), number) else { return };
-        // Once reaped, the number may be another's; a group lives as long as a member.
+        // Neither is reaped; what has ended takes no signal, but others of its group do.
         if signal.group {
             let _ = killpg(pid, number);
         } else if self.stages.contains_key(&pid) {
@@ -269,7 +285,7 @@ fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> E
     let (user_us, system_us) = ended.cpu_us;
     let changes = live.watch.changes(budget);
     Exited {
-        stage: live.stage.id,
+        stage: live.stage,
         how: Some(how),
         core_dumped,
         offsets: live.reported.iter().filter_map(offset).collect(),

@@ -140,16 +140,26 @@ impl Taken {
     }
 }
 
+/// Tells if every view shows what is at `path`, which has no links in it, unless it is hidden there.
+pub fn is_in_every_view(path: &Path) -> bool {
+    SHOWN.iter().chain(&PROGRAM_LINKS).any(|shown| path.starts_with(shown))
+        || etc().any(|shown| path.starts_with(shown))
+}
+
+/// What of /etc a view shows.
+pub fn etc() -> impl Iterator<Item = PathBuf> {
+    ETC.iter().map(|name| Path::new("/etc").join(name)).chain([PathBuf::from(OPENSSL)])
+}
+
 /// Takes all that a view shows of the server. In place of `replaced` files the client has its own.
 pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refusal> {
     let programs = SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
-    let etc = ETC.iter().map(|name| (Path::new("/etc").join(name), PROGRAMS));
-    let openssl = [(PathBuf::from(OPENSSL), PROGRAMS)];
+    let etc = etc().map(|path| (path, PROGRAMS));
     let devices = DEVICES.iter().map(|name| (Path::new("/dev").join(name), NODES));
     let processors = [(PathBuf::from(PROCESSORS), KERNELS)];
     let links = DEVICE_LINKS.map(|(path, target)| Taken { path: path.into(), what: What::Link(target.into()) });
     let mut all = Vec::from(links);
-    for (path, attributes) in programs.chain(etc).chain(openssl).chain(devices).chain(processors) {
+    for (path, attributes) in programs.chain(etc).chain(devices).chain(processors) {
         if !replaced.contains(&path.as_path()) {
             all.extend(Taken::from(&path, &path, attributes)?);
         }

@@ -13,7 +13,13 @@ use std::{
     ffi::OsStr,
     fs,
     io::{self, Read as _},
-    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::OsStrExt as _,
+            fs::{DirBuilderExt as _, PermissionsExt as _, chown},
+        },
+    },
     path::{Path, PathBuf},
 };
 
@@ -21,6 +27,7 @@ use nix::{
     errno::Errno,
     fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, open, openat2},
     sys::stat::Mode,
+    unistd::geteuid,
 };
 use posh_proto::executor::rejected::Kind;
 
@@ -29,6 +36,7 @@ use super::{
     fence::Ground,
     places::{self, NoPlace, PRIVATE},
     root::Root,
+    system,
     wire::{Bounds, DirectoryId, Isolation, ViewMount, ViewSpec, ViewUser},
 };
 use crate::{error::Refusal, sys::ActingAs};
@@ -60,6 +68,10 @@ pub struct View {
     pub user: Option<ViewUser>,
     /// What of the server's own tree commands reach.
     pub ground: Ground,
+    /// Without a namespace, the one directory for temporary files; the machine's own are other programs'.
+    pub temporary: Option<PathBuf>,
+    /// Without a namespace, what commands of a view would not see; see the module `hidden`.
+    hidden: Vec<PathBuf>,
     /// Which directories the exports are, if they are mounted.
     pub directories: Vec<DirectoryId>,
 }
@@ -84,10 +96,16 @@ impl View {
             bounds: spec.bounds,
             user: spec.user.clone(),
             ground: Ground::default(),
+            temporary: None,
+            hidden: Vec::new(),
             directories: Vec::new(),
         };
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
+            view.temporary = make_temporary(spec)?;
+            let hidden = spec.hidden.iter().map(|path| path_of(path));
+            let found = hidden.clone().filter_map(|path| fs::canonicalize(path).ok());
+            view.hidden = hidden.map(Path::to_owned).chain(found).collect();
         } else {
             let Entered { root, mounts, directories } = build::enter(spec)?;
             view.mounts = mounts;
@@ -96,7 +114,7 @@ impl View {
         }
         let executable = spec.mounts.iter().filter(|entry| entry.exec);
         view.executable = executable.map(|entry| path_of(&entry.path).to_owned()).collect();
-        view.ground = Ground::new(spec);
+        view.ground = Ground::new(spec, view.temporary.as_deref());
         Ok(view)
     }
 
@@ -110,6 +128,8 @@ impl View {
             bounds: Bounds::default(),
             user: None,
             ground: Ground::default(),
+            temporary: None,
+            hidden: Vec::new(),
             directories: Vec::new(),
         }
     }
@@ -117,6 +137,11 @@ impl View {
     /// Commands see the server's own tree, in which only Landlock keeps them to the exports.
     pub fn is_servers_own(&self) -> bool {
         self.root.is_none()
+    }
+
+    /// Tells if a view would show what is at `path`, which the kernel must have resolved.
+    pub fn would_show(&self, path: &Path) -> bool {
+        system::is_in_every_view(path) && !self.hidden.iter().any(|hidden| path.starts_with(hidden))
     }
 
     /// The mount that `path` lies in, which the kernel must have resolved.
@@ -179,6 +204,23 @@ impl View {
         }
         Ok(())
     }
+}
+
+/// A directory for the temporary files of the commands of one runner, which goes with it.
+fn make_temporary(spec: &ViewSpec) -> Result<Option<PathBuf>, Refusal> {
+    if spec.scratch.is_empty() {
+        return Ok(None);
+    }
+    let scratch = path_of(&spec.scratch);
+    let directory = scratch.join("tmp");
+    let attempt = || format!("make {}", directory.display());
+    fs::DirBuilder::new().mode(0o700).create(&directory).map_err(failed(attempt))?;
+    if let Some(user) = spec.user.as_ref().filter(|_| geteuid().is_root()) {
+        chown(&directory, Some(user.uid), Some(user.gid)).map_err(failed(attempt))?;
+        // Others pass through it, and see nothing of it.
+        fs::set_permissions(scratch, fs::Permissions::from_mode(0o711)).map_err(failed(attempt))?;
+    }
+    Ok(Some(directory))
 }
 
 /// Tells if there is a regular file of this content. No device is opened to read, and no more is read.

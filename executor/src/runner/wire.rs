@@ -221,6 +221,9 @@ pub struct Fence {
     /// It changes files otherwise than by its redirects.
     #[prost(bool, tag = "4")]
     pub changes: bool,
+    /// Which of the stage's guards the server's own annotation has; others are the client's alone.
+    #[prost(uint32, repeated, tag = "5")]
+    pub own_guards: Vec<u32>,
 }
 
 /// One path that a stage uses.

@@ -20,7 +20,7 @@ use posh_annotations::Invocation;
 use super::calls::Deed;
 use crate::{
     policy::{grants, starts},
-    runner::{CHANGE, Programs, READ, Reads, View, find, ground, library_directories, name_of, rules},
+    runner::{Budget, CHANGE, Programs, READ, Reads, View, find, ground, library_directories, name_of, rules},
     tools,
 };
 
@@ -78,7 +78,7 @@ impl Scope {
             .collect();
         let grants = grants(invocation);
         let view = View::of_machine();
-        rules((&view, &base), &grants, Reads::Named, &mut |at, access| {
+        rules((&view, &base), (&grants, Reads::Named), &Budget::new(None), &mut |at, access| {
             own.extend(name_of(at).ok().map(|name| (name, access)));
             Ok(())
         })

@@ -27,6 +27,7 @@ use posh_proto::executor::{
     ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard,
     rejected::Kind, run_input, run_output,
 };
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use crate::harness::*;
@@ -837,6 +838,45 @@ async fn guards_and_paths_without_end_are_refused() {
     assert!(refusal.kind() == Kind::PathOutside && refusal.message.contains("too many"), "{refusal:?}");
 }
 
+// Guard: guards::Check::files is lazy. All the paths at once, places times files, would be more than its supervisor may have.
+#[tokio::test]
+async fn a_guard_of_many_files_in_a_deep_directory_is_refused_before_its_paths_are_made() {
+    let lab = Lab::start().await;
+    let deep = vec!["d"; 400].join("/");
+    fs::create_dir_all(lab.store.path().join(&deep)).unwrap();
+    let mut spec = pipeline(&["true"]);
+    spec.stages[0].cwd = format!("{MOUNT}/{deep}").into();
+    let files = (0..10_000).map(|number| format!("{number:x}").into()).collect();
+    spec.stages[0].guards = vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
+    let outcome = lab.run(spec).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+}
+
+// Guard: fence::Resolver::spend, and that it keeps which directories there are, not their paths.
+#[tokio::test]
+async fn operands_through_long_links_are_refused_before_they_take_memory() {
+    let lab = Lab::start().await;
+    let long = "X".repeat(250);
+    let top = lab.store.path();
+    for directory in [long.clone(), format!("L/{long}")] {
+        fs::create_dir_all(top.join(directory)).unwrap();
+    }
+    (0..100).for_each(|number| fs::create_dir(top.join(format!("q{number}"))).unwrap());
+    symlink(format!("{}l1", format!("{long}/../").repeat(14)), top.join("L/l0")).unwrap();
+    (1..39).for_each(|number| symlink(format!("../L/l{}", number + 1), top.join(format!("L/l{number}"))).unwrap());
+    lab.write("L/l39", "x\n");
+    let operands: Vec<String> = (0..6000).map(|n| format!("q{}/../q{}/../L/l0", n % 100, n / 100)).collect();
+    let few = |count: usize| {
+        let words: Vec<&str> = std::iter::once("cat").chain(operands.iter().take(count).map(String::as_str)).collect();
+        command(&words)
+    };
+    assert_eq!(lab.run(few(3)).await.text(), "x\n".repeat(3));
+    let outcome = lab.run(few(6000)).await;
+    let refusal = outcome.refusal();
+    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+}
+
 fn with_variable(mut spec: RunSpec, name: &str, value: &str) -> RunSpec {
     spec.stages[0].env.push(EnvVar { name: name.to_owned().into(), value: value.to_owned().into() });
     spec
@@ -1081,6 +1121,92 @@ fn without_namespaces_only_what_changes_nothing_runs() {
             assert!(refusal.message.contains("without namespaces"), "{words}: {refusal:?}");
         }
         assert_eq!((lab.read("f"), lab.has("g")), ("content\n".to_owned(), false));
+    });
+}
+
+// Guard: guards::Check::require_readable. An answer that depends on a file's content, asked often enough, is its content.
+#[test]
+fn without_namespaces_guards_tell_nothing_of_files_outside_of_the_mounts() {
+    let annotations = TempDir::new().unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        lab.write("f", "content\n");
+        let outside = TempDir::new().unwrap();
+        let secret = outside.path().join("rclone.conf");
+        fs::write(&secret, "[remote]\n\tpass = hunter2\n").unwrap();
+        symlink(&secret, lab.store.path().join("link")).unwrap();
+        let inside = format!("{store}/own.conf");
+        fs::write(&inside, "[remote]\n\tpass = hunter2\n").unwrap();
+        let secret = secret.to_str().unwrap();
+        let link = format!("{store}/link");
+        let ask = async |test: guard::Test, file: &str, value: &str| {
+            let mut spec = at(&store, pipeline(&["cat f"]));
+            let hash = Sha256::digest("[remote]\n\tpass = hunter2\n").to_vec();
+            spec.stages[0].guards = vec![Guard {
+                files: vec![file.to_owned().into()],
+                settings: vec![format!("remote.pass={value}*")],
+                sha256: vec![hash.into()],
+                test: test.into(),
+                ..Guard::default()
+            }];
+            let outcome = lab.run(spec).await;
+            match outcome.is_finished {
+                true => "fine".to_owned(),
+                false => outcome.refusal().message.clone(),
+            }
+        };
+        use guard::Test;
+        for file in [secret, &link] {
+            let answer = ask(Test::SettingsAllowed, file, "hunter").await;
+            assert!(answer.contains("which is not in"), "{answer}");
+            assert_eq!(answer, ask(Test::SettingsAllowed, file, "other").await);
+            assert!(ask(Test::SameContent, file, "").await.contains("which is not in"));
+            assert!(ask(Test::Exists, file, "").await.contains("which is not in"));
+        }
+        assert_eq!(ask(Test::SettingsAllowed, &inside, "hunter").await, "fine");
+        assert!(ask(Test::SettingsAllowed, &inside, "other").await.contains("remote.pass in"));
+        assert_eq!(ask(Test::SameContent, &inside, "").await, "fine");
+        assert!(ask(Test::Exists, "/etc/passwd", "").await.contains("(/etc/passwd)"), "every view has it");
+    });
+}
+
+// Guard: fence::Ground::new. The machine's /etc, /proc and /tmp are not a view's.
+#[test]
+fn without_namespaces_the_machines_own_etc_proc_and_tmp_are_not_read() {
+    let annotations = TempDir::new().unwrap();
+    fs::write(annotations.path().join("own.yaml"), READER).unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        lab.write("f", "content\n");
+        let outside = TempDir::new().unwrap();
+        let foreign = outside.path().join("foreign");
+        fs::write(&foreign, "of somebody else").unwrap();
+        let script = |deed: &str, paths: &[String]| {
+            let each: Vec<String> = paths.iter().map(|path| format!("'{path}'")).collect();
+            let deed = format!("for (split ' ', qq({})) {{ {deed} }}", each.join(" ").replace('\'', ""));
+            at(&store, command(&["perl", "-e", &deed, "f"]))
+        };
+        let read = "print open(F, '<', $_) ? 'read ' : 0 + $!, ' ';";
+        let own = std::process::id();
+        let refused = [
+            "/etc/hosts".to_owned(),
+            "/etc/shadow".to_owned(),
+            "/proc/version".to_owned(),
+            format!("/proc/{own}/cmdline"),
+            format!("/proc/{own}/environ"),
+            foreign.to_str().unwrap().to_owned(),
+        ];
+        let said = lab.says(script(read, &refused)).await;
+        assert!(!said.contains("read"), "{said}");
+        let allowed = ["/etc/passwd", "/proc/meminfo", "/proc/self/mounts", "/etc/mtab", "/dev/null"];
+        let said = lab.says(script(read, &allowed.map(str::to_owned))).await;
+        assert_eq!(said.matches("read").count(), allowed.len(), "{said}");
+        let made = outside.path().join("made").to_str().unwrap().to_owned();
+        let write = "print open(F, '>', $_) ? 'written ' : 0 + $!, ' ';";
+        assert_eq!(lab.says(script(write, std::slice::from_ref(&made))).await, format!("{} ", libc::EACCES));
+        let temporary =
+            script("print open(F, '>', $ENV{TMPDIR} . '/t') ? 'written ' : 0 + $!, ' ';", &["x".to_owned()]);
+        assert_eq!(lab.says(temporary).await, "written  ");
     });
 }
 

@@ -18,8 +18,8 @@ use nix::{
 use posh_proto::{
     PROTOCOL_VERSION, STDIO_GREETING,
     executor::{
-        DescribeRequest, EnvVar, RunSpec, ToolsRequest, executor_client::ExecutorClient, rejected, run_input,
-        run_output,
+        DescribeRequest, EnvVar, RunSpec, Signal as RunSignal, ToolsRequest, executor_client::ExecutorClient, exited,
+        rejected, run_input, run_output,
     },
 };
 use tokio::io::AsyncReadExt as _;
@@ -736,6 +736,56 @@ fn keeper(lab: &Lab) -> PathBuf {
     let keepers: Vec<_> = keepers.filter(sees_store).collect();
     let [keeper] = keepers.as_slice() else { panic!("{keepers:?}") };
     keeper.clone()
+}
+
+// Guard: supervisor::Running::leaders. Without it the number of an ended command is soon another process's, and so is a
+// signal to its group.
+#[tokio::test]
+async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
+    let lab = Lab::start().await;
+    let mut spec = pipeline(&["sh", "sleep 1000"]);
+    // It leaves an orphan, which is reaped.
+    spec.stages[0].argv = ["sh", "-c", "(sleep 0.1 &)"].map(|word| word.into()).to_vec();
+    let mut call = Call::open(&lab.client, spec).await;
+    call.until(|kind| matches!(kind, run_output::Kind::Exited(exited) if exited.stage == 1).then_some(())).await;
+    let supervisors = children_of(pid_of(&keeper(&lab)));
+    let states = |supervisor: &PathBuf| -> Vec<char> {
+        let children = children_of(pid_of(supervisor));
+        let stat = |child: &PathBuf| std::fs::read_to_string(child.join("stat")).ok();
+        children.iter().filter_map(stat).filter_map(|stat| stat.rsplit(") ").next()?.chars().next()).collect()
+    };
+    let of_run = || supervisors.iter().map(states).find(|states| !states.is_empty()).unwrap();
+    while of_run().len() != 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(of_run().into_iter().filter(|state| *state == 'Z').count(), 1, "{:?}", of_run());
+    // To its group, in which nobody is left.
+    call.send(run_input::Kind::Signal(RunSignal { stage: 1, signal: 9, group: true })).await;
+    call.send(run_input::Kind::Signal(RunSignal { stage: 2, signal: 15, group: true })).await;
+    let outcome = call.collect(bytes::Bytes::new()).await;
+    assert_eq!(outcome.exits[&2].how, Some(exited::How::Signal(15)));
+}
+
+// Guard: confine::OwnMemory, and that commands get theirs back.
+#[tokio::test]
+async fn a_supervisor_has_a_bound_of_its_own_that_commands_have_not() {
+    let lab = Lab::start().await;
+    let own = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let mut call =
+        Call::open(&lab.client, command(&["sh", "-c", "cat /proc/self/limits; echo ready; sleep 1000"])).await;
+    let said = call.until_output("ready").await;
+    let soft = |limits: &str| {
+        let line = limits.lines().find(|line| line.starts_with("Max data size")).unwrap().to_owned();
+        line.split_whitespace().nth(3).unwrap().parse().unwrap_or(u64::MAX)
+    };
+    let configured = posh_executor::config::Confinement::default().max_memory_bytes;
+    assert_eq!(soft(&said), configured.min(soft(&own)));
+    let bounds: Vec<u64> = children_of(pid_of(&keeper(&lab)))
+        .iter()
+        .filter_map(|supervisor| std::fs::read_to_string(supervisor.join("limits")).ok())
+        .map(|limits| soft(&limits))
+        .collect();
+    assert!(bounds.contains(&(128 << 20)), "{bounds:?}");
 }
 
 async fn end_at_once(process: &Path) {
