@@ -12,6 +12,7 @@ mod rclone;
 mod sshfs;
 mod volume;
 
+use crate::beneath::MountRoot;
 use crate::kind;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,18 +48,6 @@ pub enum EntryKind {
     Directory,
     /// A symbolic link, and what is in it: nothing, where that is not shown.
     Link(PathBuf),
-}
-
-impl EntryKind {
-    /// What this machine sees there.
-    pub fn shown_at(path: &Path) -> io::Result<Self> {
-        let kind = path.symlink_metadata()?.file_type();
-        Ok(match (kind.is_symlink(), kind.is_dir()) {
-            (true, _) => Self::Link(path.read_link().unwrap_or_default()),
-            (_, true) => Self::Directory,
-            _ => Self::File,
-        })
-    }
 }
 
 impl Change {
@@ -132,14 +121,17 @@ pub trait Coherence: Send + Sync {
     /// Makes the mount forget what it remembers of something that a command has
     /// changed on the server. It changes no content and no name there. An error means that this
     /// machine may see the old state for as long as the mount's caches live.
-    fn refresh(&self, change: &Change) -> io::Result<()>;
+    ///
+    /// The path is a server's word: it is reached from the mount's root alone, as in all that has
+    /// to do with changes here.
+    fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()>;
     /// Makes the mount forget a name that is gone, as far as it can without waiting.
-    fn forget_removed(&self, path: &Path) -> io::Result<Left> {
-        self.refresh(&Change::Removed(path.to_owned())).map(|()| Left::Nothing)
+    fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+        self.refresh(on, &Change::Removed(path.to_owned())).map(|()| Left::Nothing)
     }
     /// The same for one of many names: the kernel may remember it for [`KERNEL_MEMORY`] more.
-    fn forget_one_of_many_removed(&self, path: &Path) -> io::Result<Left> {
-        self.forget_removed(path)
+    fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+        self.forget_removed(on, path)
     }
     /// Whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;
@@ -251,12 +243,13 @@ mod tests {
     #[test]
     fn a_file_that_is_not_there_is_settled_and_refreshed() {
         let dir = tempfile::tempdir().expect("a directory");
+        let on = MountRoot::at(dir.path()).expect("opened");
         for adapter in Adapter::ALL {
             let coherence = adapter.coherence();
             if adapter != Adapter::Rclone {
                 coherence.settle(&dir.path().join("absent")).expect("nothing to settle");
-                coherence.refresh(&Change::FileWritten(dir.path().join("absent"))).expect("nothing to forget");
-                coherence.refresh(&Change::Removed(dir.path().join("absent"))).expect("nothing to forget");
+                coherence.refresh(&on, &Change::FileWritten(dir.path().join("absent"))).expect("nothing to forget");
+                coherence.refresh(&on, &Change::Removed(dir.path().join("absent"))).expect("nothing to forget");
             }
         }
         assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
@@ -265,11 +258,12 @@ mod tests {
     #[test]
     fn rclone_without_its_process_promises_nothing() {
         let dir = tempfile::tempdir().expect("a directory");
+        let on = MountRoot::at(dir.path()).expect("opened");
         let rclone = Adapter::Rclone.coherence();
         let path = dir.path().join("f");
         assert!(rclone.settle(&path).is_err());
         assert!(rclone.hand_over(&path).is_err());
-        assert!(rclone.refresh(&Change::FileWritten(path.clone())).is_err());
+        assert!(rclone.refresh(&on, &Change::FileWritten(path.clone())).is_err());
         assert!(rclone.renew(&path, std::slice::from_ref(&path)).is_err());
         assert!(rclone.publish(&path, SystemTime::UNIX_EPOCH).is_err());
     }

@@ -3,6 +3,7 @@
 //! caches true. A leaf: it knows nothing of commands or of the network.
 #![forbid(unsafe_code)]
 
+mod beneath;
 pub mod coherence;
 pub mod config;
 mod kind;
@@ -15,6 +16,7 @@ pub mod sshfs;
 mod table;
 mod walk;
 
+pub use beneath::MountRoot;
 pub use path::{ClientPath, ExecutorName, ExportPath, MountId};
 pub use prefixes::Prefixes;
 pub use resolve::{LocalReason, Owned, Resolution, Resolver};

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use fs_mapper::config::Config;
 use hyper_util::rt::TokioIo;
 use posh_gateway::Listeners;
@@ -76,6 +76,9 @@ const ESCAPES: &str = "x\u{1b}]0;T\u{7}\nFORGED: ok";
 /// The same, spelled out.
 const SHOWN: &str = "x\\u{1b}]0;T\\u{7}\\nFORGED: ok";
 
+/// Is given the words of a run's first command, and what the run is answered.
+type Meanwhile = Box<dyn FnMut(&[Bytes], &mut Vec<Kind>) + Send>;
+
 /// What each run is answered.
 #[derive(Clone, Default)]
 struct Liar {
@@ -84,8 +87,20 @@ struct Liar {
     asked: Arc<Mutex<Vec<RunSpec>>>,
     /// Whether its answers never end.
     stays: Arc<AtomicBool>,
+    /// What it does before it answers a run.
+    meanwhile: Arc<Mutex<Option<Meanwhile>>>,
     /// How often it took a run up again, if it drops each.
     drops: Option<Arc<AtomicUsize>>,
+}
+
+impl Liar {
+    fn meanwhile(&self, work: impl FnMut(&[Bytes], &mut Vec<Kind>) + Send + 'static) {
+        *self.meanwhile.lock().unwrap() = Some(Box::new(work));
+    }
+
+    fn was_asked_for(&self, command: &str) -> bool {
+        self.asked.lock().unwrap().iter().any(|spec| spec.stages[0].program == command)
+    }
 }
 
 #[tonic::async_trait]
@@ -130,6 +145,9 @@ impl Executor for Liar {
         };
         self.asked.lock().unwrap().push(spec.clone());
         let mut answers = self.run.lock().unwrap().clone();
+        if let Some(meanwhile) = &mut *self.meanwhile.lock().unwrap() {
+            meanwhile(&spec.stages[0].argv, &mut answers);
+        }
         for answer in &mut answers {
             if let Kind::Chunk(chunk) = answer {
                 chunk.stream = spec.outlets[0].stream;
@@ -261,6 +279,31 @@ impl Site {
         }
     }
 
+    /// A command that writes, whose server tells of names in directories that were removed.
+    async fn write_telling_of_removed(&self, told: &[(&str, &[&str])]) {
+        let ended = self.command(self.sort(), self.telling_of_removed(told)).await;
+        assert!(matches!(ended, to_stage::Kind::Exit(_)), "{ended:?}");
+    }
+
+    fn telling_of_removed(&self, told: &[(&str, &[&str])]) -> Vec<Kind> {
+        let directory = |(path, names): &(&str, &[&str])| ChangedDirectory {
+            path: self.at(path).into_os_string().into_encoded_bytes().into(),
+            removed: names.iter().map(|name| Bytes::copy_from_slice(name.as_bytes())).collect(),
+            ..ChangedDirectory::default()
+        };
+        telling(told.iter().map(directory).collect())
+    }
+
+    /// `sort -o its/f its/a`
+    fn sort(&self) -> Enlist {
+        let at = |name: &str| self.at(name).into_os_string().into_encoded_bytes();
+        fs::write(self.at("its/a"), "a\n").unwrap();
+        let mut enlist = self.enlist();
+        (enlist.name, enlist.program) = ("sort".into(), "/usr/bin/sort".into());
+        enlist.argv = vec!["sort".into(), "-o".into(), at("its/f").into(), at("its/a").into()];
+        enlist
+    }
+
     fn enlist(&self) -> Enlist {
         let null = |fd: u32| Descriptor {
             fd,
@@ -308,17 +351,21 @@ impl Site {
             names_changed: true,
             ..ChangedDirectory::default()
         };
-        let changed_directories = told.iter().map(directory).collect();
-        let exited = Exited { how: Some(How::Code(0)), changed_directories, ..Exited::default() };
-        let mut answers = vec![Kind::Started(Started::default())];
-        answers.extend((0..STREAMS).map(Kind::End));
-        // Whichever of these is the command's.
-        answers.extend((0..STREAMS).map(|stage| Kind::Exited(Exited { stage, ..exited.clone() })));
-        answers.push(Kind::Finished(Finished::default()));
-        let ended = self.cat(answers).await;
+        let ended = self.cat(telling(told.iter().map(directory).collect())).await;
         assert!(matches!(ended, to_stage::Kind::Exit(_)), "{ended:?}");
         told.iter().map(seen).zip(before).map(|(now, before)| now != before).collect()
     }
+}
+
+/// A run that has done well, and changed this.
+fn telling(changed_directories: Vec<ChangedDirectory>) -> Vec<Kind> {
+    let exited = Exited { how: Some(How::Code(0)), changed_directories, ..Exited::default() };
+    let mut answers = vec![Kind::Started(Started::default())];
+    answers.extend((0..STREAMS).map(Kind::End));
+    // Whichever of these is the command's.
+    answers.extend((0..STREAMS).map(|stage| Kind::Exited(Exited { stage, ..exited.clone() })));
+    answers.push(Kind::Finished(Finished::default()));
+    answers
 }
 
 async fn send(socket: &mut UnixStream, kind: to_gateway::Kind) {
@@ -362,6 +409,90 @@ async fn make_links() {
 }
 
 #[test]
+fn what_it_tells_to_be_removed_is_removed_on_its_mount_alone() {
+    in_own_namespace("what_it_tells_to_be_removed_is_removed_on_its_mount_alone", tell_of_removed_trees());
+}
+
+/// One tree is a link all along, the other becomes one after the gateway has looked at it.
+async fn tell_of_removed_trees() {
+    let site = Site::new().await;
+    fs::create_dir(site.at("own/sub")).unwrap();
+    fs::write(site.at("own/sub/precious"), "x").unwrap();
+    fs::create_dir(site.at("own/sub/empty")).unwrap();
+    symlink("precious", site.at("own/sub/link")).unwrap();
+    symlink(site.at("own"), site.at("its/static")).unwrap();
+    fs::create_dir_all(site.at("its/top/sub")).unwrap();
+    symlink("nowhere", site.at("its/top/sub/precious")).unwrap();
+    let (top, old, own) = (site.at("its/top"), site.at("its/old"), site.at("own"));
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    site.liar.meanwhile(move |words, _| {
+        if words[0] == "touch" && fs::rename(&top, &old).is_ok() {
+            symlink(&own, &top).unwrap();
+        }
+        // Asked for after all else has been removed.
+        if words[0] == "rmdir" {
+            tell.send(()).unwrap();
+        }
+    });
+    let changes = [
+        ("its", &["top", "static"][..]),
+        ("its/top", &["sub"]),
+        ("its/top/sub", &["precious"]),
+        ("its/static", &["sub"]),
+        ("its/static/sub", &["link", "empty"]),
+    ];
+    tokio::select! {
+        () = site.write_telling_of_removed(&changes) => {}
+        removed = told.recv() => removed.unwrap(),
+    }
+    assert!(site.liar.was_asked_for("touch"), "it shows nothing");
+    for name in ["own/sub/precious", "own/sub/empty", "own/sub/link"] {
+        assert!(site.at(name).symlink_metadata().is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn what_it_has_not_made_is_not_removed() {
+    in_own_namespace("what_it_has_not_made_is_not_removed", make_nothing());
+}
+
+async fn make_nothing() {
+    let site = Site::new().await;
+    fs::create_dir(site.at("its/top")).unwrap();
+    symlink("nowhere", site.at("its/top/link")).unwrap();
+    let link = site.at("its/top/link");
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    site.liar.meanwhile(move |words, answers| {
+        if words[0] == "touch" {
+            answers.retain(|answer| !matches!(answer, Kind::Exited(_)));
+        }
+        // Asked for after what was made has been removed.
+        if words[0] == "rmdir" || words[0] == "rm" {
+            tell.send(link.symlink_metadata().is_ok()).unwrap();
+        }
+    });
+    let changes = [("its", &["top"][..]), ("its/top", &["link"])];
+    tokio::select! {
+        () = site.write_telling_of_removed(&changes) => panic!("the link is remembered for longer"),
+        is_there = told.recv() => assert_eq!(is_there, Some(true)),
+    }
+}
+
+#[test]
+fn what_only_reads_has_removed_nothing() {
+    in_own_namespace("what_only_reads_has_removed_nothing", remove_by_reading());
+}
+
+async fn remove_by_reading() {
+    let site = Site::new().await;
+    fs::create_dir(site.at("its/top")).unwrap();
+    fs::create_dir(site.at("its/top/empty")).unwrap();
+    let ended = site.cat(site.telling_of_removed(&[("its", &["top"]), ("its/top", &["empty"])])).await;
+    assert!(matches!(ended, to_stage::Kind::Exit(_)), "{ended:?}");
+    assert!(site.at("its/top/empty").exists() && !site.liar.was_asked_for("mkdir"));
+}
+
+#[test]
 fn a_signal_ends_a_command_of_which_nothing_is_heard() {
     in_own_namespace("a_signal_ends_a_command_of_which_nothing_is_heard", say_nothing());
 }
@@ -399,12 +530,7 @@ fn a_run_that_is_taken_up_again_only_to_be_dropped_is_given_up() {
 async fn drop_over_and_over() {
     let drops = Arc::new(AtomicUsize::new(0));
     let site = Site::of(Liar { drops: Some(drops.clone()), ..Liar::default() }).await;
-    let at = |name: &str| site.at(name).into_os_string().into_encoded_bytes();
-    fs::write(site.at("its/a"), "a\n").unwrap();
-    let mut enlist = site.enlist();
-    (enlist.name, enlist.program) = ("sort".into(), "/usr/bin/sort".into());
-    enlist.argv = vec!["sort".into(), "-o".into(), at("its/f").into(), at("its/a").into()];
-    let ended = site.command(enlist, vec![Kind::Started(Started::default())]).await;
+    let ended = site.command(site.sort(), vec![Kind::Started(Started::default())]).await;
     let to_stage::Kind::Exit(exit) = ended else { panic!("{ended:?}") };
     assert!(exit.message.contains("was lost while the command ran there"), "{}", exit.message);
     assert!((2..20).contains(&drops.load(Ordering::Relaxed)), "{drops:?}");

@@ -3,6 +3,7 @@
 //! so there is nothing to do.
 
 use super::{Change, Coherence, WriteBehind};
+use crate::beneath::MountRoot;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -18,7 +19,7 @@ impl Coherence for Bind {
         Ok(())
     }
 
-    fn refresh(&self, _change: &Change) -> io::Result<()> {
+    fn refresh(&self, _on: &MountRoot, _change: &Change) -> io::Result<()> {
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! their back.
 
 use super::{Change, Coherence, WriteBehind, kernel, look};
+use crate::beneath::{MountRoot, look_at};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -25,12 +26,12 @@ impl Coherence for Generic {
         Err(io::Error::new(io::ErrorKind::Unsupported, message))
     }
 
-    fn refresh(&self, change: &Change) -> io::Result<()> {
+    fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()> {
         if let Change::Removed(path) = change {
-            kernel::forget_name(path);
+            kernel::forget_name(on, path);
         }
-        match look::open_itself(change.path())? {
-            Some(file) => look::attributes(&file),
+        match on.open_itself(change.path())? {
+            Some(file) => look_at(&file),
             None => Ok(()),
         }
     }

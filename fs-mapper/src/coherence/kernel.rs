@@ -3,6 +3,7 @@
 //! system allows.
 
 use super::look;
+use crate::beneath::MountRoot;
 use crate::mountinfo::MountInfo;
 use rustix::fs::CWD;
 use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fspick};
@@ -15,37 +16,32 @@ use std::path::Path;
 const MOST_ENTRIES: usize = 5000;
 
 /// Has one name looked up and its attributes asked for again.
-pub(super) fn forget(path: &Path) -> io::Result<()> {
-    forget_name(path);
-    look::attributes_at(path)
+pub(super) fn forget(on: &MountRoot, path: &Path) -> io::Result<()> {
+    forget_name(on, path);
+    on.look_at(path)
 }
 
-/// Has the kernel look the name up again: link(2) wants it to be free, and from
-/// another mount it can never create anything (EXDEV).
-pub(super) fn forget_name(path: &Path) {
-    let _never_made = is_free(path);
-}
-
-/// The same, and whether nothing has the name: what is there is noticed before the other mount is.
-pub(super) fn is_free(path: &Path) -> bool {
-    let linked = std::fs::hard_link("/", path);
-    linked.is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists)
+/// Has the kernel look the name up again.
+pub(super) fn forget_name(on: &MountRoot, path: &Path) {
+    let _free_or_not = on.is_free(path);
 }
 
 /// Lists a directory and asks for the attributes of what is in it.
-pub(super) fn forget_entries(dir: &Path) -> io::Result<()> {
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
+pub(super) fn forget_entries(on: &MountRoot, dir: &Path) -> io::Result<()> {
+    match on.look_at_entries(dir, MOST_ENTRIES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            forget_name(dir);
-            return Ok(());
+            forget_name(on, dir);
+            Ok(())
         }
-        Err(error) => return Err(error),
-    };
-    for entry in entries.take(MOST_ENTRIES) {
-        look::attributes_at(&entry?.path())?;
+        looked => looked,
     }
-    Ok(())
+}
+
+/// [`forget`] on an executor, of a path that a command names, with the rights of its user.
+pub(super) fn look_up_again(path: &Path) -> io::Result<()> {
+    // From another mount it can never make anything.
+    let _never_made = std::fs::hard_link("/", path);
+    look::attributes_at(path)
 }
 
 /// Drops every name and attribute of the mount that `path` lies on, save those in

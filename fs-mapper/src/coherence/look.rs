@@ -1,5 +1,6 @@
 //! The two system calls that adapters are made of: an open that disturbs
-//! nothing, and attributes that come from the server.
+//! nothing, and attributes that come from the server. By path: for what the workstation's own
+//! commands name. Names that a server tells of are reached by [`crate::beneath`].
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -10,16 +11,7 @@ use std::path::Path;
 /// Opens a file or directory without waiting, creating or changing anything.
 /// `None` if it is not there, or is nothing that has cached content (a socket).
 pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
-    open_with(path, OFlags::empty())
-}
-
-/// The same for a name that a server has told of: a symbolic link that has it is not followed, and has no cached content.
-pub(super) fn open_itself(path: &Path) -> io::Result<Option<File>> {
-    open_with(path, OFlags::NOFOLLOW)
-}
-
-fn open_with(path: &Path, how: OFlags) -> io::Result<Option<File>> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | how;
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags | OFlags::RDONLY, Mode::empty());
     let opened = match opened {
         // A file that may be written but not read.
@@ -33,15 +25,8 @@ fn open_with(path: &Path, how: OFlags) -> io::Result<Option<File>> {
     }
 }
 
-/// Has the kernel ask the file system for the attributes now, whatever it
-/// remembers (statx(2), AT_STATX_FORCE_SYNC); its caches follow the answer.
-pub(super) fn attributes(file: &File) -> io::Result<()> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    rustix::fs::statx(file, "", flags, StatxFlags::BASIC_STATS)?;
-    Ok(())
-}
-
-/// The same for a name, whose own symlink is not followed. One that has gone is no error.
+/// Has the kernel ask the file system for a name's attributes now. Its own symlink is not followed;
+/// one that has gone is no error.
 pub(super) fn attributes_at(path: &Path) -> io::Result<()> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
     match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {

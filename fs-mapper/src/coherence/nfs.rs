@@ -7,6 +7,7 @@
 //! server: the options of a mount decide which of these promises it keeps.
 
 use super::{Change, Coherence, WriteBehind, kernel, look};
+use crate::beneath::{MountRoot, look_at};
 use crate::mountinfo::MountInfo;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,21 +31,21 @@ impl Coherence for Nfs {
         self.settle(path)
     }
 
-    fn refresh(&self, change: &Change) -> io::Result<()> {
+    fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()> {
         let path = change.path();
         let options = Options::of(path)?;
         if !options.keeps_attributes && !options.keeps_names {
             return Ok(());
         }
-        if let Some(file) = look::open_itself(path)? {
-            look::attributes(&file)?;
+        if let Some(file) = on.open_itself(path)? {
+            look_at(&file)?;
         }
         match change {
-            Change::EntriesChanged(dir) => kernel::forget_entries(dir),
+            Change::EntriesChanged(dir) => kernel::forget_entries(on, dir),
             Change::NameChanged(path)
             | Change::Removed(path)
             | Change::FileWritten(path)
-            | Change::EntryIs(path, _) => forget_in_directory(path),
+            | Change::EntryIs(path, _) => forget_in_directory(on, path),
             Change::ListingChanged(_) | Change::Anything(_) => Ok(()),
         }
     }
@@ -73,9 +74,9 @@ impl Coherence for Nfs {
 }
 
 /// What a directory remembers of its names goes with a look at its attributes.
-fn forget_in_directory(path: &Path) -> io::Result<()> {
-    match path.parent().map(look::open).transpose()?.flatten() {
-        Some(parent) => look::attributes(&parent),
+fn forget_in_directory(on: &MountRoot, path: &Path) -> io::Result<()> {
+    match path.parent().map(|parent| on.open_itself(parent)).transpose()?.flatten() {
+        Some(parent) => look_at(&parent),
         None => Ok(()),
     }
 }

@@ -19,6 +19,7 @@ mod remote_control;
 
 use self::{cache::Copy, daemon::Daemon};
 use super::{Change, Coherence, WriteBehind, kernel};
+use crate::beneath::MountRoot;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -64,7 +65,7 @@ impl Coherence for Rclone {
         }
     }
 
-    fn refresh(&self, change: &Change) -> io::Result<()> {
+    fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()> {
         match change {
             Change::FileWritten(path)
             | Change::NameChanged(path)
@@ -75,12 +76,12 @@ impl Coherence for Rclone {
                 let inside = daemon.inside(path);
                 control.forget("file", &inside)?;
                 control.forget("dir", inside.parent().unwrap_or(Path::new("")))?;
-                kernel::forget(path)
+                kernel::forget(on, path)
             }
             Change::ListingChanged(dir) | Change::EntriesChanged(dir) => {
                 let daemon = Daemon::of(dir)?;
                 daemon.remote_control()?.forget("dir", &daemon.inside(dir))?;
-                kernel::forget_entries(dir)
+                kernel::forget_entries(on, dir)
             }
             Change::Anything(top) => {
                 let daemon = Daemon::of(top)?;
@@ -112,7 +113,7 @@ impl Coherence for Rclone {
     }
 
     fn look_again(&self, paths: &[PathBuf]) -> io::Result<()> {
-        paths.iter().try_for_each(|path| kernel::forget(path))
+        paths.iter().try_for_each(|path| kernel::look_up_again(path))
     }
 
     fn publish(&self, path: &Path, since: SystemTime) -> io::Result<()> {

@@ -32,8 +32,8 @@
 //!   that is waited out.
 
 use super::{Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind, kernel, look};
+use crate::beneath::{MountRoot, look_at};
 use std::io;
-use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -53,27 +53,27 @@ impl Coherence for Sshfs {
         self.settle(path)
     }
 
-    fn refresh(&self, change: &Change) -> io::Result<()> {
+    fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()> {
         match change {
-            Change::FileWritten(path) => look_anew(path),
-            Change::EntryIs(path, kind) => show_entry(path, kind),
-            Change::ListingChanged(dir) => match forget_listing(dir)? {
+            Change::FileWritten(path) => look_anew(on, path),
+            Change::EntryIs(path, kind) => show_entry(on, path, kind),
+            Change::ListingChanged(dir) => match forget_listing(on, dir)? {
                 Listing::Forgotten => Ok(()),
                 Listing::Kept => {
                     sleep(SSHFS_MEMORY);
                     Ok(())
                 }
             },
-            Change::NameChanged(path) => forget_name_in_listing(path),
+            Change::NameChanged(path) => forget_name_in_listing(on, path),
             // Listing it anew gives the daemon the attributes of all that is in it, in a
             // few round trips however many there are; the kernel then asks the daemon.
             Change::EntriesChanged(dir) => {
-                if forget_listing(dir)? == Listing::Kept {
+                if forget_listing(on, dir)? == Listing::Kept {
                     sleep(SSHFS_MEMORY);
                 }
-                kernel::forget_entries(dir)
+                kernel::forget_entries(on, dir)
             }
-            Change::Removed(path) => wait_until_forgotten(path),
+            Change::Removed(path) => wait_until_forgotten(on, path),
             // Names that nobody has told of may be remembered.
             Change::Anything(_) => {
                 sleep(SSHFS_MEMORY);
@@ -82,18 +82,18 @@ impl Coherence for Sshfs {
         }
     }
 
-    fn forget_removed(&self, path: &Path) -> io::Result<Left> {
-        try_to_forget(path)
+    fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+        try_to_forget(on, path)
     }
 
     // Names that are remembered are opened at once, those of one directory too. Each that is not is looked up, as removing
     // it through this mount would do.
-    fn forget_one_of_many_removed(&self, path: &Path) -> io::Result<Left> {
-        match path.symlink_metadata() {
+    fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+        match on.metadata(path) {
             Ok(found) if found.is_dir() => Ok(Left::Directory),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
             Ok(found) if found.is_symlink() => Ok(Left::Link),
-            _ => look::open_itself(path).map(|_| Left::Nothing),
+            _ => on.open_itself(path).map(|_| Left::Nothing),
         }
     }
 
@@ -111,11 +111,11 @@ impl Coherence for Sshfs {
     }
 }
 
-fn look_anew(path: &Path) -> io::Result<()> {
-    match look::open_itself(path)? {
-        Some(file) => look::attributes(&file),
+fn look_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
+    match on.open_itself(path)? {
+        Some(file) => look_at(&file),
         None => {
-            kernel::forget_name(path);
+            kernel::forget_name(on, path);
             Ok(())
         }
     }
@@ -123,20 +123,20 @@ fn look_anew(path: &Path) -> io::Result<()> {
 
 /// Returns when the mount shows that a name is what it is, or has had the time to forget what it
 /// was: nobody goes where an old link led.
-fn show_entry(path: &Path, kind: &EntryKind) -> io::Result<()> {
+fn show_entry(on: &MountRoot, path: &Path, kind: &EntryKind) -> io::Result<()> {
     // What is not there is never remembered; nor what is in a link that sshfs refuses to show
     // (`contain_symlinks`), but for the link that was there before, which it does show.
-    let is_shown = || match EntryKind::shown_at(path) {
+    let is_shown = || match on.kind(path) {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
         Ok(EntryKind::Link(shown)) if shown.as_os_str().is_empty() => matches!(kind, EntryKind::Link(_)),
         Ok(shown) => shown == *kind,
     };
     // Fails where the kernel finds that it is no file any more, and shows that from then on.
-    let looked = look_anew(path);
+    let looked = look_anew(on, path);
     if *kind == EntryKind::File && is_shown() {
         return looked;
     }
-    let listed = list_anew(path);
+    let listed = list_anew(on, path);
     let end = Instant::now() + SSHFS_MEMORY;
     while !is_shown() && Instant::now() < end {
         sleep(LOOK_AGAIN);
@@ -145,11 +145,11 @@ fn show_entry(path: &Path, kind: &EntryKind) -> io::Result<()> {
 }
 
 /// Has what a name is, and its attributes, told by a listing.
-fn list_anew(path: &Path) -> io::Result<()> {
+fn list_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
     let Some(dir) = path.parent() else { return Ok(()) };
-    forget_listing(dir)?;
-    std::fs::read_dir(dir)?.for_each(drop);
-    kernel::forget(path)
+    forget_listing(on, dir)?;
+    on.list(dir)?.for_each(drop);
+    kernel::forget(on, path)
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -160,8 +160,8 @@ enum Listing {
 }
 
 /// A listing goes when the attributes of its directory are set.
-fn forget_listing(dir: &Path) -> io::Result<Listing> {
-    match std::fs::metadata(dir).and_then(|found| chown(dir, None, Some(found.gid()))) {
+fn forget_listing(on: &MountRoot, dir: &Path) -> io::Result<Listing> {
+    match on.set_same_group(dir) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Listing::Kept),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(Listing::Forgotten),
@@ -169,17 +169,17 @@ fn forget_listing(dir: &Path) -> io::Result<Listing> {
 }
 
 /// Where the listing can't be forgotten, it may still be right about this name.
-fn forget_name_in_listing(path: &Path) -> io::Result<()> {
+fn forget_name_in_listing(on: &MountRoot, path: &Path) -> io::Result<()> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
-    if forget_listing(dir)? == Listing::Forgotten {
+    if forget_listing(on, dir)? == Listing::Forgotten {
         return Ok(());
     }
-    drop(look::open_itself(path)?);
-    kernel::forget_name(path);
-    let is_there = path.symlink_metadata().is_ok();
+    drop(on.open_itself(path)?);
+    kernel::forget_name(on, path);
+    let is_there = on.metadata(path).is_ok();
     let end = Instant::now() + SSHFS_MEMORY;
     while Instant::now() < end {
-        let is_listed = std::fs::read_dir(dir)?.flatten().any(|entry| entry.file_name() == name);
+        let is_listed = on.list(dir)?.flatten().any(|entry| entry == name);
         if is_listed == is_there {
             break;
         }
@@ -189,12 +189,12 @@ fn forget_name_in_listing(path: &Path) -> io::Result<()> {
 }
 
 /// Opening a file that is gone makes the daemon forget it. The kernel's own memory is asked by what makes it look anew.
-fn try_to_forget(path: &Path) -> io::Result<Left> {
-    drop(look::open_itself(path)?);
-    if kernel::is_free(path) {
+fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<Left> {
+    drop(on.open_itself(path)?);
+    if on.is_free(path)? {
         return Ok(Left::Nothing);
     }
-    match std::fs::symlink_metadata(path) {
+    match on.metadata(path) {
         Ok(found) if found.is_dir() => Ok(Left::Directory),
         Ok(found) if found.is_symlink() => Ok(Left::Link),
         // There again by now; then it is true that it is there.
@@ -205,9 +205,9 @@ fn try_to_forget(path: &Path) -> io::Result<Left> {
 }
 
 /// Directories and links are waited for.
-fn wait_until_forgotten(path: &Path) -> io::Result<()> {
+fn wait_until_forgotten(on: &MountRoot, path: &Path) -> io::Result<()> {
     let end = Instant::now() + SSHFS_MEMORY;
-    while try_to_forget(path)? != Left::Nothing && Instant::now() < end {
+    while try_to_forget(on, path)? != Left::Nothing && Instant::now() < end {
         sleep(LOOK_AGAIN);
     }
     Ok(())

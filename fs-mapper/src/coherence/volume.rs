@@ -4,6 +4,7 @@
 //! is left to do here but to flush what is still being written.
 
 use super::{Change, Coherence, WriteBehind, look};
+use crate::beneath::MountRoot;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -22,8 +23,8 @@ impl Coherence for Volume {
         self.settle(path)
     }
 
-    fn refresh(&self, change: &Change) -> io::Result<()> {
-        look::attributes_at(change.path())
+    fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()> {
+        on.look_at(change.path())
     }
 
     fn write_behind(&self) -> WriteBehind {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use fs_mapper::{
-    MountId, MountTable, Resolution,
+    Mount, MountId, MountRoot, MountTable, Resolution,
     coherence::{Adapter, Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind},
 };
 use posh_annotations::FileKind;
@@ -81,7 +81,8 @@ impl Written {
                 changes.extend(by_annotation(file.kind, path.as_path()));
             }
         }
-        let changes_something = !changes.is_empty() || !reading.is_some_and(again::only_reads);
+        let only_reads = reading.is_some_and(again::only_reads);
+        let changes_something = !changes.is_empty() || !only_reads;
         changes.retain(|change| volume_at(&table, change.path()).is_none());
         let trees = reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
         let made = reading.map(|reading| lower::made_places(&table, reading)).unwrap_or_default();
@@ -96,7 +97,7 @@ impl Written {
         for directory in &directories {
             match replaced(&table, directory) {
                 Some(replaced) => doubtful.extend(replaced),
-                None => changes.extend(seen(directory)),
+                None => changes.extend(seen(directory, only_reads)),
             }
         }
         for exited in exits {
@@ -179,11 +180,13 @@ fn by_annotation(kind: FileKind, path: &Path) -> Vec<Change> {
     vec![Change::FileWritten(path.to_owned()), Change::NameChanged(path.to_owned())]
 }
 
-/// What an executor saw in one directory.
-fn seen(directory: &ChangedDirectory) -> Vec<Change> {
+/// What an executor saw in one directory. A command that only reads has removed nothing, whatever
+/// its server says.
+fn seen(directory: &ChangedDirectory, only_reads: bool) -> Vec<Change> {
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
     let within = |name: &bytes::Bytes| path.join(OsStr::from_bytes(name));
-    let mut changes: Vec<Change> = directory.removed.iter().map(|name| Change::Removed(within(name))).collect();
+    let removed = directory.removed.iter().filter(|_| !only_reads);
+    let mut changes: Vec<Change> = removed.map(|name| Change::Removed(within(name))).collect();
     let kinds: HashMap<&bytes::Bytes, EntryKind> =
         directory.kinds.iter().map(|kind| (&kind.name, kind_of(kind))).collect();
     let entry =
@@ -372,7 +375,9 @@ async fn forget(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> Vec<PathB
 async fn shown_otherwise(table: &Arc<MountTable>, doubtful: Vec<(Change, Attributes)>) -> BTreeSet<Change> {
     let table = Arc::clone(table);
     let is_otherwise = move |(change, now): &(Change, Attributes)| {
-        let shown = real_place(&table, change)?.symlink_metadata().map(|found| Attributes {
+        let path = real_place(&table, change)?;
+        let (root, _) = root_around(&table, &path)?;
+        let shown = root.metadata(&path).map(|found| Attributes {
             mode: found.mode(),
             size: found.size(),
             mtime_s: found.mtime(),
@@ -448,7 +453,8 @@ fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
 
 fn look_up(table: &MountTable, change: &Change) -> io::Result<Left> {
     let Some(path) = real_place(table, change) else { return Ok(Left::Nothing) };
-    path.symlink_metadata().map(|_| Left::Nothing)
+    let Some((root, _)) = root_around(table, &path) else { return Ok(Left::Nothing) };
+    root.metadata(&path).map(|_| Left::Nothing)
 }
 
 /// Whether a path that an executor has told of lies on a mount of its own.
@@ -457,7 +463,19 @@ pub fn is_on_mount_of(table: &MountTable, executor: &fs_mapper::ExecutorName, pa
     matches!(table.resolve(path, Path::new("/")), Resolution::Owned(owned) if owned.executor == *executor)
 }
 
-/// Where a change really is. Links on a mount are its server's to make: one that leads off the mounts of that server is not
+/// The mount around a path that a server has told of, to reach it by.
+pub(super) fn root_around<'t>(table: &'t MountTable, path: &Path) -> Option<(MountRoot, &'t Mount)> {
+    let Resolution::Owned(owned) = table.resolve(path, Path::new("/")) else { return None };
+    let mount = table.mount(owned.mount);
+    let opened = MountRoot::open(mount);
+    if let Err(error) = &opened {
+        tracing::debug!(mount = %mount.path.as_path().display(), %error, "nothing is done on this mount");
+    }
+    Some((opened.ok()?, mount))
+}
+
+/// Where a change really is, at this moment: what is done there reaches it from its mount's root
+/// ([`MountRoot`]), through no link. Links on a mount are its server's to make: one that leads off the mounts of that server is not
 /// followed, else whoever serves a mount could have us open, list or touch what he likes on this machine. A change of a name
 /// is that name's, which may be a link; one of contents is that of what it leads to.
 pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf> {
@@ -481,27 +499,27 @@ pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf>
 }
 
 fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Some((change, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
+    let Some((change, root, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
     match &change {
-        Change::Removed(path) => match coherence.forget_removed(path)? {
+        Change::Removed(path) => match coherence.forget_removed(&root, path)? {
             // That takes until the mount has forgotten it.
-            Left::Link => coherence.refresh(&change).map(|()| Left::Nothing),
+            Left::Link => coherence.refresh(&root, &change).map(|()| Left::Nothing),
             left => Ok(left),
         },
-        other => coherence.refresh(other).map(|()| Left::Nothing),
+        other => coherence.refresh(&root, other).map(|()| Left::Nothing),
     }
 }
 
-/// A change where it really is, and who has that forgotten.
-fn really<'t>(table: &'t MountTable, change: &Change) -> Option<(Change, &'t dyn Coherence)> {
+/// A change where it really is, its mount, and who has it forgotten.
+fn really(table: &MountTable, change: &Change) -> Option<(Change, MountRoot, &'static dyn Coherence)> {
     let change = change.at(real_place(table, change)?);
-    let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) else { return None };
-    Some((change, table.mount(owned.mount).coherence()))
+    let (root, mount) = root_around(table, change.path())?;
+    Some((change, root, mount.coherence()))
 }
 
 fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Some((change, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
-    coherence.refresh(&change).map(|()| Left::Nothing)
+    let Some((change, root, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
+    coherence.refresh(&root, &change).map(|()| Left::Nothing)
 }
 
 #[cfg(test)]
@@ -536,8 +554,9 @@ mod tests {
         let listing = Change::ListingChanged(path("/mnt/d"));
         let removed = Change::Removed(path("/mnt/d/gone"));
         let written = Change::EntryIs(path("/mnt/d/f"), EntryKind::File);
-        assert_eq!(seen(&directory), [removed.clone(), written, listing]);
+        assert_eq!(seen(&directory, false), [removed.clone(), written.clone(), listing.clone()]);
+        assert_eq!(seen(&directory, true), [written, listing]);
         directory.written = vec!["f".into(); FEW_FILES + 1];
-        assert_eq!(seen(&directory), [removed, Change::EntriesChanged(path("/mnt/d"))]);
+        assert_eq!(seen(&directory, false), [removed, Change::EntriesChanged(path("/mnt/d"))]);
     }
 }

@@ -9,7 +9,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
-    fs,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -30,10 +29,10 @@ use posh_proto::{
 };
 use posh_reach::Allowance;
 
-use super::refresh::{RemovedTree, in_parallel};
+use super::refresh::{RemovedTree, in_parallel, root_around};
 use crate::{executors::Connection, state::Gateway};
 
-/// Directories that are made by one run, each by a process of its own that tells of it; and removed by threads.
+/// Directories that are made by one run, each by a process of its own that tells of it.
 const AT_ONCE: usize = 64;
 /// Bytes of the names of directories that one process makes or removes.
 const WORDS_BYTES: usize = 64 << 10;
@@ -42,7 +41,7 @@ const WORDS_BYTES: usize = 64 << 10;
 const FEW_NAMES: usize = 32;
 
 /// Makes the mounts forget directories; gives those that they still show.
-pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<PathBuf>) -> Vec<PathBuf> {
+pub async fn forget(gateway: &Gateway, table: &Arc<MountTable>, directories: Vec<PathBuf>) -> Vec<PathBuf> {
     let mut by_executor: BTreeMap<ExecutorName, Vec<PathBuf>> = BTreeMap::new();
     for directory in directories {
         if let Resolution::Owned(owned) = table.resolve(&directory, Path::new("/")) {
@@ -59,7 +58,7 @@ pub async fn forget(gateway: &Gateway, table: &MountTable, directories: Vec<Path
             left.extend(directories);
             continue;
         };
-        let server = Server { connection, mounts: mounts_of(table, &name), run_id: gateway.next_pipeline() };
+        let server = Server::new(gateway, table, connection, &name);
         left.extend(server.forget(directories).await);
     }
     left
@@ -88,13 +87,13 @@ pub(super) async fn forget_trees(
             there_again.extend(trees.into_iter().flat_map(RemovedTree::changes));
             continue;
         };
-        let server = Server { connection, mounts: mounts_of(table, &name), run_id: gateway.next_pipeline() };
+        let server = Server::new(gateway, table, connection, &name);
         let since = Instant::now();
         let tops: Vec<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
         let made: BTreeSet<PathBuf> = server.make_tops(&tops).await.into_iter().collect();
         let (new, others): (Vec<_>, Vec<_>) = trees.into_iter().partition(|tree| made.contains(&tree.top));
         there_again.extend(others.into_iter().flat_map(RemovedTree::changes));
-        shown.extend(server.forget_new(table, new, since).await);
+        shown.extend(server.forget_new(new, since).await);
     }
     (shown, there_again)
 }
@@ -113,12 +112,18 @@ fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
 
 /// Where the directories were.
 struct Server {
+    table: Arc<MountTable>,
     connection: Arc<Connection>,
     mounts: Vec<MountPoint>,
     run_id: u64,
 }
 
 impl Server {
+    fn new(gateway: &Gateway, table: &Arc<MountTable>, connection: Arc<Connection>, name: &ExecutorName) -> Self {
+        let (table, mounts) = (Arc::clone(table), mounts_of(table, name));
+        Self { table, connection, mounts, run_id: gateway.next_pipeline() }
+    }
+
     async fn forget(&self, directories: Vec<PathBuf>) -> Vec<PathBuf> {
         let sorted: BTreeSet<&PathBuf> = directories.iter().collect();
         let (mut tops, mut below): (Vec<PathBuf>, Vec<PathBuf>) = (Vec::new(), Vec::new());
@@ -131,10 +136,9 @@ impl Server {
         // What was below a directory that is new can't be anybody's.
         let new: BTreeSet<PathBuf> = made.iter().cloned().collect();
         below.retain(|path| path.ancestors().any(|above| new.contains(above)));
-        self.make_all(&below).await;
-        made.append(&mut below);
-        let (removed, stubborn) = remove(made).await;
-        self.remove_all(stubborn).await;
+        let (below, failed) = self.make_all(&below).await;
+        made.extend(below);
+        let removed = self.remove(made, failed).await;
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
@@ -150,22 +154,24 @@ impl Server {
     }
 
     /// Of trees whose tops have just been made, and that were gone at that time.
-    async fn forget_new(&self, table: &Arc<MountTable>, trees: Vec<RemovedTree>, gone_since: Instant) -> Vec<PathBuf> {
-        let (mut made, mut others) = (Vec::new(), Vec::new());
+    async fn forget_new(&self, trees: Vec<RemovedTree>, gone_since: Instant) -> Vec<PathBuf> {
+        let (mut directories, mut others) = (Vec::new(), Vec::new());
         for tree in trees {
-            made.extend(tree.directories);
+            directories.extend(tree.directories);
             others.extend(tree.others);
         }
-        self.make_all(&made).await;
-        let (at_work, are_many) = (Arc::clone(table), others.len() > FEW_NAMES);
+        let (mut made, mut failed) = self.make_all(&directories).await;
+        let (table, are_many) = (Arc::clone(&self.table), others.len() > FEW_NAMES);
         let forget = move |path: &PathBuf| {
             if gone_since.elapsed() > SSHFS_MEMORY {
                 return None;
             }
-            let Resolution::Owned(owned) = at_work.resolve(path, Path::new("/")) else { return None };
-            let coherence = at_work.mount(owned.mount).coherence();
-            let left =
-                if are_many { coherence.forget_one_of_many_removed(path) } else { coherence.forget_removed(path) };
+            let (root, mount) = root_around(&table, path)?;
+            let coherence = mount.coherence();
+            let left = match are_many {
+                true => coherence.forget_one_of_many_removed(&root, path),
+                false => coherence.forget_removed(&root, path),
+            };
             left.ok().filter(|left| *left != Left::Nothing).map(|left| (path.clone(), left))
         };
         let (links, empty): (Vec<_>, Vec<_>) =
@@ -176,38 +182,53 @@ impl Server {
         if are_many {
             tokio::time::sleep(KERNEL_MEMORY).await;
         }
-        self.make_all(&empty).await;
-        made.extend(empty);
-        let (removed, stubborn) = remove(made.clone()).await;
-        self.remove_all(stubborn).await;
-        made.into_iter().filter(|directory| !removed.contains(directory)).collect()
+        let (of_empty, further) = self.make_all(&empty).await;
+        made.extend(of_empty);
+        failed.extend(further);
+        let removed = self.remove(made, failed).await;
+        directories.extend(empty);
+        directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
     /// Links in directories that were made for this: sshfs forgets one that is removed through it,
     /// whatever has its name on the server.
     async fn forget_links(&self, links: Vec<PathBuf>) {
-        for links in portions(&links) {
-            self.run(vec![stage(&["touch", "--"], links)]).await;
-        }
-        let remembered = in_parallel(links, |path| fs::remove_file(path).err()).await;
-        if let Some(error) = remembered.first() {
-            tracing::debug!(%error, "links are forgotten in time");
+        let (made, failed) = self.with_each(&["touch", "--"], &links).await;
+        // Some of them may have been made.
+        self.with_each(&["rm", "-f", "--"], &failed).await;
+        let (table, count) = (Arc::clone(&self.table), links.len());
+        let remove = move |path: &PathBuf| root_around(&table, path)?.0.remove_file(path).ok();
+        if in_parallel(made, remove).await.len() < count {
+            tracing::debug!("links are forgotten in time");
             tokio::time::sleep(SSHFS_MEMORY).await;
         }
     }
 
-    async fn make_all(&self, directories: &[PathBuf]) {
-        for directories in portions(directories) {
-            self.run(vec![stage(&["mkdir", "-p", "-m", "700", "--"], directories)]).await;
-        }
+    /// Those that are there now, and those of which that is not known.
+    async fn make_all(&self, directories: &[PathBuf]) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        self.with_each(&["mkdir", "-p", "-m", "700", "--"], directories).await
     }
 
-    /// The deepest first.
-    async fn remove_all(&self, mut directories: Vec<PathBuf>) {
-        directories.sort_unstable_by(|one, other| other.cmp(one));
-        for directories in portions(&directories) {
-            self.run(vec![stage(&["rmdir", "--"], directories)]).await;
+    /// Removes directories that the server has made through their mount, and on the server what is
+    /// left of those and of others that it may have made; gives which have gone through the mount.
+    async fn remove(&self, made: Vec<PathBuf>, others: Vec<PathBuf>) -> BTreeSet<PathBuf> {
+        let removed = remove(&self.table, &made).await;
+        let mut left: Vec<PathBuf> = made.into_iter().filter(|path| !removed.contains(path)).chain(others).collect();
+        // The deepest first.
+        left.sort_unstable_by(|one, other| other.cmp(one));
+        self.with_each(&["rmdir", "--"], &left).await;
+        removed
+    }
+
+    /// Has a command work on paths; gives those that it has worked on, by what the server says, and
+    /// all that were with one on which it has not.
+    async fn with_each(&self, words: &[&str], paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        let (mut done, mut failed) = (Vec::new(), Vec::new());
+        for paths in portions(paths) {
+            let has_succeeded = self.run(vec![stage(words, paths)]).await == [true];
+            if has_succeeded { &mut done } else { &mut failed }.extend_from_slice(paths);
         }
+        (done, failed)
     }
 
     /// Whether each of the stages has succeeded.
@@ -238,32 +259,21 @@ impl Server {
 }
 
 /// Removes directories through their mount, the deepest first and those of one depth at once; gives
-/// which have gone, and which could not be removed.
-async fn remove(directories: Vec<PathBuf>) -> (BTreeSet<PathBuf>, Vec<PathBuf>) {
+/// which have gone.
+async fn remove(table: &Arc<MountTable>, directories: &[PathBuf]) -> BTreeSet<PathBuf> {
     let mut by_depth: BTreeMap<usize, Vec<PathBuf>> = BTreeMap::new();
     for directory in directories {
-        by_depth.entry(directory.components().count()).or_default().push(directory);
+        by_depth.entry(directory.components().count()).or_default().push(directory.clone());
     }
-    let work = tokio::task::spawn_blocking(move || {
-        let (mut gone, mut stubborn) = (BTreeSet::new(), Vec::new());
-        for directories in by_depth.into_values().rev().flat_map(chunks) {
-            let removed = std::thread::scope(|scope| {
-                let remove = |directory| scope.spawn(move || fs::remove_dir(directory).is_ok());
-                let removing: Vec<_> = directories.iter().map(remove).collect();
-                removing.into_iter().map(|thread| thread.join().unwrap_or(false)).collect::<Vec<_>>()
-            });
-            let (removed, others): (Vec<_>, Vec<_>) =
-                directories.into_iter().zip(removed).partition(|(_, removed)| *removed);
-            gone.extend(removed.into_iter().map(|(directory, _)| directory));
-            stubborn.extend(others.into_iter().map(|(directory, _)| directory));
-        }
-        (gone, stubborn)
-    });
-    work.await.unwrap_or_default()
-}
-
-fn chunks(directories: Vec<PathBuf>) -> Vec<Vec<PathBuf>> {
-    directories.chunks(AT_ONCE).map(<[PathBuf]>::to_vec).collect()
+    let mut gone = BTreeSet::new();
+    for directories in by_depth.into_values().rev() {
+        let table = Arc::clone(table);
+        let remove = move |directory: &PathBuf| {
+            root_around(&table, directory)?.0.remove_directory(directory).ok().map(|()| directory.clone())
+        };
+        gone.extend(in_parallel(directories, remove).await);
+    }
+    gone
 }
 
 /// For the words of one process each, in their order.

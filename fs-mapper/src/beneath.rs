@@ -1,0 +1,275 @@
+//! Names on a mount, reached by descriptors from the mount's root.
+//!
+//! A server tells which names of its mount have changed, and can make any directory there a link,
+//! or have a call on it wait, at any time. A path that was found to lie on the mount may lead
+//! elsewhere a moment later. So each call here walks from the root's descriptor with openat2(2),
+//! through no link and into no other mount, and acts on what the walk has found; what can't be
+//! reached so is an error. Who may be told of which mount is not decided here.
+
+use crate::coherence::EntryKind;
+use crate::mountinfo::MountInfo;
+use crate::table::{Mount, MountState};
+use rustix::fs::{
+    AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, fstat, linkat, openat2, readlinkat, statx,
+    unlinkat,
+};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+const NO_LINKS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
+const BENEATH: ResolveFlags = NO_LINKS.union(ResolveFlags::BENEATH).union(ResolveFlags::NO_XDEV);
+/// Opens nothing: no server is asked to open a file, and no FIFO or device notices.
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = HANDLE.union(OFlags::DIRECTORY);
+
+/// The root of a mount. Paths are the workstation's; the last name of one may be a link, which is
+/// then what a call is about.
+#[derive(Debug)]
+pub struct MountRoot {
+    handle: OwnedFd,
+    path: PathBuf,
+}
+
+impl MountRoot {
+    /// An error if what is mounted there is not the mount that the table knows.
+    pub fn open(mount: &Mount) -> io::Result<Self> {
+        let root = Self::at(mount.path.as_path())?;
+        match root.is_of(mount)? {
+            true => Ok(root),
+            false => Err(io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "another mount is there by now")),
+        }
+    }
+
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        let handle = openat2(CWD, path, DIRECTORY, Mode::empty(), NO_LINKS)?;
+        Ok(Self { handle, path: path.to_owned() })
+    }
+
+    fn is_of(&self, mount: &Mount) -> io::Result<bool> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let id = statx(&self.handle, "", flags, StatxFlags::MNT_ID)?.stx_mnt_id;
+        match (mount.kernel_id, mount.state) {
+            (Some(known), _) => Ok(id == u64::from(known)),
+            // A directory within a network mount.
+            (None, MountState::Mounted) => {
+                let info = MountInfo::read().map_err(io::Error::other)?;
+                let found = info.entries().iter().find(|entry| u64::from(entry.mount_id) == id);
+                Ok(found.is_some_and(|entry| entry.fs_type == mount.fs_type && entry.source == mount.source))
+            }
+            (None, state) => Ok(state == MountState::PlainDirectory),
+        }
+    }
+
+    /// As lstat(2) has it.
+    pub fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        self.handle(path, HANDLE)?.metadata()
+    }
+
+    /// What this machine sees there.
+    pub fn kind(&self, path: &Path) -> io::Result<EntryKind> {
+        let handle = self.handle(path, HANDLE)?;
+        let kind = handle.metadata()?.file_type();
+        Ok(match (kind.is_symlink(), kind.is_dir()) {
+            (true, _) => {
+                let target = readlinkat(&handle, "", Vec::new()).unwrap_or_default();
+                EntryKind::Link(OsString::from_vec(target.into_bytes()).into())
+            }
+            (_, true) => EntryKind::Directory,
+            _ => EntryKind::File,
+        })
+    }
+
+    /// Opens a file or directory without waiting, creating or changing anything.
+    /// `None` if it is not there, or is nothing that has cached content (a link, a socket).
+    pub(crate) fn open_itself(&self, path: &Path) -> io::Result<Option<File>> {
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = match self.open_with(path, flags | OFlags::RDONLY) {
+            // A file that may be written but not read.
+            Err(Errno::ACCESS) => self.open_with(path, flags | OFlags::WRONLY),
+            other => other,
+        };
+        match opened {
+            Ok(file) => Ok(Some(file)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO | Errno::LOOP) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Has the kernel ask the file system for a name's attributes now. One that has gone is no error.
+    pub(crate) fn look_at(&self, path: &Path) -> io::Result<()> {
+        match self.open_with(path, HANDLE) {
+            Ok(handle) => look_at(&handle),
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The same for a directory's names, as far as so many.
+    pub(crate) fn look_at_entries(&self, dir: &Path, most: usize) -> io::Result<()> {
+        let listed = self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+        for name in names(&listed)?.take(most) {
+            match openat2(&listed, name?, HANDLE, Mode::empty(), BENEATH) {
+                Ok(handle) => look_at(&handle)?,
+                // It has gone meanwhile; on another mount it is no entry of this one.
+                Err(Errno::NOENT | Errno::XDEV) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// What a directory lists.
+    pub(crate) fn list(&self, dir: &Path) -> io::Result<impl Iterator<Item = io::Result<OsString>>> {
+        names(&self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?)
+    }
+
+    /// Sets a directory's group to what it is: the smallest change of its attributes.
+    pub(crate) fn set_same_group(&self, dir: &Path) -> io::Result<()> {
+        let dir = self.handle(dir, DIRECTORY)?;
+        let group = Gid::from_raw(fstat(&dir)?.st_gid);
+        Ok(chownat(&dir, "", None, Some(group), AtFlags::EMPTY_PATH)?)
+    }
+
+    /// Whether nothing has the name, which the kernel looks up anew for that: link(2) wants it to be
+    /// free, notices what is there before the other mount, and can never make anything (EXDEV).
+    pub(crate) fn is_free(&self, path: &Path) -> io::Result<bool> {
+        let (parent, name) = match self.parent(path) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(true);
+            }
+            found => found?,
+        };
+        Ok(linkat(CWD, "/", &parent, name, AtFlags::empty()) != Err(Errno::EXIST))
+    }
+
+    /// Removes a directory that is empty.
+    pub fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        Ok(unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
+    }
+
+    /// Removes a name that is no directory.
+    pub fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        Ok(unlinkat(&parent, name, AtFlags::empty())?)
+    }
+
+    fn handle(&self, path: &Path, flags: OFlags) -> io::Result<File> {
+        Ok(self.open_with(path, flags)?)
+    }
+
+    fn open_with(&self, path: &Path, flags: OFlags) -> Result<File, Errno> {
+        let below = path.strip_prefix(&self.path).map_err(|_| Errno::XDEV)?;
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        openat2(&self.handle, below, flags, Mode::empty(), BENEATH).map(File::from)
+    }
+
+    /// The directory that has a name.
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(File, &'p OsStr)> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::INVAL.into());
+        };
+        Ok((self.handle(parent, DIRECTORY)?, name))
+    }
+}
+
+/// Has the kernel ask the file system for the attributes now, whatever it
+/// remembers (statx(2), AT_STATX_FORCE_SYNC); its caches follow the answer.
+pub(crate) fn look_at(file: impl AsFd) -> io::Result<()> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    statx(file, "", flags, StatxFlags::BASIC_STATS)?;
+    Ok(())
+}
+
+fn names(dir: &File) -> io::Result<impl Iterator<Item = io::Result<OsString>> + use<>> {
+    let name = |entry: Result<rustix::fs::DirEntry, Errno>| match entry {
+        Ok(entry) => match entry.file_name().to_bytes() {
+            b"." | b".." => None,
+            name => Some(Ok(OsStr::from_bytes(name).to_owned())),
+        },
+        Err(error) => Some(Err(error.into())),
+    };
+    Ok(Dir::read_from(dir)?.filter_map(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    /// `mnt/top` is a link to `home`, which has a file, a link and an empty directory.
+    fn exchanged() -> (tempfile::TempDir, MountRoot, PathBuf) {
+        let base = tempfile::tempdir().expect("a directory");
+        let (mount, home) = (base.path().join("mnt"), base.path().join("home"));
+        fs::create_dir(&mount).expect("made");
+        fs::create_dir_all(home.join("empty")).expect("made");
+        fs::write(home.join("file"), "x").expect("written");
+        symlink("file", home.join("link")).expect("made");
+        symlink(&home, mount.join("top")).expect("made");
+        fs::create_dir_all(mount.join("in/sub")).expect("made");
+        symlink("in", mount.join("within")).expect("made");
+        let root = MountRoot::at(&mount).expect("opened");
+        (base, root, mount)
+    }
+
+    #[test]
+    fn nothing_is_reached_through_a_link() {
+        let (base, root, mount) = exchanged();
+        let top = mount.join("top");
+        assert!(root.remove_file(&top.join("file")).is_err());
+        assert!(root.remove_file(&top.join("link")).is_err());
+        assert!(root.remove_directory(&top.join("empty")).is_err());
+        assert!(root.metadata(&top.join("file")).is_err());
+        assert!(root.open_itself(&top.join("file")).expect("no error").is_none());
+        assert!(root.look_at(&top.join("file")).is_err());
+        assert!(root.list(&top).is_err() && root.look_at_entries(&top, 9).is_err());
+        assert!(root.is_free(&top.join("file")).expect("the parent is no directory"));
+        assert!(root.metadata(&mount.join("in/sub")).is_ok() && root.metadata(&mount.join("within/sub")).is_err());
+        assert!(root.metadata(&mount.join("../home/file")).is_err());
+        assert_eq!(root.kind(&top).expect("a link"), EntryKind::Link(base.path().join("home")));
+        assert_eq!(fs::read_dir(base.path().join("home")).expect("listed").count(), 3);
+        root.remove_file(&top).expect("the link itself");
+    }
+
+    #[test]
+    fn attributes_are_set_of_directories_of_the_mount_alone() {
+        let (base, root, mount) = exchanged();
+        let program = base.path().join("home/file");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("set");
+        symlink(&program, mount.join("program")).expect("made");
+        fs::hard_link(&program, mount.join("other")).expect("made");
+        for name in ["program", "other", "top"] {
+            assert!(root.set_same_group(&mount.join(name)).is_err(), "{name}");
+        }
+        assert_eq!(fs::metadata(&program).expect("there").permissions().mode() & 0o7777, 0o4755);
+        root.set_same_group(&mount).expect("a directory");
+    }
+
+    #[test]
+    fn nothing_is_reached_on_another_mount() {
+        let root = MountRoot::at(Path::new("/")).expect("opened");
+        for path in ["/proc", "/proc/version"] {
+            let error = root.metadata(Path::new(path)).expect_err("another mount");
+            assert_eq!(error.raw_os_error(), Some(Errno::XDEV.raw_os_error()), "{path}");
+        }
+        assert!(root.metadata(Path::new("/")).expect("itself").is_dir());
+    }
+
+    #[test]
+    fn only_the_mount_that_the_table_knows_is_acted_on() {
+        let info = MountInfo::read().expect("readable");
+        let config = crate::config::Config::default();
+        let table = crate::MountTable::new(&config, &info);
+        let proc = table.mounts.iter().find(|mount| mount.path.as_path() == Path::new("/proc"));
+        let mut proc = proc.expect("it is mounted").clone();
+        MountRoot::open(&proc).expect("the very mount");
+        proc.kernel_id = proc.kernel_id.map(|id| id + 1);
+        assert!(MountRoot::open(&proc).is_err());
+    }
+}
