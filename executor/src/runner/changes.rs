@@ -777,7 +777,7 @@ mod tests {
         let tree = tempfile::tempdir().expect("a directory");
         let clock = tempfile::tempdir().expect("a directory");
         let long = "x".repeat(250);
-        let deep = tree.path().join(vec![long.as_str(); 12].join("/"));
+        let deep = tree.path().join([long.as_str(); 12].join("/"));
         fs::create_dir_all(&deep).expect("directories");
         (0..1000).for_each(|number| fs::create_dir(deep.join(format!("{number}"))).expect("a directory"));
         let since = moment_after(clock.path());
