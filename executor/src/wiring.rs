@@ -2,11 +2,16 @@
 //! ends that two would read, bounds. What passes is a [`Wiring`], in which every
 //! end of every pipe has its holder.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt as _,
+    path::{Component, Path},
+};
 
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{Descriptor, Inlet, Merge, Outlet, Pty, RunSpec, Stage, descriptor::Source},
+    executor::{Descriptor, Inlet, Merge, Outlet, Pty, RunSpec, Stage, WatchedTree, descriptor::Source},
     other_version,
 };
 
@@ -103,6 +108,24 @@ fn require_bounds(spec: &RunSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// A tree has one place, and all that is named in it lies there.
+fn require_plain_tree(tree: &WatchedTree) -> Result<(), Refusal> {
+    let path = Path::new(OsStr::from_bytes(&tree.path));
+    let is_plain = |name: &&String| {
+        Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+    };
+    let mut names = [&tree.up_to, &tree.only, &tree.grows, &tree.own].into_iter().flatten();
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return Err(Refusal::protocol(format!("the watched tree {} is no plain absolute path", path.display())));
+    }
+    match names.find(|name| !is_plain(name)) {
+        None => Ok(()),
+        Some(name) => {
+            Err(Refusal::protocol(format!("{name:?} is no plain name in the watched tree {}", path.display())))
+        }
+    }
+}
+
 /// What a number names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
@@ -140,6 +163,7 @@ impl Checker {
         if stage.argv.is_empty() {
             return Err(Refusal::protocol(format!("no arguments for {}, not even its name", stage.program)));
         }
+        stage.watched_trees.iter().try_for_each(require_plain_tree)?;
         let mut seen = HashSet::new();
         for descriptor in &stage.descriptors {
             if descriptor.fd >= MAX_DESCRIPTOR || !seen.insert(descriptor.fd) {
@@ -285,6 +309,21 @@ mod tests {
         check("two holders", |spec| spec.inlets.push(Inlet { stream: 21, pipe: 11 }));
         check("is no name of a program", |spec| spec.stages[0].program = "/bin/cat".into());
         check("not even its name", |spec| spec.stages[0].argv.clear());
+        check("plain absolute path", |spec| {
+            spec.stages[0].watched_trees = vec![WatchedTree { path: "/m/../x".into(), ..WatchedTree::default() }];
+        });
+        let fields: [fn(&mut WatchedTree) -> &mut Vec<String>; 4] =
+            [|tree| &mut tree.up_to, |tree| &mut tree.only, |tree| &mut tree.grows, |tree| &mut tree.own];
+        for (field, (name, is_plain)) in fields
+            .into_iter()
+            .flat_map(|field| [("/etc", false), ("a/../..", false), ("a/./b", true)].map(|name| (field, name)))
+        {
+            let mut tree = WatchedTree { path: "/m".into(), ..WatchedTree::default() };
+            field(&mut tree).push(name.to_owned());
+            let mut spec = spec();
+            spec.stages[0].watched_trees = vec![tree];
+            assert_eq!(Wiring::check(spec).is_ok(), is_plain, "{name}");
+        }
         check("given twice", |spec| spec.stages[0].descriptors[1].fd = 0);
         check("more than 4096", |spec| spec.stages = vec![spec.stages[0].clone(); MAX_STAGES + 1]);
     }

@@ -17,7 +17,7 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs::File,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
@@ -76,7 +76,7 @@ struct Look {
 
 impl Watch {
     /// To be made before the stage starts; costs nothing when it changes no trees.
-    pub fn new(view: &View, stage: &Stage, budget: &Budget) -> Self {
+    pub fn new(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Self {
         let mut trees = Trees::default();
         for tree in &stage.watched_trees {
             let names = 1 + tree.own.len() + tree.only.len() + tree.grows.len();
@@ -88,6 +88,7 @@ impl Watch {
             let root = root.filter(|root| budget.keep(names * (SLOT_BYTES + root.as_os_str().len()) + names_of(tree)));
             root.into_iter().for_each(|root| trees.add(root, tree));
         }
+        trees.keep_inside(view, cwd, budget);
         Self::since(moment(), trees, budget)
     }
 

@@ -39,6 +39,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_fsmount,
     libc::SYS_fspick,
     libc::SYS_mount_setattr,
+    // open_tree_attr, newer than the C library that this is built with.
+    467,
     libc::SYS_unshare,
     libc::SYS_setns,
     libc::SYS_open_by_handle_at,
@@ -471,9 +473,16 @@ impl From<BackendError> for NoFilter {
     }
 }
 
+/// What nobody has looked at: from here on, a call is ENOSYS for every command, as on the kernels that lack it.
+const FIRST_UNKNOWN: u32 = 470;
+
 /// Puts the filter on this process and all that it will start. They must not be able to get new privileges. Where they
 /// see the server's own tree, they change no attributes.
 pub fn apply(isolation: Isolation) -> Result<(), NoFilter> {
+    Ok(install(&refusing(isolation)?)?)
+}
+
+fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
     let (attributes, requests) = match isolation {
         Isolation::Nothing => (ATTRIBUTES, &ATTRIBUTE_REQUESTS[..]),
         Isolation::Mounts | Isolation::MountsAndProcesses => (&[][..], &[][..]),
@@ -485,9 +494,12 @@ pub fn apply(isolation: Isolation) -> Result<(), NoFilter> {
         TERMINAL_INPUT.iter().chain(requests).map(|call| rule(1, SeccompCmpOp::Eq, *call)).collect::<Result<_, _>>()?;
     let programs = SOCKET_PROGRAMS.iter().map(|option| socket_rule(*option)).collect::<Result<_, _>>()?;
     let by_argument = [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
-    let mut program = only_native(no_filters(PASS.clone()?)?);
+    let unknown = step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, FIRST_UNKNOWN);
+    let absent = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
+    let known = [vec![load(0), unknown, absent], no_filters(PASS.clone()?)?].concat();
+    let mut program = only_native(known);
     program.extend(filter(by_name.chain(by_argument), libc::EPERM)?);
-    Ok(install(&program)?)
+    Ok(program)
 }
 
 fn socket_rule(option: libc::c_int) -> Result<SeccompRule, NoFilter> {
@@ -694,4 +706,59 @@ fn only_native(program: BpfProgram) -> BpfProgram {
     ];
     whole.extend(program);
     whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
+    const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
+    const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const GREATER: u32 = libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K;
+    const AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
+    const ANY: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+
+    /// What a filter says of a call without arguments, as the kernel reads it (Documentation/networking/filter.rst).
+    fn said(program: &[sock_filter], call: u32) -> u32 {
+        let arch = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
+        let (mut at, mut value) = (0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            at += 1;
+            let jump = |holds: bool| usize::from(if holds { jt } else { jf });
+            match u32::from(code) {
+                LOAD => value = [call, arch].get(k as usize / 4).copied().unwrap_or(0),
+                RETURN => return k,
+                JUMP => at += k as usize,
+                AND => value &= k,
+                EQUAL => at += jump(value == k),
+                GREATER => at += jump(value > k),
+                AT_LEAST => at += jump(value >= k),
+                ANY => at += jump(value & k != 0),
+                other => panic!("step {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_has_looked_at_is_absent_for_all_commands() {
+        let refused = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();
+        let views = [Isolation::Nothing, Isolation::Mounts, Isolation::MountsAndProcesses];
+        let programs = views.map(|isolation| refusing(isolation).expect("a filter"));
+        for program in &programs {
+            for call in (FIRST_UNKNOWN..1200).chain([1 << 20, X32_BIT - 1]) {
+                assert_eq!(said(program, call), refused(libc::ENOSYS), "{call}");
+            }
+            assert_eq!(said(program, 467), refused(libc::EPERM));
+            assert_eq!(said(program, number_of(libc::SYS_mount)), refused(libc::EPERM));
+            assert_eq!(said(program, number_of(libc::SYS_read)), libc::SECCOMP_RET_ALLOW);
+        }
+        let narrow = NARROW.as_ref().expect("a filter");
+        for call in FIRST_UNKNOWN..1200 {
+            assert_eq!(said(narrow, call), refused(libc::ENOSYS), "{call}");
+        }
+    }
 }

@@ -94,7 +94,7 @@ fn check_one(
         return Ok(());
     }
     let outside = |why: String| Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()));
-    if used.whole_file && !is_readable_file(cwd, path_of(&used.path)) {
+    if used.whole_file && !is_readable_file(view, cwd, path_of(&used.path)) {
         let why = format!("{} is not a regular file that can be read", path_of(&used.path).display());
         return Err(Refusal::new(Kind::NotWhole, why));
     }
@@ -160,8 +160,15 @@ fn passes_link(cwd: &OwnedFd, path: &Path) -> bool {
     openat2(cwd, path, how).is_err_and(|errno| errno == Errno::ELOOP)
 }
 
-fn is_readable_file(cwd: &OwnedFd, path: &Path) -> bool {
-    open_to_read(cwd, path).is_some_and(|file| file.metadata().is_ok_and(|found| found.is_file()))
+/// The place first: nothing else is opened, not even to see if it can be. What is opened is what was found, whatever has its
+/// name by then.
+fn is_readable_file(view: &View, cwd: &OwnedFd, path: &Path) -> bool {
+    let Ok(found) = find(cwd, path, true) else { return false };
+    let is_inside = name_of(&found).is_ok_and(|at| view.mount_of(&at).is_some());
+    let is_file = fstat(&found).is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG);
+    let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    is_inside && is_file && open(own.as_str(), flags, Mode::empty()).is_ok()
 }
 
 /// Without waiting for the other end of a FIFO.

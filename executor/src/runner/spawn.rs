@@ -108,6 +108,7 @@ impl Prepared {
             true => Narrowed::Alone,
             false => Narrowed::WithOthers,
         });
+        let watch = watch(view, &cwd, &stage, &budgets.trees)?;
         let mut prepared = Self {
             program: c_string(program.as_os_str().as_bytes())?,
             argv: stage.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
@@ -116,7 +117,7 @@ impl Prepared {
             descriptors: Vec::new(),
             reported: Vec::new(),
             written: Vec::new(),
-            watch: watch(view, &stage, &budgets.trees)?,
+            watch,
             open_files: view.open_files,
             bounds: view.bounds,
             domain: None,
@@ -256,8 +257,8 @@ fn changes_without_namespaces(stage: &Stage) -> Refusal {
 }
 
 /// Of a tree that is too large it is told later that not all is known; one that takes too long is the workstation's.
-fn watch(view: &View, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
-    let watch = Watch::new(view, stage, budget);
+fn watch(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
+    let watch = Watch::new(view, cwd, stage, budget);
     match budget.over() {
         Some(Over::Time | Over::GivenUp) => {
             Err(Refusal::new(Kind::Guard, format!("the trees that {} may change: {SPENT}", stage.program)))

@@ -20,7 +20,7 @@ use std::{
 use bytes::{BufMut as _, Bytes, BytesMut};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use posh_proto::{
-    executor::{Attributes, ChangedDirectory, ClientFile, Exited, RunOutput, Stage, run_output},
+    executor::{Attributes, ChangedDirectory, ClientFile, Exited, NamedKind, RunOutput, Stage, run_output},
     frame,
 };
 use prost::Message;
@@ -319,8 +319,9 @@ fn memory_of(directories: &[ChangedDirectory]) -> usize {
     let of = |directory: &ChangedDirectory| {
         let names = (directory.written.len() + directory.removed.len()) * size_of::<Bytes>();
         let attributes = directory.written_now.len() * size_of::<Attributes>();
+        let kinds = directory.kinds.len() * size_of::<NamedKind>();
         // Field, tag and length.
-        size_of::<ChangedDirectory>() + directory.encoded_len() + 8 + names + attributes
+        size_of::<ChangedDirectory>() + directory.encoded_len() + 8 + names + attributes + kinds
     };
     directories.iter().map(of).sum()
 }
@@ -360,4 +361,16 @@ pub fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) -> io::Re
     let rights = [ControlMessage::ScmRights(descriptors)];
     sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b"d")], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_a_list_of_changes_is_decoded_into_counts() {
+        let kinds = vec![NamedKind { name: "n".into(), link: "l".into() }; 1000];
+        let directory = ChangedDirectory { path: "/m".into(), kinds, ..ChangedDirectory::default() };
+        assert!(memory_of(&[directory]) > 1000 * size_of::<NamedKind>());
+    }
 }

@@ -1210,6 +1210,61 @@ fn without_namespaces_the_machines_own_etc_proc_and_tmp_are_not_read() {
     });
 }
 
+// Guard: paths::is_readable_file. Opening a file is a deed, which its watchers see.
+#[test]
+fn without_namespaces_no_file_outside_of_the_mounts_is_opened() {
+    use rustix::fs::inotify;
+    let annotations = TempDir::new().unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        lab.write("f", "content\n");
+        let outside = TempDir::new().unwrap();
+        let foreign = outside.path().join("foreign");
+        fs::write(&foreign, "").unwrap();
+        let watcher = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+        inotify::add_watch(&watcher, &foreign, inotify::WatchFlags::OPEN).unwrap();
+        let ask = async |path: &str| {
+            let mut spec = at(&store, pipeline(&["cat f"]));
+            spec.stages[0].paths = vec![PathUse { whole_file: true, ..path_use(path) }];
+            lab.run(spec).await
+        };
+        assert!(ask("f").await.is_finished);
+        assert_eq!(ask(foreign.to_str().unwrap()).await.refusal().kind(), Kind::NotWhole);
+        assert!(rustix::io::read(&watcher, &mut [0; 4096]).is_err(), "it was opened");
+    });
+}
+
+// Guard: changes::Trees::keep_inside.
+#[test]
+fn without_namespaces_trees_outside_of_the_mounts_are_not_watched() {
+    let annotations = TempDir::new().unwrap();
+    without_namespaces(async || {
+        let (lab, store) = in_its_own_tree(annotations.path(), Commands::Annotated).await;
+        lab.write("f", "content\n");
+        lab.write("of the mount", "");
+        let outside = TempDir::new().unwrap();
+        let foreign = outside.path().to_str().unwrap().to_owned();
+        fs::create_dir(outside.path().join("d")).unwrap();
+        symlink(&foreign, lab.store.path().join("link")).unwrap();
+        let mut spec = at(&store, command(&["tail", "-f", "f"]));
+        let tree = |path: &str, only: &[&str]| WatchedTree {
+            path: path.to_owned().into(),
+            only: only.iter().map(ToString::to_string).collect(),
+            ..WatchedTree::default()
+        };
+        spec.stages[0].watched_trees = vec![tree(&foreign, &[]), tree(&store, &["link/d", "of the mount"])];
+        let mut call = Call::open(&lab.client, spec).await;
+        call.until_output("content").await;
+        fs::write(outside.path().join("d/new"), "").unwrap();
+        fs::remove_file(lab.store.path().join("of the mount")).unwrap();
+        let signal = posh_proto::executor::Signal { stage: 1, signal: 15, group: false };
+        call.send(run_input::Kind::Signal(signal)).await;
+        let outcome = call.collect(Bytes::new()).await;
+        let told: Vec<&[u8]> = outcome.exits[&1].changed_directories.iter().map(|told| &told.path[..]).collect();
+        assert_eq!(told, [store.as_bytes()]);
+    });
+}
+
 // Guards: filter::ATTRIBUTES, also of what is open to read; ATTRIBUTE_REQUESTS.
 #[test]
 fn without_namespaces_no_attributes_change() {

@@ -3,13 +3,13 @@
 use std::{
     collections::HashSet,
     ffi::OsStr,
-    os::unix::ffi::OsStrExt as _,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
     path::{Path, PathBuf},
 };
 
 use posh_proto::executor::WatchedTree;
 
-use crate::runner::{budget::Budget, listing, view::View};
+use crate::runner::{budget::Budget, listing, paths::landing, view::View};
 
 /// What is looked at.
 #[derive(Default)]
@@ -57,6 +57,17 @@ impl Trees {
             true => self.roots.push(top),
             false => self.roots.extend(tree.only.iter().map(|path| top.join(path))),
         }
+    }
+
+    /// Forgets what lies in no mount, by its name or by a link on the way: nobody remembers it, and without a view it is the
+    /// server's own.
+    pub fn keep_inside(&mut self, view: &View, cwd: &OwnedFd, budget: &Budget) {
+        let is_inside = |path: &PathBuf| {
+            budget.spend(1 + path.components().count() / 8)
+                && landing(cwd, path, false).is_ok_and(|(at, _)| view.mount_of(&at).is_some())
+        };
+        self.roots.retain(is_inside);
+        self.made.retain(is_inside);
     }
 
     pub fn is_own(&self, directory: &Path) -> bool {
