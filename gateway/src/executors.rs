@@ -24,7 +24,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-use crate::plan::ExecutorId;
+use crate::{plan::ExecutorId, shares::Shares};
 
 /// What the answers may take, once there is a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
@@ -75,6 +75,8 @@ pub struct Executor {
     pub address: String,
     /// It may be sent what was written elsewhere (`takes_input`).
     pub takes_input: bool,
+    /// What refreshes of its mounts may cost.
+    pub shares: Shares,
     route: Route,
     /// Only an sshfs mount names it: it is left alone until it is wanted.
     unasked: bool,
@@ -180,6 +182,7 @@ impl Executor {
             name: config.name.clone(),
             address: config.address.to_string(),
             takes_input: config.takes_input,
+            shares: Shares::default(),
             route,
             unasked: config.origin != Origin::Configured,
             state: watch::Sender::new(State::Asleep),

@@ -20,6 +20,10 @@
 //! Not told apart: a subshell in the background that opens a file by `exec < f`, tells somebody so
 //! or waits in a builtin alone, and then becomes a command by `exec` within [`LONGEST_SETUP`],
 //! while its shell has come to `wait`.
+//!
+//! fish is no such shell: it opens redirects itself, before it starts a command, and closes its
+//! copies, and its background commands look like others (they let SIGINT be, and have no process
+//! group of their own unless fish is interactive).
 
 use std::{collections::HashSet, fs, path::Path, sync::Arc, time::Duration};
 
@@ -35,7 +39,8 @@ use crate::{
     open_files,
 };
 
-/// Programs that open redirects after a fork, and wait for what they start in the foreground.
+/// Programs that open redirects after a fork, or close their copies only when the command has ended
+/// (dash), and wait for what they start in the foreground.
 const SHELLS: [&str; 4] = ["bash", "dash", "zsh", "zsh5"];
 /// Clock ticks of proc_pid_stat(5), USER_HZ.
 const TICKS_PER_SECOND: u64 = 100;
@@ -201,6 +206,12 @@ mod tests {
         let python = "import os,subprocess as s; f = open(os.environ['F']); p = s.Popen(['sleep', '100'], \
                       stdin=f); f.close(); p.wait()";
         assert!(!is_fresh("python3", python));
+    }
+
+    #[test]
+    fn what_fish_has_opened_is_older() {
+        assert!(!is_fresh("fish", "sleep 100 < $F &\nwait"));
+        assert!(!is_fresh("fish", "sleep 100 < $F"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod report;
 pub mod rights;
 pub mod service;
 pub mod session;
+mod shares;
 pub mod stage_link;
 pub mod state;
 pub mod tools;

@@ -479,6 +479,25 @@ async fn make_nothing() {
 }
 
 #[test]
+fn what_it_never_ends_holds_up_no_command_for_long() {
+    in_own_namespace("what_it_never_ends_holds_up_no_command_for_long", never_end());
+}
+
+async fn never_end() {
+    let site = Site::new().await;
+    let stays = Arc::clone(&site.liar.stays);
+    site.liar.meanwhile(move |words, answers| {
+        if words[0] == "mkdir" {
+            answers.clear();
+            stays.store(true, Ordering::Relaxed);
+        }
+    });
+    // Its end is waited for no longer than PATIENCE.
+    site.write_telling_of_removed(&[("its", &["top"]), ("its/top", &["sub"])]).await;
+    assert!(site.liar.was_asked_for("mkdir"), "it shows nothing");
+}
+
+#[test]
 fn what_only_reads_has_removed_nothing() {
     in_own_namespace("what_only_reads_has_removed_nothing", remove_by_reading());
 }

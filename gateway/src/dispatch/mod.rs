@@ -4,6 +4,7 @@
 mod again;
 mod ending;
 mod flight;
+mod on_mounts;
 pub mod output;
 mod refresh;
 mod remake;

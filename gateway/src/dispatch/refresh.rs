@@ -24,7 +24,11 @@ use posh_proto::{
 };
 use posh_volume::fs::Changes;
 
-use super::{again, remake};
+use super::{
+    again,
+    on_mounts::OnMounts,
+    remake::{self, Remnants},
+};
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
@@ -46,9 +50,19 @@ pub struct Written {
     table: Arc<MountTable>,
     changes: BTreeSet<Change>,
     /// What has to be forgotten unless it is shown as it is now.
-    doubtful: Vec<(Change, Attributes)>,
+    doubtful: Doubtful,
     volumes: OnVolumes,
 }
+
+/// What an executor has told of, and what follows from the command's words.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub changes: BTreeSet<Change>,
+    pub doubtful: Doubtful,
+}
+
+/// With how each is now: to be forgotten unless it is shown so.
+type Doubtful = Vec<(Change, Attributes)>;
 
 /// What the volumes have to be up to date with.
 #[derive(Debug)]
@@ -236,7 +250,7 @@ fn above<'a>(table: &'a MountTable, path: &'a Path, mount: MountId) -> impl Iter
 }
 
 /// An executor could not tell all that changed in a tree, or not a thing of it.
-fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Change {
+pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Change {
     match adapter {
         Adapter::Rclone => Change::Anything(tree.to_owned()),
         Adapter::Sshfs if is_all_unseen => Change::Anything(tree.to_owned()),
@@ -251,28 +265,39 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         return;
     }
     catch_up(&gateway, &table, volumes).await;
-    if changes.is_empty() && doubtful.is_empty() {
+    let mut told = Told { changes, doubtful };
+    if told.changes.is_empty() && told.doubtful.is_empty() {
         return;
     }
-    let all = async move {
-        let (trees, changes) = removed_trees(&table, changes).await;
-        let certain = forget(&table, changes);
-        let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
-        let (mut remembered, further) = tokio::join!(certain, old);
-        remembered.extend(further);
-        let (trees, in_use) = apart(trees, |tree| &tree.top).await;
-        let (shown, there_again) = remake::forget_trees(&gateway, &table, trees).await;
-        remembered.extend(shown);
-        remembered.extend(forget(&table, there_again).await);
-        let (remembered, also_in_use) = apart(remembered, |directory| directory).await;
-        let waited_out = in_use.into_iter().map(|tree| tree.top).chain(also_in_use).map(Change::Anything);
-        let left = remake::forget(&gateway, &table, remembered).await.into_iter().map(Change::Removed);
-        at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
-    };
-    // In a task of its own: what was made on a server for this is removed, however long that takes.
-    if tokio::time::timeout(DEADLINE, tokio::spawn(all)).await.is_err() {
-        tracing::warn!("a mount does not answer; what it shows of changed files may be old");
-    }
+    let on_mounts = OnMounts::claim(&gateway, table, &mut told);
+    // In a task of its own: what was made on a server for this is removed, also where nobody waits.
+    let work = tokio::spawn(async move {
+        let remnants = Remnants::default();
+        let all = forget_all(&gateway, on_mounts, told, &remnants);
+        if tokio::time::timeout(DEADLINE, all).await.is_err() {
+            tracing::warn!("a mount does not answer; what it shows of changed files may be old");
+            remnants.remove().await;
+        }
+    });
+    let _done_or_not = tokio::time::timeout(DEADLINE, work).await;
+}
+
+async fn forget_all(gateway: &Gateway, mut on_mounts: OnMounts, told: Told, remnants: &Remnants) {
+    on_mounts.take_turns().await;
+    let (table, Told { changes, doubtful }) = (Arc::new(on_mounts), told);
+    let (trees, changes) = removed_trees(&table, changes).await;
+    let certain = forget(&table, changes);
+    let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
+    let (mut remembered, further) = tokio::join!(certain, old);
+    remembered.extend(further);
+    let (trees, in_use) = apart(trees, |tree| &tree.top).await;
+    let (shown, there_again) = remake::forget_trees(gateway, &table, trees, remnants).await;
+    remembered.extend(shown);
+    remembered.extend(forget(&table, there_again).await);
+    let (remembered, also_in_use) = apart(remembered, |directory| directory).await;
+    let waited_out = in_use.into_iter().map(|tree| tree.top).chain(also_in_use).map(Change::Anything);
+    let left = remake::forget(gateway, &table, remembered, remnants).await.into_iter().map(Change::Removed);
+    at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
 }
 
 /// Volumes are up to date when they have heard all that their executors had to tell them until the command ended, which comes on
@@ -291,7 +316,7 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
 /// Invariant: a mount is asked about names below a directory while the directory is there. Else a
 /// mount that has forgotten the directory finds out that it is gone, and goes on remembering what
 /// was in it.
-async fn removed_trees(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
+async fn removed_trees(table: &Arc<OnMounts>, changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
     let (trees, changes) = take_out_trees(changes, |path| is_on_sshfs(table, path));
     let owned = Arc::clone(table);
     let at_their_places = move |tree: &RemovedTree| {
@@ -366,13 +391,13 @@ async fn apart<T>(all: Vec<T>, directory: impl Fn(&T) -> &PathBuf) -> (Vec<T>, V
 }
 
 /// Makes the mounts forget; gives the directories that they still show.
-async fn forget(table: &Arc<MountTable>, changes: BTreeSet<Change>) -> Vec<PathBuf> {
+async fn forget(table: &Arc<OnMounts>, changes: BTreeSet<Change>) -> Vec<PathBuf> {
     at_once(table, beside_listings(&changes), look_up).await;
     at_once(table, changes, refresh_one).await
 }
 
 /// Those of the changes that a mount does not show yet. That takes one look at each, where forgetting takes two or three.
-async fn shown_otherwise(table: &Arc<MountTable>, doubtful: Vec<(Change, Attributes)>) -> BTreeSet<Change> {
+async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<Change> {
     let table = Arc::clone(table);
     let is_otherwise = move |(change, now): &(Change, Attributes)| {
         let path = real_place(&table, change)?;
@@ -389,7 +414,7 @@ async fn shown_otherwise(table: &Arc<MountTable>, doubtful: Vec<(Change, Attribu
 
 /// Carries out what is to be done for each change, and gathers which directories are left.
 async fn at_once(
-    table: &Arc<MountTable>,
+    table: &Arc<OnMounts>,
     changes: BTreeSet<Change>,
     work: fn(&MountTable, &Change) -> io::Result<Left>,
 ) -> Vec<PathBuf> {

@@ -9,10 +9,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
+    mem,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    sync::Arc,
-    time::Instant,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -29,7 +30,10 @@ use posh_proto::{
 };
 use posh_reach::Allowance;
 
-use super::refresh::{RemovedTree, in_parallel, root_around};
+use super::{
+    on_mounts::OnMounts,
+    refresh::{RemovedTree, in_parallel, root_around},
+};
 use crate::{executors::Connection, state::Gateway};
 
 /// Directories that are made by one run, each by a process of its own that tells of it.
@@ -39,9 +43,18 @@ const WORDS_BYTES: usize = 64 << 10;
 /// Beyond so many names, waiting until the kernel has forgotten them takes less than asking it
 /// about each.
 const FEW_NAMES: usize = 32;
+/// For one command on a server, which makes or removes directories of [`WORDS_BYTES`] at most.
+const RUN_DEADLINE: Duration = Duration::from_secs(10);
+/// For the removal of what was made, once a refresh has been given up; the shell goes on meanwhile.
+const REMOVAL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Makes the mounts forget directories; gives those that they still show.
-pub async fn forget(gateway: &Gateway, table: &Arc<MountTable>, directories: Vec<PathBuf>) -> Vec<PathBuf> {
+pub async fn forget(
+    gateway: &Gateway,
+    table: &Arc<OnMounts>,
+    directories: Vec<PathBuf>,
+    remnants: &Remnants,
+) -> Vec<PathBuf> {
     let mut by_executor: BTreeMap<ExecutorName, Vec<PathBuf>> = BTreeMap::new();
     for directory in directories {
         if let Resolution::Owned(owned) = table.resolve(&directory, Path::new("/")) {
@@ -58,7 +71,7 @@ pub async fn forget(gateway: &Gateway, table: &Arc<MountTable>, directories: Vec
             left.extend(directories);
             continue;
         };
-        let server = Server::new(gateway, table, connection, &name);
+        let server = remnants.note(Server::new(gateway, table, connection, &name));
         left.extend(server.forget(directories).await);
     }
     left
@@ -68,8 +81,9 @@ pub async fn forget(gateway: &Gateway, table: &Arc<MountTable>, directories: Vec
 /// about as any other change, since the top is there again.
 pub(super) async fn forget_trees(
     gateway: &Gateway,
-    table: &Arc<MountTable>,
+    table: &Arc<OnMounts>,
     trees: Vec<RemovedTree>,
+    remnants: &Remnants,
 ) -> (Vec<PathBuf>, BTreeSet<Change>) {
     let (mut shown, mut there_again) = (Vec::new(), BTreeSet::new());
     let mut by_executor: BTreeMap<ExecutorName, Vec<RemovedTree>> = BTreeMap::new();
@@ -87,7 +101,7 @@ pub(super) async fn forget_trees(
             there_again.extend(trees.into_iter().flat_map(RemovedTree::changes));
             continue;
         };
-        let server = Server::new(gateway, table, connection, &name);
+        let server = remnants.note(Server::new(gateway, table, connection, &name));
         let since = Instant::now();
         let tops: Vec<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
         let made: BTreeSet<PathBuf> = server.make_tops(&tops).await.into_iter().collect();
@@ -110,18 +124,52 @@ fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
     mounts.collect()
 }
 
+/// The servers on which something was made that may not have been removed.
+#[derive(Debug, Default)]
+pub(super) struct Remnants(Mutex<Vec<Arc<Server>>>);
+
+impl Remnants {
+    fn note(&self, server: Server) -> Arc<Server> {
+        let server = Arc::new(server);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&server));
+        server
+    }
+
+    /// Removes it, for as long as that may take.
+    pub async fn remove(self) {
+        let servers = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let all = async {
+            for server in servers {
+                server.remove_made().await;
+            }
+        };
+        if tokio::time::timeout(REMOVAL_DEADLINE, all).await.is_err() {
+            tracing::warn!("directories that were made to be forgotten may be left on a server");
+        }
+    }
+}
+
+/// What was made on a server, or may have been, and was not removed.
+#[derive(Debug, Default)]
+struct Made {
+    directories: BTreeSet<PathBuf>,
+    files: BTreeSet<PathBuf>,
+}
+
 /// Where the directories were.
+#[derive(Debug)]
 struct Server {
-    table: Arc<MountTable>,
+    table: Arc<OnMounts>,
     connection: Arc<Connection>,
     mounts: Vec<MountPoint>,
     run_id: u64,
+    made: Mutex<Made>,
 }
 
 impl Server {
-    fn new(gateway: &Gateway, table: &Arc<MountTable>, connection: Arc<Connection>, name: &ExecutorName) -> Self {
+    fn new(gateway: &Gateway, table: &Arc<OnMounts>, connection: Arc<Connection>, name: &ExecutorName) -> Self {
         let (table, mounts) = (Arc::clone(table), mounts_of(table, name));
-        Self { table, connection, mounts, run_id: gateway.next_pipeline() }
+        Self { table, connection, mounts, run_id: gateway.next_pipeline(), made: Mutex::default() }
     }
 
     async fn forget(&self, directories: Vec<PathBuf>) -> Vec<PathBuf> {
@@ -136,9 +184,8 @@ impl Server {
         // What was below a directory that is new can't be anybody's.
         let new: BTreeSet<PathBuf> = made.iter().cloned().collect();
         below.retain(|path| path.ancestors().any(|above| new.contains(above)));
-        let (below, failed) = self.make_all(&below).await;
-        made.extend(below);
-        let removed = self.remove(made, failed).await;
+        made.extend(self.make_all(&below).await);
+        let removed = self.remove(made).await;
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
@@ -148,7 +195,10 @@ impl Server {
         for tops in tops.chunks(AT_ONCE) {
             let stages = tops.iter().map(|top| stage(&["mkdir", "-m", "700", "--"], std::slice::from_ref(top)));
             let ended = self.run(stages.collect()).await;
-            made.extend(tops.iter().zip(ended).filter(|(_, made)| *made).map(|(top, _)| top.clone()));
+            let new: Vec<PathBuf> =
+                tops.iter().zip(ended).filter(|(_, made)| *made).map(|(top, _)| top.clone()).collect();
+            self.made().directories.extend(new.iter().cloned());
+            made.extend(new);
         }
         made
     }
@@ -160,7 +210,7 @@ impl Server {
             directories.extend(tree.directories);
             others.extend(tree.others);
         }
-        let (mut made, mut failed) = self.make_all(&directories).await;
+        let mut made = self.make_all(&directories).await;
         let (table, are_many) = (Arc::clone(&self.table), others.len() > FEW_NAMES);
         let forget = move |path: &PathBuf| {
             if gone_since.elapsed() > SSHFS_MEMORY {
@@ -182,10 +232,8 @@ impl Server {
         if are_many {
             tokio::time::sleep(KERNEL_MEMORY).await;
         }
-        let (of_empty, further) = self.make_all(&empty).await;
-        made.extend(of_empty);
-        failed.extend(further);
-        let removed = self.remove(made, failed).await;
+        made.extend(self.make_all(&empty).await);
+        let removed = self.remove(made).await;
         directories.extend(empty);
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
@@ -193,46 +241,79 @@ impl Server {
     /// Links in directories that were made for this: sshfs forgets one that is removed through it,
     /// whatever has its name on the server.
     async fn forget_links(&self, links: Vec<PathBuf>) {
-        let (made, failed) = self.with_each(&["touch", "--"], &links).await;
-        // Some of them may have been made.
-        self.with_each(&["rm", "-f", "--"], &failed).await;
-        let (table, count) = (Arc::clone(&self.table), links.len());
-        let remove = move |path: &PathBuf| root_around(&table, path)?.0.remove_file(path).ok();
-        if in_parallel(made, remove).await.len() < count {
+        self.made().files.extend(links.iter().cloned());
+        let made = self.with_each(&["touch", "--"], &links).await;
+        let table = Arc::clone(&self.table);
+        let remove = move |path: &PathBuf| root_around(&table, path)?.0.remove_file(path).ok().map(|()| path.clone());
+        let removed = BTreeSet::from_iter(in_parallel(made, remove).await);
+        self.made().files.retain(|file| !removed.contains(file));
+        if removed.len() < links.len() {
             tracing::debug!("links are forgotten in time");
             tokio::time::sleep(SSHFS_MEMORY).await;
         }
     }
 
-    /// Those that are there now, and those of which that is not known.
-    async fn make_all(&self, directories: &[PathBuf]) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    /// Those that are there now.
+    async fn make_all(&self, directories: &[PathBuf]) -> Vec<PathBuf> {
+        self.made().directories.extend(directories.iter().cloned());
         self.with_each(&["mkdir", "-p", "-m", "700", "--"], directories).await
     }
 
-    /// Removes directories that the server has made through their mount, and on the server what is
-    /// left of those and of others that it may have made; gives which have gone through the mount.
-    async fn remove(&self, made: Vec<PathBuf>, others: Vec<PathBuf>) -> BTreeSet<PathBuf> {
-        let removed = remove(&self.table, &made).await;
-        let mut left: Vec<PathBuf> = made.into_iter().filter(|path| !removed.contains(path)).chain(others).collect();
-        // The deepest first.
-        left.sort_unstable_by(|one, other| other.cmp(one));
-        self.with_each(&["rmdir", "--"], &left).await;
-        removed
+    /// Removes directories that the server has made through their mount, the deepest first and those
+    /// of one depth at once, and on the server what is left; gives which have gone through the mount.
+    async fn remove(&self, made: Vec<PathBuf>) -> BTreeSet<PathBuf> {
+        let mut by_depth: BTreeMap<usize, Vec<PathBuf>> = BTreeMap::new();
+        for directory in made {
+            by_depth.entry(directory.components().count()).or_default().push(directory);
+        }
+        let mut gone = BTreeSet::new();
+        for directories in by_depth.into_values().rev() {
+            let table = Arc::clone(&self.table);
+            let remove = move |directory: &PathBuf| {
+                root_around(&table, directory)?.0.remove_directory(directory).ok().map(|()| directory.clone())
+            };
+            let removed = in_parallel(directories, remove).await;
+            for directory in &removed {
+                self.made().directories.remove(directory);
+            }
+            gone.extend(removed);
+        }
+        self.remove_made().await;
+        gone
     }
 
-    /// Has a command work on paths; gives those that it has worked on, by what the server says, and
-    /// all that were with one on which it has not.
-    async fn with_each(&self, words: &[&str], paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<PathBuf>) {
-        let (mut done, mut failed) = (Vec::new(), Vec::new());
+    /// On the server itself, the deepest first.
+    async fn remove_made(&self) {
+        let Made { directories, files } = mem::take(&mut *self.made());
+        self.with_each(&["rm", "-f", "--"], &Vec::from_iter(files)).await;
+        let directories: Vec<PathBuf> = directories.into_iter().rev().collect();
+        self.with_each(&["rmdir", "--"], &directories).await;
+    }
+
+    fn made(&self) -> MutexGuard<'_, Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a command work on paths; gives those that it has worked on, by what the server says.
+    async fn with_each(&self, words: &[&str], paths: &[PathBuf]) -> Vec<PathBuf> {
+        let mut done = Vec::new();
         for paths in portions(paths) {
             let has_succeeded = self.run(vec![stage(words, paths)]).await == [true];
-            if has_succeeded { &mut done } else { &mut failed }.extend_from_slice(paths);
+            if has_succeeded {
+                done.extend_from_slice(paths);
+            }
         }
-        (done, failed)
+        done
     }
 
-    /// Whether each of the stages has succeeded.
-    async fn run(&self, mut stages: Vec<Stage>) -> Vec<bool> {
+    /// Whether each of the stages has succeeded, which one has not of which nothing is heard in time.
+    async fn run(&self, stages: Vec<Stage>) -> Vec<bool> {
+        let count = stages.len();
+        let run = tokio::time::timeout(RUN_DEADLINE, self.run_to_its_end(stages));
+        run.await.unwrap_or_else(|_| vec![false; count])
+    }
+
+    async fn run_to_its_end(&self, mut stages: Vec<Stage>) -> Vec<bool> {
         let mut succeeded = vec![false; stages.len()];
         (0..).zip(&mut stages).for_each(|(id, stage)| stage.id = id);
         let spec = RunSpec {
@@ -256,24 +337,6 @@ impl Server {
         }
         succeeded
     }
-}
-
-/// Removes directories through their mount, the deepest first and those of one depth at once; gives
-/// which have gone.
-async fn remove(table: &Arc<MountTable>, directories: &[PathBuf]) -> BTreeSet<PathBuf> {
-    let mut by_depth: BTreeMap<usize, Vec<PathBuf>> = BTreeMap::new();
-    for directory in directories {
-        by_depth.entry(directory.components().count()).or_default().push(directory.clone());
-    }
-    let mut gone = BTreeSet::new();
-    for directories in by_depth.into_values().rev() {
-        let table = Arc::clone(table);
-        let remove = move |directory: &PathBuf| {
-            root_around(&table, directory)?.0.remove_directory(directory).ok().map(|()| directory.clone())
-        };
-        gone.extend(in_parallel(directories, remove).await);
-    }
-    gone
 }
 
 /// For the words of one process each, in their order.

@@ -1,0 +1,103 @@
+//! A refresh's way to its mounts: the table that it goes by, and its shares of what each executor
+//! may cost ([`Shares`](crate::shares::Shares)).
+
+use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
+
+use fs_mapper::{ExecutorName, Mount, MountTable, Resolution};
+
+use super::refresh::{Told, is_on_mount_of, unseen};
+use crate::{executors::Executor, shares::Share, state::Gateway};
+
+/// Each call on a mount keeps this until it has ended, which may be long after the refresh was given
+/// up.
+#[derive(Debug)]
+pub(super) struct OnMounts {
+    table: Arc<MountTable>,
+    executors: Vec<Arc<Executor>>,
+    shares: Vec<Share>,
+}
+
+impl Deref for OnMounts {
+    type Target = MountTable;
+
+    fn deref(&self) -> &MountTable {
+        &self.table
+    }
+}
+
+impl OnMounts {
+    /// Where an executor has told of more than may be kept at one time, its mounts are to forget
+    /// without a look at each name.
+    pub fn claim(gateway: &Gateway, table: Arc<MountTable>, told: &mut Told) -> Self {
+        let (mut executors, mut shares) = (Vec::new(), Vec::new());
+        for (name, (paths, bytes)) in sizes(&table, told) {
+            let Some(executor) = gateway.executors.named(&name) else { continue };
+            match executor.shares.room(paths, bytes) {
+                Some(share) => shares.push(share),
+                None => forget_all_of(&table, &name, told),
+            }
+            executors.push(executor);
+        }
+        Self { table, executors, shares }
+    }
+
+    /// In the order of their names: none that has one turn waits for who waits for it.
+    pub async fn take_turns(&mut self) {
+        for executor in &self.executors {
+            self.shares.push(executor.shares.turn().await);
+        }
+    }
+}
+
+/// How many paths each executor has told of, and their bytes.
+fn sizes(table: &MountTable, told: &Told) -> BTreeMap<ExecutorName, (usize, usize)> {
+    let mut sizes: BTreeMap<ExecutorName, (usize, usize)> = BTreeMap::new();
+    for change in told.changes.iter().chain(told.doubtful.iter().map(|(change, _)| change)) {
+        if let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) {
+            let (paths, bytes) = sizes.entry(owned.executor).or_default();
+            (*paths, *bytes) = (*paths + 1, *bytes + change.path().as_os_str().len());
+        }
+    }
+    sizes
+}
+
+fn forget_all_of(table: &MountTable, name: &ExecutorName, told: &mut Told) {
+    tracing::warn!(executor = %name, "too many changes at one time");
+    told.changes.retain(|change| !is_on_mount_of(table, name, change.path()));
+    told.doubtful.retain(|(change, _)| !is_on_mount_of(table, name, change.path()));
+    let is_its = |mount: &&Mount| mount.mounted() && mount.owner.as_ref().is_some_and(|owner| owner.executor == *name);
+    let mounts = table.mounts().filter(is_its);
+    told.changes.extend(mounts.map(|mount| unseen(mount.path.as_path(), mount.adapter(), true)));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use fs_mapper::{coherence::Change, config::Config, mountinfo::MountInfo};
+
+    use super::*;
+
+    #[test]
+    fn a_mount_is_made_to_forget_all_where_too_much_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        let at = |name: &str| place.join(name);
+        let executor = |name: &str| format!("[[executor]]\nname='{name}'\naddress='http://127.0.0.1:1'\n");
+        let mount = |name: &str| {
+            let path = at(name);
+            format!("[[mount]]\npath='{}'\nexecutor='{name}'\nexport='x'\ncoherence='bind'\n", path.display())
+        };
+        let text = [executor("a"), executor("b"), mount("a"), mount("b")].concat();
+        let config = Config::parse(&text, &at("mounts.toml")).unwrap();
+        let table = MountTable::new(&config, &MountInfo::read().unwrap());
+        let removed = |name: &str| Change::Removed(at(name));
+        let changes = BTreeSet::from(["a/one", "a/two", "b/one"].map(removed));
+        let mut told = Told { changes, doubtful: Vec::new() };
+        let names: Vec<ExecutorName> = sizes(&table, &told).into_keys().collect();
+        assert_eq!(names.iter().map(ExecutorName::as_str).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(sizes(&table, &told)[&names[0]], (2, 2 * at("a/one").as_os_str().len()));
+        forget_all_of(&table, &names[0], &mut told);
+        assert_eq!(told.changes, BTreeSet::from([Change::EntriesChanged(at("a")), removed("b/one")]));
+    }
+}
