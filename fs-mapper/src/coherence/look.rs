@@ -2,25 +2,36 @@
 //! nothing, and attributes that come from the server. By path: for what the workstation's own
 //! commands name. Names that a server tells of are reached by [`crate::beneath`].
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 /// Opens a file or directory without waiting, creating or changing anything.
-/// `None` if it is not there, or is nothing that has cached content (a socket).
+/// `None` if it is not there, or is nothing that has cached content: links of a mount may lead to a
+/// FIFO whose writer would go on, or to a device that does something.
 pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(path, flags | OFlags::RDONLY, Mode::empty());
-    let opened = match opened {
+    let found = match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+        found => found?,
+    };
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
+    if !matches!(kind, FileType::RegularFile | FileType::Directory) {
+        return Ok(None);
+    }
+    let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let open = |access| rustix::fs::open(&itself, access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let opened = match open(OFlags::RDONLY) {
         // A file that may be written but not read.
-        Err(Errno::ACCESS) => rustix::fs::open(path, flags | OFlags::WRONLY, Mode::empty()),
+        Err(Errno::ACCESS) => open(OFlags::WRONLY),
         other => other,
     };
     match opened {
-        Ok(fd) => Ok(Some(File::from(fd))),
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO | Errno::LOOP) => Ok(None),
+        Ok(file) => Ok(Some(File::from(file))),
+        // It is remembered, and has gone.
+        Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -32,5 +43,27 @@ pub(super) fn attributes_at(path: &Path) -> io::Result<()> {
     match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {
         Ok(_) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, mknodat};
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_has_no_cached_content_is_not_opened() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (pipe, link, file) = (dir.path().join("pipe"), dir.path().join("link"), dir.path().join("file"));
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+        symlink(&pipe, &link).expect("made");
+        std::fs::write(&file, "x").expect("written");
+        for path in [&pipe, &link, Path::new("/dev/null"), &dir.path().join("absent")] {
+            assert!(open(path).expect("no error").is_none(), "{}", path.display());
+        }
+        for path in [&file, dir.path()] {
+            assert!(open(path).expect("opened").is_some(), "{}", path.display());
+        }
     }
 }
