@@ -351,7 +351,8 @@ fn require_plain_symlink(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A symbolic link in the directory that has this path as an entry.
+/// A symbolic link beside a file that a command writes by its name, where that command may put something: at the name, at what is left without a
+/// suffix, or at a name with the file's in it (`sed -i.bak`, `gunzip`, `xz`).
 fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<PathBuf>, Refusal> {
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     // Where there is no directory, nothing is written.
@@ -361,11 +362,20 @@ fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<Pat
             let why = format!("{} has too many entries to look for links", parent.display());
             return Err(Refusal::new(Kind::Guard, why));
         }
-        if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+        if may_be_made(path, &entry.file_name()) && entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
             return Ok(Some(entry.path()));
         }
     }
     Ok(None)
+}
+
+fn may_be_made(path: &Path, beside: &OsStr) -> bool {
+    let (name, stem) = (path.file_name().unwrap_or_default(), path.file_stem().unwrap_or_default());
+    let has = |text: &OsStr, part: &OsStr| {
+        let (text, part) = (text.as_bytes(), part.as_bytes());
+        part.is_empty() || text.windows(part.len()).any(|piece| piece == part)
+    };
+    has(beside, stem) || has(name, beside)
 }
 
 /// FIFOs, sockets and devices join processes of one machine.

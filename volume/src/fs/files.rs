@@ -158,7 +158,7 @@ impl Volume {
         }
     }
 
-    /// Before a command on the server may remove or replace names: as [`Self::hold_open`], of all that is open.
+    /// Before a command on the server may remove or replace names: as `hold_open`, of all that is open.
     pub async fn hold_all_open(self: &Arc<Self>) {
         let held = self.opened_from_memory().into_iter().map(|(number, _)| {
             let volume = Arc::clone(self);
