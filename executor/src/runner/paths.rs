@@ -352,7 +352,7 @@ fn require_plain_symlink(path: &Path) -> Result<(), String> {
 }
 
 /// A symbolic link beside a file that a command writes by its name, where that command may put something: at the name, at what is left without a
-/// suffix, or at a name with the file's in it (`sed -i.bak`, `gunzip`, `xz`).
+/// suffix, or at the name with something behind or before it (`sed -i.bak`, `gunzip`, `xz`).
 fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<PathBuf>, Refusal> {
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     // Where there is no directory, nothing is written.
@@ -370,12 +370,9 @@ fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<Pat
 }
 
 fn may_be_made(path: &Path, beside: &OsStr) -> bool {
-    let (name, stem) = (path.file_name().unwrap_or_default(), path.file_stem().unwrap_or_default());
-    let has = |text: &OsStr, part: &OsStr| {
-        let (text, part) = (text.as_bytes(), part.as_bytes());
-        part.is_empty() || text.windows(part.len()).any(|piece| piece == part)
-    };
-    has(beside, stem) || has(name, beside)
+    let [name, stem] = [path.file_name(), path.file_stem()].map(|part| part.unwrap_or_default().as_bytes());
+    let beside = beside.as_bytes();
+    beside.starts_with(stem) || beside.ends_with(name) || name.starts_with(beside)
 }
 
 /// FIFOs, sockets and devices join processes of one machine.
