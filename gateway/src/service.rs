@@ -201,6 +201,15 @@ impl GatewayService for Service {
         Ok(Response::new(wire::UnmountVolumeReply {}))
     }
 
+    async fn recover_volume(
+        &self,
+        request: Request<wire::RecoverVolumeRequest>,
+    ) -> Result<Response<wire::RecoverVolumeReply>, Status> {
+        let request = request.into_inner();
+        let recovered = self.gateway.volumes.recover(&path(&request.path), path(&request.to)).await;
+        Ok(Response::new(wire::RecoverVolumeReply { files: recovered.map_err(Status::failed_precondition)? }))
+    }
+
     async fn volumes(&self, _: Request<wire::VolumesRequest>) -> Result<Response<wire::VolumesReply>, Status> {
         let volumes = self.gateway.volumes.list().iter().map(volume).collect();
         Ok(Response::new(wire::VolumesReply { volumes }))

@@ -200,7 +200,7 @@ impl Volumes {
         let mut is_whole = true;
         if let Some(serving) = &serving {
             // A server that does not come back is no reason to stay mounted.
-            is_whole = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.drain_all()).await.is_ok();
+            is_whole = is_drained(serving, SETTLE_TIMEOUT).await;
         } else if !is_left_behind(path) {
             return Err(format!("no volume is mounted on {}", path.display()));
         }
@@ -216,8 +216,27 @@ impl Volumes {
         if is_whole {
             Ok(())
         } else {
-            Err(format!("{} is unmounted, and what was written last is lost", path.display()))
+            Err(format!(
+                "{} is unmounted, and the server does not have all that was written: what was closed in new directories is sent when the export is mounted again; what was written to other files last is lost",
+                path.display()
+            ))
         }
+    }
+
+    /// Copies what a volume keeps that its server does not take to a directory. The number of files.
+    ///
+    /// # Errors
+    /// The sentence for the user.
+    pub async fn recover(&self, path: &Path, to: PathBuf) -> Result<u64, String> {
+        let known = self.known().iter().find(|known| known.config.path == path).cloned();
+        let serving = known.and_then(|known| known.serving());
+        let serving = serving.ok_or_else(|| format!("no volume is mounted on {}", path.display()))?;
+        if to.starts_with(path) {
+            return Err(format!("{} is in the volume itself; name a directory elsewhere", to.display()));
+        }
+        let recovered = tokio::task::spawn_blocking(move || serving.volume.recover(&to)).await;
+        let recovered = recovered.map_err(|error| error.to_string())?;
+        recovered.map_err(|error| format!("could not copy all, and the volume still keeps them: {error}"))
     }
 
     /// Before commands run on the server of a mount.
@@ -227,7 +246,10 @@ impl Volumes {
     pub async fn settle(&self, mount: &Mount) -> Result<(), String> {
         for serving in self.of(mount) {
             let settled = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.settle()).await;
-            settled.map_err(|_| "the server does not take what was written".to_owned())?;
+            match settled {
+                Ok(Ok(())) => {}
+                Err(_) | Ok(Err(_)) => return Err("the server does not take what was written".to_owned()),
+            }
         }
         Ok(())
     }
@@ -326,9 +348,15 @@ impl Volumes {
     }
 }
 
+/// Whether the server has all that was written, after at most that time.
+async fn is_drained(serving: &Serving, timeout: Duration) -> bool {
+    let drained = tokio::time::timeout(timeout, serving.volume.drain_all()).await;
+    matches!(drained, Ok(Ok(()))) && serving.volume.state().lost.is_none()
+}
+
 /// Writes what is left of one and unmounts it.
 async fn end_one(path: PathBuf, serving: Serving) {
-    if tokio::time::timeout(LAST_WRITES, serving.volume.drain_all()).await.is_err() {
+    if !is_drained(&serving, LAST_WRITES).await {
         tracing::warn!(path = %path.display(), "what was written last is not on the server");
     }
     let (place, its) = (path.clone(), serving.clone());

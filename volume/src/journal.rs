@@ -2,8 +2,7 @@
 //! of it. Records are appended and read again by the next one; they are gone when what they tell of is on the server.
 //!
 //! A record is length, checksum (CRC-32) and a message. It is there when write(2) has returned: that holds against the death of a
-//! process, not against that of the machine, for which fsync(2) asks the server. What could not be put where it belongs is kept
-//! in the directory `lost`, as a file of its own.
+//! process, not against that of the machine, for which fsync(2) asks the server.
 //!
 //! Not here: when something is noted, and how it is sent again ([`crate::fs`]).
 
@@ -13,7 +12,7 @@ use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write as _},
     os::unix::{
-        ffi::{OsStrExt as _, OsStringExt as _},
+        ffi::OsStringExt as _,
         fs::{DirBuilderExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
@@ -36,8 +35,6 @@ const HEADER_BYTES: usize = 8;
 const RECORD_BYTES: usize = 8 << 20;
 /// What the names of the files begin with.
 const SEGMENT: &str = "journal-";
-/// What could not be put where it belongs.
-const LOST: &str = "lost";
 /// Held by whoever uses the directory.
 const LOCK_FILE: &str = "lock";
 
@@ -70,7 +67,6 @@ struct State {
     records: HashMap<u64, u64>,
     /// How many of each file count; without the current one.
     counts: BTreeMap<u64, usize>,
-    lost: u64,
 }
 
 /// A record as it is written: of a new file, or of those that are on the server.
@@ -173,36 +169,6 @@ impl Journal {
         }
     }
 
-    /// Keeps what can't be put where it belongs: the file that has it now.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn keep_lost(&self, put: &Put) -> io::Result<PathBuf> {
-        let directory = self.directory.join(LOST);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        let name = put.path.last().cloned().unwrap_or_default();
-        let data = match &put.what {
-            NewFile::Regular { data } => data.as_ref(),
-            NewFile::Symlink { target } => target.as_bytes(),
-            NewFile::Directory => b"",
-        };
-        loop {
-            let number = {
-                let mut state = self.state();
-                state.lost += 1;
-                state.lost
-            };
-            let mut numbered = OsString::from(format!("{number}-"));
-            // With the number it may be longer than a name can be.
-            numbered.push(std::ffi::OsStr::from_bytes(&name.as_bytes()[..name.len().min(200)]));
-            let path = directory.join(numbered);
-            match options().write(true).create_new(true).open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                file => return file?.write_all(data).map(|()| path),
-            }
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -269,6 +235,25 @@ impl Line {
         let Ok(Write::Put(put)) = Write::try_from(self.put?) else { return None };
         let home = self.home.into_iter().map(OsString::from_vec).collect();
         Some(Record { order: self.order, home, caller: self.caller?.into(), put })
+    }
+}
+
+/// Writes what a record would have made on the server to a path of this machine. Directories above it are made; nothing is replaced.
+///
+/// # Errors
+/// The disk's; [`io::ErrorKind::AlreadyExists`].
+pub fn write_out(put: &Put, path: &Path) -> io::Result<()> {
+    let explained = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let parent = path.parent().unwrap_or(path);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(explained)?;
+    match &put.what {
+        NewFile::Regular { data } => {
+            let mode = put.changes.mode.unwrap_or(put.mode) & 0o777;
+            let mut file = File::options().mode(mode).write(true).create_new(true).open(path).map_err(explained)?;
+            file.write_all(data).and_then(|()| file.sync_all()).map_err(explained)
+        }
+        NewFile::Symlink { target } => std::os::unix::fs::symlink(target, path).map_err(explained),
+        NewFile::Directory => fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(explained),
     }
 }
 
@@ -383,11 +368,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_kept_under_a_name_of_its_own() {
-        let directory = tempfile::tempdir().unwrap();
-        let (journal, _) = Journal::open(directory.path()).unwrap();
-        let first = journal.keep_lost(&record(1, b"one").put).unwrap();
-        let second = journal.keep_lost(&record(1, b"two").put).unwrap();
-        assert_eq!((fs::read(first).unwrap(), fs::read(second).unwrap()), (b"one".to_vec(), b"two".to_vec()));
+    fn what_is_written_out_replaces_nothing() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("to/d/f1");
+        let put = record(1, b"contents").put;
+        write_out(&put, &path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
+        let again = write_out(&record(1, b"other").put, &path).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        assert!(again.to_string().contains("to/d/f1"), "{again}");
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
     }
 }

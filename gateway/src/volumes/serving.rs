@@ -91,9 +91,11 @@ impl Serving {
                 served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
             let (end, ended) = watch::channel(false);
             let session = remote.session();
+            let ending = Arc::clone(&volume);
             tokio::spawn(async move {
                 // Whoever unmounts it, and with whatever program.
                 let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+                ending.end();
                 // Nobody on the server needs to wait for the end of its leases.
                 remote.close().await;
                 let _ = end.send(true);

@@ -14,7 +14,10 @@ use std::{
 use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
-    cli::{self, Annotations, Question, Request, Service, allow, annotations, attach, doctor, enroll, tables, volumes},
+    cli::{
+        self, Annotations, Question, Request, Service, VolumeAction, allow, annotations, attach, doctor, enroll,
+        tables, volumes,
+    },
     descriptors,
     ending::{FAILED, OK, USAGE, complain},
     gateway::{self, Target},
@@ -59,7 +62,10 @@ fn answer(target: &Target, question: Question) -> c_int {
             print(volumes::mount(target, &source, &dir, &options))
         }
         Question::Umount { dir } => print(volumes::unmount(target, &dir)),
-        Question::Volumes { json } => print(volumes::list(target, json)),
+        Question::Volumes { action: Some(VolumeAction::Recover { mount, to }), .. } => {
+            print(volumes::recover(target, &mount, &to))
+        }
+        Question::Volumes { json, action: None } => print(volumes::list(target, json)),
         Question::Attach { host, yes } => {
             let consent = if yes { attach::Consent::Given } else { attach::Consent::Ask };
             print(attach::attach(target, &host, consent))

@@ -93,10 +93,14 @@ pub enum Question {
         dir: PathBuf,
     },
     /// Say how the volumes are: state, cache, what is not on the server yet, leases
+    #[command(args_conflicts_with_subcommands = true)]
     Volumes {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// What to do with one of them, instead
+        #[command(subcommand)]
+        action: Option<VolumeAction>,
     },
     /// Check or explain what posh knows of commands
     #[command(subcommand)]
@@ -139,6 +143,18 @@ pub enum Question {
     Completions {
         /// The shell that is to complete posh's options
         shell: clap_complete::Shell,
+    },
+}
+
+/// What is done with one volume.
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
+pub enum VolumeAction {
+    /// Take out of a volume the files that its server does not take, into a directory of this machine
+    Recover {
+        /// Where the volume is mounted
+        mount: PathBuf,
+        /// Where the files are put, under the paths that they have in the volume
+        to: PathBuf,
     },
 }
 

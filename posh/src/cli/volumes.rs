@@ -9,7 +9,7 @@ use std::{
 };
 
 use fs_mapper::mountinfo::MountInfo;
-use posh_proto::gateway::{MountVolumeRequest, UnmountVolumeRequest, Volume};
+use posh_proto::gateway::{MountVolumeRequest, RecoverVolumeRequest, UnmountVolumeRequest, Volume};
 use posh_volume::mount as volume;
 use serde_json::{Value, json};
 
@@ -105,6 +105,22 @@ pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
         return Err(not_unmounted(&path, io::Error::other("it is no volume of posh")));
     }
     take_out(&path).map(|()| String::new())
+}
+
+/// Copies what a volume keeps that its server does not take to a directory, and forgets it.
+///
+/// # Errors
+/// [`Error::MountPoint`], and what the gateway says.
+pub fn recover(target: &Target, dir: &Path, to: &Path) -> Result<String, Error> {
+    let path = mount_point(dir)?;
+    let absolute = std::path::absolute(to).map_err(|source| Error::MountPoint { path: to.to_owned(), source })?;
+    let request = RecoverVolumeRequest {
+        path: path.as_os_str().as_bytes().to_vec().into(),
+        to: absolute.as_os_str().as_bytes().to_vec().into(),
+    };
+    let files = Client::connect(gateway::require(target)?.socket())?.recover_volume(request)?;
+    let them = if files == 1 { "1 file is".to_owned() } else { format!("{files} files are") };
+    Ok(format!("{them} in {} now, and in the volume no more\n", absolute.display()))
 }
 
 /// The volumes, with what the gateway knows of each.

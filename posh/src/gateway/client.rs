@@ -22,9 +22,9 @@ use nix::{
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
-        MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest, ReportReply, ReportRequest,
-        ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeRequest, VolumesReply,
-        VolumesRequest, gateway_client::GatewayClient,
+        MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest, RecoverVolumeRequest, ReportReply,
+        ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeRequest,
+        VolumesReply, VolumesRequest, gateway_client::GatewayClient,
     },
 };
 use tokio::runtime::{Builder, Runtime};
@@ -124,6 +124,16 @@ impl Client {
     pub fn unmount_volume(&mut self, request: UnmountVolumeRequest) -> Result<(), Error> {
         let mut service = self.service.clone();
         self.wait("could not unmount the volume", async move { service.unmount_volume(request).await }).map(|_| ())
+    }
+
+    /// Takes out of a volume what its server does not take. The number of files.
+    ///
+    /// # Errors
+    /// [`Error::Call`]
+    pub fn recover_volume(&mut self, request: RecoverVolumeRequest) -> Result<u64, Error> {
+        let mut service = self.service.clone();
+        let reply = self.wait("could not recover the files", async move { service.recover_volume(request).await })?;
+        Ok(reply.files)
     }
 
     /// How the volumes are.

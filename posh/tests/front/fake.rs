@@ -16,9 +16,10 @@ use bytes::BytesMut;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
     gateway::{
-        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest, ReportReply,
-        ReportRequest, ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
-        UnmountVolumeReply, UnmountVolumeRequest, VolumesReply, VolumesRequest,
+        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest,
+        RecoverVolumeReply, RecoverVolumeRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest,
+        ShutdownReply, ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest,
+        VolumesReply, VolumesRequest,
         gateway_server::{Gateway, GatewayServer},
     },
     runtime::stage_socket,
@@ -286,6 +287,10 @@ impl Gateway for Service {
     }
 
     async fn unmount_volume(&self, _: Request<UnmountVolumeRequest>) -> Answer<UnmountVolumeReply> {
+        Err(Status::unimplemented("no volumes"))
+    }
+
+    async fn recover_volume(&self, _: Request<RecoverVolumeRequest>) -> Answer<RecoverVolumeReply> {
         Err(Status::unimplemented("no volumes"))
     }
 

@@ -1,15 +1,16 @@
 //! Bytes of many files at a time, out and in.
 
 use std::{
+    ffi::OsStr,
     io::{IoSlice, IoSliceMut},
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::{Arc, Mutex},
 };
 
 use bytes::{Bytes, BytesMut};
 use nix::errno::Errno;
 use rustix::{
-    fs::{Mode, OFlags},
+    fs::{AtFlags, Mode, OFlags},
     io::ReadWriteFlags,
 };
 use tokio::sync::{Semaphore, mpsc};
@@ -272,6 +273,30 @@ impl Session {
         self.directory.nodes.descend(&directory, above)
     }
 
+    /// A file that gets its name when it is complete. `None`: the file system has no files without names.
+    fn put_whole(
+        (parent, name): (&Node, &OsStr),
+        (data, mode): (&Bytes, Mode),
+        put: &Put,
+    ) -> Result<Option<OwnedFd>, Fault> {
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat2(&parent.fd, ".", flags, mode, BENEATH) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR | rustix::io::Errno::INVAL) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        write_all(&file, data, Some(0))?;
+        change(file.as_fd(), put)?;
+        // By its descriptor: that needs no right but those of this process, open(2).
+        let by = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match rustix::fs::linkat(rustix::fs::CWD, by, &parent.fd, name, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => Ok(Some(file)),
+            // A file of another owner may not be linked (proc(5), protected_hardlinks), and /proc may be hidden.
+            Err(rustix::io::Errno::PERM | rustix::io::Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// A new file, complete or not at all, as far as nobody else touches it.
     fn put(&self, put: &Put) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
@@ -283,13 +308,10 @@ impl Session {
             NewFile::Directory => rustix::fs::mkdirat(&parent.fd, name, mode)?,
             NewFile::Symlink { target } => rustix::fs::symlinkat(target, &parent.fd, name)?,
             NewFile::Regular { data } => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
-                let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
-                if let Err(fault) = written {
-                    super::files::unmake((&parent, name), &rustix::fs::fstat(&file)?);
-                    return Err(fault);
-                }
+                let file = match Self::put_whole((&parent, name), (data, mode), put)? {
+                    Some(file) => file,
+                    None => put_by_name((&parent, name), (data, mode), put)?,
+                };
                 let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
                 // Nobody else knows it.
                 return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
@@ -305,6 +327,18 @@ impl Session {
             _ => self.entry_of_node(&node),
         }
     }
+}
+
+/// A file that has its name from the start: who ends this program meanwhile leaves a part of it.
+fn put_by_name((parent, name): (&Node, &OsStr), (data, mode): (&Bytes, Mode), put: &Put) -> Result<OwnedFd, Fault> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
+    let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
+    if let Err(fault) = written {
+        super::files::unmake((parent, name), &rustix::fs::fstat(&file)?);
+        return Err(fault);
+    }
+    Ok(file)
 }
 
 fn change(fd: std::os::fd::BorrowedFd<'_>, put: &Put) -> Result<(), Fault> {

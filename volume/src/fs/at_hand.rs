@@ -120,7 +120,7 @@ impl Volume {
             }
             (Use::Look(_), Kind::Directory) if node.listing.is_some() => count.found.files += node.names.len() as u64,
             // What was made in it in memory goes out before it is listed.
-            (Use::Look(_), Kind::Directory) => count.found.round_trips += 1 + u32::from(node.children > 0),
+            (Use::Look(_), Kind::Directory) => count.found.round_trips += 1 + u32::from(!node.pending_names.is_empty()),
             (Use::LookBelow(_), Kind::Directory) => self.count_tree(table, None, node, count)?,
             (Use::ReadBelow(_), Kind::Directory) => self.count_tree(table, Some(caller), node, count)?,
             (Use::Read(_) | Use::ReadBelow(_), Kind::Regular) => self.count_contents(caller, node, count),

@@ -20,7 +20,7 @@ impl Volume {
             return Ok(attributes);
         }
         let file = self.file(number)?;
-        self.drain(file).await;
+        self.drain(file).await?;
         if let Some(attributes) = self.remembered_attributes(number) {
             return Ok(attributes);
         }
@@ -55,7 +55,7 @@ impl Volume {
             return Ok(attributes);
         }
         let file = self.born(number).await?;
-        self.drain(file).await;
+        self.drain(file).await?;
         let open = open.and_then(|open| self.open_file(open).ok());
         let answer = match open {
             Some(open) if open.handle().is_some() => {

@@ -1,14 +1,16 @@
 //! What was made in memory on its way to the store: in the order in which it became ready, many files in one request and one
 //! request after the other, so that what one needs is there before it. While one is under way, others gather.
 //!
-//! Whoever wants to know for sure that the store has something waits for all that came before ([`Volume::bring_out`]). What
-//! the store refuses is never silent: the file gives the error from then on, its contents are kept, and the volume's state tells.
+//! Whoever wants to know for sure that the store has something waits for all that came before
+//! ([`Volume::bring_out`]). A request that is lost is made again, for as long as it takes; what the
+//! store refuses stays pending, visible under its name and in the journal, and is tried again
+//! ([`Retry`]). What became of a request is seen to in `outcomes`.
 
 use std::{
     collections::HashSet,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicI64, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -21,19 +23,27 @@ use tokio::{
 use super::{
     Volume,
     files::Open,
-    newborn::NEWBORN_BYTES,
+    flights::Flight,
     openings::OPEN_LINGER,
-    recalls::Invalidate,
+    replay::Unplaced,
     table::{Table, is_provisional},
-    unborn::{Stage, What, Which},
+    unborn::{Stage, Which},
 };
 use crate::{
     journal::{Journal, Record},
-    store::{Attributes, Caller, Entry, Errno, FileId, Kind, Leases, Time},
+    store::{Errno, FileId, Time},
 };
 
 /// How long closed files wait for others to go with.
 const LINGER: Duration = Duration::from_millis(20);
+
+/// Between two attempts after a request was lost; doubled up to the second.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Between two attempts with what the store has refused; doubled up to the second.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// Files that may be unborn at the same time.
 const UNBORN_FILES: usize = 20_000;
@@ -53,6 +63,53 @@ pub(super) struct Births {
     outdated: Mutex<HashSet<u64>>,
     /// The last that could not be born.
     fault: Mutex<Option<String>>,
+    /// What an earlier gateway has left, and has no place any more.
+    unplaced: Mutex<Vec<Unplaced>>,
+    /// What the journal is to forget.
+    done: Mutex<Vec<u64>>,
+    /// The volume has ended: nothing more is sent.
+    is_over: AtomicBool,
+}
+
+/// Tries again what the store has refused: the first of it now and then, and when that is taken, all the rest.
+#[derive(Debug, Default)]
+struct Retry {
+    /// When, and how long after the last attempt.
+    next: Option<(Instant, Duration)>,
+    /// The one that is tried.
+    tried: Option<u64>,
+}
+
+impl Retry {
+    fn begin(&mut self, table: &mut Table) {
+        let Some(number) = table.first_to_retry() else {
+            self.next = None;
+            return;
+        };
+        let (at, pause) = *self.next.get_or_insert((Instant::now() + FIRST_RETRY, FIRST_RETRY));
+        if Instant::now() < at {
+            return;
+        }
+        let pause = (2 * pause).min(LONGEST_RETRY);
+        self.next = Some((Instant::now() + pause, pause));
+        self.tried = Some(number);
+        table.wait_again(number, false);
+    }
+
+    fn end(&mut self, table: &mut Table) {
+        let Some(tried) = self.tried else { return };
+        match table.is_pending(tried) {
+            // It is on its way still.
+            true if table.refusal(tried).is_none() => {}
+            true => self.tried = None,
+            false => {
+                (self.tried, self.next) = (None, None);
+                while let Some(number) = table.first_to_retry() {
+                    table.wait_again(number, false);
+                }
+            }
+        }
+    }
 }
 
 impl Births {
@@ -65,6 +122,9 @@ impl Births {
             clock: AtomicI64::new(0),
             outdated: Mutex::default(),
             fault: Mutex::new(None),
+            unplaced: Mutex::default(),
+            done: Mutex::default(),
+            is_over: AtomicBool::new(false),
         })
     }
 
@@ -74,6 +134,17 @@ impl Births {
 
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Nothing more is sent, and nobody waits any longer.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.wake();
+        self.arrived.notify_waiters();
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
     }
 
     pub fn wake(&self) {
@@ -102,6 +173,20 @@ impl Births {
         journal.note(record).inspect_err(|error| tracing::warn!(%error, "the journal can't be written")).is_ok()
     }
 
+    pub fn unplaced(&self) -> MutexGuard<'_, Vec<Unplaced>> {
+        self.unplaced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store has it: the journal hears so with all others of the request.
+    pub fn will_be_done(&self, order: u64) {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    }
+
+    fn note_done(&self) {
+        let done = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
+        self.is_done(&done);
+    }
+
     pub fn is_done(&self, orders: &[u64]) {
         if let Some(journal) = self.journal() {
             journal.done(orders);
@@ -110,16 +195,11 @@ impl Births {
 }
 
 /// A file as it would be put from the root.
-fn record_of(table: &Table, number: u64) -> Option<Record> {
+pub(super) fn record_of(table: &Table, number: u64) -> Option<Record> {
     let newborn = table.node(number)?.unborn.as_ref()?;
     let (above, _) = table.path_below(number)?;
     let put = table.put_of(number)?;
     Some(Record { order: newborn.order, home: table.path_to(above)?, caller: newborn.caller.clone(), put })
-}
-
-/// Whether who has made a file may read it: what an open would say.
-fn is_readable(maker: &Caller, made: &Attributes) -> bool {
-    made.kind == Kind::Regular && maker.uid == made.uid && (maker.uid == 0 || made.mode & 0o400 != 0)
 }
 
 /// Sends for as long as there is a volume.
@@ -133,39 +213,47 @@ pub(super) async fn send(births: Arc<Births>, volume: Weak<Volume>) {
 }
 
 impl Volume {
-    /// Files of new directories are made in memory from now on, as far as this journal has them.
-    /// What it has from before is put where it belongs first.
+    /// Files of new directories are made in memory from now on, as far as this journal has them. What it has from before is pending
+    /// again, and sent as everything that is.
     ///
     /// # Errors
     /// The store's, which then is asked again by the next one.
-    pub async fn keep_journal(&self, (journal, left): (Journal, Vec<Record>)) -> Result<(), Errno> {
-        for record in left {
-            let outcome = super::replay::put_again(&*self.store, &journal, &record).await?;
-            if let Some(message) = outcome {
-                tracing::error!("{message}");
-                *self.births.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
-            }
-        }
+    pub async fn keep_journal(self: &Arc<Self>, (journal, left): (Journal, Vec<Record>)) -> Result<(), Errno> {
         self.table().unborn.begin_above(journal.last_order());
+        for record in left {
+            self.take_up_record(record).await?;
+        }
         let _ = self.births.journal.set(journal);
+        self.births.wake();
         Ok(())
     }
 
     async fn send_unborn(self: &Arc<Self>) {
-        loop {
+        let mut pause = FIRST_PAUSE;
+        let mut retry = Retry::default();
+        while !self.births.is_over() {
             let gathered_by = Instant::now() + LINGER;
             while !self.is_urgent() && timeout_at(gathered_by.into(), self.births.wake.notified()).await.is_ok() {}
             self.open_overdue();
-            let (has_ready, is_empty) = {
-                let table = self.table();
-                (table.unborn.has_ready(), table.unborn.is_empty())
+            retry.begin(&mut self.table());
+            let (has_ready, is_idle, is_empty) = {
+                let unborn = &self.table().unborn;
+                (unborn.has_ready(), unborn.is_idle(), unborn.refused.is_empty())
             };
-            match (has_ready, is_empty) {
-                (_, true) => return,
-                (true, _) => self.fly().await,
+            match (has_ready, is_idle, is_empty) {
+                (_, true, true) => return,
+                (true, ..) => match self.fly().await {
+                    Ok(()) => pause = FIRST_PAUSE,
+                    // Whoever waits for it may know better that the store is in reach again.
+                    Err(_) => {
+                        let _ = timeout_at((Instant::now() + pause).into(), self.births.wake.notified()).await;
+                        pause = (2 * pause).min(LONGEST_PAUSE);
+                    }
+                },
                 // What is open, or on its way by itself, says when it is ready.
                 _ => drop(timeout_at((Instant::now() + OPEN_LINGER).into(), self.births.wake.notified()).await),
             }
+            retry.end(&mut self.table());
         }
     }
 
@@ -174,167 +262,35 @@ impl Volume {
         table.unborn.is_urgent() || table.unborn.is_open_demanded()
     }
 
-    async fn fly(&self) {
-        let (flight, lost) = self.table().next_flight();
-        for (number, errno) in lost {
-            self.is_stillborn(number, errno);
-        }
-        let Some(flight) = flight else { return self.births.arrived.notify_waiters() };
+    /// One request.
+    ///
+    /// # Errors
+    /// The request is lost: all that was in it waits again.
+    async fn fly(&self) -> Result<(), Errno> {
+        let flight = self.table().next_flight();
+        let Some(Flight { caller, writes, numbers }) = flight else {
+            self.births.arrived.notify_waiters();
+            return Ok(());
+        };
         let asked = Instant::now();
-        let results = self.store.write(&flight.caller, flight.writes).await;
-        let orders: Vec<u64> = match results {
+        let answer = self.store.write(&caller, writes).await;
+        let outcome = match answer {
             Ok(results) => {
                 let results = results.into_iter().chain(std::iter::repeat(Err(Errno::EPROTO)));
-                flight
-                    .numbers
-                    .into_iter()
-                    .zip(results)
-                    .filter_map(|(n, result)| self.landed(n, result, asked))
-                    .collect()
-            }
-            Err(errno) => flight.numbers.into_iter().filter_map(|n| self.landed(n, Err(errno), asked)).collect(),
-        };
-        self.births.is_done(&orders);
-        self.births.arrived.notify_waiters();
-    }
-
-    /// What became of one write; its number in the journal, if it is done.
-    fn landed(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) -> Option<u64> {
-        let is_unborn = self.table().node(number).is_some_and(|node| node.unborn.is_some());
-        match (result, is_unborn) {
-            (Ok(entry), true) => self.is_born(number, &entry, asked),
-            (Err(errno), true) => {
-                self.is_stillborn(number, errno);
-                None
-            }
-            (result, false) => {
-                self.is_set(number, result, asked);
-                None
-            }
-        }
-    }
-
-    /// The store has it. Its number in the journal.
-    fn is_born(&self, number: u64, entry: &Entry, asked: Instant) -> Option<u64> {
-        let mut table = self.table();
-        let newborn = table.node_mut(number)?.unborn.take()?;
-        self.take_over(&mut table, number, entry, asked);
-        let node = table.node_mut(number)?;
-        let (leases, is_directory) = (node.leases, node.is_directory());
-        node.pages_doubtful = !leases.contains(Leases::DATA);
-        node.own = Some(Arc::clone(&newborn.own));
-        if is_readable(&newborn.caller, &entry.attributes) {
-            node.reader = Some(newborn.caller.uid);
-        }
-        let is_leased = leases.contains(Leases::ATTRIBUTES) && (!is_directory || leases.contains(Leases::ENTRIES));
-        let doubtful = (!is_leased).then(|| table.take_told(entry.attributes.id));
-        drop(table);
-        if let (What::Regular(data), true) = (newborn.what, leases.contains(Leases::DATA))
-            && !data.is_empty()
-        {
-            self.chunks.put((entry.attributes.id, 0), entry.attributes.version, data.into());
-        }
-        self.give_back(newborn.room);
-        if doubtful.is_some() {
-            // What the kernel was told, nobody holds true any more.
-            let _ = self.invalidate.send(Invalidate::of(number, doubtful));
-        } else {
-            self.is_outdated(number);
-        }
-        Some(newborn.order)
-    }
-
-    /// What the store says of a file that it did not know before.
-    pub(super) fn take_over(&self, table: &mut Table, number: u64, entry: &Entry, asked: Instant) {
-        let id = entry.attributes.id;
-        table.bear(number, id);
-        if let Some(node) = table.node_mut(number) {
-            node.leases = Leases::empty();
-        }
-        if !table.learn_sent(entry, asked)
-            && let Some(node) = table.node_mut(number)
-        {
-            node.lose(Leases::all());
-        }
-        let order = table.unborn.has_arrived(number);
-        if table.node(number).is_some_and(|node| node.changed.is_some()) {
-            table.unborn.is_dirty(number, order);
-        }
-        let Some((parent, name)) = table.node(number).and_then(|node| node.at.clone()) else { return };
-        if let Some(node) = table.node_mut(parent) {
-            node.children = node.children.saturating_sub(1);
-            if let Some(known) = node.names.get_mut(&name).filter(|known| known.is_some_and(is_provisional)) {
-                *known = Some(id);
-            }
-        }
-    }
-
-    /// Attributes were set.
-    fn is_set(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) {
-        let mut table = self.table();
-        table.unborn.has_arrived(number);
-        let before = table.node(number).and_then(|node| node.attributes);
-        let is_changed_again = table.unborn.will_change_again(number);
-        if let Some(node) = table.node_mut(number).filter(|_| !is_changed_again) {
-            node.changed = None;
-        }
-        match result {
-            Ok(entry) => {
-                table.learn_sent(&entry, asked);
-                drop(table);
-                self.is_outdated(number);
-                let (key, new) = ((entry.attributes.id, 0), entry.attributes);
-                // The contents are those of the version before, all that there are.
-                let same = before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
-                let kept = same.and_then(|before| self.chunks.get(key, before.version));
-                kept.into_iter().for_each(|kept| self.chunks.put(key, new.version, kept));
+                let answered = numbers.into_iter().zip(results);
+                let doubtful = answered.filter_map(|(n, result)| self.landed(n, result, asked)).collect();
+                self.settle_doubtful(doubtful).await
             }
             Err(errno) => {
-                drop(table);
-                self.tell_fault(number, &format!("attributes could not be set: {errno}"));
+                let mut table = self.table();
+                numbers.into_iter().for_each(|number| table.is_lost(number));
+                table.unborn.timeouts += u64::from(errno == Errno::ETIMEDOUT);
+                Err(errno)
             }
-        }
-    }
-
-    pub(super) fn give_back(
-        &self,
-        room: (tokio::sync::OwnedSemaphorePermit, Option<tokio::sync::OwnedSemaphorePermit>),
-    ) {
-        let bytes = room.1.as_ref().map_or(0, tokio::sync::OwnedSemaphorePermit::num_permits);
-        self.writes.dirty.fetch_sub(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// It never came to be, though somebody was told so.
-    pub(super) fn is_stillborn(&self, number: u64, errno: Errno) {
-        let mut table = self.table();
-        let record = record_of(&table, number);
-        let Some(node) = table.node_mut(number) else { return };
-        let Some(newborn) = node.unborn.take() else { return };
-        node.fault = Some(errno);
-        node.lose(Leases::all());
-        node.attributes = None;
-        let (file, at) = (node.file, node.at.clone());
-        table.unborn.has_arrived(number);
-        if let Some((parent, name)) = &at
-            && let Some(node) = table.node_mut(*parent)
-        {
-            node.children = node.children.saturating_sub(1);
-            node.names.remove(name);
-            node.is_complete = false;
-            let _ = self.invalidate.send(Invalidate::of(*parent, Some(vec![name.clone()])));
-        }
-        drop(table);
-        let order = newborn.order;
-        self.give_back(newborn.room);
-        self.note_fault(file, errno);
-        let _ = self.invalidate.send(Invalidate::of(number, None));
-        let kept = record.as_ref().and_then(|record| {
-            let path: std::path::PathBuf = record.home.iter().chain(&record.put.path).collect();
-            let kept = self.births.journal()?.keep_lost(&record.put);
-            Some(super::replay::message(&path, errno, kept))
-        });
-        self.tell_fault(number, &kept.unwrap_or_else(|| format!("a new file could not be made: {errno}")));
-        self.births.is_done(&[order]);
+        };
+        self.births.note_done();
+        self.births.arrived.notify_waiters();
+        outcome
     }
 
     /// What was told of a file stays as long as nobody compares it with what the server has.
@@ -357,22 +313,27 @@ impl Volume {
         outdated.into_iter().for_each(|number| self.forget_attributes(number));
     }
 
-    fn tell_fault(&self, number: u64, message: &str) {
+    pub(super) fn tell_fault(&self, number: u64, message: &str) {
         tracing::error!(number, "{message}");
         *self.births.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(message.to_owned());
     }
 
-    /// Returns when the store has all that was made here until now, or has refused it.
-    pub(super) async fn bring_out(&self, which: Which) {
-        let last = {
+    /// Returns when the store has all that was made here until now, but for what it has refused
+    /// ([`Table::refusal_below`]).
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`: the store is out of reach for too long. What is pending stays so.
+    pub(super) async fn bring_out(&self, which: Which) -> Result<(), Errno> {
+        let (last, timeouts) = {
             let mut table = self.table();
-            if table.unborn.is_empty() {
-                return;
+            if table.unborn.is_idle() {
+                return Ok(());
             }
-            table.unborn.demand(which)
+            (table.unborn.demand(which), table.unborn.timeouts)
         };
         self.births.wake();
-        self.arrived_when(|table| table.unborn.is_out(last, which)).await;
+        self.arrived_when(|table| table.unborn.is_out(last, which) || table.unborn.timeouts != timeouts).await;
+        if self.table().unborn.is_out(last, which) { Ok(()) } else { Err(Errno::ETIMEDOUT) }
     }
 
     /// Returns when nothing is on its way any more that was when this was called: what it is, is known then.
@@ -381,12 +342,13 @@ impl Volume {
         self.arrived_when(|table| table.unborn.has_landed(last)).await;
     }
 
+    /// Returns also when the volume has ended.
     pub(super) async fn arrived_when(&self, is_so: impl Fn(&Table) -> bool) {
         loop {
             let arrived = self.births.arrived.notified();
             tokio::pin!(arrived);
             arrived.as_mut().enable();
-            if is_so(&self.table()) {
+            if self.births.is_over() || is_so(&self.table()) {
                 return;
             }
             arrived.await;
@@ -394,27 +356,37 @@ impl Volume {
     }
 
     /// The file of a number, as the store knows it, with all in it that was made here.
+    ///
+    /// # Errors
+    /// Why the store does not have it; `ETIMEDOUT` where it is out of reach for too long.
     pub(super) async fn born(self: &Arc<Self>, number: u64) -> Result<FileId, Errno> {
-        let stage = {
+        let (stage, timeouts) = {
             let table = self.table();
             let node = table.node(number).ok_or(Errno::ESTALE)?;
-            node.unborn.as_ref().map(|newborn| newborn.stage)
+            (node.unborn.as_ref().map(|newborn| newborn.stage), table.unborn.timeouts)
         };
-        match stage {
-            Some(Stage::Open(_)) => self.bear_open(number).await,
-            Some(_) => self.bring_out(Which::Closed).await,
-            None => {}
+        if let Some(stage) = stage {
+            match stage {
+                Stage::Open(_) => self.bear_open(number),
+                _ => drop(self.table().unborn.demand(Which::Closed)),
+            }
+            self.births.wake();
+            let is_over = |table: &Table| table.unborn.timeouts != timeouts || table.refusal(number).is_some();
+            self.arrived_when(|table| !table.is_pending(number) || is_over(table)).await;
         }
         // Also files in it that are open: the store would make a second one of the same name.
         let is_ahead = self.table().node(number).is_some_and(|node| node.unborn.is_none() && node.is_ahead());
         if is_ahead {
-            self.bring_out(Which::All).await;
+            self.bring_out(Which::All).await?;
         }
         let table = self.table();
+        if let Some(errno) = table.refusal(number) {
+            return Err(errno);
+        }
         let node = table.node(number).ok_or(Errno::ESTALE)?;
         match node.fault {
             Some(errno) => Err(errno),
-            None if is_provisional(node.file) => Err(Errno::EIO),
+            None if is_provisional(node.file) => Err(Errno::ETIMEDOUT),
             None => Ok(node.file),
         }
     }

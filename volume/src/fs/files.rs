@@ -59,8 +59,11 @@ impl Volume {
     /// # Errors
     /// Of the call.
     pub async fn open(self: &Arc<Self>, caller: &Caller, number: u64, flags: OpenFlags) -> Result<Opened, Errno> {
+        if let Some(opened) = self.open_refused(caller, number, flags) {
+            return Ok(opened);
+        }
         let file = self.born(number).await?;
-        self.drain(file).await;
+        self.drain(file).await?;
         if flags == OpenFlags::READ {
             self.note_opened(caller, file);
             if let Some((entry, pinned)) = self.in_memory(caller, file).await {
@@ -70,6 +73,24 @@ impl Volume {
         let answer = self.ask(caller, Op::Open { file, flags }).await?;
         let Answer::Opened { handle, entry, .. } = answer else { return Err(Errno::EPROTO) };
         Ok(self.opened(caller, flags, (Some(handle), None), &entry))
+    }
+
+    /// Contents that the store does not take can be read.
+    fn open_refused(&self, caller: &Caller, number: u64, flags: OpenFlags) -> Option<Opened> {
+        let table = self.table();
+        let node = table.node(number)?;
+        let newborn = node.unborn.as_ref().filter(|newborn| newborn.refusal().is_some())?;
+        let What::Regular(contents) = &newborn.what else { return None };
+        let may = caller.uid == 0 || newborn.caller == *caller && node.attributes?.mode & 0o400 != 0;
+        if flags != OpenFlags::READ || !may {
+            return None;
+        }
+        let pinned = Some(Bytes::copy_from_slice(contents));
+        let file = node.file;
+        drop(table);
+        let number = self.fresh_number();
+        self.add_open(Open { pinned, ..Open::new(file, flags, caller) }, number);
+        Some(Opened { number, keeps_pages: false, is_direct: true })
     }
 
     /// open(2) with `O_CREAT` of a name that is not known to be there.
@@ -92,7 +113,7 @@ impl Volume {
         if let Some(parent) = parent {
             self.note_name(&parent, name, Some(entry.attributes.id));
         }
-        self.drain(entry.attributes.id).await;
+        self.drain(entry.attributes.id).await?;
         Ok((self.opened(caller, flags, (Some(handle), None), &entry), entry))
     }
 
@@ -198,7 +219,7 @@ impl Volume {
             return open.take_fault();
         }
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         // Locks of fcntl(2) go with any descriptor of the file, whichever they were taken through.
         if let Some(owner) = owner.filter(|_| self.has_locks(open.file)) {
             self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await?;
@@ -219,7 +240,20 @@ impl Volume {
         let _ = self.born_open(open).await;
         let removed = self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&open);
         let open = removed.ok_or(Errno::EBADF)?;
-        self.drain(open.file).await;
+        if self.drain(open.file).await.is_ok() {
+            self.close(&open, owner).await;
+            return Ok(());
+        }
+        // What was written to it goes by its handle, when the server is back.
+        let volume = Arc::clone(self);
+        tokio::spawn(async move {
+            volume.drained(open.file).await;
+            volume.close(&open, owner).await;
+        });
+        Ok(())
+    }
+
+    async fn close(&self, open: &Open, owner: Option<u64>) {
         if let Some(node) = self.table().of_mut(open.file) {
             node.handles.retain(|handle| Some(*handle) != open.handle());
         }
@@ -228,9 +262,8 @@ impl Volume {
         }
         if let Some(handle) = open.handle() {
             // A store that has lost it has closed it.
-            let _ = self.ask(&open.caller, Op::Close(handle)).await;
+            let _ = self.ask_once(&open.caller, Op::Close(handle)).await;
         }
-        Ok(())
     }
 
     /// fsync(2)
@@ -239,7 +272,7 @@ impl Volume {
     /// Of a write, or of the call.
     pub async fn sync(self: &Arc<Self>, open: u64, what: Synced) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         open.take_fault()?;
         self.ask(&open.caller, Op::Sync { place: open.place(), what }).await.map(drop)
     }
@@ -251,8 +284,10 @@ impl Volume {
     pub async fn sync_directory(self: &Arc<Self>, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
         let place = self.born(number).await?.into();
         // Its names, too.
-        self.bring_out(Which::All).await;
+        self.bring_out(Which::All).await?;
         self.show_as_sent();
+        let refusal = self.table().refusal_below(number);
+        refusal.map_or(Ok(()), Err)?;
         self.ask(caller, Op::Sync { place, what }).await.map(drop)
     }
 
@@ -262,7 +297,7 @@ impl Volume {
     /// Of the call.
     pub async fn allocate(self: &Arc<Self>, open: u64, range: Range<u64>, how: Allocation) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         self.ask(&open.caller, Op::Allocate { place: open.place(), range, how }).await.map(drop)
     }
 
@@ -272,7 +307,7 @@ impl Volume {
     /// Of the call.
     pub async fn seek(self: &Arc<Self>, open: u64, offset: u64, what: Sought) -> Result<u64, Errno> {
         let open = self.open_with_handle(open).await?;
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         match self.ask(&open.caller, Op::Seek { place: open.place(), offset, what }).await? {
             Answer::Offset(offset) => Ok(offset),
             _ => Err(Errno::EPROTO),
@@ -288,8 +323,8 @@ impl Volume {
             return Ok(copied);
         }
         let (source, target) = (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
-        self.drain(source.file).await;
-        self.drain(target.file).await;
+        self.drain(source.file).await?;
+        self.drain(target.file).await?;
         let op = Op::CopyRange { from: (source.place(), from.1), to: (target.place(), to.1), length };
         match self.ask(&target.caller, op).await? {
             Answer::Copied { bytes, .. } => Ok(bytes),
@@ -303,7 +338,7 @@ impl Volume {
         if !is_provisional(target.file) || source.file == target.file {
             return None;
         }
-        self.drain(source.file).await;
+        self.drain(source.file).await.ok()?;
         let size = self.size_known(source.file)?;
         let length = size.saturating_sub(from.1).min(length);
         if to.1.saturating_add(length) > NEWBORN_BYTES {
@@ -327,7 +362,7 @@ impl Volume {
     /// `EAGAIN`; others.
     pub async fn lock(self: &Arc<Self>, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         open.has_locks.store(true, Ordering::Relaxed);
         self.ask(&open.caller, Op::Lock { place: open.place(), owner, lock, wait }).await.map(drop)
     }

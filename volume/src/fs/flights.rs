@@ -28,14 +28,13 @@ pub(super) struct Flight {
 
 impl Table {
     /// The next request: new files in their order, then what is to be set of directories when no more files of them are coming, or
-    /// somebody waits. Those that can't go any more are given apart, with the reason.
-    pub fn next_flight(&mut self) -> (Option<Flight>, Vec<(u64, Errno)>) {
-        let mut lost = Vec::new();
+    /// somebody waits. What lies in a directory that the store has refused is refused with it.
+    pub fn next_flight(&mut self) -> Option<Flight> {
         let mut flight: Option<Flight> = None;
         let mut bytes = 0;
-        while let Some((order, number)) = self.unborn.queue.front().copied() {
+        while let Some((order, number)) = self.unborn.queue.first_key_value().map(|(turn, number)| (*turn, *number)) {
             let Some(unborn) = self.node(number).and_then(|node| node.unborn.as_ref()) else {
-                self.unborn.queue.pop_front();
+                self.unborn.queue.remove(&order);
                 continue;
             };
             let (size, caller) = (unborn.bytes(), unborn.caller.clone());
@@ -50,28 +49,33 @@ impl Table {
                 // Shorter when its directories are born.
                 break;
             }
-            self.unborn.queue.pop_front();
+            self.unborn.queue.remove(&order);
             self.unborn.bytes = self.unborn.bytes.saturating_sub(size);
             let put = match put {
                 Ok(put) => put,
                 Err(errno) => {
-                    lost.push((number, errno));
+                    self.refuse(number, errno);
                     continue;
                 }
             };
+            let sent = put.changes;
             self.unborn.leaving.insert(number, order);
             bytes += size;
             let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
             flight.writes.push(Write::Put(put));
             flight.numbers.push(number);
-            self.note_leaving(number, order);
+            self.note_leaving(number, order, sent);
         }
         self.add_sets(&mut flight);
-        (flight, lost)
+        flight
     }
 
     /// `ENAMETOOLONG`: too deep to go together with its directories.
     fn put_that_may_go(&self, number: u64) -> Result<Put, Errno> {
+        let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
+        if let Some(errno) = parent.and_then(|parent| self.refusal(parent)) {
+            return Err(errno);
+        }
         let put = self.put_of(number).ok_or(Errno::EIO)?;
         let above = self.of(put.directory).ok_or(Errno::EIO)?;
         match above.fault {
@@ -97,12 +101,13 @@ impl Table {
     }
 
     /// The store's directory gets another time by the new name; what is changed of the file from now on comes later.
-    fn note_leaving(&mut self, number: u64, order: u64) {
+    fn note_leaving(&mut self, number: u64, order: u64, sent: Changes) {
         let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
         if let Some(node) = self.node_mut(number) {
             node.changed = None;
             if let Some(unborn) = &mut node.unborn {
                 unborn.stage = Stage::Leaving;
+                unborn.sent = Some(sent);
             }
         }
         if let Some(parent) = parent {

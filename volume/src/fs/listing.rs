@@ -108,8 +108,14 @@ impl Volume {
         // From its start it is read anew, as rewinddir(3) wants it.
         if offset == 0 || place.is_none() {
             *place = None;
-            let file = self.born(directory.number).await?;
-            let part = self.list_for_a_program(&directory.caller, file).await?;
+            let refusal = self.table().refusal(directory.number);
+            let part = if refusal.is_some() {
+                Part { names: Arc::default(), rest: None }
+            } else {
+                let file = self.born(directory.number).await?;
+                self.list_for_a_program(&directory.caller, file).await?
+            };
+            let part = self.with_pending(directory.number, part);
             let mut open = self.listings.charge();
             open.add(listed_bytes(&part.names));
             *place = Some(Reading { from: 0, part, parts: vec![(0, 0)], open });
@@ -170,9 +176,27 @@ impl Volume {
                 reading.parts.push((from, cookie));
             }
             reading.open.set(listed_bytes(&listing.names));
-            reading.part = Part { names: Arc::new(listing.names), rest };
+            reading.part = self.with_pending(directory.number, Part { names: Arc::new(listing.names), rest });
         }
         Ok(())
+    }
+
+    /// Pending files come last, and in the place of others of their names.
+    fn with_pending(&self, directory: u64, part: Part) -> Part {
+        let table = self.table();
+        let Some(node) = table.node(directory).filter(|node| !node.pending_names.is_empty()) else { return part };
+        let others = part.names.iter().filter(|listed| !node.pending_names.contains_key(&listed.name)).cloned();
+        let mut names: Vec<Listed> = others.collect();
+        if part.rest.is_none() {
+            let pending = node.pending_names.iter().filter_map(|(name, number)| {
+                let node = table.node(*number)?;
+                let attributes = node.attributes?;
+                let entry = Some(Entry { attributes, leases: node.leases, stamp: node.stamp });
+                Some(Listed { name: name.clone(), cookie: 0, kind: attributes.kind, inode: *number, entry })
+            });
+            names.extend(pending);
+        }
+        Part { names: Arc::new(names), rest: part.rest }
     }
 
     fn directory(&self, open: u64) -> Result<Arc<Directory>, Errno> {
@@ -266,7 +290,7 @@ impl Volume {
 
     /// How often names of a directory were made in memory, unless the store has yet to hear of some.
     fn names_made(&self, directory: FileId) -> Option<u64> {
-        self.table().of(directory).filter(|node| node.children == 0).map(|node| node.made)
+        self.table().of(directory).filter(|node| node.pending_names.is_empty()).map(|node| node.made)
     }
 
     pub(super) fn tours(&self) -> MutexGuard<'_, Tours> {

@@ -33,6 +33,7 @@ mod chunks;
 mod files;
 mod flights;
 mod forgetting;
+mod found;
 mod keep;
 mod kept;
 mod listing;
@@ -40,6 +41,7 @@ mod names;
 mod newborn;
 mod openings;
 mod order;
+mod outcomes;
 mod readers;
 mod reading;
 mod recalled;
@@ -133,7 +135,7 @@ pub struct State {
     pub names_bytes: u64,
     /// Files that are open.
     pub open: u64,
-    /// What was made here and could not be made on the server, at last, in words.
+    /// What was made here and is not on the server, since it does not take it, in words.
     pub lost: Option<String>,
 }
 
@@ -235,14 +237,27 @@ impl Volume {
             files,
             names_bytes: kept as u64,
             open: self.opens.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
-            lost: self.births.fault(),
+            lost: self.undelivered(),
         }
     }
 
     /// Before a command runs on the server: returns when what was written here is there. What others hold back its executor asks for.
-    pub async fn settle(&self) {
-        self.drain_all().await;
+    ///
+    /// # Errors
+    /// Something is not there: the server is out of reach, or has refused it.
+    pub async fn settle(&self) -> Result<(), Errno> {
+        let is_there = self.drain_all().await;
         self.show_as_sent();
+        is_there?;
+        let refusal = self.table().refusal_below(ROOT);
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// Nothing more is sent, and who waits for the store waits no longer: the volume is unmounted. What is in the journal is sent
+    /// by the next volume that is given it.
+    pub fn end(&self) {
+        self.births.end();
+        self.writes.end();
     }
 
     /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.
@@ -311,6 +326,7 @@ impl Volume {
             }
             let told = name.entry.map(|entry| {
                 let number = table.number(entry.attributes.id);
+                table.place(entry.attributes.id, parent, &name.name);
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
                 let generation = table.node(number).map_or(0, |node| node.generation);
                 Told { number, generation, attributes: entry.attributes, attributes_life, name_life }
@@ -349,7 +365,7 @@ impl Volume {
             // It has no such bits.
             return;
         }
-        self.drain(file).await;
+        let _ = self.drain(file).await;
         self.forget_attributes(number);
     }
 
@@ -389,16 +405,13 @@ impl Volume {
         self.next_open.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Asks the store, and remembers what it says.
+    /// Asks the store, and remembers what it says. Files that it does not know any more are looked up first.
     async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
-        let asked = Instant::now();
-        let answer = self.store.call(caller, op).await?;
-        self.round_trip.took(asked.elapsed());
-        let mut table = self.table();
-        for entry in answer.entries() {
-            table.learn(&entry, asked);
+        let files = op.files();
+        match self.ask_once(caller, op.clone()).await {
+            Err(Errno::ESTALE) if self.find_all_again(caller, &files).await => self.ask_once(caller, op).await,
+            answer => answer,
         }
-        Ok(answer)
     }
 
     /// As [`Self::ask`], about a file that may be reached only by an open handle of it.

@@ -2,7 +2,13 @@
 
 use std::{ffi::OsStr, sync::Arc, time::SystemTime};
 
-use super::{Volume, listing::For, newborn::clock_offset, table::Known, unborn::What};
+use super::{
+    Volume,
+    listing::For,
+    newborn::clock_offset,
+    table::{Known, Node},
+    unborn::What,
+};
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming};
 
 /// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
@@ -18,9 +24,7 @@ impl Volume {
     /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
     pub async fn lookup(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         let entry = self.look_up(caller, parent, name).await?;
-        if entry.attributes.kind == Kind::Directory {
-            self.table().place(entry.attributes.id, parent, name);
-        }
+        self.table().place(entry.attributes.id, parent, name);
         Ok(entry)
     }
 
@@ -34,7 +38,7 @@ impl Volume {
         }
         let known = self.table().known(parent, name);
         if let Known::File(file) = known {
-            self.drain(file).await;
+            self.drain(file).await?;
         }
         if let Some(known) = self.remembered(parent, name) {
             return known;
@@ -52,7 +56,7 @@ impl Volume {
             return Ok(entry);
         }
         // Another name of a file that is being written: the answer has its old size.
-        self.drain(entry.attributes.id).await;
+        self.drain(entry.attributes.id).await?;
         self.walk_to(caller, directory, name).await
     }
 
@@ -173,7 +177,7 @@ impl Volume {
     /// Of the call.
     pub async fn link(self: &Arc<Self>, caller: &Caller, file: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         let file = self.born(file).await?;
-        self.drain(file).await;
+        self.drain(file).await?;
         let (parent, name) = (self.born(parent).await?, name.to_owned());
         let answer = self.ask_of(caller, file, |file| Op::Link { file, parent, name: name.clone() }).await?;
         self.note_made(answer, &name)
@@ -194,6 +198,9 @@ impl Volume {
     pub(super) fn note_name(&self, parent: &Entry, name: &OsStr, file: Option<FileId>) {
         let mut table = self.table();
         let id = parent.attributes.id;
+        if let (Some(file), Some(number)) = (file, table.number_of(id)) {
+            table.place(file, number, name);
+        }
         match table.of_mut(id) {
             Some(node) if node.stamp == parent.stamp => {}
             // Heard of since: what is remembered may have another order than the changes.
@@ -214,10 +221,10 @@ impl Volume {
         name: &OsStr,
         what: Removal,
     ) -> Result<(), Errno> {
-        if what == Removal::File && self.remove_newborn(caller, parent, name) {
-            return Ok(());
+        if let Some(removed) = self.remove_newborn(caller, parent, name, what) {
+            return removed;
         }
-        self.bear_child(parent, name).await;
+        self.bear_child(parent, name).await?;
         self.hold_open(caller, (parent, name)).await;
         let op = Op::Remove { parent: self.born(parent).await?, name: name.to_owned(), what };
         let Answer::Removed { parent, .. } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
@@ -236,9 +243,9 @@ impl Volume {
         (to, new_name): (u64, &OsStr),
         how: Renaming,
     ) -> Result<(), Errno> {
-        self.bear_child(from, name).await;
-        self.bear_child(to, new_name).await;
-        self.drain_renamed(from, name).await;
+        self.bear_child(from, name).await?;
+        self.bear_child(to, new_name).await?;
+        self.drain_renamed(from, name).await?;
         if how == Renaming::Replace {
             self.hold_open(caller, (to, new_name)).await;
         }
@@ -273,7 +280,10 @@ impl Volume {
     }
 
     /// What has the name is on the server then, with all in it.
-    async fn bear_child(self: &Arc<Self>, parent: u64, name: &OsStr) {
+    ///
+    /// # Errors
+    /// Why it is not.
+    async fn bear_child(self: &Arc<Self>, parent: u64, name: &OsStr) -> Result<(), Errno> {
         let number = {
             let table = self.table();
             match table.known(parent, name) {
@@ -281,13 +291,15 @@ impl Volume {
                 _ => None,
             }
         };
-        if let Some(number) = number {
-            // What is wrong with it, the call itself will tell.
-            let _ = self.born(number).await;
+        let Some(number) = number else { return Ok(()) };
+        match self.born(number).await {
+            // What else is wrong with it, the call itself will tell.
+            Err(errno) if self.table().node(number).is_some_and(Node::is_ahead) => Err(errno),
+            _ => Ok(()),
         }
     }
 
-    async fn drain_renamed(&self, parent: u64, name: &OsStr) {
+    async fn drain_renamed(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
         let known = self.table().known(parent, name);
         match known {
             Known::File(file) => self.drain(file).await,

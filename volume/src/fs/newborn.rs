@@ -8,7 +8,7 @@
 use std::{
     ffi::{OsStr, OsString},
     sync::{Arc, PoisonError, atomic::Ordering},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use super::{
     table::{Known, Node, Table, is_provisional},
     unborn::{Newborn, Own, Stage, What},
 };
-use crate::store::{Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Time};
+use crate::store::{Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Removal, Time};
 
 /// A larger file is written to the server while it grows.
 pub(super) const NEWBORN_BYTES: u64 = 256 << 10;
@@ -62,16 +62,10 @@ impl Volume {
         let attributes = self.new_attributes(&table, parent, &own, (&what, mode));
         let open = matches!(what, What::Regular(_)).then(|| self.fresh_number());
         let newborn = Newborn {
-            what,
-            caller: caller.clone(),
-            mode,
             flags,
-            own,
             stage: open.map_or(Stage::Waiting, Stage::Open),
             order: table.unborn.next(),
-            since: Instant::now(),
-            is_noted: false,
-            room: (room, None),
+            ..Newborn::new(what, caller, mode, own, Some(room))
         };
         let (number, entry) = table.add_newborn(newborn, attributes, (parent, name))?;
         let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct: false });
@@ -79,7 +73,7 @@ impl Volume {
             table.unborn.has_begun(number);
             self.add_open(Open::new(entry.attributes.id, flags, caller), opened.number);
         } else if self.births.note(&table, number) {
-            table.unborn.is_ready(number, 0);
+            table.is_ready(number, 0);
         } else {
             table.discard(number);
             return None;
@@ -105,6 +99,7 @@ impl Volume {
             && node.is_complete
             && self.is_held(table, parent)
             && table.known(parent, name) == Known::Absent
+            && table.first_to_retry().is_none()
     }
 
     /// Whether names of a directory are made in memory, most likely.
@@ -145,13 +140,11 @@ impl Volume {
     fn add_name(&self, table: &mut Table, parent: u64, name: &OsStr, number: u64) {
         let now = self.births.now();
         let is_directory = table.node(number).is_some_and(|node| node.is_directory());
-        let file = table.node(number).map(|node| node.file);
         let Some(node) = table.node_mut(parent) else { return };
-        node.put_name(name, file);
+        node.pending_names.insert(name.to_owned(), number);
         node.listing = None;
         node.orders = None;
         node.share.orders.clear();
-        node.children += 1;
         node.made += 1;
         if let Some(attributes) = &mut node.attributes {
             attributes.mtime = now;
@@ -217,7 +210,7 @@ impl Volume {
             let permits = u32::try_from(grows).unwrap_or(u32::MAX);
             let Ok(room) = Arc::clone(&self.writes.room).try_acquire_many_owned(permits) else { return false };
             self.writes.dirty.fetch_add(grows as u64, Ordering::Relaxed);
-            match &mut newborn.room.1 {
+            match &mut newborn.room.bytes {
                 Some(all) => all.merge(room),
                 none => *none = Some(room),
             }
@@ -249,7 +242,8 @@ impl Volume {
         if newborn.is_noted {
             return true;
         }
-        if !newborn.is_here() || !self.births.note(&table, number) {
+        // Without its lease nobody can promise that the server will take it.
+        if !newborn.is_here() || !self.is_held(&table, number) || !self.births.note(&table, number) {
             return false;
         }
         if let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) {
@@ -273,7 +267,7 @@ impl Volume {
         }
         newborn.stage = Stage::Waiting;
         let bytes = newborn.bytes();
-        table.unborn.is_ready(file, bytes);
+        table.is_ready(file, bytes);
         drop(table);
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
         self.births.wake();
@@ -330,42 +324,66 @@ impl Volume {
         Some(changed)
     }
 
-    /// unlink(2) of a file that has not been sent: it never was.
-    pub(super) fn remove_newborn(&self, caller: &Caller, parent: u64, name: &OsStr) -> bool {
+    /// unlink(2) or rmdir(2) of what the store does not have: it never was. `None`: the store may have it.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub(super) fn remove_newborn(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &OsStr,
+        what: Removal,
+    ) -> Option<Result<(), Errno>> {
         let mut table = self.table();
-        let Some((number, node)) = table.unborn_child(parent, name) else { return false };
-        let is_file = !node.is_directory();
-        let Some(newborn) = node.unborn.as_ref() else { return false };
-        let (bytes, order) = (newborn.bytes(), newborn.order);
-        let may = newborn.caller == *caller && newborn.stage == Stage::Waiting && is_file;
+        let (number, node) = table.unborn_child(parent, name)?;
+        let newborn = node.unborn.as_ref()?;
+        let is_here = match newborn.stage {
+            Stage::Waiting => !newborn.may_be_there && !node.is_directory(),
+            Stage::Refused(_) => true,
+            Stage::Open(_) | Stage::Leaving => false,
+        };
+        let is_empty = node.pending_names.is_empty();
         let may_write = |attributes: Attributes| attributes.mode & MAY_MAKE == MAY_MAKE;
-        if !may || !table.node(parent).and_then(|node| node.attributes).is_some_and(may_write) {
-            return false;
+        let may = newborn.caller == *caller || caller.uid == 0;
+        if !is_here || !may || !table.node(parent).and_then(|node| node.attributes).is_none_or(may_write) {
+            return None;
         }
-        self.births.is_done(&[order]);
-        table.unborn.withdraw(number, bytes);
-        if let Some(node) = table.node_mut(number) {
-            node.fault = Some(Errno::ESTALE);
-            node.unborn.take().into_iter().for_each(|newborn| self.give_back(newborn.room));
+        match (what, node.is_directory()) {
+            (Removal::File, true) => return Some(Err(Errno::EISDIR)),
+            (Removal::Directory, false) => return Some(Err(Errno::ENOTDIR)),
+            (Removal::Directory, true) if !is_empty => return Some(Err(Errno::ENOTEMPTY)),
+            _ => {}
         }
+        self.forget_newborn(&mut table, number, (parent, name));
+        Some(Ok(()))
+    }
+
+    /// A pending file that has not been sent, and is not to be.
+    pub(super) fn forget_newborn(&self, table: &mut Table, number: u64, (parent, name): (u64, &OsStr)) {
+        let Some(node) = table.node_mut(number) else { return };
+        let Some(newborn) = node.unborn.take() else { return };
+        node.fault = Some(Errno::ESTALE);
+        self.births.is_done(&[newborn.order]);
+        table.unborn.withdraw(newborn.turn, newborn.bytes());
+        self.give_back(newborn.room);
         let (now, order) = (self.births.now(), table.unborn.next());
-        if let Some(node) = table.node_mut(parent) {
-            node.put_name(name, None);
-            node.children = node.children.saturating_sub(1);
-            node.made += 1;
-            if let Some(attributes) = &mut node.attributes {
-                attributes.mtime = now;
-                attributes.ctime = now;
-            }
+        let Some(node) = table.node_mut(parent) else { return };
+        node.pending_names.remove(name);
+        node.made += 1;
+        if let Some(attributes) = &mut node.attributes {
+            attributes.mtime = now;
+            attributes.ctime = now;
         }
-        table.note_changed(parent, Changes::default(), order);
-        true
+        if node.own.is_some() {
+            table.note_changed(parent, Changes::default(), order);
+        }
     }
 }
 
 impl Table {
     /// Without its name in the directory.
-    fn add_newborn(
+    pub(super) fn add_newborn(
         &mut self,
         newborn: Newborn,
         attributes: Attributes,

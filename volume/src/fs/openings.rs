@@ -10,11 +10,12 @@ use bytes::Bytes;
 
 use super::{
     Volume,
+    births::{FIRST_PAUSE, LONGEST_PAUSE},
     files::Open,
-    flights::changes_of,
-    unborn::{Newborn, Stage, What, Which},
+    found::{Extent, is_lost},
+    unborn::{Stage, Which},
 };
-use crate::store::{Answer, Caller, Changes, Entry, Errno, Leases, Op, OpenFlags, Place, Write};
+use crate::store::{Answer, Caller, Changes, Entry, Errno, Leases, NewFile, Op, OpenFlags, Place, Write};
 
 /// A file that is open for longer is made on the server: somebody there may wait for what it gets.
 pub(super) const OPEN_LINGER: Duration = Duration::from_millis(200);
@@ -27,6 +28,14 @@ struct Opening {
     order: u64,
 }
 
+/// Why a file was not made.
+enum Failed {
+    /// The answer is lost: it may have been made.
+    Lost(Errno),
+    /// The store has said so.
+    Refused(Errno),
+}
+
 impl Volume {
     /// Makes those that have been open for long, or that somebody waits for.
     pub(super) fn open_overdue(self: &Arc<Self>) {
@@ -35,23 +44,14 @@ impl Volume {
             let table = self.table();
             begun_before.map(|before| table.unborn.overdue(&table, before)).unwrap_or_default()
         };
-        for number in overdue {
-            if let Some(opening) = self.claim_open(number) {
-                let volume = Arc::clone(self);
-                tokio::spawn(async move { volume.make_open(opening).await });
-            }
-        }
+        overdue.into_iter().for_each(|number| self.bear_open(number));
     }
 
-    /// Makes a file on the server that is open.
-    pub(super) async fn bear_open(self: &Arc<Self>, number: u64) {
-        match self.claim_open(number) {
-            Some(opening) => {
-                // To the end, also if who asked has gone.
-                let volume = Arc::clone(self);
-                let _ = tokio::spawn(async move { volume.make_open(opening).await }).await;
-            }
-            None => self.bring_out(Which::Closed).await,
+    /// Makes a file on the server that is open, whether or not anybody waits for that.
+    pub(super) fn bear_open(self: &Arc<Self>, number: u64) {
+        if let Some(opening) = self.claim_open(number) {
+            let volume = Arc::clone(self);
+            tokio::spawn(async move { volume.make_open(opening).await });
         }
     }
 
@@ -64,40 +64,104 @@ impl Volume {
         let Stage::Open(open) = newborn.stage else { return None };
         newborn.stage = Stage::Leaving;
         let order = table.unborn.leaves(number);
+        if let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) {
+            newborn.turn = order;
+        }
         Some(Opening { number, open, parent, order })
     }
 
+    /// Until it is made or refused, however often a request is lost.
     async fn make_open(self: Arc<Self>, opening: Opening) {
+        let Opening { number, parent, .. } = opening;
         self.table().unborn.demand(Which::Closed);
         self.births.wake();
-        let parent = opening.parent;
-        self.arrived_when(|table| table.node(parent).is_none_or(|node| node.unborn.is_none())).await;
-        if let Err(errno) = self.make_on_server(&opening).await {
-            self.is_stillborn(opening.number, errno);
+        let mut pause = FIRST_PAUSE;
+        let mut is_found_again = false;
+        loop {
+            self.arrived_when(|table| !table.is_pending(parent) || table.refusal(parent).is_some()).await;
+            if self.births.is_over() {
+                return;
+            }
+            let refusal = self.table().refusal(parent);
+            let made = match refusal {
+                Some(errno) => Err(Failed::Refused(errno)),
+                None => self.make_on_server(&opening).await,
+            };
+            match made {
+                Ok(()) => break,
+                Err(Failed::Refused(Errno::ESTALE)) if !is_found_again => {
+                    is_found_again = true;
+                    let caller = self.table().node(number).and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
+                    // Where it is not found, the next attempt says so.
+                    let _ = self.find_again(&caller.unwrap_or_default(), parent).await;
+                }
+                Err(Failed::Refused(errno)) => {
+                    self.is_refused_open(number, errno);
+                    break;
+                }
+                Err(Failed::Lost(errno)) => {
+                    {
+                        let mut table = self.table();
+                        if let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) {
+                            newborn.may_be_there = true;
+                        }
+                        table.unborn.timeouts += u64::from(errno == Errno::ETIMEDOUT);
+                    }
+                    self.births.arrived.notify_waiters();
+                    tokio::time::sleep(pause).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    is_found_again = false;
+                }
+            }
         }
         self.births.arrived.notify_waiters();
         self.births.wake();
     }
 
-    async fn make_on_server(&self, opening: &Opening) -> Result<(), Errno> {
+    /// The store does not take a file that is open. Once it was closed, by one of its descriptors, it stays pending.
+    fn is_refused_open(&self, number: u64, errno: Errno) {
+        let mut table = self.table();
+        let is_noted = table.node(number).and_then(|node| node.unborn.as_ref()).is_some_and(|newborn| newborn.is_noted);
+        if is_noted {
+            table.refuse(number, errno);
+        } else {
+            drop(table);
+            self.is_stillborn(number, errno);
+        }
+    }
+
+    async fn make_on_server(&self, opening: &Opening) -> Result<(), Failed> {
         let Opening { number, open, parent, order } = *opening;
-        let (op, caller, writes) = {
+        let (put, flags, caller, may_be_there, mode, above) = {
             let table = self.table();
             let above = table.node(parent).ok_or(Errno::EIO)?;
             above.fault.map_or(Ok(()), Err)?;
-            let node = table.node(number).ok_or(Errno::EIO)?;
-            let (Some(newborn), Some(attributes)) = (&node.unborn, &node.attributes) else { return Err(Errno::EIO) };
-            let (_, name) = node.at.clone().ok_or(Errno::EIO)?;
-            let flags = (newborn.flags - OpenFlags::TRUNCATE) | OpenFlags::EXCLUSIVE;
-            let op = Op::Create { parent: above.file, name, mode: newborn.mode.into(), flags };
-            (op, newborn.caller.clone(), (newborn.contents(), changes_of(attributes, node.changed)))
+            let put = table.put_of(number).ok_or(Errno::EIO)?;
+            let newborn = table.node(number).and_then(|node| node.unborn.as_ref()).ok_or(Errno::EIO)?;
+            let flags = newborn.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
+            (put, flags, newborn.caller.clone(), newborn.may_be_there, newborn.mode, above.file)
         };
+        let name = put.path.last().cloned().ok_or(Errno::EIO)?;
+        let op = Op::Create { parent: above, name, mode: mode.into(), flags: flags | OpenFlags::EXCLUSIVE };
+        let data = match &put.what {
+            NewFile::Regular { data } => data.clone(),
+            _ => Bytes::new(),
+        };
+        let writes = (data, put.changes);
         let asked = Instant::now();
-        let Answer::Opened { handle, entry, parent: above } = self.store.call(&caller, op).await? else {
-            return Err(Errno::EPROTO);
+        let answer = match self.store.call(&caller, op).await {
+            Err(Errno::EEXIST) if may_be_there => {
+                // It has what an earlier request came to write, or nothing yet.
+                let found = self.found_there(&caller, &put, Extent::Beginning).await.map_err(Failed::Lost)?;
+                let file = found.ok_or(Errno::EEXIST)?.attributes.id;
+                self.store.call(&caller, Op::Open { file, flags }).await
+            }
+            answer => answer,
         };
+        let answer = answer.map_err(|errno| if is_lost(errno) { Failed::Lost(errno) } else { errno.into() })?;
+        let Answer::Opened { handle, entry, parent: above } = answer else { return Err(Errno::EPROTO.into()) };
         let place = Place { file: entry.attributes.id, handle: Some(handle) };
-        let written = self.write_first(&caller, place, writes).await;
+        let written = self.write_first(&caller, place, writes).await.map_err(Failed::Lost)?;
         let latest = written.as_ref().map_or(entry, |written| *written);
         let mut table = self.table();
         let newborn = table.node_mut(number).and_then(|node| node.unborn.take());
@@ -129,21 +193,22 @@ impl Volume {
         Ok(())
     }
 
+    /// # Errors
+    /// The request is lost. What the store says of it is in the value.
     async fn write_first(
         &self,
         caller: &Caller,
         place: Place,
         (data, changes): (Bytes, Changes),
-    ) -> Result<Entry, Errno> {
+    ) -> Result<Result<Entry, Errno>, Errno> {
         let mut writes = Vec::new();
         if !data.is_empty() {
             writes.push(Write::At { place, offset: 0, data });
         }
         writes.push(Write::Set { place, changes });
-        let mut results = self.store.write(caller, writes).await?;
-        let last = results.pop().ok_or(Errno::EPROTO)?;
-        results.into_iter().collect::<Result<Vec<_>, _>>()?;
-        last
+        let results = self.store.write(caller, writes).await?;
+        let all: Result<Vec<Entry>, Errno> = results.into_iter().collect();
+        Ok(all.and_then(|entries| entries.last().copied().ok_or(Errno::EPROTO)))
     }
 
     /// The open file has a handle now.
@@ -157,11 +222,8 @@ impl Volume {
     }
 }
 
-impl Newborn {
-    fn contents(&self) -> Bytes {
-        match &self.what {
-            What::Regular(data) => Bytes::copy_from_slice(data),
-            _ => Bytes::new(),
-        }
+impl From<Errno> for Failed {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
     }
 }

@@ -90,8 +90,13 @@ impl Volume {
         if let Some(data) = self.read_newborn(&open, offset, size) {
             return Ok(data);
         }
+        if let (true, Some(pinned)) = (is_provisional(open.file), &open.pinned) {
+            // It was opened while the store did not take it.
+            let within = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
+            return Ok(pinned.slice(within(offset)..within(offset.saturating_add(size.into()))));
+        }
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         let range = offset..offset.saturating_add(u64::from(size));
         let limit = AHEAD_CHUNKS.min(self.chunks.limit() / CHUNK / 2);
         let ahead = open.pattern.lock().unwrap_or_else(PoisonError::into_inner).next(&range, limit);
@@ -112,6 +117,15 @@ impl Volume {
     }
 
     async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
+        match self.read_once(open, range.clone()).await {
+            Err(Errno::ESTALE) if self.find_all_again(&open.caller, &[open.file]).await => {
+                self.read_once(open, range).await
+            }
+            data => data,
+        }
+    }
+
+    async fn read_once(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
         let part = ReadPart { place: open.place(), range };
         let asked = Instant::now();
         let mut pieces = self.store.read(&open.caller, vec![part]).await;

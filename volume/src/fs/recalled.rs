@@ -234,8 +234,8 @@ impl Volume {
 
     async fn write_out(self: &Arc<Self>, (file, leases): Lane) {
         if leases.contains(Leases::WRITE) {
-            self.bring_out(Which::All).await;
-            self.drain(file).await;
+            let _ = self.bring_out(Which::All).await;
+            let _ = self.drain(file).await;
         }
     }
 

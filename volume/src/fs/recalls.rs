@@ -115,7 +115,7 @@ impl Volume {
         let is_directory = |file| table.of(file).is_some_and(|node| node.own.is_some());
         // Of the others the recall is answered when they are written.
         taken.retain(|(file, _)| {
-            let is_used = if is_directory(*file) { !table.unborn.is_empty() } else { self.writes.is_dirty(*file) };
+            let is_used = if is_directory(*file) { !table.unborn.is_idle() } else { self.writes.is_dirty(*file) };
             !is_used
         });
         drop(table);

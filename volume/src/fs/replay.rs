@@ -1,101 +1,235 @@
-//! What a gateway has left that was killed: put where it belongs by the next one. A name that is there already is as it should be, or
-//! somebody else's: then what was left is kept apart.
+//! Pending files that an earlier gateway has left in the journal, and what can be said and done about those that the server does not
+//! take.
 
 use std::{
+    ffi::OsStr,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use tokio_stream::StreamExt as _;
-
+use super::{
+    Volume,
+    table::{ROOT, Table},
+    unborn::{Newborn, Own, What},
+};
 use crate::{
-    journal::{Journal, Record},
-    store::{Answer, Entry, Errno, Kind, NewFile, Op, Put, ReadPart, Store, Walked, Write},
+    journal::{self, Record},
+    store::{Answer, Attributes, Caller, Errno, FileId, Kind, NewFile, NewTime, Op, Put, Time},
 };
 
-/// What is said of a file that could not be made.
-pub(super) fn message(path: &Path, errno: Errno, kept: io::Result<PathBuf>) -> String {
-    let path = path.display();
-    match kept {
-        Ok(kept) => format!("{path} could not be made ({errno}): what was written to it is in {}", kept.display()),
-        Err(error) => format!("{path} could not be made ({errno}), and what was written to it is lost: {error}"),
+/// A record whose directory is not there any more.
+#[derive(Debug)]
+pub(super) struct Unplaced(Record);
+
+impl Unplaced {
+    fn path(&self) -> PathBuf {
+        self.0.home.iter().chain(&self.0.put.path).collect()
     }
 }
 
-/// Puts a file of a former process, if it is not there. What is to be said of it, if it could not be.
-///
-/// # Errors
-/// When the store is out of reach: it is to be tried again.
-pub(super) async fn put_again(store: &dyn Store, journal: &Journal, record: &Record) -> Result<Option<String>, Errno> {
-    let refused = match again(store, record).await {
-        Ok(()) => None,
-        Err(errno @ (Errno::EIO | Errno::ETIMEDOUT)) => return Err(errno),
-        Err(errno) => {
-            let path: PathBuf = record.home.iter().chain(&record.put.path).collect();
-            Some(message(&path, errno, journal.keep_lost(&record.put)))
+impl Volume {
+    /// Makes what a record tells of a pending file again.
+    pub(super) async fn take_up_record(self: &Arc<Self>, record: Record) -> Result<(), Errno> {
+        let parent = self.directory_of(&record).await?;
+        let Some(parent) = parent else {
+            tracing::warn!(path = ?record.put.path, "the directory of a file that was closed here is gone; the file is kept");
+            self.births.unplaced().push(Unplaced(record));
+            return Ok(());
+        };
+        let file = Arc::clone(&self.births.files).acquire_owned().await.ok();
+        let mut table = self.table();
+        if table.add_record(record, parent, file).is_none() {
+            tracing::error!("a record of the journal can't be read");
         }
+        Ok(())
+    }
+
+    /// The directory of a record: on the server, or pending itself. `None`: it is gone.
+    async fn directory_of(self: &Arc<Self>, record: &Record) -> Result<Option<u64>, Errno> {
+        let Some((_, below)) = record.put.path.split_last() else { return Ok(None) };
+        let mut at = ROOT;
+        for name in &record.home {
+            let Some(next) = self.directory_in(&record.caller, at, name).await? else { return Ok(None) };
+            at = next;
+        }
+        let is_it = self.table().node(at).is_some_and(|node| node.file == record.put.directory);
+        if !is_it {
+            // Another directory has its name.
+            return Ok(None);
+        }
+        for name in below {
+            let Some(next) = self.directory_in(&record.caller, at, name).await? else { return Ok(None) };
+            at = next;
+        }
+        Ok(Some(at))
+    }
+
+    async fn directory_in(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Option<u64>, Errno> {
+        let from = {
+            let table = self.table();
+            if let Some((number, node)) = table.unborn_child(parent, name) {
+                return Ok(node.is_directory().then_some(number));
+            }
+            table.node(parent).map(|node| node.file).ok_or(Errno::ESTALE)?
+        };
+        match self.ask_once(caller, Op::Walk { from, names: vec![name.to_owned()] }).await {
+            Ok(Answer::Walked(walked)) => {
+                let entry = walked.entries.first().filter(|entry| entry.attributes.kind == Kind::Directory);
+                let mut table = self.table();
+                Ok(entry.map(|entry| {
+                    let number = table.number(entry.attributes.id);
+                    table.place(entry.attributes.id, parent, name);
+                    number
+                }))
+            }
+            Ok(_) => Err(Errno::EPROTO),
+            Err(Errno::EIO | Errno::ETIMEDOUT) => Err(Errno::ETIMEDOUT),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// What was made here and is not on the server, since it does not take it, in words.
+    pub(super) fn undelivered(&self) -> Option<String> {
+        let refused = self.refused();
+        let unplaced =
+            self.births.unplaced().iter().map(|unplaced| (unplaced.path(), Errno::ESTALE)).collect::<Vec<_>>();
+        let count = refused.len() + unplaced.len();
+        let Some((path, errno)) = refused
+            .iter()
+            .map(|(_, path, errno)| (path, *errno))
+            .chain(unplaced.iter().map(|(path, errno)| (path, *errno)))
+            .next()
+        else {
+            return self.births.fault();
+        };
+        let and = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+        Some(format!(
+            "{}{and} could not be made on the server ({errno}): kept here; free space or repair the place, or take the files out with \"posh volumes recover\"",
+            path.display()
+        ))
+    }
+
+    /// Numbers, paths and reasons of all pending files that the store has refused, those above first.
+    fn refused(&self) -> Vec<(u64, PathBuf, Errno)> {
+        let table = self.table();
+        let mut refused: Vec<_> = table
+            .unborn
+            .refused
+            .values()
+            .filter_map(|number| {
+                let errno = table.node(*number)?.unborn.as_ref()?.refusal()?;
+                Some((*number, table.path_to(*number)?.iter().collect(), errno))
+            })
+            .collect();
+        refused.sort_by(|(_, one, _), (_, other, _): &(u64, PathBuf, Errno)| one.cmp(other));
+        refused
+    }
+
+    /// Copies the pending files that the store does not take to a directory of this machine, under the paths that they have in the volume,
+    /// and forgets them when all are there. What is there already is not replaced. Their number. Blocks.
+    ///
+    /// # Errors
+    /// Of the first that could not be copied: then nothing is forgotten.
+    pub fn recover(&self, to: &Path) -> io::Result<u64> {
+        let mut copied = Vec::new();
+        for (number, path, _) in self.refused() {
+            let Some(put) = self.table().put_of(number) else { continue };
+            journal::write_out(&put, &to.join(path))?;
+            copied.push((number, put));
+        }
+        let unplaced: Vec<(u64, PathBuf, Put)> = self
+            .births
+            .unplaced()
+            .iter()
+            .map(|unplaced| (unplaced.0.order, unplaced.path(), unplaced.0.put.clone()))
+            .collect();
+        for (_, path, put) in &unplaced {
+            journal::write_out(put, &to.join(path))?;
+        }
+        let all = copied.iter().map(|(_, put)| put).chain(unplaced.iter().map(|(_, _, put)| put));
+        let count = all.filter(|put| !matches!(put.what, NewFile::Directory)).count();
+        let orders: Vec<u64> = unplaced.into_iter().map(|(order, ..)| order).collect();
+        self.births.unplaced().retain(|unplaced| !orders.contains(&unplaced.0.order));
+        self.births.is_done(&orders);
+        // Those below first.
+        for (number, put) in copied.into_iter().rev() {
+            self.forget_refused(number, &put);
+        }
+        Ok(count as u64)
+    }
+
+    /// If it is as it was copied. A directory in which something was made meanwhile stays.
+    fn forget_refused(&self, number: u64, copied: &Put) {
+        let mut table = self.table();
+        let Some(node) = table.node(number) else { return };
+        let is_refused = node.unborn.as_ref().is_some_and(|newborn| newborn.refusal().is_some());
+        let Some((parent, name)) = node.at.clone() else { return };
+        let is_same = || node.is_directory() || table.put_of(number).as_ref() == Some(copied);
+        if !is_refused || !node.pending_names.is_empty() || !is_same() {
+            return;
+        }
+        self.forget_newborn(&mut table, number, (parent, &name));
+        drop(table);
+        let _ = self.invalidate.send(super::Invalidate::of(parent, Some(vec![name])));
+    }
+}
+
+impl Table {
+    fn add_record(
+        &mut self,
+        record: Record,
+        parent: u64,
+        file: Option<tokio::sync::OwnedSemaphorePermit>,
+    ) -> Option<u64> {
+        let Record { order, caller, put, .. } = record;
+        let name = put.path.last()?.clone();
+        let attributes = attributes_of(&put, &caller);
+        let directory = Attributes { kind: Kind::Directory, mode: 0o700, ..attributes };
+        let own = Arc::new(Own { maker: caller.clone(), attributes: directory });
+        let what = match put.what {
+            NewFile::Regular { data } => What::Regular(data.to_vec()),
+            NewFile::Symlink { target } => What::Symlink(target),
+            NewFile::Directory => What::Directory,
+        };
+        let newborn =
+            Newborn { order, may_be_there: true, is_noted: true, ..Newborn::new(what, &caller, put.mode, own, file) };
+        let bytes = newborn.bytes();
+        let (number, _) = self.add_newborn(newborn, attributes, (parent, &name))?;
+        if let Some(node) = self.node_mut(number) {
+            node.changed = Some(put.changes);
+        }
+        self.node_mut(parent)?.pending_names.insert(name, number);
+        self.is_ready(number, bytes);
+        Some(number)
+    }
+}
+
+/// What is shown of it until the store has it.
+fn attributes_of(put: &Put, caller: &Caller) -> Attributes {
+    let time = |time: Option<NewTime>| match time {
+        Some(NewTime::At(time)) => time,
+        _ => Time::default(),
     };
-    journal.done(&[record.order]);
-    Ok(refused)
-}
-
-async fn again(store: &dyn Store, record: &Record) -> Result<(), Errno> {
-    let home = walk(store, record, store.root(), &record.home).await?;
-    let home = found(&home, record.home.len())?.attributes.id;
-    if home != record.put.directory {
-        // Another directory has its name.
-        return Err(Errno::ESTALE);
+    let (kind, size) = match &put.what {
+        NewFile::Regular { data } => (Kind::Regular, data.len() as u64),
+        NewFile::Symlink { target } => (Kind::Symlink, target.len() as u64),
+        NewFile::Directory => (Kind::Directory, 0),
+    };
+    Attributes {
+        id: FileId::default(),
+        kind,
+        mode: put.changes.mode.unwrap_or(put.mode),
+        links: 1,
+        uid: put.changes.uid.unwrap_or(caller.uid),
+        gid: put.changes.gid.unwrap_or(caller.gid),
+        size,
+        blocks: size.div_ceil(4096) * 8,
+        atime: time(put.changes.atime),
+        mtime: time(put.changes.mtime),
+        ctime: time(put.changes.mtime),
+        rdev: 0,
+        version: 0,
+        acls: None,
     }
-    let put = record.put.clone();
-    let mut results = store.write(&record.caller, vec![Write::Put(put)]).await?;
-    match results.pop().ok_or(Errno::EPROTO)? {
-        Ok(_) => Ok(()),
-        Err(Errno::EEXIST) if is_there(store, record).await? => Ok(()),
-        Err(errno) => Err(errno),
-    }
-}
-
-async fn walk(
-    store: &dyn Store,
-    record: &Record,
-    from: crate::store::FileId,
-    names: &[std::ffi::OsString],
-) -> Result<Walked, Errno> {
-    match store.call(&record.caller, Op::Walk { from, names: names.to_vec() }).await? {
-        Answer::Walked(walked) => Ok(walked),
-        _ => Err(Errno::EPROTO),
-    }
-}
-
-fn found(walked: &Walked, names: usize) -> Result<Entry, Errno> {
-    if walked.entries.len() < names {
-        return Err(walked.error.unwrap_or(Errno::ENOENT));
-    }
-    Ok(walked.entries.last().copied().unwrap_or(walked.from))
-}
-
-/// Whether the name has what the record would have put there.
-async fn is_there(store: &dyn Store, record: &Record) -> Result<bool, Errno> {
-    let Put { directory, path, what, .. } = &record.put;
-    let walked = walk(store, record, *directory, path).await?;
-    let attributes = found(&walked, path.len())?.attributes;
-    Ok(match what {
-        NewFile::Directory => attributes.kind == Kind::Directory,
-        NewFile::Symlink { target } => {
-            let answer = store.call(&record.caller, Op::ReadLink(attributes.id)).await;
-            matches!(answer, Ok(Answer::Target { target: there, .. }) if there == *target)
-        }
-        NewFile::Regular { data } => {
-            if attributes.kind != Kind::Regular || attributes.size != data.len() as u64 {
-                return Ok(false);
-            }
-            let part = ReadPart { place: attributes.id.into(), range: 0..attributes.size };
-            let mut pieces = store.read(&record.caller, vec![part]).await;
-            let mut there = Vec::new();
-            while let Some(piece) = pieces.next().await {
-                there.extend_from_slice(&piece?.data?);
-            }
-            there == *data
-        }
-    })
 }

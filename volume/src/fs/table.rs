@@ -2,7 +2,7 @@
 //! leases. No waiting here, and no store.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     ffi::{OsStr, OsString},
     sync::{Arc, atomic::Ordering},
     time::Instant,
@@ -76,14 +76,14 @@ pub(super) struct Node {
     pub asked: u32,
     /// What the kernel was told with the number, which stays as long as the number.
     pub generation: u64,
-    /// The directory's number and the name that it was last found by, of directories.
+    /// The directory's number and the name that it was last found by.
     pub at: Option<(u64, OsString)>,
     /// Of what this session has made; under [`Leases::WRITE`] its attributes are changed in memory, and names are made in a directory.
     pub own: Option<Arc<Own>>,
     /// Of a file that the store does not know yet.
     pub unborn: Option<Box<Newborn>>,
-    /// Files in it that the store does not know yet.
-    pub children: u32,
+    /// Numbers of the files in it that the store does not know yet, by name. No lease counts for them.
+    pub pending_names: BTreeMap<OsString, u64>,
     /// What was changed of its attributes in memory.
     pub changed: Option<Changes>,
     /// What is shown of it in place of what the store says, since it was made or changed in memory.
@@ -202,7 +202,7 @@ impl Table {
             at: None,
             own: None,
             unborn: None,
-            children: 0,
+            pending_names: BTreeMap::new(),
             changed: None,
             shown: None,
             made: 0,
@@ -242,9 +242,11 @@ impl Table {
         }
     }
 
-    /// Notes where a directory was found.
+    /// Notes where a file was found. A pending file is nowhere else than where it was made.
     pub fn place(&mut self, file: FileId, parent: u64, name: &OsStr) {
-        if let Some(node) = self.of_mut(file) {
+        if let Some(node) = self.of_mut(file)
+            && node.at.as_ref().is_none_or(|(its, known)| (*its, known.as_os_str()) != (parent, name))
+        {
             node.at = Some((parent, name.to_owned()));
         }
     }
@@ -450,6 +452,9 @@ impl Table {
     /// What is remembered of a name.
     pub fn known(&self, directory: u64, name: &OsStr) -> Known {
         let Some(node) = self.nodes.get(&directory) else { return Known::Unknown };
+        if let Some(pending) = node.pending_names.get(name).and_then(|number| self.nodes.get(number)) {
+            return Known::File(pending.file);
+        }
         if !node.leases.contains(Leases::ENTRIES) {
             return Known::Unknown;
         }
@@ -464,8 +469,7 @@ impl Table {
     /// Remembers a name, if its directory's answer allowed it.
     pub fn name(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         let Some(node) = self.of_mut(directory) else { return };
-        let is_unborn = node.names.get(name).is_some_and(|known| known.is_some_and(is_provisional));
-        if node.leases.contains(Leases::ENTRIES) && !is_unborn {
+        if node.leases.contains(Leases::ENTRIES) {
             node.put_name(name, file);
         }
     }
@@ -542,7 +546,7 @@ impl Table {
 impl Node {
     /// Whether the store has yet to hear of something that was done here.
     pub fn is_ahead(&self) -> bool {
-        self.unborn.is_some() || self.children > 0 || self.changed.is_some()
+        self.unborn.is_some() || !self.pending_names.is_empty() || self.changed.is_some()
     }
 
     pub fn is_directory(&self) -> bool {

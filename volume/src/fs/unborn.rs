@@ -1,8 +1,25 @@
-//! Files that exist in memory only, for a while: what they are, which of them may go out, and in which order. No
-//! waiting here, and no store; they are made in `newborn` and sent by `births`.
+//! Pending files: files that exist in memory and in the journal only, until the store has them. This
+//! module holds their states and the order in which they are sent. It does not wait and asks no
+//! store: `newborn` creates pending files, `births` sends them.
+//!
+//! # The states of a pending file
+//!
+//! | state | contents | next state |
+//! |---|---|---|
+//! | `Open` | may change | the last close → `Waiting`; somebody waits for it, or 200 ms → `Leaving` |
+//! | `Waiting` | fixed, in the journal, in the queue | the next request → `Leaving`; unlink → gone |
+//! | `Leaving` | fixed, in a request without an answer | created → an ordinary file; the request is lost → `Waiting`, and *may be there*; refused → `Refused` |
+//! | `Refused` | fixed, in the journal | tried again → `Waiting`; unlink or `posh volumes recover` → gone |
+//!
+//! Invariant: a file whose close(2) succeeded (and a directory or symbolic link whose mkdir(2) or
+//! symlink(2) did) is in the journal and in one of these states until the store has answered that it
+//! exists, or the user has removed it. No error, and no lost request, ends a pending file by itself.
+//!
+//! A request whose answer is lost may have been carried out. A file that *may be there* is sent again;
+//! if its name exists then and has the same kind and contents, it has arrived.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     ffi::{OsStr, OsString},
     sync::Arc,
     time::Instant,
@@ -12,9 +29,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     flights::{FLIGHT_BYTES, FLIGHT_FILES},
-    table::{Known, Node, ROOT, Table},
+    found::Step,
+    table::{Node, ROOT, Table},
 };
-use crate::store::{Attributes, Caller, Changes, Entry, Leases, OpenFlags};
+use crate::store::{Attributes, Caller, Changes, Entry, Errno, Leases, OpenFlags};
 
 /// Names of a path, as PATH_MAX has room for them: more are a circle, made by renaming at the same time.
 const PATH_NAMES: usize = 2048;
@@ -40,11 +58,26 @@ pub(super) struct Newborn {
     pub stage: Stage,
     /// Its number in the journal.
     pub order: u64,
+    /// Its place in the queue.
+    pub turn: u64,
+    /// A request to create it was lost: the store may have it.
+    pub may_be_there: bool,
+    /// Its directory was looked up anew since the store did not know it any more.
+    pub is_found_again: bool,
+    /// What the request that is under way changes of its attributes.
+    pub sent: Option<Changes>,
     pub since: Instant,
     /// Whether the journal has it as it is.
     pub is_noted: bool,
-    /// Its share of what may be unborn: one file, and its bytes.
-    pub room: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
+    /// Its share of what may be pending.
+    pub room: Room,
+}
+
+/// A share of what may be pending.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    pub _file: Option<OwnedSemaphorePermit>,
+    pub bytes: Option<OwnedSemaphorePermit>,
 }
 
 /// What it will be.
@@ -62,15 +95,22 @@ pub(super) enum Stage {
     Open(u64),
     /// In the queue.
     Waiting,
-    /// On its way: nothing is changed in memory any more.
+    /// In a request without an answer: nothing is changed in memory any more.
     Leaving,
+    /// The store has refused it, with this error.
+    Refused(Errno),
 }
 
 /// What is on its way to the store, by the order in which it became ready.
 #[derive(Debug, Default)]
 pub(super) struct Unborn {
     last: u64,
-    pub(super) queue: VecDeque<(u64, u64)>,
+    /// Numbers by turn.
+    pub(super) queue: BTreeMap<u64, u64>,
+    /// Numbers of those that the store has refused, by turn.
+    pub(super) refused: BTreeMap<u64, u64>,
+    /// How many requests were given up since the store was out of reach for too long.
+    pub(super) timeouts: u64,
     /// Directories whose attributes are to be set: by number, since when.
     pub(super) dirty: BTreeMap<u64, u64>,
     pub(super) leaving: HashMap<u64, u64>,
@@ -130,12 +170,27 @@ impl Unborn {
         self.open.insert(number, order);
     }
 
-    /// It waits for its turn.
-    pub fn is_ready(&mut self, number: u64, bytes: usize) {
+    /// It waits for its turn, which is returned.
+    pub fn is_ready(&mut self, number: u64, bytes: usize) -> u64 {
         self.open.remove(&number);
-        let order = self.next();
-        self.queue.push_back((order, number));
+        let turn = self.next();
+        self.queue.insert(turn, number);
         self.bytes += bytes;
+        turn
+    }
+
+    /// It keeps the turn that it had before.
+    pub fn is_ready_again(&mut self, number: u64, turn: u64, bytes: usize) {
+        self.leaving.remove(&number);
+        self.refused.remove(&turn);
+        self.queue.insert(turn, number);
+        self.bytes += bytes;
+    }
+
+    /// The store has refused it.
+    pub fn is_refused(&mut self, number: u64, turn: u64) {
+        self.leaving.remove(&number);
+        self.refused.insert(turn, number);
     }
 
     /// Its attributes are to be set, after what came up to there.
@@ -150,9 +205,11 @@ impl Unborn {
         order
     }
 
-    pub fn withdraw(&mut self, number: u64, bytes: usize) {
-        self.queue.retain(|(_, queued)| *queued != number);
-        self.bytes = self.bytes.saturating_sub(bytes);
+    pub fn withdraw(&mut self, turn: u64, bytes: usize) {
+        if self.queue.remove(&turn).is_some() {
+            self.bytes = self.bytes.saturating_sub(bytes);
+        }
+        self.refused.remove(&turn);
     }
 
     /// Its order.
@@ -168,10 +225,12 @@ impl Unborn {
     pub fn is_out(&self, last: u64, which: Which) -> bool {
         let mut orders = self.dirty.values().chain(self.leaving.values());
         let is_open = which == Which::All && self.open.values().any(|order| *order <= last);
-        !is_open && self.queue.front().is_none_or(|(order, _)| *order > last) && orders.all(|order| *order > last)
+        let is_queued = self.queue.first_key_value().is_some_and(|(turn, _)| *turn <= last);
+        !is_open && !is_queued && orders.all(|order| *order > last)
     }
 
-    pub fn is_empty(&self) -> bool {
+    /// Whether there is nothing to be sent: at most what the store has refused.
+    pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.dirty.is_empty() && self.open.is_empty() && self.leaving.is_empty()
     }
 
@@ -202,6 +261,34 @@ impl Unborn {
 }
 
 impl Newborn {
+    /// As it is made, or found in the journal.
+    pub fn new(what: What, caller: &Caller, mode: u32, own: Arc<Own>, file: Option<OwnedSemaphorePermit>) -> Self {
+        Self {
+            what,
+            caller: caller.clone(),
+            mode,
+            flags: OpenFlags::empty(),
+            own,
+            stage: Stage::Waiting,
+            order: 0,
+            turn: 0,
+            may_be_there: false,
+            is_found_again: false,
+            sent: None,
+            since: Instant::now(),
+            is_noted: false,
+            room: Room { _file: file, bytes: None },
+        }
+    }
+
+    /// Why the store does not take it.
+    pub fn refusal(&self) -> Option<Errno> {
+        match self.stage {
+            Stage::Refused(errno) => Some(errno),
+            _ => None,
+        }
+    }
+
     pub fn bytes(&self) -> usize {
         match &self.what {
             What::Regular(data) => data.len(),
@@ -209,9 +296,9 @@ impl Newborn {
         }
     }
 
-    /// Whether it may be changed in memory.
+    /// Whether it may be changed in memory: the store does not have it, and no request is under way.
     pub fn is_here(&self) -> bool {
-        self.stage != Stage::Leaving
+        self.stage != Stage::Leaving && !self.may_be_there
     }
 }
 
@@ -236,20 +323,75 @@ impl Table {
         Some((at, names))
     }
 
-    /// The names from the root down to a directory, if it was found that way.
-    pub fn path_to(&self, directory: u64) -> Option<Vec<OsString>> {
-        let mut names = Vec::new();
-        let mut at = directory;
+    /// The names from the root down to a file, if it was found that way.
+    pub fn path_to(&self, number: u64) -> Option<Vec<OsString>> {
+        Some(self.way_to(number)?.into_iter().map(|step| step.name).collect())
+    }
+
+    /// The same with all files on the way.
+    pub fn way_to(&self, number: u64) -> Option<Vec<Step>> {
+        let mut way = Vec::new();
+        let mut at = number;
         while at != ROOT {
-            let (parent, name) = self.node(at)?.at.clone()?;
-            names.push(name);
+            let node = self.node(at)?;
+            let (parent, name) = node.at.clone()?;
+            way.push(Step { number: at, file: node.file, name });
             at = parent;
-            if names.len() > PATH_NAMES {
+            if way.len() > PATH_NAMES {
                 return None;
             }
         }
-        names.reverse();
-        Some(names)
+        way.reverse();
+        Some(way)
+    }
+
+    /// It is closed, and waits for its turn.
+    pub fn is_ready(&mut self, number: u64, bytes: usize) {
+        let turn = self.unborn.is_ready(number, bytes);
+        if let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) {
+            newborn.turn = turn;
+        }
+    }
+
+    pub fn is_pending(&self, number: u64) -> bool {
+        self.node(number).is_some_and(|node| node.unborn.is_some())
+    }
+
+    /// The first of those that the store has refused and might take another time.
+    pub fn first_to_retry(&self) -> Option<u64> {
+        let refusal = |number: &u64| self.node(*number)?.unborn.as_ref()?.refusal();
+        self.unborn.refused.values().copied().find(|number| refusal(number).is_some_and(|errno| errno != Errno::ESTALE))
+    }
+
+    /// Others have removed directories, from `first` down to `directory`, in which there are pending files: they stay visible here,
+    /// as long as there are any.
+    pub fn keep_removed(&mut self, directory: u64, first: u64) {
+        let mut at = directory;
+        loop {
+            let Some(node) = self.node_mut(at) else { return };
+            let Some((own, (parent, name))) = node.own.clone().zip(node.at.clone()) else { return };
+            if node.attributes.is_none() || node.unborn.is_some() {
+                return;
+            }
+            node.unborn = Some(Box::new(Newborn {
+                stage: Stage::Refused(Errno::ESTALE),
+                ..Newborn::new(What::Directory, &own.maker.clone(), 0o700, own, None)
+            }));
+            node.leases = Leases::all();
+            node.changed = None;
+            let turn = self.unborn.next();
+            self.unborn.is_refused(at, turn);
+            if let Some(newborn) = self.node_mut(at).and_then(|node| node.unborn.as_mut()) {
+                newborn.turn = turn;
+            }
+            if let Some(above) = self.node_mut(parent) {
+                above.pending_names.insert(name, at);
+            }
+            if at == first {
+                return;
+            }
+            at = parent;
+        }
     }
 
     /// A directory that the store has just made: if nobody else knows it, its names may be made in memory from now on.
@@ -266,9 +408,83 @@ impl Table {
 
     /// The unborn file of a name.
     pub fn unborn_child(&self, parent: u64, name: &OsStr) -> Option<(u64, &Node)> {
-        let Known::File(file) = self.known(parent, name) else { return None };
-        let number = self.number_of(file)?;
+        let number = *self.node(parent)?.pending_names.get(name)?;
         Some((number, self.node(number).filter(|node| node.unborn.is_some())?))
+    }
+
+    /// Why the store does not take a pending file, or a directory above it.
+    pub fn refusal(&self, number: u64) -> Option<Errno> {
+        let mut at = number;
+        loop {
+            let node = self.node(at)?;
+            let newborn = node.unborn.as_ref()?;
+            if let Some(errno) = newborn.refusal() {
+                return Some(errno);
+            }
+            at = node.at.as_ref()?.0;
+        }
+    }
+
+    /// Why the store does not take the first of those that it has refused, in a directory or below it.
+    pub fn refusal_below(&self, directory: u64) -> Option<Errno> {
+        let refused = self.unborn.refused.values().copied();
+        let mut below = refused.filter(|number| self.is_below(*number, directory));
+        below.find_map(|number| self.node(number)?.unborn.as_ref()?.refusal())
+    }
+
+    fn is_below(&self, number: u64, directory: u64) -> bool {
+        let mut at = number;
+        for _ in 0..PATH_NAMES {
+            if at == directory {
+                return true;
+            }
+            match self.node(at).and_then(|node| node.at.as_ref()) {
+                Some((parent, _)) if at != ROOT => at = *parent,
+                _ => return false,
+            }
+        }
+        false
+    }
+
+    /// The request that it went with is lost: it goes with another one.
+    pub fn is_lost(&mut self, number: u64) {
+        if self.is_pending(number) {
+            return self.wait_again(number, true);
+        }
+        let order = self.unborn.has_arrived(number);
+        if self.node(number).is_some_and(|node| node.changed.is_some()) {
+            self.unborn.is_dirty(number, order);
+        }
+    }
+
+    /// The request that it went with was lost, or it is to be tried again.
+    pub fn wait_again(&mut self, number: u64, may_be_there: bool) {
+        let Some(node) = self.node_mut(number) else { return };
+        let Some(newborn) = &mut node.unborn else { return };
+        newborn.stage = Stage::Waiting;
+        newborn.may_be_there |= may_be_there;
+        let (turn, bytes) = (newborn.turn, newborn.bytes());
+        if let Some(sent) = newborn.sent.take() {
+            let since = node.changed.unwrap_or_default();
+            node.changed = Some(Changes {
+                mode: since.mode.or(sent.mode),
+                uid: since.uid.or(sent.uid),
+                gid: since.gid.or(sent.gid),
+                ..Changes::default()
+            });
+        }
+        self.unborn.is_ready_again(number, turn, bytes);
+    }
+
+    /// The store has refused it. It stays as it is, under its name.
+    pub fn refuse(&mut self, number: u64, errno: Errno) {
+        self.wait_again(number, false);
+        let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return };
+        newborn.stage = Stage::Refused(errno);
+        newborn.may_be_there = false;
+        let (turn, bytes) = (newborn.turn, newborn.bytes());
+        self.unborn.withdraw(turn, bytes);
+        self.unborn.is_refused(number, turn);
     }
 
     /// Attributes of a directory are others than the store has, by these changes and its times.
@@ -299,11 +515,11 @@ mod tests {
     fn what_came_before_is_waited_for_and_nothing_else() {
         let mut unborn = Unborn::default();
         unborn.has_begun(10);
-        unborn.is_ready(11, 0);
+        let first = unborn.is_ready(11, 0);
         let last = unborn.last();
         assert!(!unborn.is_out(last, Which::Closed));
         unborn.is_ready(12, 0);
-        unborn.withdraw(11, 0);
+        unborn.withdraw(first, 0);
         assert!(unborn.is_out(last, Which::Closed));
         assert!(!unborn.is_out(last, Which::All), "one is open");
         unborn.leaves(10);

@@ -7,16 +7,16 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::{Volume, files::Open, table::Node, unborn::Which};
-use crate::store::{Caller, Errno, FileId, Leases, OpenFlags, Write};
+use crate::store::{Caller, Entry, Errno, FileId, Leases, OpenFlags, Write};
 
 /// All that may be on its way: a link of 1 Gbit/s at 250 ms.
 const DIRTY_BYTES: usize = 32 << 20;
@@ -26,6 +26,13 @@ const BATCH_BYTES: usize = 2 << 20;
 
 /// Requests for one file that are under way.
 const BATCHES: usize = 4;
+
+/// Between two attempts with a request that was lost; doubled up to the second.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// For so long a request is made again that the server, which is in reach, does not carry out.
+const ANSWERED_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a write comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +50,12 @@ pub(super) struct Writes {
     pub(super) dirty: AtomicU64,
     /// Whenever something has arrived.
     arrived: Notify,
+    /// How many requests were given up since the store was out of reach for too long. They are made again.
+    timeouts: AtomicU64,
+    /// Somebody waits: it may be worth an attempt.
+    wanted: Notify,
+    /// The volume has ended.
+    is_over: AtomicBool,
 }
 
 /// Writes of one file.
@@ -79,11 +92,38 @@ impl Default for Writes {
             room: Arc::new(Semaphore::new(DIRTY_BYTES)),
             dirty: AtomicU64::new(0),
             arrived: Notify::new(),
+            timeouts: AtomicU64::new(0),
+            wanted: Notify::new(),
+            is_over: AtomicBool::new(false),
         }
     }
 }
 
 impl Writes {
+    /// Nothing more is sent, and nobody waits any longer.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.arrived.notify_waiters();
+        self.wanted.notify_waiters();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Completes when a request has been given up from now on, or the volume has ended.
+    async fn given_up(&self, timeouts: u64) {
+        loop {
+            let arrived = self.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            if self.timeouts.load(Ordering::Relaxed) != timeouts || self.is_over() {
+                return;
+            }
+            arrived.await;
+        }
+    }
+
     fn files(&self) -> MutexGuard<'_, HashMap<FileId, Pending>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -193,7 +233,12 @@ impl Volume {
 
     async fn note(self: &Arc<Self>, open: &Open, offset: u64, data: Bytes) -> Result<(), Errno> {
         let bytes = u32::try_from(data.len()).map_err(|_| Errno::EFBIG)?;
-        let room = Arc::clone(&self.writes.room).acquire_many_owned(bytes).await.map_err(|_| Errno::EIO)?;
+        let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
+        let room = tokio::select! {
+            room = Arc::clone(&self.writes.room).acquire_many_owned(bytes) => room.map_err(|_| Errno::EIO)?,
+            // What was written before is not lost, and nothing after it is taken.
+            () = self.writes.given_up(timeouts) => return Err(Errno::ETIMEDOUT),
+        };
         self.writes.dirty.fetch_add(u64::from(bytes), Ordering::Relaxed);
         let mut files = self.writes.files();
         let is_new = !files.contains_key(&open.file);
@@ -230,32 +275,65 @@ impl Volume {
         }
     }
 
+    /// Until the store has answered. A request that is lost is made again, as it was, before anything that is written to the same
+    /// place later: so nothing is missing between two writes that were taken, and they happen in their order.
     async fn send(self: Arc<Self>, file: FileId, batch: Batch) {
         let Batch { number, caller, writes, room, bytes } = batch;
-        let asked = Instant::now();
-        match self.store.write(&caller, writes).await {
-            Err(errno) => self.note_fault(file, errno),
-            Ok(results) => {
-                for result in results {
-                    match result {
-                        Ok(entry) => drop(self.table().learn(&entry, asked)),
-                        Err(errno) => self.note_fault(file, errno),
-                    }
+        let mut pause = FIRST_PAUSE;
+        let mut answered_since = None;
+        while !self.writes.is_over() {
+            let asked = Instant::now();
+            let errno = match self.store.write(&caller, writes.clone()).await {
+                Ok(results) => match self.take_results(file, results, asked) {
+                    Ok(()) => break,
+                    Err(errno) => errno,
+                },
+                Err(errno) => errno,
+            };
+            match errno {
+                Errno::ETIMEDOUT => {
+                    self.writes.timeouts.fetch_add(1, Ordering::Relaxed);
+                    self.writes.arrived.notify_waiters();
+                    answered_since = None;
+                }
+                Errno::ESTALE if self.find_all_again(&caller, &[file]).await => {}
+                // In reach, and yet without an answer that means anything: once more could help, ever more could not.
+                Errno::EIO | Errno::EAGAIN if asked - *answered_since.get_or_insert(asked) < ANSWERED_PATIENCE => {}
+                errno => {
+                    self.note_fault(file, errno);
+                    break;
                 }
             }
+            let _ = tokio::time::timeout(pause, self.writes.wanted.notified()).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
         drop(room);
         self.writes.has_arrived(file, number, bytes);
         self.writes.arrived.notify_waiters();
     }
 
+    /// # Errors
+    /// `ESTALE`: the store does not know the file, or not any more. Other errors are noted with the open files.
+    fn take_results(&self, file: FileId, results: Vec<Result<Entry, Errno>>, asked: Instant) -> Result<(), Errno> {
+        if results.contains(&Err(Errno::ESTALE)) {
+            return Err(Errno::ESTALE);
+        }
+        for result in results {
+            match result {
+                Ok(entry) => drop(self.table().learn(&entry, asked)),
+                Err(errno) => self.note_fault(file, errno),
+            }
+        }
+        Ok(())
+    }
+
     async fn write_through(&self, open: &Open, offset: u64, data: Bytes, appends: bool) -> Result<(), Errno> {
-        self.drain(open.file).await;
+        self.drain(open.file).await?;
         let bytes = data.len() as u64;
         let place = open.place();
         let write = if appends { Write::Append { place, data } } else { Write::At { place, offset, data } };
         let asked = Instant::now();
-        let mut results = self.store.write(&open.caller, vec![write]).await?;
+        let mut results = self.write_at_once(&open.caller, write).await?;
         let entry = results.pop().ok_or(Errno::EPROTO)??;
         self.table().learn(&entry, asked);
         if appends && entry.attributes.size != offset + bytes {
@@ -265,26 +343,59 @@ impl Volume {
         Ok(())
     }
 
+    /// An append that is lost is not made again: it may be there.
+    async fn write_at_once(&self, caller: &Caller, write: Write) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+        let file = match &write {
+            Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. } => place.file,
+            Write::Put(put) => put.directory,
+        };
+        let is_once = matches!(write, Write::Append { .. });
+        match self.store.write(caller, vec![write.clone()]).await {
+            Err(Errno::ESTALE) if self.find_all_again(caller, &[file]).await => {}
+            Ok(results) if results.contains(&Err(Errno::ESTALE)) && self.find_all_again(caller, &[file]).await => {}
+            Err(Errno::EIO) if !is_once => {}
+            answer => return answer,
+        }
+        self.store.write(caller, vec![write]).await
+    }
+
     /// Returns when what was written to a file until now is on the server, or has failed there.
-    pub(super) async fn drain(&self, file: FileId) {
-        let Some(number) = self.writes.next(file) else { return };
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same, when it is back.
+    pub(super) async fn drain(&self, file: FileId) -> Result<(), Errno> {
+        let Some(number) = self.writes.next(file) else { return Ok(()) };
+        let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
+        self.writes.wanted.notify_waiters();
         loop {
             let arrived = self.writes.arrived.notified();
             tokio::pin!(arrived);
             arrived.as_mut().enable();
             if self.writes.arrived_below(file, number) {
-                return;
+                return Ok(());
+            }
+            if self.writes.timeouts.load(Ordering::Relaxed) != timeouts || self.writes.is_over() {
+                return Err(Errno::ETIMEDOUT);
             }
             arrived.await;
         }
     }
 
-    /// The same for all files, also those that were made here.
-    pub async fn drain_all(&self) {
-        self.bring_out(Which::All).await;
+    /// Returns when nothing that was written to a file until now is on its way, however long that takes.
+    pub(super) async fn drained(&self, file: FileId) {
+        while self.drain(file).await.is_err() && !self.writes.is_over() {}
+    }
+
+    /// The same as [`Self::drain`] for all files, also those that were made here. What the store has refused is not waited for.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn drain_all(&self) -> Result<(), Errno> {
+        self.bring_out(Which::All).await?;
         let files: Vec<FileId> = self.writes.files().keys().copied().collect();
         for file in files {
-            self.drain(file).await;
+            self.drain(file).await?;
         }
+        Ok(())
     }
 }

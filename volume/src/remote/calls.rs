@@ -31,6 +31,7 @@ pub struct Calls {
 struct Waiting {
     call: Call,
     is_change: bool,
+    is_repeatable: bool,
     /// It may have happened in the executor's session of that number.
     sent_in: Option<u64>,
     answer: oneshot::Sender<Given>,
@@ -94,20 +95,26 @@ impl Calls {
             self.waiting.iter().filter(|(_, waiting)| is_lost(waiting)).map(|(number, _)| *number).collect();
         for number in lost {
             let Some(waiting) = self.waiting.remove(&number) else { continue };
-            // What only looks may name handles that are no more, and is begun again.
-            let given = if waiting.is_change { Given::Answer(Err(Errno::EIO)) } else { Given::Again };
+            // It may name handles that are no more, and is begun again.
+            let given = if waiting.is_repeatable { Given::Again } else { Given::Answer(Err(Errno::EIO)) };
             let _ = waiting.answer.send(given);
         }
         self.waiting.values_mut().for_each(|waiting| waiting.sent_in = Some(epoch));
         self.waiting.values().map(|waiting| waiting.call.clone()).collect()
     }
 
-    fn begin(&mut self, mut call: Call, is_change: bool, epoch: Option<u64>) -> (Call, oneshot::Receiver<Given>) {
+    fn begin(
+        &mut self,
+        mut call: Call,
+        (is_change, is_repeatable): (bool, bool),
+        epoch: Option<u64>,
+    ) -> (Call, oneshot::Receiver<Given>) {
         self.last_number += 1;
         call.number = self.last_number;
         call.acknowledged = self.acknowledged().min(call.number - 1);
         let (answer, given) = oneshot::channel();
-        self.waiting.insert(call.number, Waiting { call: call.clone(), is_change, sent_in: epoch, answer });
+        self.waiting
+            .insert(call.number, Waiting { call: call.clone(), is_change, is_repeatable, sent_in: epoch, answer });
         (call, given)
     }
 
@@ -169,7 +176,7 @@ impl Shared {
 
     /// Sends it and waits. `epoch`: the executor's session whose handles it names.
     async fn send(&self, caller: &Caller, op: Op, epoch: Option<u64>) -> Given {
-        let is_change = op.is_change();
+        let kind = (op.is_change(), op.is_repeatable());
         let message = Call { caller: Some(caller.into()), op: Some(op.into()), ..Call::default() };
         let (call, mut given, outgoing) = {
             // In one step, so that a new connection either finds it or is the one it is sent on.
@@ -179,7 +186,7 @@ impl Shared {
                 return Given::Again;
             }
             let sent_in = outgoing.is_some().then_some(now).or(epoch);
-            let (call, given) = calls.begin(message, is_change, sent_in);
+            let (call, given) = calls.begin(message, kind, sent_in);
             (call, given, outgoing)
         };
         let _waited = Waited { shared: self, number: call.number };
@@ -234,7 +241,12 @@ impl Shared {
         }
         let flags = opened.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
         let again = Op::Open { file: opened.file, flags };
-        let Given::Answer(answer) = self.send(caller, again, None).await else { return Err(Errno::EIO) };
+        let answer = loop {
+            match self.send(caller, again.clone(), None).await {
+                Given::Answer(answer) => break answer,
+                Given::Again => {}
+            }
+        };
         let Answer::Opened { handle: new, .. } = answer? else { return Err(Errno::EPROTO) };
         let epoch = self.connection.borrow().epoch;
         if let Some(opened) = self.calls.lock().expect("not poisoned").opened.get_mut(&handle.0) {

@@ -80,6 +80,38 @@ pub enum Op {
 }
 
 impl Op {
+    /// All files that it names.
+    #[must_use]
+    pub fn files(&self) -> Vec<FileId> {
+        match self {
+            Self::Walk { from: file, .. }
+            | Self::List { directory: file, .. }
+            | Self::ReadLink(file)
+            | Self::MakeDirectory { parent: file, .. }
+            | Self::MakeNode { parent: file, .. }
+            | Self::Symlink { parent: file, .. }
+            | Self::Remove { parent: file, .. }
+            | Self::Create { parent: file, .. }
+            | Self::Open { file, .. }
+            | Self::Unlock { file, .. } => vec![*file],
+            Self::Attributes(place)
+            | Self::Set { place, .. }
+            | Self::Sync { place, .. }
+            | Self::Allocate { place, .. }
+            | Self::Seek { place, .. }
+            | Self::GetAttribute { place, .. }
+            | Self::SetAttribute { place, .. }
+            | Self::ListAttributes(place)
+            | Self::RemoveAttribute { place, .. }
+            | Self::Lock { place, .. }
+            | Self::TestLock { place, .. } => vec![place.file],
+            Self::Link { file, parent, .. } => vec![file.file, *parent],
+            Self::Rename { from, to, .. } => vec![from.0, to.0],
+            Self::CopyRange { from, to, .. } => vec![from.0.file, to.0.file],
+            Self::Close(_) | Self::FileSystem | Self::Return(_) | Self::Settle(_) => Vec::new(),
+        }
+    }
+
     /// Whether doing it twice is another thing than doing it once. A lock that is taken again is the same lock.
     #[must_use]
     pub fn is_change(&self) -> bool {
@@ -100,6 +132,20 @@ impl Op {
                 | Self::Return(_)
                 | Self::Settle(_)
         )
+    }
+
+    /// Whether it can be asked for again when nobody knows whether it was done: the second time gives what the first would have,
+    /// and leaves what the first would have left.
+    #[must_use]
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            // What the first one has opened is closed with its session.
+            Self::Open { .. } | Self::Set { .. } => true,
+            Self::Create { flags, .. } => !flags.contains(OpenFlags::EXCLUSIVE),
+            Self::SetAttribute { how, .. } => *how == AttributeChange::Any,
+            Self::Allocate { how, .. } => !matches!(how, Allocation::CollapseRange | Allocation::InsertRange),
+            other => !other.is_change(),
+        }
     }
 }
 

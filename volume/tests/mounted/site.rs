@@ -116,7 +116,7 @@ impl Site {
     }
 
     pub fn settle(&self, number: usize) {
-        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle());
+        self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle()).unwrap();
     }
 }
 

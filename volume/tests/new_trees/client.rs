@@ -30,6 +30,9 @@ pub struct Observed {
     pub writes: AtomicUsize,
     /// Puts of files with that name fail.
     pub refused: Mutex<Option<(&'static str, Errno)>>,
+    /// So many of the next requests to write are lost, after they were carried out or before.
+    pub lost: AtomicUsize,
+    pub is_lost_after: AtomicBool,
     /// While it is true, writes wait.
     pub held: watch::Sender<bool>,
     pub is_dead: AtomicBool,
@@ -77,6 +80,10 @@ impl Store for Observed {
         if self.is_dead.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
+        let lost = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
+        if lost.is_ok() && !self.is_lost_after.load(Ordering::Relaxed) {
+            return Err(Errno::EIO);
+        }
         let mut results = Vec::new();
         for write in writes {
             let refused = *self.refused.lock().unwrap();
@@ -96,7 +103,7 @@ impl Store for Observed {
                 }
             }
         }
-        Ok(results)
+        if lost.is_ok() { Err(Errno::EIO) } else { Ok(results) }
     }
 
     fn notices(&self) -> Notices {
@@ -152,6 +159,8 @@ impl Site {
             calls: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
             refused: Mutex::new(None),
+            lost: AtomicUsize::new(0),
+            is_lost_after: AtomicBool::new(false),
             held: watch::Sender::new(false),
             is_dead: AtomicBool::new(false),
         });

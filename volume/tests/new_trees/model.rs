@@ -246,7 +246,7 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
             let (opened, _) = client.create(path_of(name), NEW).await?;
             client.close(opened).await?;
         }
-        Call::Settle => client.volume.settle().await,
+        Call::Settle => client.volume.settle().await?,
     }
     Ok(String::new())
 }
@@ -426,7 +426,7 @@ proptest! {
                 prop_assert_eq!(picture(&site.path("t")), picture(&plain.path().join("t")), "settled after call {}", number);
             }
         }
-        runtime.block_on(one.volume.drain_all());
+        runtime.block_on(one.volume.drain_all()).unwrap();
         prop_assert_eq!(picture(&site.path("t")), picture(&plain.path().join("t")));
         prop_assert_eq!(one.volume.state().lost, None);
         runtime.shutdown_background();

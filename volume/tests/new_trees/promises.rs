@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     process::Command,
     sync::atomic::Ordering,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -30,7 +31,7 @@ async fn a_tree_takes_a_few_requests() {
         let changes = Changes { mtime, mode: Some(0o711), ..Changes::default() };
         client.volume.change(&client.caller, number, None, changes).await.unwrap();
     }
-    client.volume.drain_all().await;
+    client.volume.drain_all().await.unwrap();
     let asked = client.asked() - before;
     assert!(asked <= 60, "{asked} requests for 1000 files");
     for directory in 0..10 {
@@ -69,10 +70,10 @@ async fn what_was_made_is_shown_as_it_was_when_it_has_been_sent() {
         seen
     };
     let before = look().await;
-    client.volume.drain_all().await;
+    client.volume.drain_all().await.unwrap();
     assert_eq!(look().await, before);
     // From a command on the server on, as the server has it.
-    client.volume.settle().await;
+    client.volume.settle().await.unwrap();
     for (name, seen) in names.into_iter().zip(look().await) {
         let found = fs::metadata(site.path(name)).unwrap();
         let ctime = Time { seconds: found.ctime(), nanoseconds: u32::try_from(found.ctime_nsec()).unwrap() };
@@ -93,7 +94,7 @@ async fn a_name_that_is_there_is_not_made_again() {
         client.volume.write(open.number, 0, Bytes::from_static(b"first"), Source::Call).await.unwrap();
         assert_eq!(client.create(&name, NEW).await.map(drop), Err(Errno::EEXIST));
         client.close(open).await.unwrap();
-        client.volume.settle().await;
+        client.volume.settle().await.unwrap();
         assert_eq!(fs::read(site.path(&name)).unwrap(), b"first");
     }
 }
@@ -145,7 +146,7 @@ async fn a_copied_tree_takes_a_few_requests() {
     for file in 0..200 {
         client.put(format!("from/{file}"), format!("{file}").repeat(file).as_bytes(), 5).await.unwrap();
     }
-    client.volume.drain_all().await;
+    client.volume.drain_all().await.unwrap();
     let before = client.asked();
     client.make_directory("to").await.unwrap();
     assert_eq!(client.names("from").await.unwrap().len(), 200);
@@ -163,7 +164,7 @@ async fn a_copied_tree_takes_a_few_requests() {
         client.close(source).await.unwrap();
         client.close(target).await.unwrap();
     }
-    client.volume.drain_all().await;
+    client.volume.drain_all().await.unwrap();
     let asked = client.asked() - before;
     assert!(asked <= 20, "{asked} requests for 200 files");
     for file in 0..200 {
@@ -205,7 +206,7 @@ async fn commands_on_the_server_see_all_after_it_was_settled() {
     client.make_directory("t/sub").await.unwrap();
     client.put("t/sub/f", b"contents", 5).await.unwrap();
     let (open, _) = client.create("t/open", NEW).await.unwrap();
-    client.volume.settle().await;
+    client.volume.settle().await.unwrap();
     assert_eq!(fs::read(site.path("t/sub/f")).unwrap(), b"contents");
     assert!(site.path("t/open").exists());
     let script = "echo changed > f; echo new > g";
@@ -250,7 +251,7 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
         client.make_directory("old").await.unwrap();
         client.make_directory("old/t").await.unwrap();
         client.put("old/t/sent", b"sent", 5).await.unwrap();
-        client.volume.drain_all().await;
+        client.volume.drain_all().await.unwrap();
         client.store.is_dead.store(true, Ordering::Relaxed);
         client.make_directory("old/t/sub").await.unwrap();
         client.put("old/t/sub/f", b"contents", 123).await.unwrap();
@@ -268,12 +269,18 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
         assert_eq!(fs::metadata(site.path("old/t/sub/f")).unwrap().mtime(), 123);
         assert_eq!(fs::read_link(site.path("old/t/link")).unwrap().to_str(), Some("sub/f"));
         assert!(!site.path("old/t/sent").exists(), "it was on the server before, and removed there");
+        // Nothing that is pending is in the way of what comes now.
+        client.volume.drain_all().await.unwrap();
         assert_eq!(fs::read(site.path("old/t/taken")).unwrap(), b"theirs");
+        // Ours is shown under its name, and can be taken out.
+        assert_eq!(client.read("old/t/taken").await.unwrap(), b"ours");
         let lost = client.volume.state().lost.unwrap();
         assert!(lost.contains("old/t/taken"), "{lost}");
-        let kept =
-            fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
-        assert_eq!(kept.collect::<Vec<_>>(), [b"ours"]);
+        let to = site.path("../recovered");
+        assert_eq!(client.volume.recover(&to).unwrap(), 1);
+        assert_eq!(fs::read(to.join("old/t/taken")).unwrap(), b"ours");
+        assert_eq!(client.read("old/t/taken").await.unwrap(), b"theirs");
+        assert_eq!(client.volume.state().lost, None);
     });
 }
 
@@ -285,26 +292,87 @@ async fn what_the_server_refuses_is_never_silent() {
     *client.store.refused.lock().unwrap() = Some(("full", Errno::ENOSPC));
     let number = client.put("t/full", b"contents", 5).await.unwrap();
     client.put("t/other", b"other", 5).await.unwrap();
-    client.volume.drain_all().await;
-    assert_eq!(client.volume.attributes(&client.caller, number).await, Err(Errno::ENOSPC));
-    assert_eq!(client.volume.open(&client.caller, number, OpenFlags::READ).await, Err(Errno::ENOSPC));
-    assert_eq!(client.stat("t/full").await, Err(Errno::ENOENT));
+    client.volume.drain_all().await.unwrap();
+    assert_eq!(client.volume.settle().await, Err(Errno::ENOSPC), "a command on the server would not see it");
     assert_eq!(fs::read(site.path("t/other")).unwrap(), b"other");
+    // What was closed is kept, and seen under its name; what needs the server gets the error.
+    let (caller, volume) = (client.caller.clone(), &client.volume);
+    assert_eq!(client.read("t/full").await.unwrap(), b"contents");
+    assert_eq!(client.stat("t/full").await.unwrap().size, 8);
+    assert_eq!(client.names("t").await.unwrap(), ["full", "other"]);
+    assert_eq!(volume.open(&caller, number, OpenFlags::READ | OpenFlags::WRITE).await, Err(Errno::ENOSPC));
+    let t = client.number("t".as_ref()).await.unwrap();
+    let replace = Renaming::Replace;
+    assert_eq!(volume.rename(&caller, (t, "full".as_ref()), (t, "x".as_ref()), replace).await, Err(Errno::ENOSPC));
+    assert_eq!(volume.sync_directory(&caller, t, Synced::Everything).await, Err(Errno::ENOSPC));
     let lost = client.volume.state().lost.unwrap();
-    let kept = lost.split(" is in ").last().unwrap();
     assert!(lost.contains("t/full could not be made"), "{lost}");
-    assert_eq!(fs::read(kept).unwrap(), b"contents");
+    // Nothing more is promised while the server is full.
+    let before = client.asked();
+    client.put("t/later", b"later", 5).await.unwrap();
+    assert!(client.asked() > before && site.path("t/later").exists());
+    *client.store.refused.lock().unwrap() = None;
+    let began = std::time::Instant::now();
+    while !site.path("t/full").exists() {
+        assert!(began.elapsed().as_secs() < 20, "it is not tried again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    client.volume.settle().await.unwrap();
+    assert_eq!(fs::read(site.path("t/full")).unwrap(), b"contents");
+    assert_eq!(client.volume.state().lost, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lies_in_a_directory_that_is_refused_is_kept_with_it_and_can_be_removed() {
+    let site = Site::new();
+    let client = site.client("a").await;
     client.make_directory("u").await.unwrap();
     *client.store.refused.lock().unwrap() = Some(("directory", Errno::EDQUOT));
     client.make_directory("u/directory").await.unwrap();
     client.put("u/directory/inside", b"inside", 5).await.unwrap();
-    client.volume.drain_all().await;
-    let kept = fs::read_dir(site.state("a").join("lost")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
-    let kept: Vec<Vec<u8>> = kept.collect();
-    assert!(kept.contains(&b"inside".to_vec()), "{kept:?} {:?}", client.volume.state());
+    client.put("u/directory/more", b"more", 5).await.unwrap();
+    client.volume.drain_all().await.unwrap();
+    assert_eq!(client.names("u/directory").await.unwrap(), ["inside", "more"]);
+    assert_eq!(client.read("u/directory/inside").await.unwrap(), b"inside");
+    assert_eq!(client.make_directory("u/directory/new").await, Err(Errno::EDQUOT));
+    assert_eq!(client.create("u/directory/new", NEW).await.map(drop), Err(Errno::EDQUOT));
+    assert_eq!(client.remove("u/directory", Removal::Directory).await, Err(Errno::ENOTEMPTY));
+    client.remove("u/directory/inside", Removal::File).await.unwrap();
+    assert_eq!(client.names("u/directory").await.unwrap(), ["more"]);
+    let to = site.path("../recovered");
+    assert_eq!(client.volume.recover(&to).unwrap(), 1);
+    assert_eq!(fs::read(to.join("u/directory/more")).unwrap(), b"more");
+    assert_eq!(client.stat("u/directory").await, Err(Errno::ENOENT));
     *client.store.refused.lock().unwrap() = None;
-    client.put("t/full", b"again", 5).await.unwrap();
-    assert_eq!(client.read("t/full").await.unwrap(), b"again");
+    client.volume.settle().await.unwrap();
+    assert!(client.names("u").await.unwrap().is_empty());
+    assert!(!site.path("u/directory").exists());
+}
+
+/// A request is lost, after or before it was carried out, and what was closed is on the server all the same, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_closed_is_sent_until_the_server_has_it() {
+    for round in 0..20 {
+        let site = Site::new();
+        let client = site.client("a").await;
+        client.make_directory("t").await.unwrap();
+        client.store.lost.store(1 + round % 3, Ordering::Relaxed);
+        client.store.is_lost_after.store(round % 2 == 0, Ordering::Relaxed);
+        client.make_directory("t/d").await.unwrap();
+        client.put("t/d/f", b"contents", 77).await.unwrap();
+        client.symlink("t/link", "d/f").await.unwrap();
+        let (open, _) = client.create("t/open", NEW).await.unwrap();
+        client.volume.write(open.number, 0, Bytes::from_static(b"so far"), Source::Call).await.unwrap();
+        client.volume.settle().await.unwrap();
+        assert_eq!(client.store.lost.load(Ordering::Relaxed), 0, "nothing was lost");
+        client.volume.write(open.number, 6, Bytes::from_static(b", more"), Source::Call).await.unwrap();
+        client.close(open).await.unwrap();
+        assert_eq!(fs::read(site.path("t/d/f")).unwrap(), b"contents");
+        assert_eq!(fs::metadata(site.path("t/d/f")).unwrap().mtime(), 77);
+        assert_eq!(fs::read_link(site.path("t/link")).unwrap().to_str(), Some("d/f"));
+        assert_eq!(fs::read(site.path("t/open")).unwrap(), b"so far, more");
+        assert_eq!(client.volume.state().lost, None, "round {round}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -324,7 +392,7 @@ async fn numbers_and_times_stay_when_a_file_is_born() {
     };
     let before = (told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime);
     assert_eq!(before.0.0, number);
-    client.volume.drain_all().await;
+    client.volume.drain_all().await.unwrap();
     assert!(site.path("t/sub/f").exists());
     assert_eq!((told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime), before);
 }

@@ -1,0 +1,259 @@
+//! What became of pending files that were sent: created, lost with their request, or refused.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use super::{
+    Volume,
+    found::{Extent, Found},
+    newborn::NEWBORN_BYTES,
+    recalls::Invalidate,
+    table::Table,
+    unborn::{Room, What},
+};
+use crate::store::{Attributes, Caller, Entry, Errno, Kind, Leases, Place, Write};
+
+/// Why nobody can say yet whether the store has a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// There is a file of that name, which an earlier request may have made.
+    Exists,
+    /// The store does not know its directory.
+    NoDirectory,
+    /// The store does not know the directory whose attributes were to be set.
+    Forgotten,
+}
+
+/// Whether who has made a file may read it: what an open would say.
+fn is_readable(maker: &Caller, made: &Attributes) -> bool {
+    made.kind == Kind::Regular && maker.uid == made.uid && (maker.uid == 0 || made.mode & 0o400 != 0)
+}
+
+impl Volume {
+    /// What became of one write, unless that is in doubt.
+    pub(super) fn landed(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) -> Option<(u64, Doubt)> {
+        let may_be_there = {
+            let table = self.table();
+            table.node(number).and_then(|node| node.unborn.as_ref()).map(|newborn| newborn.may_be_there)
+        };
+        match (result, may_be_there) {
+            (Ok(entry), Some(_)) => self.is_born(number, &entry, asked),
+            (Err(Errno::EEXIST), Some(true)) => return Some((number, Doubt::Exists)),
+            (Err(Errno::ESTALE | Errno::ENOENT), Some(_)) => return Some((number, Doubt::NoDirectory)),
+            (Err(errno), Some(_)) => self.is_refused(number, errno),
+            (Err(Errno::ESTALE), None) => return Some((number, Doubt::Forgotten)),
+            (result, None) => self.is_set(number, result, asked),
+        }
+        None
+    }
+
+    /// Finds out what there is. All of these are in `Leaving`.
+    ///
+    /// # Errors
+    /// That is not known now: the rest waits again.
+    pub(super) async fn settle_doubtful(&self, doubtful: Vec<(u64, Doubt)>) -> Result<(), Errno> {
+        let mut found: HashMap<u64, Found> = HashMap::new();
+        let mut lost = Ok(());
+        for (number, doubt) in doubtful {
+            let outcome = match (lost, doubt) {
+                (Err(_), _) => lost,
+                (Ok(()), Doubt::Exists) => self.compare(number).await,
+                (Ok(()), Doubt::NoDirectory) => self.find_directory_of(number, &mut found).await,
+                (Ok(()), Doubt::Forgotten) => self.find_forgotten(number).await,
+            };
+            if outcome.is_err() {
+                lost = outcome;
+                self.table().is_lost(number);
+            }
+        }
+        lost
+    }
+
+    /// There is a file with its name: whether it is the one that an earlier request has made.
+    async fn compare(&self, number: u64) -> Result<(), Errno> {
+        let (put, caller) = {
+            let table = self.table();
+            let caller = table.node(number).and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
+            let Some(known) = table.put_of(number).zip(caller) else { return Ok(()) };
+            known
+        };
+        let asked = Instant::now();
+        let Some(entry) = self.found_there(&caller, &put, Extent::Whole).await? else {
+            self.is_refused(number, Errno::EEXIST);
+            return Ok(());
+        };
+        // Of a directory nobody knows how far its attributes were set.
+        let set = Write::Set { place: Place::from(entry.attributes.id), changes: put.changes };
+        match self.store.write(&caller, vec![set]).await?.pop().ok_or(Errno::EPROTO)? {
+            Ok(entry) => self.is_born(number, &entry, asked),
+            Err(errno) => self.is_refused(number, errno),
+        }
+        Ok(())
+    }
+
+    /// The store does not know its directory by number, or a directory above it has gone.
+    async fn find_directory_of(&self, number: u64, known: &mut HashMap<u64, Found>) -> Result<(), Errno> {
+        let (above, caller, is_found_again) = {
+            let mut table = self.table();
+            let Some((above, _)) = table.path_below(number) else { return Ok(()) };
+            let parent = table.node(number).and_then(|node| Some(node.at.as_ref()?.0));
+            if parent.is_some_and(|parent| parent != above && table.is_pending(parent)) {
+                // That one has its own fate, and this one will have the same.
+                table.wait_again(number, false);
+                return Ok(());
+            }
+            let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return Ok(()) };
+            (above, newborn.caller.clone(), std::mem::replace(&mut newborn.is_found_again, true))
+        };
+        let found = match known.get(&above) {
+            Some(found) => *found,
+            None => self.find_again(&caller, above).await?,
+        };
+        known.insert(above, found);
+        match found {
+            Found::There(_) if !is_found_again => self.table().wait_again(number, false),
+            Found::There(_) => self.is_refused(number, Errno::ENOENT),
+            Found::Gone(first) => {
+                self.is_refused(number, Errno::ESTALE);
+                if let Some(first) = first {
+                    self.table().keep_removed(above, first);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory whose attributes were to be set.
+    async fn find_forgotten(&self, number: u64) -> Result<(), Errno> {
+        let caller = self.table().node(number).and_then(|node| Some(node.own.as_ref()?.maker.clone()));
+        match self.find_again(&caller.unwrap_or_default(), number).await? {
+            Found::There(_) => self.table().is_lost(number),
+            Found::Gone(_) => self.is_set(number, Err(Errno::ESTALE), Instant::now()),
+        }
+        Ok(())
+    }
+
+    /// The store does not take it. It stays pending, and whoever asks for it in a way that needs the store gets the error.
+    fn is_refused(&self, number: u64, errno: Errno) {
+        let mut table = self.table();
+        let path = table.path_to(number).map(|names| names.iter().collect::<PathBuf>());
+        tracing::warn!(number, ?path, %errno, "the server does not take a file that was made here; it is kept");
+        table.refuse(number, errno);
+    }
+
+    /// The store has it.
+    fn is_born(&self, number: u64, entry: &Entry, asked: Instant) {
+        let mut table = self.table();
+        let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.take()) else { return };
+        self.take_over(&mut table, number, entry, asked);
+        let Some(node) = table.node_mut(number) else { return };
+        let (leases, is_directory) = (node.leases, node.is_directory());
+        node.pages_doubtful = !leases.contains(Leases::DATA);
+        node.own = Some(Arc::clone(&newborn.own));
+        if is_readable(&newborn.caller, &entry.attributes) {
+            node.reader = Some(newborn.caller.uid);
+        }
+        let is_leased = leases.contains(Leases::ATTRIBUTES) && (!is_directory || leases.contains(Leases::ENTRIES));
+        let doubtful = (!is_leased).then(|| table.take_told(entry.attributes.id));
+        drop(table);
+        if let (What::Regular(data), true) = (newborn.what, leases.contains(Leases::DATA))
+            && !data.is_empty()
+        {
+            self.chunks.put((entry.attributes.id, 0), entry.attributes.version, data.into());
+        }
+        self.give_back(newborn.room);
+        if doubtful.is_some() {
+            // What the kernel was told, nobody holds true any more.
+            let _ = self.invalidate.send(Invalidate::of(number, doubtful));
+        } else {
+            self.is_outdated(number);
+        }
+        self.births.will_be_done(newborn.order);
+    }
+
+    /// What the store says of a file that it did not know before.
+    pub(super) fn take_over(&self, table: &mut Table, number: u64, entry: &Entry, asked: Instant) {
+        let id = entry.attributes.id;
+        table.bear(number, id);
+        if let Some(node) = table.node_mut(number) {
+            node.leases = Leases::empty();
+        }
+        if !table.learn_sent(entry, asked)
+            && let Some(node) = table.node_mut(number)
+        {
+            node.lose(Leases::all());
+        }
+        let order = table.unborn.has_arrived(number);
+        if table.node(number).is_some_and(|node| node.changed.is_some()) {
+            table.unborn.is_dirty(number, order);
+        }
+        let Some((parent, name)) = table.node(number).and_then(|node| node.at.clone()) else { return };
+        if let Some(node) = table.node_mut(parent) {
+            node.pending_names.remove(&name);
+        }
+        if let Some(parent) = table.node(parent).map(|node| node.file) {
+            table.name(parent, &name, Some(id));
+        }
+    }
+
+    /// Attributes were set.
+    fn is_set(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) {
+        let mut table = self.table();
+        table.unborn.has_arrived(number);
+        let before = table.node(number).and_then(|node| node.attributes);
+        let is_changed_again = table.unborn.will_change_again(number);
+        if let Some(node) = table.node_mut(number).filter(|_| !is_changed_again) {
+            node.changed = None;
+        }
+        match result {
+            Ok(entry) => {
+                table.learn_sent(&entry, asked);
+                drop(table);
+                self.is_outdated(number);
+                let (key, new) = ((entry.attributes.id, 0), entry.attributes);
+                // The contents are those of the version before, all that there are.
+                let same = before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
+                let kept = same.and_then(|before| self.chunks.get(key, before.version));
+                kept.into_iter().for_each(|kept| self.chunks.put(key, new.version, kept));
+            }
+            // Others have removed it.
+            Err(Errno::ESTALE | Errno::ENOENT) => {}
+            Err(errno) => {
+                drop(table);
+                self.tell_fault(number, &format!("attributes could not be set: {errno}"));
+            }
+        }
+    }
+
+    pub(super) fn give_back(&self, room: Room) {
+        let bytes = room.bytes.as_ref().map_or(0, tokio::sync::OwnedSemaphorePermit::num_permits);
+        self.writes.dirty.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// It never came to be. Nobody was told that it was closed: whoever has it open gets the error.
+    pub(super) fn is_stillborn(&self, number: u64, errno: Errno) {
+        let mut table = self.table();
+        let Some(node) = table.node_mut(number) else { return };
+        let Some(newborn) = node.unborn.take() else { return };
+        node.fault = Some(errno);
+        node.lose(Leases::all());
+        node.attributes = None;
+        let (file, at) = (node.file, node.at.clone());
+        table.unborn.has_arrived(number);
+        if let Some((parent, name)) = &at
+            && let Some(node) = table.node_mut(*parent)
+        {
+            node.pending_names.remove(name);
+            let _ = self.invalidate.send(Invalidate::of(*parent, Some(vec![name.clone()])));
+        }
+        drop(table);
+        self.give_back(newborn.room);
+        self.note_fault(file, errno);
+        let _ = self.invalidate.send(Invalidate::of(number, None));
+        self.births.is_done(&[newborn.order]);
+    }
+}
