@@ -386,10 +386,10 @@ impl Volume {
         while self.drain(file).await.is_err() && !self.writes.is_over() {}
     }
 
-    /// The same as [`Self::drain`] for all files, also those that were made here. What the store has refused is not waited for.
+    /// Waits until the store has what is in memory of all files, also of those that were made here. What it has refused is not waited for.
     ///
     /// # Errors
-    /// As there.
+    /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same, when it is back.
     pub async fn drain_all(&self) -> Result<(), Errno> {
         self.bring_out(Which::All).await?;
         let files: Vec<FileId> = self.writes.files().keys().copied().collect();
