@@ -4,6 +4,7 @@
 mod applications;
 mod at_hand;
 mod interleavings;
+mod kept;
 mod links;
 mod ordinary;
 

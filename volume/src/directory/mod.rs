@@ -6,6 +6,7 @@
 //! * `nodes`: which file an id means; `attributes`: how it is
 //! * `names`: names made, changed and removed; `listing`: walked and listed
 //! * `files`: open files, their bytes; `transfer`: many at a time; `steps`: what takes long; `locks`; `limits`: of one message
+//! * `reserved`: space that is kept free for what a session is going to put
 //! * [`watch`]: what other programs change
 //! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the file with `unsafe`
 //!
@@ -21,6 +22,7 @@ mod listing;
 mod locks;
 mod names;
 mod nodes;
+mod reserved;
 mod rights;
 mod rivals;
 mod session;

@@ -24,6 +24,7 @@ use super::{
     limits,
     locks::Locks,
     nodes::{Keep, Node},
+    reserved::Reservations,
     transfer::WriteRoom,
 };
 use crate::{
@@ -59,6 +60,7 @@ pub struct Session {
     pub opened: Mutex<HashMap<Handle, Arc<Opened>>>,
     pub last_handle: AtomicU64,
     pub locks: Locks,
+    pub reserved: Reservations,
     /// Whose share of the machine it uses.
     pub account: Arc<Account>,
     /// One flush or refresh at a time.
@@ -106,6 +108,7 @@ impl DirectorySession {
             opened: Mutex::default(),
             last_handle: AtomicU64::default(),
             locks: Locks::default(),
+            reserved: Reservations::default(),
             account,
             settling: tokio::sync::Mutex::default(),
             liveness,
@@ -206,6 +209,11 @@ impl Store for DirectorySession {
                 super::locks::lock(session, caller, (place, owner), (lock, wait)).await
             }
             Op::Settle(how) => session.settle(how).await,
+            Op::Reserve { directory, bytes } => {
+                let owner = caller.clone();
+                let reserve = move |session: &Arc<Session>| session.reserve(&owner, directory, bytes);
+                session.as_caller(caller, reserve).await.map(|()| Answer::Done)
+            }
             Op::Return(returned) => {
                 self.give_back(returned);
                 Ok(Answer::Done)
@@ -284,6 +292,7 @@ impl Session {
     fn end(&self) {
         self.over.send_replace(true);
         self.keeper().end_session(self.id);
+        self.reserved.clear();
         let mut unlocked: HashSet<FileId> = self.locks.clear();
         let opened = std::mem::take(&mut *self.opened.lock().expect("not poisoned"));
         unlocked.extend(opened.values().map(|opened| opened.file));
@@ -539,9 +548,12 @@ impl Session {
                 Ok(Answer::Done)
             }
             // Answered before anything is touched, or done in steps.
-            Op::Lock { .. } | Op::Return(_) | Op::Settle(_) | Op::CopyRange { .. } | Op::Allocate { .. } => {
-                Err(Errno::EOPNOTSUPP.into())
-            }
+            Op::Lock { .. }
+            | Op::Return(_)
+            | Op::Settle(_)
+            | Op::Reserve { .. }
+            | Op::CopyRange { .. }
+            | Op::Allocate { .. } => Err(Errno::EOPNOTSUPP.into()),
         }
     }
 

@@ -23,6 +23,7 @@ use super::{
     files::Usable,
     limits,
     nodes::{BENEATH, Keep, Node, check_name},
+    reserved::Spending,
     session::{BYTES, NAMES, Session, setting},
     workers,
 };
@@ -166,8 +167,8 @@ pub async fn write(
     let mut results = Vec::with_capacity(held.0.len());
     let mut begun = None;
     while results.len() < held.0.len() {
-        let (job_held, first) = (held.clone(), results.len());
-        let job = move |session: &Arc<Session>| Ok(session.write_some(&job_held.0[first..], begun));
+        let (job_held, first, owner) = (held.clone(), results.len(), caller.clone());
+        let job = move |session: &Arc<Session>| Ok(session.write_some(&owner, &job_held.0[first..], begun));
         let (more, mut waits) = session.as_caller(caller, job).await?;
         results.extend(more);
         if let Some(waits) = &mut waits {
@@ -210,8 +211,14 @@ impl Session {
     }
 
     /// As many as can be written without waiting. `begun`: what the first of them has waited for.
-    fn write_some(&self, writes: &[Write], mut begun: Option<Begun>) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
+    fn write_some(
+        &self,
+        caller: &Caller,
+        writes: &[Write],
+        mut begun: Option<Begun>,
+    ) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
         let mut results = Vec::new();
+        let mut spending = self.reserved.spending(caller);
         for write in writes {
             let mut now = match begun.take() {
                 Some(begun) => begun,
@@ -226,7 +233,7 @@ impl Session {
             if !now.is_clear() {
                 return (results, Some(now));
             }
-            results.push(self.write_one(write).map_err(Errno::from));
+            results.push(self.write_one(write, &mut spending).map_err(Errno::from));
             now.finish();
         }
         (results, None)
@@ -251,12 +258,12 @@ impl Session {
         }
     }
 
-    fn write_one(&self, write: &Write) -> Result<Entry, Fault> {
+    fn write_one(&self, write: &Write, spending: &mut Spending<'_>) -> Result<Entry, Fault> {
         match write {
             Write::At { place, offset, data } => self.write_bytes(*place, (data, Some(*offset))),
             Write::Append { place, data } => self.write_bytes(*place, (data, None)),
             Write::Set { place, changes } => self.set(*place, changes),
-            Write::Put(put) => self.put(put),
+            Write::Put(put) => spending.spend(put.room(), || self.put(put)),
         }
     }
 

@@ -10,7 +10,7 @@
 //! * `at_hand`: how far a program would get without asking
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
-//!   that a killed gateway has left
+//!   that a killed gateway has left; `reserved`: space that the store keeps free for them
 //! * `recalls`: what the store says on its own account, and what the kernel must forget; `recalled`:
 //!   recalls until they are answered; `forgetting`: marks and losses until the kernel has forgotten
 //!
@@ -47,6 +47,7 @@ mod reading;
 mod recalled;
 mod recalls;
 mod replay;
+mod reserved;
 mod table;
 mod told;
 mod tours;
@@ -82,6 +83,7 @@ use listing::Listings;
 use readers::Readers;
 use reading::Loading;
 use recalled::Recalled;
+use reserved::Reservations;
 use table::{Node, Table};
 use tours::Tours;
 use writing::Writes;
@@ -156,6 +158,7 @@ pub struct Volume {
     /// Whenever a chunk has come.
     loaded: Notify,
     births: Arc<Births>,
+    reservations: Arc<Reservations>,
     recalled: Mutex<Recalled>,
     losses: Mutex<Losses>,
     /// All that the store had to say up to there is forgotten.
@@ -200,6 +203,7 @@ impl Volume {
             loading: Loading::default(),
             loaded: Notify::new(),
             births: Births::new(),
+            reservations: Arc::default(),
             recalled: Mutex::default(),
             losses: Mutex::default(),
             heard: watch::Sender::new(Stamp(0)),
@@ -213,7 +217,8 @@ impl Volume {
         let sender = tokio::spawn(births::send(Arc::clone(&volume.births), Arc::downgrade(&volume)));
         let answers = (volume.store.clone(), volume.answers_wake());
         let answerer = tokio::spawn(recalled::answer(Arc::downgrade(&volume), answers.0, answers.1));
-        let tasks = [listener.abort_handle(), sender.abort_handle(), answerer.abort_handle()];
+        let idle = tokio::spawn(reserved::give_back(Arc::clone(&volume.reservations), Arc::downgrade(&volume)));
+        let tasks = [listener, sender, answerer, idle].map(|task| task.abort_handle());
         volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }

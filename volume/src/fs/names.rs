@@ -121,9 +121,11 @@ impl Volume {
         if let Some((entry, _)) = self.conceive(caller, (parent, name), new, OpenFlags::empty()).await {
             return Ok(entry);
         }
-        let op = Op::MakeDirectory { parent: self.born(parent).await?, name: name.to_owned(), mode };
+        let above = self.born(parent).await?;
+        let op = Op::MakeDirectory { parent: above, name: name.to_owned(), mode };
         let asked = SystemTime::now();
-        let entry = self.made(caller, name, op).await?;
+        let (entry, ()) = tokio::join!(self.made(caller, name, op), self.reserve_first(caller, above));
+        let entry = entry?;
         self.births.set_clock(clock_offset((asked, SystemTime::now()), entry.attributes.ctime));
         self.table().is_own(&entry, caller, (parent, name));
         Ok(entry)

@@ -19,7 +19,10 @@ use super::{
     table::{Known, Node, Table, is_provisional},
     unborn::{Newborn, Own, Stage, What},
 };
-use crate::store::{Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewTime, OpenFlags, Removal, Time};
+use crate::store::{
+    Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewFile, NewTime, OpenFlags, Removal, Time,
+    room_of_file,
+};
 
 /// A larger file is written to the server while it grows.
 pub(super) const NEWBORN_BYTES: u64 = 256 << 10;
@@ -39,7 +42,7 @@ const ALL_ITS_LEASES: Leases = Leases::ATTRIBUTES.union(Leases::ENTRIES).union(L
 impl Volume {
     /// Makes a file, if it may be done in memory.
     pub(super) async fn conceive(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
         (parent, name): (u64, &OsStr),
         (what, mode): (What, u32),
@@ -52,6 +55,8 @@ impl Volume {
         if !self.may_make(&self.table(), caller, parent, name) {
             return None;
         }
+        let above = self.table().known_above(parent)?;
+        let reserved = self.reserve(caller, above, most_room(&what)).await?;
         let room = Arc::clone(&self.births.files).acquire_owned().await.ok()?;
         let mut table = self.table();
         // Again, since there was a wait.
@@ -61,12 +66,13 @@ impl Volume {
         let own = table.node(parent)?.own.clone()?;
         let attributes = self.new_attributes(&table, parent, &own, (&what, mode));
         let open = matches!(what, What::Regular(_)).then(|| self.fresh_number());
-        let newborn = Newborn {
+        let mut newborn = Newborn {
             flags,
             stage: open.map_or(Stage::Waiting, Stage::Open),
             order: table.unborn.next(),
             ..Newborn::new(what, caller, mode, own, Some(room))
         };
+        newborn.room.reserved = Some(reserved);
         let (number, entry) = table.add_newborn(newborn, attributes, (parent, name))?;
         let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct: false });
         if let Some(opened) = opened {
@@ -267,6 +273,9 @@ impl Volume {
         }
         newborn.stage = Stage::Waiting;
         let bytes = newborn.bytes();
+        if let Some(reserved) = &mut newborn.room.reserved {
+            reserved.shrink(room_of_file(bytes as u64));
+        }
         table.is_ready(file, bytes);
         drop(table);
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
@@ -399,6 +408,14 @@ impl Table {
         node.own = Some(Arc::clone(&newborn.own));
         node.unborn = Some(Box::new(newborn));
         Some((number, Entry { attributes, leases: node.leases, stamp: node.stamp }))
+    }
+}
+
+/// What a file may take of the store's space while it is made in memory.
+fn most_room(what: &What) -> u64 {
+    match what {
+        What::Regular(_) => room_of_file(NEWBORN_BYTES),
+        What::Directory | What::Symlink(_) => NewFile::Directory.room(),
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     found::{Extent, Found},
     newborn::NEWBORN_BYTES,
     recalls::Invalidate,
+    reserved::Reserved,
     table::Table,
     unborn::{Room, What},
 };
@@ -165,7 +166,7 @@ impl Volume {
         {
             self.chunks.put((entry.attributes.id, 0), entry.attributes.version, data.into());
         }
-        self.give_back(newborn.room);
+        self.is_delivered(newborn.room);
         if doubtful.is_some() {
             // What the kernel was told, nobody holds true any more.
             let _ = self.invalidate.send(Invalidate::of(number, doubtful));
@@ -227,6 +228,12 @@ impl Volume {
                 self.tell_fault(number, &format!("attributes could not be set: {errno}"));
             }
         }
+    }
+
+    /// The store has put it, and taken its part of what is reserved.
+    fn is_delivered(&self, mut room: Room) {
+        room.reserved.take().into_iter().for_each(Reserved::spend);
+        self.give_back(room);
     }
 
     pub(super) fn give_back(&self, room: Room) {

@@ -82,6 +82,7 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
         let Some(volume) = volume.upgrade() else { return };
         match notice {
             Notice::Lost { stamp } => {
+                volume.reservations.are_lost();
                 volume.lost(stamp, Some(forgetting.share()));
             }
             Notice::Recall { file, leases, stamp } => {

@@ -30,9 +30,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{
     flights::{FLIGHT_BYTES, FLIGHT_FILES},
     found::Step,
+    reserved::Reserved,
     table::{Node, ROOT, Table},
 };
-use crate::store::{Attributes, Caller, Changes, Entry, Errno, Leases, OpenFlags};
+use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, OpenFlags};
 
 /// Names of a path, as PATH_MAX has room for them: more are a circle, made by renaming at the same time.
 const PATH_NAMES: usize = 2048;
@@ -78,6 +79,8 @@ pub(super) struct Newborn {
 pub(super) struct Room {
     pub _file: Option<OwnedSemaphorePermit>,
     pub bytes: Option<OwnedSemaphorePermit>,
+    /// On the store.
+    pub reserved: Option<Reserved>,
 }
 
 /// What it will be.
@@ -277,7 +280,7 @@ impl Newborn {
             sent: None,
             since: Instant::now(),
             is_noted: false,
-            room: Room { _file: file, bytes: None },
+            room: Room { _file: file, ..Room::default() },
         }
     }
 
@@ -321,6 +324,16 @@ impl Table {
         }
         names.reverse();
         Some((at, names))
+    }
+
+    /// The directory, or the nearest one above it, that the store knows.
+    pub fn known_above(&self, directory: u64) -> Option<FileId> {
+        let node = self.node(directory)?;
+        if node.unborn.is_none() {
+            return Some(node.file);
+        }
+        let (above, _) = self.path_below(directory)?;
+        Some(self.node(above)?.file)
     }
 
     /// The names from the root down to a file, if it was found that way.

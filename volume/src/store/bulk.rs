@@ -66,6 +66,34 @@ pub struct Put {
     pub changes: Changes,
 }
 
+/// Of all file systems that this is written for.
+const BLOCK: u64 = 4096;
+
+/// Bytes of the store's file system that a new file with so many bytes may take: whole blocks, and one for its name.
+#[must_use]
+pub const fn room_of_file(bytes: u64) -> u64 {
+    (bytes.div_ceil(BLOCK) + 1) * BLOCK
+}
+
+impl Put {
+    /// Bytes of a reservation that it takes ([`Op::Reserve`]).
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.what.room()
+    }
+}
+
+impl NewFile {
+    /// See [`Put::room`].
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        match self {
+            Self::Regular { data } => room_of_file(data.len() as u64),
+            Self::Directory | Self::Symlink { .. } => room_of_file(BLOCK),
+        }
+    }
+}
+
 /// What is put.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewFile {

@@ -10,7 +10,7 @@ use bitflags::bitflags;
 use bytes::Bytes;
 
 #[cfg(doc)]
-use super::{Answer, Leases, Store};
+use super::{Answer, Leases, Put, Store};
 use super::{FileId, Handle, Kind, Place, Returned, Time};
 
 /// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single components.
@@ -77,6 +77,10 @@ pub enum Op {
     /// [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded command is going
     /// to read. → [`Answer::Settled`].
     Settle(Settling),
+    /// From now on the session keeps so much space free, in bytes, for what the caller is going to put ([`Put`]) into this directory
+    /// and those below it: the amount of all its directories together. A put takes its part of that ([`Put::room`]). 0 gives it back.
+    /// → [`Answer::Done`]; `ENOSPC`, `EDQUOT`, ... as who would write so much now.
+    Reserve { directory: FileId, bytes: u64 },
 }
 
 impl Op {
@@ -86,6 +90,7 @@ impl Op {
         match self {
             Self::Walk { from: file, .. }
             | Self::List { directory: file, .. }
+            | Self::Reserve { directory: file, .. }
             | Self::ReadLink(file)
             | Self::MakeDirectory { parent: file, .. }
             | Self::MakeNode { parent: file, .. }
@@ -131,6 +136,7 @@ impl Op {
                 | Self::Unlock { .. }
                 | Self::Return(_)
                 | Self::Settle(_)
+                | Self::Reserve { .. }
         )
     }
 

@@ -125,18 +125,37 @@ impl Store for Observed {
 
 /// A directory, and whoever uses it.
 pub struct Site {
-    pub top: TempDir,
     directory: Arc<Directory>,
+    /// The export is a file system of its own.
+    is_mount: bool,
+    pub top: TempDir,
 }
 
 impl Site {
     pub fn new() -> Self {
         let top = tempfile::tempdir().unwrap();
         std::fs::create_dir(top.path().join("export")).unwrap();
+        Self::of(top, false)
+    }
+
+    /// A store on a tmpfs(5) with these options. `None`: only root can mount one.
+    pub fn sized(options: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            return None;
+        }
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("export");
+        std::fs::create_dir(&path).unwrap();
+        let tmpfs = Some("tmpfs");
+        nix::mount::mount(tmpfs, &path, tmpfs, nix::mount::MsFlags::empty(), Some(options)).unwrap();
+        Some(Self::of(top, true))
+    }
+
+    fn of(top: TempDir, is_mount: bool) -> Self {
         let machine = Machine::start().unwrap();
         let path = top.path().join("export");
         let directory = Directory::open(machine, &path, Rights::Own, Mutability::ReadWrite).unwrap();
-        Self { top, directory }
+        Self { directory, is_mount, top }
     }
 
     pub fn path(&self, path: &str) -> PathBuf {
@@ -177,6 +196,15 @@ impl Site {
         };
         volume.keep_journal(journal).await.unwrap();
         Client { volume, store, caller: Caller::default(), open: HashMap::new() }
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if self.is_mount {
+            // Whoever serves it has it open until its threads have ended.
+            let _ = nix::mount::umount2(&self.path(""), nix::mount::MntFlags::MNT_DETACH);
+        }
     }
 }
 

@@ -4,3 +4,4 @@
 mod client;
 mod model;
 mod promises;
+mod room;

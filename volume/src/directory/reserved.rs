@@ -1,0 +1,163 @@
+//! Space that is kept free for what a session is going to put: the store's half of the promise that a
+//! file is taken which was closed before it was sent ([`Op::Reserve`]).
+//!
+//! The space of one caller is that of a file without a name, which fallocate(2) has filled. It is the
+//! caller's own, so that quotas count it, and ends with the session or with this process. Inodes can't be kept so:
+//! where few are free there is no reservation.
+//!
+//! Invariant: a put that has its part of a reservation fails with `ENOSPC` or `EDQUOT` only after that part was
+//! given back to the file system for it.
+//!
+//! [`Op::Reserve`]: crate::store::Op::Reserve
+
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use nix::errno::Errno;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+use super::{Fault, account::Charge, nodes::BENEATH, session::Session};
+use crate::store::{Caller, FileId};
+
+/// Callers of one session that have reservations at the same time.
+const MAX_CALLERS: usize = 64;
+/// Bytes that all callers of a session may have reserved: `ls` and `du` of the server do not show them.
+const MAX_BYTES: u64 = 512 << 20;
+/// Where fewer inodes are free, other programs may use them up before the files come that space is kept for.
+const MIN_FREE_FILES: u64 = 32_768;
+
+/// Reservations of a session, by whose files they are for.
+#[derive(Debug, Default)]
+pub struct Reservations(Mutex<HashMap<Caller, Reserved>>);
+
+/// A file that takes the space.
+#[derive(Debug)]
+struct Reserved {
+    file: OwnedFd,
+    bytes: u64,
+    _charge: Charge,
+}
+
+/// What a few puts take from a reservation.
+#[derive(Debug)]
+pub struct Spending<'a> {
+    reservations: &'a Reservations,
+    caller: &'a Caller,
+    /// What they have taken from the file system that the reservation still holds as well.
+    owed: u64,
+}
+
+impl Reserved {
+    fn resize(&mut self, bytes: u64) -> Result<(), Fault> {
+        if bytes > self.bytes {
+            let grown = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), self.bytes, bytes - self.bytes);
+            if let Err(errno) = grown {
+                // Some file systems keep what there was room for.
+                rustix::fs::ftruncate(&self.file, self.bytes)?;
+                return Err(errno.into());
+            }
+        } else {
+            rustix::fs::ftruncate(&self.file, bytes)?;
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Reservations {
+    fn all(&self) -> MutexGuard<'_, HashMap<Caller, Reserved>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them end.
+    pub fn clear(&self) {
+        self.all().clear();
+    }
+
+    pub fn spending<'a>(&'a self, caller: &'a Caller) -> Spending<'a> {
+        Spending { reservations: self, caller, owed: 0 }
+    }
+
+    /// Whether there was a reservation to take it from.
+    fn take(&self, caller: &Caller, bytes: u64) -> bool {
+        let mut all = self.all();
+        let Some(reserved) = all.get_mut(caller) else { return false };
+        reserved.resize(reserved.bytes.saturating_sub(bytes)).is_ok()
+    }
+}
+
+impl Spending<'_> {
+    /// Makes a file that so many bytes are reserved for. In most cases there is more space than that, and the reservation
+    /// is made smaller once for all.
+    pub fn spend<T>(&mut self, bytes: u64, put: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
+        let made = put();
+        match &made {
+            Ok(_) => self.owed += bytes,
+            Err(Fault(Errno::ENOSPC | Errno::EDQUOT)) => {
+                self.owed += bytes;
+                if self.pay() {
+                    return put();
+                }
+            }
+            Err(_) => {}
+        }
+        made
+    }
+
+    fn pay(&mut self) -> bool {
+        let owed = std::mem::take(&mut self.owed);
+        owed > 0 && self.reservations.take(self.caller, owed)
+    }
+}
+
+impl Drop for Spending<'_> {
+    fn drop(&mut self) {
+        self.pay();
+    }
+}
+
+impl Session {
+    /// See [`Op::Reserve`](crate::store::Op::Reserve).
+    pub fn reserve(&self, caller: &Caller, directory: FileId, bytes: u64) -> Result<(), Fault> {
+        self.directory.require_writable()?;
+        let mut all = self.reserved.all();
+        if bytes == 0 {
+            all.remove(caller);
+            return Ok(());
+        }
+        let others: u64 = all.iter().filter(|(owner, _)| *owner != caller).map(|(_, reserved)| reserved.bytes).sum();
+        if bytes > MAX_BYTES.saturating_sub(others) {
+            return Err(Errno::ENOSPC.into());
+        }
+        if let Some(reserved) = all.get_mut(caller)
+            && bytes <= reserved.bytes
+        {
+            return reserved.resize(bytes);
+        }
+        let node = self.directory.nodes.node(directory)?;
+        let found = rustix::fs::fstatvfs(&node.fd)?;
+        // File systems that make inodes as they need them say 0.
+        if found.f_files > 0 && found.f_favail < MIN_FREE_FILES {
+            return Err(Errno::ENOSPC.into());
+        }
+        if let Some(reserved) = all.get_mut(caller) {
+            return reserved.resize(bytes);
+        }
+        if all.len() >= MAX_CALLERS {
+            return Err(Errno::ENOSPC.into());
+        }
+        let charge = self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?;
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = rustix::fs::openat2(&node.fd, ".", flags, Mode::RUSR | Mode::WUSR, BENEATH)?;
+        let mut reserved = Reserved { file, bytes: 0, _charge: charge };
+        reserved.resize(bytes)?;
+        // A session that has ended meanwhile has cleared them already.
+        if !self.is_over() {
+            all.insert(caller.clone(), reserved);
+        }
+        Ok(())
+    }
+}
