@@ -26,6 +26,8 @@ use crate::store::{Caller, FileId};
 const MAX_CALLERS: usize = 64;
 /// Bytes that all callers of a session may have reserved: `ls` and `du` of the server do not show them.
 const MAX_BYTES: u64 = 512 << 20;
+/// One reservation is at most this part of the space that there is: others need it, too.
+const LARGEST_SHARE: u64 = 8;
 /// Where fewer inodes are free, other programs may use them up before the files come that space is kept for.
 const MIN_FREE_FILES: u64 = 32_768;
 
@@ -140,7 +142,10 @@ impl Session {
         let node = self.directory.nodes.node(directory)?;
         let found = rustix::fs::fstatvfs(&node.fd)?;
         // File systems that make inodes as they need them say 0.
-        if found.f_files > 0 && found.f_favail < MIN_FREE_FILES {
+        let has_few_files = found.f_files > 0 && found.f_favail < MIN_FREE_FILES;
+        let held = all.get(caller).map_or(0, |reserved| reserved.bytes);
+        let available = found.f_bavail.saturating_mul(found.f_frsize).saturating_add(held);
+        if has_few_files || bytes > available / LARGEST_SHARE {
             return Err(Errno::ENOSPC.into());
         }
         if let Some(reserved) = all.get_mut(caller) {

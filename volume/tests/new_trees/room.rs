@@ -16,11 +16,11 @@ fn fill(path: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_closed_is_taken_when_others_have_filled_the_store() {
-    let Some(site) = Site::sized("size=40m") else { return };
+    let Some(site) = Site::sized("size=160m") else { return };
     let client = site.client("a").await;
     client.make_directory("t").await.unwrap();
     client.store.held.send_replace(true);
-    let contents = |file: usize| vec![b'c'; 1 + file * 50];
+    let contents = |file: usize| vec![b'c'; 1 + file * 5];
     for file in 0..1000 {
         client.put(format!("t/{file}"), &contents(file), 5).await.unwrap();
     }
