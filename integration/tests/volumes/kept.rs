@@ -1,4 +1,4 @@
-//! What was closed and can't be delivered: it stays where it was, is told of, and goes where the user says.
+//! Closed files in new directories: an executor's death, and files that can't be delivered.
 
 use std::fs;
 use std::time::Instant;
@@ -6,6 +6,34 @@ use std::time::Instant;
 use posh_integration::network::{Link, set_link};
 
 use super::{PATIENCE, VOLUME, mounted, must, posh, shell};
+
+#[test]
+fn what_was_closed_survives_the_death_of_the_executor() {
+    const FILES: usize = 200;
+    let mut lab = mounted();
+    let host = &lab.workstation;
+    shell(host, &format!("mkdir {VOLUME}/new"));
+    // So that all of them are still to be sent.
+    set_link(host, 1, Link::Down).unwrap();
+    shell(host, &format!("cd {VOLUME}/new; for i in $(seq {FILES}); do echo $i > $i; done"));
+    let new = lab.data(1).join("new");
+    assert_eq!(fs::read_dir(&new).unwrap().count(), 0, "they were sent before");
+    // By SIGKILL.
+    drop(lab.servers[0].executor.take().unwrap());
+    lab.servers[0].start_executor().unwrap();
+    let host = &lab.workstation;
+    set_link(host, 1, Link::Up).unwrap();
+
+    let began = Instant::now();
+    while fs::read_dir(&new).unwrap().count() < FILES {
+        assert!(began.elapsed() < 2 * PATIENCE, "{}", must(host, &["volumes"]));
+    }
+    for file in 1..=FILES {
+        assert_eq!(fs::read_to_string(new.join(file.to_string())).unwrap(), format!("{file}\n"));
+    }
+    assert_eq!(shell(host, &format!("cat {VOLUME}/new/* | wc -l")), format!("{FILES}\n"));
+    must(host, &["umount", VOLUME]);
+}
 
 /// A program of the server removes a directory while files of it are on their way.
 #[test]

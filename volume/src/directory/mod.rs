@@ -6,7 +6,7 @@
 //! * `nodes`: which file an id means; `attributes`: how it is
 //! * `names`: names made, changed and removed; `listing`: walked and listed
 //! * `files`: open files, their bytes; `transfer`: many at a time; `steps`: what takes long; `locks`; `limits`: of one message
-//! * `reserved`: space that is kept free for what a session is going to put
+//! * `reserved`: space held for files that a session is going to put
 //! * [`watch`]: what other programs change
 //! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the file with `unsafe`
 //!

@@ -1,12 +1,12 @@
-//! Space that is kept free for what a session is going to put: the store's half of the promise that a
-//! file is taken which was closed before it was sent ([`Op::Reserve`]).
+//! Server side of space reservations ([`Op::Reserve`]): space is held for files that a session is
+//! going to put, so that a file which was closed before it was sent can be created.
 //!
-//! The space of one caller is that of a file without a name, which fallocate(2) has filled. It is the
-//! caller's own, so that quotas count it, and ends with the session or with this process. Inodes can't be kept so:
-//! where few are free there is no reservation.
+//! The space of one caller is held by a file without a name (O_TMPFILE), filled by fallocate(2) and
+//! owned by the caller. It ends with the session or with this process. Inodes can't be held so:
+//! where few are free, a reservation is refused.
 //!
-//! Invariant: a put that has its part of a reservation fails with `ENOSPC` or `EDQUOT` only after that part was
-//! given back to the file system for it.
+//! Invariant: a put that is covered by a reservation fails with `ENOSPC` or `EDQUOT` only after its
+//! part of the held space was given back to the file system.
 //!
 //! [`Op::Reserve`]: crate::store::Op::Reserve
 
@@ -22,37 +22,37 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use super::{Fault, account::Charge, nodes::BENEATH, session::Session};
 use crate::store::{Caller, FileId};
 
-/// Callers of one session that have reservations at the same time.
+/// Limit of callers with a reservation in one session.
 const MAX_CALLERS: usize = 64;
-/// Bytes that all callers of a session may have reserved: `ls` and `du` of the server do not show them.
+/// Limit of a session's reservations, in bytes: `ls` and `du` on the server do not show them.
 const MAX_BYTES: u64 = 512 << 20;
-/// One reservation is at most this part of the space that there is: others need it, too.
+/// A reservation is at most this fraction (1/N) of the available space: others need it, too.
 const LARGEST_SHARE: u64 = 8;
-/// Where fewer inodes are free, other programs may use them up before the files come that space is kept for.
+/// Least count of free inodes: with fewer, other programs may use them up before the files come.
 const MIN_FREE_FILES: u64 = 32_768;
 
-/// Reservations of a session, by whose files they are for.
+/// Reservations of a session, by caller.
 #[derive(Debug, Default)]
-pub struct Reservations(Mutex<HashMap<Caller, Reserved>>);
+pub struct Reservations(Mutex<HashMap<Caller, SpaceHold>>);
 
-/// A file that takes the space.
+/// Held space.
 #[derive(Debug)]
-struct Reserved {
+struct SpaceHold {
     file: OwnedFd,
     bytes: u64,
     _charge: Charge,
 }
 
-/// What a few puts take from a reservation.
+/// Deducts a batch of puts from a reservation, at the latest when it is dropped.
 #[derive(Debug)]
 pub struct Spending<'a> {
     reservations: &'a Reservations,
     caller: &'a Caller,
-    /// What they have taken from the file system that the reservation still holds as well.
+    /// Bytes not deducted yet.
     owed: u64,
 }
 
-impl Reserved {
+impl SpaceHold {
     fn resize(&mut self, bytes: u64) -> Result<(), Fault> {
         if bytes > self.bytes {
             let grown = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), self.bytes, bytes - self.bytes);
@@ -70,11 +70,11 @@ impl Reserved {
 }
 
 impl Reservations {
-    fn all(&self) -> MutexGuard<'_, HashMap<Caller, Reserved>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Caller, SpaceHold>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of them end.
+    /// Ends all.
     pub fn clear(&self) {
         self.all().clear();
     }
@@ -83,7 +83,7 @@ impl Reservations {
         Spending { reservations: self, caller, owed: 0 }
     }
 
-    /// Whether there was a reservation to take it from.
+    /// Deducts bytes. Returns `false` if the caller has no reservation.
     fn take(&self, caller: &Caller, bytes: u64) -> bool {
         let mut all = self.all();
         let Some(reserved) = all.get_mut(caller) else { return false };
@@ -92,8 +92,8 @@ impl Reservations {
 }
 
 impl Spending<'_> {
-    /// Makes a file that so many bytes are reserved for. In most cases there is more space than that, and the reservation
-    /// is made smaller once for all.
+    /// Creates a file that `bytes` are reserved for. Only when the file system is full is the
+    /// space given back at once; otherwise once for the batch.
     pub fn spend<T>(&mut self, bytes: u64, put: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
         let made = put();
         match &made {
@@ -157,7 +157,7 @@ impl Session {
         let charge = self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?;
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = rustix::fs::openat2(&node.fd, ".", flags, Mode::RUSR | Mode::WUSR, BENEATH)?;
-        let mut reserved = Reserved { file, bytes: 0, _charge: charge };
+        let mut reserved = SpaceHold { file, bytes: 0, _charge: charge };
         reserved.resize(bytes)?;
         // A session that has ended meanwhile has cleared them already.
         if !self.is_over() {

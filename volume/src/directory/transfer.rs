@@ -263,7 +263,7 @@ impl Session {
             Write::At { place, offset, data } => self.write_bytes(*place, (data, Some(*offset))),
             Write::Append { place, data } => self.write_bytes(*place, (data, None)),
             Write::Set { place, changes } => self.set(*place, changes),
-            Write::Put(put) => spending.spend(put.room(), || self.put(put)),
+            Write::Put(put) => spending.spend(put.what.room(), || self.put(put)),
         }
     }
 

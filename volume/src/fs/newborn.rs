@@ -411,7 +411,7 @@ impl Table {
     }
 }
 
-/// What a file may take of the store's space while it is made in memory.
+/// Most space, in bytes, that the store may need for a file created in memory.
 fn most_room(what: &What) -> u64 {
     match what {
         What::Regular(_) => room_of_file(NEWBORN_BYTES),

@@ -12,7 +12,7 @@ use super::{
     found::{Extent, Found},
     newborn::NEWBORN_BYTES,
     recalls::Invalidate,
-    reserved::Reserved,
+    reserved::ReservedPart,
     table::Table,
     unborn::{Room, What},
 };
@@ -230,9 +230,9 @@ impl Volume {
         }
     }
 
-    /// The store has put it, and taken its part of what is reserved.
+    /// Releases the room of a file that the store has created.
     fn is_delivered(&self, mut room: Room) {
-        room.reserved.take().into_iter().for_each(Reserved::spend);
+        room.reserved.take().into_iter().for_each(ReservedPart::spend);
         self.give_back(room);
     }
 

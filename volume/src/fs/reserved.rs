@@ -1,18 +1,20 @@
-//! Space on the store for files that are made in memory: the promise of a close(2) that the store has not heard of.
+//! Client side of space reservations: a file is created in memory only if the store has reserved
+//! space for it, so that close(2) can promise that the store takes it.
 //!
-//! Invariant: what the store keeps free for a caller ([`Op::Reserve`]) is at least what is free here and what pending
-//! files have of it, but for those of them that the store has made already. Until [`Notice::Lost`] says that the store
-//! has forgotten its sessions: then nothing is free here, and files are sent as they are.
+//! Invariant: the store's reservation for a caller ([`Op::Reserve`]) is at least `free` plus
+//! `taken`, less the files in `taken` that the store has created already. [`Notice::Lost`] ends
+//! this: `free` becomes 0, and pending files are sent without a reservation.
 //!
-//! * what a file takes when it begins ([`Reserved`]) is moved from free to taken, and back when it is not sent
-//! * what the store has made ([`Reserved::spend`]) it has taken from what it keeps, by the same number ([`Put::room`])
-//! * a request sets what the store keeps to the sum of both and some more, which is free when it is granted
+//! * A new file's part ([`ReservedPart`]) moves from `free` to `taken`, and back if it is not sent.
+//! * The store deducts a file that it creates from its reservation by the same number
+//!   ([`NewFile::room`]) as [`ReservedPart::spend`] deducts it from `taken`.
+//! * A request sets the reservation to the sum of both and some more, which is added to `free`
+//!   when it is granted.
 //!
-//! A directory in which the store grants nothing has no files in memory: their calls go through, and
-//! get the store's errors.
+//! Where the store grants nothing, calls are sent to the store, which reports its own errors.
 //!
+//! [`NewFile::room`]: crate::store::NewFile::room
 //! [`Notice::Lost`]: crate::store::Notice::Lost
-//! [`Put::room`]: crate::store::Put::room
 
 use std::{
     collections::HashMap,
@@ -22,46 +24,48 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::Volume;
-use crate::store::{Caller, Errno, FileId, Op};
+use super::{Volume, newborn::NEWBORN_BYTES};
+use crate::store::{Caller, Errno, FileId, Op, room_of_file};
 
-/// Asked for at a time, least and most: as much as is in use already.
+/// Bytes added per request: as many as are in use already, within these limits.
 const LEAST_MORE: u64 = 4 << 20;
 const MOST_MORE: u64 = 32 << 20;
-/// In all for one caller.
+/// Limit of one caller's reservation, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// After a refusal, until the store is asked again.
+/// Time from a refusal to the next request.
 const REFUSAL_LIFE: Duration = Duration::from_secs(1);
-/// What nobody has used for so long is given back.
+/// Age of the last use at which `free` is given back.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// What the store keeps free, by the callers whose files it is for.
+/// Reservations by caller.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     of: Mutex<HashMap<Caller, Reservation>>,
-    /// One request at a time.
-    asking: tokio::sync::Mutex<()>,
-    /// There is something to be given back some time.
+    /// Held during a request.
+    asking: Arc<tokio::sync::Mutex<()>>,
+    /// Wakes [`give_back`].
     granted: Notify,
 }
 
 #[derive(Debug)]
 struct Reservation {
-    /// Below it, as the store knows it.
+    /// A directory on the file system that it is for.
     directory: FileId,
-    /// Bytes that new files may take.
+    /// Bytes for new files.
     free: u64,
-    /// Bytes that pending files have taken.
+    /// Bytes of pending files.
     taken: u64,
-    /// How often the store has forgotten it.
+    /// Count of [`Notice::Lost`](crate::store::Notice::Lost).
     losses: u64,
+    /// The session may have survived its leases, and hold what was `free` before.
+    is_stale: bool,
     refused: Option<Instant>,
     used: Instant,
 }
 
-/// A file's part. Given back when it is dropped.
+/// One file's part of a reservation. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Reserved {
+pub(super) struct ReservedPart {
     of: Arc<Reservations>,
     caller: Caller,
     bytes: u64,
@@ -86,41 +90,44 @@ impl Reservations {
             free: 0,
             taken: 0,
             losses: 0,
+            is_stale: false,
             refused: None,
             used: Instant::now(),
         }))
     }
 
-    /// Whether there is enough for another few, too.
-    fn take(self: &Arc<Self>, caller: &Caller, bytes: u64) -> Option<(Reserved, bool)> {
+    /// Takes a part of `free`; the flag says that more should be requested soon.
+    fn take(self: &Arc<Self>, caller: &Caller, bytes: u64) -> Option<(ReservedPart, bool)> {
         let mut all = self.all();
         let reservation = all.get_mut(caller)?;
         reservation.free = reservation.free.checked_sub(bytes)?;
         reservation.taken += bytes;
         reservation.used = Instant::now();
         let is_low = reservation.free < reservation.more() / 2;
-        let reserved = Reserved { of: Arc::clone(self), caller: caller.clone(), bytes, losses: reservation.losses };
+        let reserved = ReservedPart { of: Arc::clone(self), caller: caller.clone(), bytes, losses: reservation.losses };
         Some((reserved, is_low))
     }
 
-    /// The store has forgotten its session.
+    /// Handles [`Notice::Lost`](crate::store::Notice::Lost).
     pub fn are_lost(&self) {
         for reservation in self.all().values_mut() {
+            reservation.is_stale |= reservation.free > 0;
             reservation.free = 0;
             reservation.losses += 1;
         }
+        self.granted.notify_one();
     }
 }
 
-impl Reserved {
-    /// The file's part is smaller than it might have become.
+impl ReservedPart {
+    /// Gives back all but `bytes`, when the file's final size is known.
     pub fn shrink(&mut self, bytes: u64) {
         let rest = self.bytes.saturating_sub(bytes);
         self.bytes -= rest;
         self.give_back(rest);
     }
 
-    /// The store has made the file.
+    /// Deducts the part when the store has created the file.
     pub fn spend(mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         if let Some(reservation) = self.of.all().get_mut(&self.caller) {
@@ -138,22 +145,26 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedPart {
     fn drop(&mut self) {
         self.give_back(self.bytes);
     }
 }
 
 impl Volume {
-    /// A part of what the store keeps free, for a new file somewhere below a directory that the store knows. `None`: it
-    /// grants nothing.
-    pub(super) async fn reserve(self: &Arc<Self>, caller: &Caller, directory: FileId, bytes: u64) -> Option<Reserved> {
+    /// Reserves `bytes` for a new file below a directory that the store knows. `None`: refused.
+    pub(super) async fn reserve(
+        self: &Arc<Self>,
+        caller: &Caller,
+        directory: FileId,
+        bytes: u64,
+    ) -> Option<ReservedPart> {
         if let Some((reserved, is_low)) = self.reservations.take(caller, bytes) {
-            if is_low && self.reservations.asking.try_lock().is_ok() {
+            if is_low && let Ok(turn) = Arc::clone(&self.reservations.asking).try_lock_owned() {
                 let (volume, caller) = (Arc::clone(self), caller.clone());
                 tokio::spawn(async move {
-                    let _turn = volume.reservations.asking.lock().await;
-                    volume.reserve_more(&caller, directory, LEAST_MORE).await;
+                    volume.reserve_more(&caller, directory, bytes).await;
+                    drop(turn);
                 });
             }
             return Some(reserved);
@@ -166,7 +177,8 @@ impl Volume {
         self.reservations.take(caller, bytes).map(|(reserved, _)| reserved)
     }
 
-    /// What the first files in a new directory need, while the directory is made: no round trip of its own.
+    /// Reserves space for the first files of a new directory. Runs beside the request that creates
+    /// the directory, so that it takes no round trip of its own.
     pub(super) async fn reserve_first(self: &Arc<Self>, caller: &Caller, directory: FileId) {
         if self.settings.sync || self.births.journal().is_none() {
             return;
@@ -174,11 +186,11 @@ impl Volume {
         let _turn = self.reservations.asking.lock().await;
         let has_some = self.reservations.all().get(caller).is_some_and(|reservation| reservation.free > 0);
         if !has_some {
-            self.reserve_more(caller, directory, LEAST_MORE).await;
+            self.reserve_more(caller, directory, room_of_file(NEWBORN_BYTES)).await;
         }
     }
 
-    /// Asks for more, at least for so much.
+    /// Requests more space, at least `least` bytes.
     async fn reserve_more(self: &Arc<Self>, caller: &Caller, directory: FileId, least: u64) {
         let reservations = &self.reservations;
         let (more, is_refused) = reservations.with(caller, directory, |reservation| {
@@ -200,6 +212,7 @@ impl Volume {
                 Ok(_) => {
                     reservations.with(caller, directory, |reservation| {
                         reservation.refused = None;
+                        reservation.is_stale &= reservation.losses != losses;
                         reservation.used = Instant::now();
                         if reservation.losses == losses {
                             reservation.free += more;
@@ -209,23 +222,27 @@ impl Volume {
                     return;
                 }
                 Err(Errno::ENOSPC | Errno::EDQUOT) if more > least => {}
+                // About this directory, not about the space.
+                Err(Errno::EACCES | Errno::ENOENT | Errno::ESTALE) => return,
                 Err(_) => break,
             }
         }
         reservations.with(caller, directory, |reservation| reservation.refused = Some(Instant::now()));
     }
 
-    /// Gives back what has been free for long. Whether there is more to be given back later.
+    /// Gives back what has been free for [`IDLE`]. Returns whether some has been for less.
     async fn give_back_idle(&self) -> bool {
         let _turn = self.reservations.asking.lock().await;
         let (mut idle, mut is_left) = (Vec::new(), false);
-        for (caller, reservation) in self.reservations.all().iter_mut().filter(|(_, reservation)| reservation.free > 0)
-        {
+        for (caller, reservation) in self.reservations.all().iter_mut() {
+            if reservation.free == 0 && !reservation.is_stale {
+                continue;
+            }
             if reservation.used.elapsed() < IDLE {
                 is_left = true;
                 continue;
             }
-            reservation.free = 0;
+            (reservation.free, reservation.is_stale) = (0, false);
             idle.push((caller.clone(), reservation.directory, reservation.taken));
         }
         for (caller, directory, bytes) in idle {
@@ -236,7 +253,7 @@ impl Volume {
     }
 }
 
-/// Works for as long as there is the volume.
+/// Gives back idle reservations until the volume has ended.
 pub(super) async fn give_back(reservations: Arc<Reservations>, volume: Weak<Volume>) {
     loop {
         reservations.granted.notified().await;

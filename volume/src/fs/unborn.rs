@@ -30,7 +30,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{
     flights::{FLIGHT_BYTES, FLIGHT_FILES},
     found::Step,
-    reserved::Reserved,
+    reserved::ReservedPart,
     table::{Node, ROOT, Table},
 };
 use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, OpenFlags};
@@ -79,8 +79,8 @@ pub(super) struct Newborn {
 pub(super) struct Room {
     pub _file: Option<OwnedSemaphorePermit>,
     pub bytes: Option<OwnedSemaphorePermit>,
-    /// On the store.
-    pub reserved: Option<Reserved>,
+    /// Its part of the store's reservation.
+    pub reserved: Option<ReservedPart>,
 }
 
 /// What it will be.

@@ -386,10 +386,11 @@ impl Volume {
         while self.drain(file).await.is_err() && !self.writes.is_over() {}
     }
 
-    /// Waits until the store has what is in memory of all files, also of those that were made here. What it has refused is not waited for.
+    /// Waits until the store has all that is in memory, pending files included. Does not wait for
+    /// files that the store has refused.
     ///
     /// # Errors
-    /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same, when it is back.
+    /// `ETIMEDOUT`: the server is out of reach for too long. The data is sent when it is back.
     pub async fn drain_all(&self) -> Result<(), Errno> {
         self.bring_out(Which::All).await?;
         let files: Vec<FileId> = self.writes.files().keys().copied().collect();

@@ -66,25 +66,18 @@ pub struct Put {
     pub changes: Changes,
 }
 
-/// Of all file systems that this is written for.
+/// Block size, in bytes, that reservations are counted in.
 const BLOCK: u64 = 4096;
 
-/// Bytes of the store's file system that a new file with so many bytes may take: whole blocks, and one for its name.
+/// Space, in bytes, that is reserved for a new file of so many bytes: whole blocks, and one for
+/// its name.
 #[must_use]
 pub const fn room_of_file(bytes: u64) -> u64 {
     (bytes.div_ceil(BLOCK) + 1) * BLOCK
 }
 
-impl Put {
-    /// Bytes of a reservation that it takes ([`Op::Reserve`]).
-    #[must_use]
-    pub fn room(&self) -> u64 {
-        self.what.room()
-    }
-}
-
 impl NewFile {
-    /// See [`Put::room`].
+    /// Bytes that creating it deducts from a reservation ([`Op::Reserve`]).
     #[must_use]
     pub fn room(&self) -> u64 {
         match self {

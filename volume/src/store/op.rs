@@ -10,7 +10,7 @@ use bitflags::bitflags;
 use bytes::Bytes;
 
 #[cfg(doc)]
-use super::{Answer, Leases, Put, Store};
+use super::{Answer, Leases, NewFile, Put, Store};
 use super::{FileId, Handle, Kind, Place, Returned, Time};
 
 /// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single components.
@@ -77,9 +77,10 @@ pub enum Op {
     /// [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded command is going
     /// to read. → [`Answer::Settled`].
     Settle(Settling),
-    /// From now on the session keeps so much space free, in bytes, for what the caller is going to put ([`Put`]) into this directory
-    /// and those below it: the amount of all its directories together. A put takes its part of that ([`Put::room`]). 0 gives it back.
-    /// → [`Answer::Done`]; `ENOSPC`, `EDQUOT`, ... as who would write so much now.
+    /// Sets the caller's space reservation of this session, in bytes; 0 ends it. It is one for all
+    /// directories of the export, on the file system of `directory`. Each [`Put`] of the caller is
+    /// deducted from it ([`NewFile::room`]). → [`Answer::Done`]; `ENOSPC` or `EDQUOT` as for a
+    /// write of so many bytes.
     Reserve { directory: FileId, bytes: u64 },
 }
 

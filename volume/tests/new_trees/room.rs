@@ -1,4 +1,4 @@
-//! Stores without room: what was closed is taken all the same, and what can't be taken is refused in the call that asks for it.
+//! Full stores: closed files are created all the same, and a call that finds no space fails itself.
 
 use std::{fs, io::Write as _, path::Path, sync::atomic::Ordering, time::Duration};
 
