@@ -118,7 +118,7 @@ impl Session {
 
     /// A sign of life, without which the session ends.
     pub async fn keep(&mut self) -> Result<()> {
-        let alive = Alive { id: self.number, acknowledged: self.number };
+        let alive = Alive { id: self.number, acknowledged: self.number, lost: 0 };
         Ok(self.to.send(ToVolume { kind: Some(to_volume::Kind::Alive(alive)) }).await?)
     }
 

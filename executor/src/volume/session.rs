@@ -561,7 +561,8 @@ pub async fn attend(
             to_volume::Kind::Alive(alive) => {
                 served.store.renew();
                 served.acknowledge(alive.acknowledged);
-                let answer = Alive { id: alive.id, acknowledged: alive.acknowledged };
+                let (Stamp(lost), _) = served.store.missed();
+                let answer = Alive { id: alive.id, acknowledged: alive.acknowledged, lost };
                 send(&sender, from_volume::Kind::Alive(answer), None).await;
             }
             to_volume::Kind::Cancel(number) => served.cancel(number),

@@ -226,7 +226,7 @@ fn sound([root, file, directory]: [FileId; 3]) -> Vec<(&'static str, Vec<u8>)> {
         })
     };
     let others = [
-        wire::to_volume::Kind::Alive(wire::Alive { id: 1, acknowledged: 3 }),
+        wire::to_volume::Kind::Alive(wire::Alive { id: 1, acknowledged: 3, lost: 1 }),
         wire::to_volume::Kind::Cancel(2),
         wire::to_volume::Kind::Bye(wire::Nothing {}),
     ];

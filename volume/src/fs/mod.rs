@@ -394,6 +394,9 @@ impl Volume {
     /// Until when what is remembered of a file may be used.
     fn good_until(&self, node: &Node) -> Instant {
         let valid_until = self.store.valid_until();
+        if node.unborn.is_none() && node.stamp < self.store.valid_above() {
+            return Instant::now();
+        }
         self.store.lease_limit().map_or(valid_until, |limit| valid_until.min(node.heard + limit))
     }
 

@@ -158,6 +158,7 @@ async fn take_up(
             is_refused: false,
             heard: Some(Instant::now()),
             valid_until: Some(said + LEASE_TIME),
+            valid_above: lost.max(before.valid_above),
         };
         shared.connection.send_replace(connection);
         calls.sent_anew(epoch)
@@ -197,7 +198,7 @@ async fn attend(shared: &Shared, mut link: Link) -> String {
                 last_beat += 1;
                 link.beats.push_back((last_beat, Instant::now()));
                 let acknowledged = shared.calls.lock().expect("not poisoned").acknowledged();
-                let alive = Alive { id: last_beat, acknowledged };
+                let alive = Alive { id: last_beat, acknowledged, lost: 0 };
                 // With no room for it something is on its way, which tells as much.
                 let _ = link.outgoing.try_send(ToVolume { kind: Some(to_volume::Kind::Alive(alive)) });
             }
@@ -208,6 +209,7 @@ async fn attend(shared: &Shared, mut link: Link) -> String {
 async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
     let heard = link.heard;
     let mut valid_until = None;
+    let mut lost = Stamp::default();
     match kind {
         from_volume::Kind::Reply(reply) => {
             let number = reply.number;
@@ -225,6 +227,7 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
                 link.beats.pop_front();
                 if id == alive.id {
                     valid_until = Some(sent + LEASE_TIME);
+                    lost = Stamp(alive.lost);
                 }
             }
         }
@@ -233,6 +236,7 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
     shared.connection.send_if_modified(|connection| {
         connection.heard = Some(heard);
         connection.valid_until = valid_until.or(connection.valid_until);
+        connection.valid_above = connection.valid_above.max(lost);
         // Nobody waits for these two.
         false
     });

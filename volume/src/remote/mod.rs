@@ -123,6 +123,8 @@ pub(crate) struct Connection {
     /// The last loss of all leases that the listener knows of.
     lost: Stamp,
     valid_until: Option<Instant>,
+    /// Leases of answers from before have ended, whether or not the listener knows.
+    valid_above: Stamp,
 }
 
 impl std::fmt::Debug for Shared {
@@ -243,6 +245,10 @@ impl Store for Remote {
 
     fn valid_until(&self) -> Instant {
         self.shared.connection.borrow().valid_until.unwrap_or_else(Instant::now)
+    }
+
+    fn valid_above(&self) -> Stamp {
+        self.shared.connection.borrow().valid_above
     }
 
     fn lease_limit(&self) -> Option<Duration> {

@@ -81,6 +81,12 @@ pub trait Store: Send + Sync + 'static {
     /// before needs no further question.
     fn valid_until(&self) -> Instant;
 
+    /// Leases of answers with earlier stamps have ended, though [`Notice::Lost`] may not have been taken in yet. Whoever asks for
+    /// both asks for [`Self::valid_until`] first: that is never moved on without this one.
+    fn valid_above(&self) -> Stamp {
+        Stamp::default()
+    }
+
     /// How long a single lease is good for, counted from its answer, where other programs' changes on the keeper's machine are not noticed
     /// ([`Watched::LeaseEnd`]). `None`: no less than [`Self::valid_until`] says.
     fn lease_limit(&self) -> Option<Duration> {
