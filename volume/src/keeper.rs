@@ -9,7 +9,7 @@ use std::{
     hash::Hash,
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use tokio::sync::Notify;
@@ -132,13 +132,13 @@ impl Keeper {
     pub fn open_session(&self, owner: &str, tree: &Path) -> SessionId {
         let mut table = self.table();
         table.count_on_from(stamp_of_clock());
-        table.open_session_of(owner, tree, Instant::now())
+        table.open_session_of(owner, tree, crate::clock::now())
     }
 
     /// Says what is about to happen; see [`LeaseTable::begin`].
     pub fn begin(self: &Arc<Self>, session: SessionId, intents: &[(File, FileId, Intent)]) -> Begun {
         let mut table = self.table();
-        let ticket = table.begin(Some(session), intents, Instant::now());
+        let ticket = table.begin(Some(session), intents, crate::clock::now());
         let waiter = table.owner_of(session).unwrap_or_default().to_owned();
         Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
     }
@@ -156,21 +156,21 @@ impl Keeper {
         for holder in &holders {
             let mut after = None;
             loop {
-                after = self.table().recall_written((*holder, session), after, Instant::now());
+                after = self.table().recall_written((*holder, session), after, crate::clock::now());
                 if after.is_none() {
                     break;
                 }
                 tokio::task::yield_now().await;
             }
         }
-        let ticket = self.table().begin_flush(&holders, time, Instant::now());
+        let ticket = self.table().begin_flush(&holders, time, crate::clock::now());
         Begun { keeper: self.clone(), ticket: Some(ticket), waiter: waiter.to_owned() }.clear().await;
     }
 
     /// See [`LeaseTable::begin_answers`].
     pub fn begin_answers(self: &Arc<Self>, session: SessionId) -> Begun {
         let mut table = self.table();
-        let ticket = table.begin_answers(session, Instant::now());
+        let ticket = table.begin_answers(session, crate::clock::now());
         let waiter = table.owner_of(session).unwrap_or_default().to_owned();
         Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
     }
@@ -179,7 +179,7 @@ impl Keeper {
     pub async fn recall_all(&self, session: SessionId) {
         let mut after = None;
         loop {
-            after = self.table().recall_all(session, after, Instant::now());
+            after = self.table().recall_all(session, after, crate::clock::now());
             if after.is_none() {
                 return;
             }
@@ -197,7 +197,7 @@ impl Keeper {
         let mut changes = changes.into_iter().peekable();
         while changes.peek().is_some() {
             // A step at a time: others are not to wait for the end of a burst.
-            let (mut table, now) = (self.table(), Instant::now());
+            let (mut table, now) = (self.table(), crate::clock::now());
             for (file, leases) in changes.by_ref().take(STEP) {
                 table.changed(file, leases, now);
             }
@@ -229,8 +229,8 @@ impl Keeper {
                 let mut table = self.table();
                 let until = table.valid_until(session)?;
                 // Its own end is told to it also when nobody else asks.
-                if until <= Instant::now() {
-                    table.expire(Instant::now());
+                if until <= crate::clock::now() {
+                    table.expire(crate::clock::now());
                 }
                 let notices = table.take_notices(session);
                 if !notices.is_empty() {
@@ -248,16 +248,16 @@ impl Begun {
     /// Whether it may happen at once.
     #[must_use]
     pub fn is_clear(&mut self) -> bool {
-        self.ticket.as_mut().is_none_or(|ticket| self.keeper.table().is_clear(ticket, Instant::now()))
+        self.ticket.as_mut().is_none_or(|ticket| self.keeper.table().is_clear(ticket, crate::clock::now()))
     }
 
     /// Completes when all recalls are answered, or their holders' time is over.
     pub async fn clear(&mut self) {
         let Some(ticket) = &mut self.ticket else { return };
         // Who answers within that time keeps nobody waiting.
-        let late = Instant::now() + LATE;
+        let late = crate::clock::now() + LATE;
         loop {
-            let now = Instant::now();
+            let now = crate::clock::now();
             let found = {
                 let mut table = self.keeper.table();
                 match table.progress(ticket, now) {
@@ -277,11 +277,12 @@ impl Begun {
                 continue;
             };
             tokio::select! {
+                biased;
                 () = wakes.0 => {}
                 () = wakes.1 => {}
                 () = tokio::time::sleep_until(until.into()) => {}
             }
-            if self.keeper.table().waited((&self.waiter, session), now.max(late), Instant::now()) {
+            if self.keeper.table().waited((&self.waiter, session), now.max(late), crate::clock::now()) {
                 self.keeper.lost.notify(session);
             }
         }

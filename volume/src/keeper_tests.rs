@@ -16,11 +16,11 @@ fn file(number: u64) -> (File, FileId) {
 async fn longest_op(keeper: &Arc<Keeper>, session: SessionId, until: impl Fn(usize) -> bool) -> Duration {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     while !until(count) {
-        let (own, began) = (file(u64::MAX), Instant::now());
+        let (own, began) = (file(u64::MAX), crate::clock::now());
         let mut begun = keeper.begin(session, &[(own.0, own.1, Intent::Change(Leases::DATA))]);
         assert!(begun.is_clear());
         begun.clear().await;
-        let _ = keeper.table().grant(session, own, Leases::DATA, Instant::now());
+        let _ = keeper.table().grant(session, own, Leases::DATA, crate::clock::now());
         begun.finish();
         longest = longest.max(began.elapsed());
         count += 1;
@@ -32,14 +32,14 @@ async fn longest_op(keeper: &Arc<Keeper>, session: SessionId, until: impl Fn(usi
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     let keeper = Arc::new(Keeper::default());
-    let open = |owner, tree: &str| keeper.table().open_session_of(owner, Path::new(tree), Instant::now());
+    let open = |owner, tree: &str| keeper.table().open_session_of(owner, Path::new(tree), crate::clock::now());
     let (ada, adas, bob) = (open("ada", "/a"), open("ada", "/a"), open("bob", "/b"));
     for number in 0..LEASED {
-        let granted = keeper.table().grant(ada, file(number), Leases::WRITE, Instant::now()).0;
+        let granted = keeper.table().grant(ada, file(number), Leases::WRITE, crate::clock::now()).0;
         assert_eq!(granted, Leases::WRITE);
         if number % 10_000 == 0 {
-            keeper.table().renew(ada, Instant::now());
-            keeper.table().renew(bob, Instant::now());
+            keeper.table().renew(ada, crate::clock::now());
+            keeper.table().renew(bob, crate::clock::now());
         }
     }
     let flushes = (0..FLUSHES).map(|_| {
@@ -48,8 +48,8 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     });
     let flushes: Vec<_> = flushes.collect();
     let recalling = longest_op(&keeper, bob, |count| count >= 1000).await;
-    keeper.table().renew(ada, Instant::now());
-    keeper.table().renew(bob, Instant::now());
+    keeper.table().renew(ada, crate::clock::now());
+    keeper.table().renew(bob, crate::clock::now());
     // It answers one after the other, as it was asked.
     let its = keeper.clone();
     let answers = tokio::task::spawn_blocking(move || {
@@ -67,12 +67,12 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
 #[tokio::test]
 async fn a_session_ends_in_time_with_all_that_it_has() {
     let keeper = Arc::new(Keeper::default());
-    let ada = keeper.table().open_session_of("ada", Path::new("/a"), Instant::now());
-    let now = Instant::now();
+    let ada = keeper.table().open_session_of("ada", Path::new("/a"), crate::clock::now());
+    let now = crate::clock::now();
     (0..LEASED).for_each(|number| {
         let _ = keeper.table().grant(ada, file(number), Leases::WRITE, now);
     });
-    let began = Instant::now();
+    let began = crate::clock::now();
     keeper.end_session(ada);
     let took = began.elapsed();
     println!("the end of {LEASED} leases: {took:?}");

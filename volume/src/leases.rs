@@ -18,7 +18,7 @@
 mod index;
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map},
     mem,
     ops::Bound,
     path::{Path, PathBuf},
@@ -140,7 +140,7 @@ pub struct LeaseTable {
 #[derive(Debug, Default)]
 struct Held {
     id: FileId,
-    grants: HashMap<SessionId, Grant>,
+    grants: BTreeMap<SessionId, Grant>,
     recalled: Vec<Recalled>,
     /// Who is changing it now, and how many times.
     changing: HashMap<Option<SessionId>, usize>,

@@ -14,7 +14,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
@@ -124,7 +124,7 @@ pub async fn lock(
     }
     let _charge = session.directory.machine.waiting_locks.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
     let waiter = session.keeper().unlocked.wait_for(session.directory.nodes.file(place.file));
-    let began = Instant::now();
+    let began = crate::clock::now();
     loop {
         let unlocked = waiter.wake.notified();
         tokio::pin!(unlocked);
@@ -134,7 +134,7 @@ pub async fn lock(
             Err(Errno::EAGAIN) => {}
             done => return done,
         }
-        let look_again = (began.elapsed() / 8).clamp(FIRST_LOOK, LAST_LOOK);
+        let look_again = ((crate::clock::now() - began) / 8).clamp(FIRST_LOOK, LAST_LOOK);
         let _ = tokio::time::timeout(look_again, unlocked).await;
     }
 }

@@ -182,20 +182,32 @@ impl Machine {
         Self::with(Watch::none(), Arc::default(), Arc::default())
     }
 
+    /// Without any thread: nothing is watched, and each job is done by whoever asks for it.
+    /// For simulations.
+    #[must_use]
+    pub fn without_threads() -> Arc<Self> {
+        Self::of(Watch::none(), Arc::default(), (Workers::none(), Workers::none()))
+    }
+
     fn with(watch: Watch, keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {
+        let workers = (Workers::start(rivals.clone())?, Workers::start_low_priority(rivals)?);
+        Ok(Self::of(watch, keeper, workers))
+    }
+
+    fn of(watch: Watch, keeper: Arc<Keeper>, (workers, low_priority_workers): (Workers, Workers)) -> Arc<Self> {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let open_files = open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             keeper,
-            workers: Workers::start(rivals.clone())?,
-            low_priority_workers: Workers::start_low_priority(rivals)?,
+            workers,
+            low_priority_workers,
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
             locked_ranges: Pool::new(MAX_LOCKED_RANGES, MAX_LOCKED_RANGES_OF_ONE),
             settling: Pool::new(MAX_SETTLING, MAX_SETTLING_OF_ONE),
             descriptors: Pool::new(open_files, open_files),
             remembered: Arc::default(),
-        }))
+        })
     }
 }
 

@@ -243,7 +243,7 @@ impl Store for DirectorySession {
         if self.0.liveness == Liveness::Own {
             self.0.renew();
         }
-        self.0.keeper().table().valid_until(self.0.id).unwrap_or_else(Instant::now)
+        self.0.keeper().table().valid_until(self.0.id).unwrap_or_else(crate::clock::now)
     }
 
     fn lease_limit(&self) -> Option<Duration> {
@@ -267,6 +267,7 @@ async fn tell(session: std::sync::Weak<Session>, sender: mpsc::Sender<Notice>) {
             return;
         };
         let notices = tokio::select! {
+            biased;
             notices = keeper.notices(id) => notices,
             () = sender.closed() => return,
             // A session of our own is renewed in time.
@@ -356,17 +357,17 @@ impl Session {
     }
 
     fn renew(&self) {
-        self.keeper().table().renew(self.id, Instant::now());
+        self.keeper().table().renew(self.id, crate::clock::now());
     }
 
     /// Opens a file that a program of the server may have leased (F_SETLEASE of fcntl(2)) as open(2)
     /// does: when the lease is given up. No thread waits meanwhile, since that may take long: the
     /// kernel is asked again and again.
     async fn open_in_time(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
-        let begun = Instant::now();
+        let begun = crate::clock::now();
         loop {
             match self.perform(caller, op.clone()).await {
-                Err(Errno::EAGAIN) if begun.elapsed() < LEASES_END && !self.is_over() => {
+                Err(Errno::EAGAIN) if crate::clock::now() - begun < LEASES_END && !self.is_over() => {
                     tokio::time::sleep(ASK_AGAIN).await;
                 }
                 answer => return answer,
@@ -636,7 +637,7 @@ impl Session {
         // Nobody would answer recalls.
         let has_listener = self.has_listener.load(Ordering::Relaxed);
         let wanted = if has_listener { wanted } else { Leases::empty() };
-        let (leases, stamp) = self.keeper().table().grant(self.id, file, wanted, Instant::now());
+        let (leases, stamp) = self.keeper().table().grant(self.id, file, wanted, crate::clock::now());
         let mut attributes = attributes::of(fd, id)?;
         if self.tells_acls.load(Ordering::Relaxed) {
             let has_acls = self.directory.nodes.has_acls();

@@ -91,6 +91,7 @@ async fn read_part(
     if let Err(errno) = read_pieces(session, caller, (number, part), sender).await {
         let piece = Piece { part: number, offset, data: Err(errno), is_last: true, entry: None };
         tokio::select! {
+            biased;
             _ = sender.send(Ok(piece)) => {}
             () = session.ended() => {}
         }
@@ -106,6 +107,7 @@ async fn read_pieces(
     // Who holds something back has written it when this is clear.
     let mut begun = session.begin_of(&[(part.place.file, Intent::Look)]);
     tokio::select! {
+        biased;
         () = begun.clear() => {}
         () = sender.closed() => return Ok(()),
     }
@@ -113,6 +115,7 @@ async fn read_pieces(
     loop {
         let (piece, reading) = next;
         tokio::select! {
+            biased;
             // Nobody may ever take it: that is not to keep the session.
             () = session.ended() => return Err(Errno::ESTALE),
             sent = sender.send(Ok(piece)) => if sent.is_err() {

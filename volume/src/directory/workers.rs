@@ -161,6 +161,13 @@ impl Workers {
         })
     }
 
+    /// None: each job is done at once by whoever asks for it, so that a simulation has an order of its
+    /// own making. Umask and capabilities are then those of the caller's thread.
+    pub fn none() -> Self {
+        let state = Mutex::default();
+        Self(Arc::new(Queue { threads: 0, beside_others: 0, state, changed: Condvar::new() }))
+    }
+
     fn start_threads((name, count): (&str, usize), rivals: Arc<Rivals>, set_up: fn()) -> std::io::Result<Self> {
         let state = State { rivals, ..State::default() };
         let workers = Self(Arc::new(Queue {
@@ -188,6 +195,9 @@ impl Workers {
         T: Send + 'static,
         F: FnOnce() -> Result<T, Errno> + Send + 'static,
     {
+        if self.0.threads == 0 {
+            return job();
+        }
         let (sender, receiver) = oneshot::channel();
         let held = held();
         let job = Box::new(move || {

@@ -5,7 +5,6 @@ use std::{
     collections::HashMap,
     ops::Range,
     sync::{Arc, MutexGuard, PoisonError},
-    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -198,7 +197,7 @@ impl Volume {
     /// Files of one chunk, in one request. Of those whose contents are kept it asks for nothing but the right to read them, and for leases.
     async fn fetch_files(&self, caller: &Caller, wanted: &[Small]) -> Result<(), Errno> {
         let part = |of: &Small| ReadPart { place: of.file.into(), range: 0..if of.is_kept { 0 } else { CHUNK } };
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let mut pieces = self.store.read(caller, wanted.iter().map(part).collect()).await;
         let mut parts: HashMap<u32, BytesMut> = HashMap::new();
         while let Some(piece) = pieces.next().await {

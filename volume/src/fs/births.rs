@@ -86,12 +86,12 @@ impl Retry {
             self.next = None;
             return;
         };
-        let (at, pause) = *self.next.get_or_insert((Instant::now() + FIRST_RETRY, FIRST_RETRY));
-        if Instant::now() < at {
+        let (at, pause) = *self.next.get_or_insert((crate::clock::now() + FIRST_RETRY, FIRST_RETRY));
+        if crate::clock::now() < at {
             return;
         }
         let pause = (2 * pause).min(LONGEST_RETRY);
-        self.next = Some((Instant::now() + pause, pause));
+        self.next = Some((crate::clock::now() + pause, pause));
         self.tried = Some(number);
         table.wait_again(number, false);
     }
@@ -232,7 +232,7 @@ impl Volume {
         let mut pause = FIRST_PAUSE;
         let mut retry = Retry::default();
         while !self.births.is_over() {
-            let gathered_by = Instant::now() + LINGER;
+            let gathered_by = crate::clock::now() + LINGER;
             while !self.is_urgent() && timeout_at(gathered_by.into(), self.births.wake.notified()).await.is_ok() {}
             self.open_overdue();
             retry.begin(&mut self.table());
@@ -246,12 +246,12 @@ impl Volume {
                     Ok(()) => pause = FIRST_PAUSE,
                     // Whoever waits for it may know better that the store is in reach again.
                     Err(_) => {
-                        let _ = timeout_at((Instant::now() + pause).into(), self.births.wake.notified()).await;
+                        let _ = timeout_at((crate::clock::now() + pause).into(), self.births.wake.notified()).await;
                         pause = (2 * pause).min(LONGEST_PAUSE);
                     }
                 },
                 // What is open, or on its way by itself, says when it is ready.
-                _ => drop(timeout_at((Instant::now() + OPEN_LINGER).into(), self.births.wake.notified()).await),
+                _ => drop(timeout_at((crate::clock::now() + OPEN_LINGER).into(), self.births.wake.notified()).await),
             }
             retry.end(&mut self.table());
         }
@@ -272,7 +272,7 @@ impl Volume {
             self.births.arrived.notify_waiters();
             return Ok(());
         };
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let answer = self.store.write(&caller, writes).await;
         let outcome = match answer {
             Ok(results) => {

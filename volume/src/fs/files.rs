@@ -193,7 +193,9 @@ impl Volume {
     fn opened_from_memory(&self) -> Vec<(u64, FileId)> {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
         let from_memory = opens.iter().filter(|(_, open)| open.pinned.is_some() && open.handle().is_none());
-        from_memory.map(|(number, open)| (*number, open.file)).collect()
+        let mut from_memory: Vec<_> = from_memory.map(|(number, open)| (*number, open.file)).collect();
+        from_memory.sort_unstable();
+        from_memory
     }
 
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {

@@ -1,7 +1,7 @@
 //! Files that the store does not know any more by their numbers, since the executor was started anew or
 //! has forgotten them: found again by the names that they had here.
 
-use std::{collections::HashSet, ffi::OsString, time::Instant};
+use std::{collections::BTreeSet, ffi::OsString};
 
 use tokio_stream::StreamExt as _;
 
@@ -74,7 +74,7 @@ impl Volume {
 
     /// Has the store look up all files that a call names. Whether all are there.
     pub(super) async fn find_all_again(&self, caller: &Caller, files: &[FileId]) -> bool {
-        let numbers: HashSet<u64> = {
+        let numbers: BTreeSet<u64> = {
             let table = self.table();
             files.iter().filter_map(|file| table.number_of(*file)).filter(|number| *number != ROOT).collect()
         };
@@ -130,9 +130,9 @@ impl Volume {
 
     /// Asks the store, and remembers what it says.
     pub(super) async fn ask_once(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let answer = self.store.call(caller, op).await?;
-        self.round_trip.took(asked.elapsed());
+        self.round_trip.took(crate::clock::now() - asked);
         let mut table = self.table();
         for entry in answer.entries() {
             table.learn(&entry, asked);

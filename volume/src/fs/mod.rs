@@ -384,7 +384,7 @@ impl Volume {
 
     /// How long the kernel may remember what a lease of the file allows, if there is one.
     fn life(&self, leased: Option<&Node>) -> Duration {
-        leased.map(|node| self.good_until(node).saturating_duration_since(Instant::now())).unwrap_or_default()
+        leased.map(|node| self.good_until(node).saturating_duration_since(crate::clock::now())).unwrap_or_default()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -402,7 +402,7 @@ impl Volume {
 
     /// Whether that is now.
     fn is_good(&self, node: &Node) -> bool {
-        self.good_until(node) > Instant::now()
+        self.good_until(node) > crate::clock::now()
     }
 
     fn file(&self, number: u64) -> Result<FileId, Errno> {

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -39,7 +39,7 @@ enum Failed {
 impl Volume {
     /// Makes those that have been open for long, or that somebody waits for.
     pub(super) fn open_overdue(self: &Arc<Self>) {
-        let begun_before = Instant::now().checked_sub(OPEN_LINGER);
+        let begun_before = crate::clock::now().checked_sub(OPEN_LINGER);
         let overdue = {
             let table = self.table();
             begun_before.map(|before| table.unborn.overdue(&table, before)).unwrap_or_default()
@@ -148,7 +148,7 @@ impl Volume {
             _ => Bytes::new(),
         };
         let writes = (data, put.changes);
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let answer = match self.store.call(&caller, op).await {
             Err(Errno::EEXIST) if may_be_there => {
                 // It has what an earlier request came to write, or nothing yet.

@@ -82,7 +82,7 @@ impl Volume {
             let Some(known) = table.put_of(number).zip(caller) else { return Ok(()) };
             known
         };
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let Some(entry) = self.found_there(&caller, &put, Extent::Whole).await? else {
             self.is_refused(number, Errno::EEXIST);
             return Ok(());
@@ -133,7 +133,7 @@ impl Volume {
         let caller = self.table().node(number).and_then(|node| Some(node.own.as_ref()?.maker.clone()));
         match self.find_again(&caller.unwrap_or_default(), number).await? {
             Found::There(_) => self.table().is_lost(number),
-            Found::Gone(_) => self.is_set(number, Err(Errno::ESTALE), Instant::now()),
+            Found::Gone(_) => self.is_set(number, Err(Errno::ESTALE), crate::clock::now()),
         }
         Ok(())
     }

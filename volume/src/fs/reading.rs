@@ -127,7 +127,7 @@ impl Volume {
 
     async fn read_once(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
         let part = ReadPart { place: open.place(), range };
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let mut pieces = self.store.read(&open.caller, vec![part]).await;
         let mut data = Vec::new();
         let mut last = None;
@@ -252,7 +252,7 @@ impl Volume {
             return Ok(());
         }
         let part = ReadPart { place: origin.place, range: *next * CHUNK..chunks.end * CHUNK };
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let mut pieces = self.store.read(origin.caller, vec![part]).await;
         let mut data = Arrived::default();
         while let Some(piece) = pieces.next().await {

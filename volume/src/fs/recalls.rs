@@ -1,6 +1,6 @@
 //! What the store says on its own account, and what the kernel must forget for it.
 
-use std::{ffi::OsString, sync::Arc, sync::Weak, time::Instant};
+use std::{ffi::OsString, sync::Arc, sync::Weak};
 
 use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
@@ -88,7 +88,7 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
             Notice::Recall { file, leases, stamp } => {
                 volume.take_recall(Returned { file, leases, stamp }, forgetting.share());
             }
-            Notice::Is(entry) => volume.table().learn_known(&entry, Instant::now()),
+            Notice::Is(entry) => volume.table().learn_known(&entry, crate::clock::now()),
             Notice::All { stamp } => volume.mark(forgetting.next(), stamp),
         }
     }

@@ -186,7 +186,7 @@ impl Table {
             losses: 0,
             leases: Leases::empty(),
             stamp: Stamp(0),
-            heard: Instant::now(),
+            heard: crate::clock::now(),
             names: HashMap::new(),
             told: HashSet::new(),
             listing: None,

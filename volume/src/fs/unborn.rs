@@ -117,7 +117,7 @@ pub(super) struct Unborn {
     /// Directories whose attributes are to be set: by number, since when.
     pub(super) dirty: BTreeMap<u64, u64>,
     pub(super) leaving: HashMap<u64, u64>,
-    open: HashMap<u64, u64>,
+    open: BTreeMap<u64, u64>,
     pub(super) bytes: usize,
     /// Somebody waits for all up to here.
     pub(super) demanded: u64,
@@ -278,7 +278,7 @@ impl Newborn {
             may_be_there: false,
             is_found_again: false,
             sent: None,
-            since: Instant::now(),
+            since: crate::clock::now(),
             is_noted: false,
             room: Room { _file: file, ..Room::default() },
         }

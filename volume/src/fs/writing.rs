@@ -235,6 +235,7 @@ impl Volume {
         let bytes = u32::try_from(data.len()).map_err(|_| Errno::EFBIG)?;
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
         let room = tokio::select! {
+            biased;
             room = Arc::clone(&self.writes.room).acquire_many_owned(bytes) => room.map_err(|_| Errno::EIO)?,
             // What was written before is not lost, and nothing after it is taken.
             () = self.writes.given_up(timeouts) => return Err(Errno::ETIMEDOUT),
@@ -282,7 +283,7 @@ impl Volume {
         let mut pause = FIRST_PAUSE;
         let mut answered_since = None;
         while !self.writes.is_over() {
-            let asked = Instant::now();
+            let asked = crate::clock::now();
             let errno = match self.store.write(&caller, writes.clone()).await {
                 Ok(results) => match self.take_results(file, results, asked) {
                     Ok(()) => break,
@@ -332,7 +333,7 @@ impl Volume {
         let bytes = data.len() as u64;
         let place = open.place();
         let write = if appends { Write::Append { place, data } } else { Write::At { place, offset, data } };
-        let asked = Instant::now();
+        let asked = crate::clock::now();
         let mut results = self.write_at_once(&open.caller, write).await?;
         let entry = results.pop().ok_or(Errno::EPROTO)??;
         self.table().learn(&entry, asked);
@@ -393,7 +394,8 @@ impl Volume {
     /// `ETIMEDOUT`: the server is out of reach for too long. The data is sent when it is back.
     pub async fn drain_all(&self) -> Result<(), Errno> {
         self.bring_out(Which::All).await?;
-        let files: Vec<FileId> = self.writes.files().keys().copied().collect();
+        let mut files: Vec<FileId> = self.writes.files().keys().copied().collect();
+        files.sort_unstable();
         for file in files {
             self.drain(file).await?;
         }
