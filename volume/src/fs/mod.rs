@@ -96,6 +96,9 @@ pub use table::ROOT;
 pub use told::{Expectation, Expected};
 pub use writing::Source;
 
+/// Files of one call are looked up again so often: the executor may be started anew between a look and the call.
+const MOST_SEARCHES: usize = 4;
+
 /// How a volume behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
@@ -416,10 +419,14 @@ impl Volume {
     /// Asks the store, and remembers what it says. Files that it does not know any more are looked up first.
     async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let files = op.files();
-        match self.ask_once(caller, op.clone()).await {
-            Err(Errno::ESTALE) if self.find_all_again(caller, &files).await => self.ask_once(caller, op).await,
-            answer => answer,
+        let mut answer = self.ask_once(caller, op.clone()).await;
+        for _ in 0..MOST_SEARCHES {
+            if !matches!(answer, Err(Errno::ESTALE)) || !self.find_all_again(caller, &files).await {
+                break;
+            }
+            answer = self.ask_once(caller, op.clone()).await;
         }
+        answer
     }
 
     /// As [`Self::ask`], about a file that may be reached only by an open handle of it.

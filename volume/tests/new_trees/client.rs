@@ -36,6 +36,8 @@ pub struct Observed {
     /// While it is true, writes wait.
     pub held: watch::Sender<bool>,
     pub is_dead: AtomicBool,
+    /// So many of the next walks from another directory than the root find that directory not known.
+    forgets: AtomicUsize,
 }
 
 impl Observed {
@@ -64,6 +66,11 @@ impl Store for Observed {
         // Nobody waits for a lease to be given back.
         let is_asked = !matches!(op, Op::Return(_));
         self.calls.fetch_add(is_asked.into(), Ordering::Relaxed);
+        let is_below = matches!(op, Op::Walk { from, .. } if from != self.root());
+        let forgets = |left: usize| left.checked_sub(1).filter(|_| is_below);
+        if self.forgets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forgets).is_ok() {
+            return Err(Errno::ESTALE);
+        }
         self.inner.call(caller, op).await
     }
 
@@ -129,6 +136,8 @@ pub struct Site {
     /// The export is a file system of its own.
     is_mount: bool,
     pub top: TempDir,
+    /// What the next clients' stores forget, as a server does that is started anew.
+    pub forgets: AtomicUsize,
 }
 
 impl Site {
@@ -156,7 +165,7 @@ impl Site {
         let machine = Machine::start().unwrap();
         let path = top.path().join("export");
         let directory = Directory::open(machine, &path, Rights::Own, Mutability::ReadWrite).unwrap();
-        Self { directory, is_mount, top }
+        Self { directory, forgets: AtomicUsize::new(0), is_mount, top }
     }
 
     pub fn path(&self, path: &str) -> PathBuf {
@@ -183,6 +192,7 @@ impl Site {
             is_lost_after: AtomicBool::new(false),
             held: watch::Sender::new(false),
             is_dead: AtomicBool::new(false),
+            forgets: AtomicUsize::new(self.forgets.load(Ordering::Relaxed)),
         });
         let settings = Settings { sync: false, memory_bytes };
         let (volume, mut invalidations) = Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);

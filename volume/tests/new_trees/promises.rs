@@ -284,6 +284,29 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
     });
 }
 
+/// Once while a directory is looked up, and again before it is used.
+#[test]
+fn what_was_closed_survives_a_server_that_is_started_anew_while_the_journal_is_taken_up() {
+    let site = Site::new();
+    let killed = runtime();
+    killed.block_on(async {
+        let client = site.client("a").await;
+        client.make_directory("old").await.unwrap();
+        client.make_directory("old/t").await.unwrap();
+        client.volume.drain_all().await.unwrap();
+        client.store.is_dead.store(true, Ordering::Relaxed);
+        client.put("old/t/f", b"contents", 5).await.unwrap();
+    });
+    killed.shutdown_background();
+    site.forgets.store(2, Ordering::Relaxed);
+    runtime().block_on(async {
+        let client = site.client("a").await;
+        assert_eq!(client.volume.state().lost, None);
+        client.volume.settle().await.unwrap();
+        assert_eq!(fs::read(site.path("old/t/f")).unwrap(), b"contents");
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_server_refuses_is_never_silent() {
     let site = Site::new();
