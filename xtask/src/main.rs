@@ -1,4 +1,4 @@
-//! The repository's chores: `cargo xtask setup | build | release | test | demo | chaos | bench | fuzz | guards | volumes`. Each does
+//! The repository's chores: `cargo xtask setup | build | release | test | demo | chaos | bench | fuzz | guards | simulate | volumes`. Each does
 //! whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
@@ -9,6 +9,7 @@ mod guards;
 mod programs;
 mod release;
 mod setup;
+mod simulate;
 mod supply;
 mod test;
 mod volumes;
@@ -77,6 +78,21 @@ enum Chore {
         #[arg(long)]
         quick: bool,
     },
+    /// Simulates the life of what is written through volumes while everything fails, once for each seed.
+    Simulate {
+        /// How many seeds.
+        #[arg(long, default_value_t = 200)]
+        seeds: u64,
+        /// The first of them.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Only this one, with all its steps.
+        #[arg(long, conflicts_with_all = ["seeds", "from"])]
+        seed: Option<u64>,
+        /// With this planted fault, up to the first seed that finds it.
+        #[arg(long)]
+        fault: Option<String>,
+    },
     /// Takes guards out, one after the other, and looks whether the tests of attacks notice.
     Guards {
         /// Only guards whose description or test holds this.
@@ -139,6 +155,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Volumes { quick } => {
             setup::packages(setup::Need::Everything)?;
             volumes::run(quick)
+        }
+        Chore::Simulate { seeds, from, seed, fault } => {
+            setup::toolchain()?;
+            simulate::run(seed.map_or((from, seeds), |seed| (seed, 1)), seed.is_some(), fault.as_deref())
         }
         Chore::Guards { filter, jobs } => {
             setup::toolchain()?;

@@ -15,6 +15,18 @@
 //! symlink(2) did) is in the journal and in one of these states until the store has answered that it
 //! exists, or the user has removed it. No error, and no lost request, ends a pending file by itself.
 //!
+//! In the words of what is promised (`volume/tests/simulation` holds the promises):
+//!
+//! | word | is | promised |
+//! |---|---|---|
+//! | written | `Open`, and not noted | here at once; on the server after fsync(2) |
+//! | closed, journalled | `Open` and noted (`is_noted`), or `Waiting` | here at once, also after a death of the gateway; on the server in the end |
+//! | granted | no state: the lease WRITE of the directory above (`newborn::is_held`), without which nothing is noted | nobody else looks before it has been sent |
+//! | flying | `Leaving` | as closed; not changed in memory |
+//! | landed | an ordinary file, and done in the journal | on the server |
+//! | refused | `Refused` | here under its name, told by `posh volumes`, and recoverable |
+//! | unknown | `Waiting`, and it may be there (`may_be_there`) | as closed; on the server once |
+//!
 //! A request whose answer is lost may have been carried out. A file that *may be there* is sent again;
 //! if its name exists then and has the same kind and contents, it has arrived.
 
