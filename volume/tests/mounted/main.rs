@@ -9,6 +9,7 @@ mod kept;
 mod killed;
 mod locks;
 mod model;
+mod renames;
 mod seen;
 mod site;
 mod works;
