@@ -6,22 +6,24 @@ mod convert;
 mod requests;
 
 use std::{
+    cell::Cell,
     ffi::{OsStr, OsString},
     future::Future,
     io,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use fuser::{INodeNo, Notifier, Request, Session, SessionACL};
+use fuser::{Request, Session, SessionACL};
+use nix::errno::Errno;
 use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::{
-    fs::{Invalidate, Volume},
+    fs::{Invalidate, KERNEL_PATIENCE, Volume},
     mount,
 };
 
@@ -31,6 +33,9 @@ const THREADS: usize = 2;
 /// FUSE_NOTIFY_INC_EPOCH of linux/fuse.h (Linux 6.16): all names are to be looked up again.
 const NOTIFY_INC_EPOCH: i32 = 8;
 
+/// FUSE_NOTIFY_INVAL_INODE of linux/fuse.h.
+const NOTIFY_INVAL_INODE: i32 = 2;
+
 /// FUSE_NOTIFY_INVAL_ENTRY of linux/fuse.h.
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 
@@ -39,6 +44,9 @@ const EXPIRE_ONLY: u32 = 1;
 
 /// How often a thread is looked at that waits for an answer.
 const LOOK_AT_KILLED: Duration = Duration::from_millis(300);
+
+/// How soon the kernel is asked again to forget a file that it was told of and does not know yet.
+const LOOK_AT_UNKNOWN: Duration = Duration::from_micros(100);
 
 /// Of `struct fuse_out_header`.
 const ANSWER_BYTES: usize = 16;
@@ -67,18 +75,27 @@ pub fn serve(
     config.acl = acl;
     config.n_threads = Some(THREADS);
     let raw = Arc::new(device.try_clone()?);
+    let told = Arc::downgrade(&volume);
     let adapter = Adapter { volume, runtime: Handle::current(), users, raw: Arc::clone(&raw) };
     let session = Session::from_fd(adapter, device, acl, config)?;
-    let kernel = Kernel { notifier: session.notifier(), raw, mount_point: mount_point.to_owned() };
+    let kernel = Kernel { raw, mount_point: mount_point.to_owned(), volume: told };
     std::thread::Builder::new().name("volume-forget".to_owned()).spawn(move || kernel.carry_out(invalidations))?;
     std::thread::Builder::new().name("volume".to_owned()).spawn(move || session.run())
 }
 
 /// Makes the kernel forget.
+///
+/// Invariant: no attribute that was told before an invalidation is remembered after it. A reply is
+/// told when it is written, and takes effect when the thread that asked comes to run. For a file
+/// that the kernel knows, it discards a reply to LOOKUP, READDIRPLUS or GETATTR that was asked before
+/// the invalidation (`attr_version`, fs/fuse/inode.c). It has no such order for SETATTR, nor for
+/// CREATE, LINK and the other replies with a new name: these let it remember no attributes. A file
+/// that it does not know yet becomes known by the first reply, and the invalidation waits for that
+/// ([`forget_for_sure`]).
 struct Kernel {
-    notifier: Notifier,
     raw: Arc<OwnedFd>,
     mount_point: PathBuf,
+    volume: Weak<Volume>,
 }
 
 impl Kernel {
@@ -90,8 +107,17 @@ impl Kernel {
             }
             // A negative offset: attributes alone.
             let offset = if invalidate.pages { 0 } else { -1 };
-            let _ = self.notifier.inval_inode(INodeNo(invalidate.number), offset, 0);
+            let number = invalidate.number;
+            let forget = || self.file_is_doubtful(number, offset);
+            forget_for_sure(forget, || self.volume.upgrade().is_some_and(|volume| volume.is_told(number)));
         }
+    }
+
+    /// `struct fuse_notify_inval_inode_out`. fuser has no word for a file that the kernel does not know.
+    fn file_is_doubtful(&self, number: u64, offset: i64) -> nix::Result<()> {
+        let to_the_end = 0_i64;
+        let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), to_the_end.to_ne_bytes()].concat();
+        self.notify(NOTIFY_INVAL_INODE, &[&numbers]).map(drop)
     }
 
     fn forget_names(&self, names: &[(u64, Vec<OsString>)]) {
@@ -129,6 +155,25 @@ impl Kernel {
     }
 }
 
+/// Has the kernel forget a file. One that it does not know, though it was told of it, has a reply or a FORGET on the way: either ends
+/// this. Only a kernel that is in no state to run the thread that asked lets it take [`KERNEL_PATIENCE`].
+fn forget_for_sure(forget: impl Fn() -> nix::Result<()>, is_told: impl Fn() -> bool) {
+    let until = Instant::now() + KERNEL_PATIENCE;
+    while forget() == Err(Errno::ENOENT) && is_told() && Instant::now() < until {
+        std::thread::sleep(LOOK_AT_UNKNOWN);
+    }
+}
+
+tokio::task_local! {
+    /// The kernel has been given another answer to the request that this task works on.
+    static IS_LET_GO: Cell<bool>;
+}
+
+/// Whether the kernel drops what this request is answered with: it is told of no file then.
+fn is_let_go() -> bool {
+    IS_LET_GO.try_with(Cell::get).unwrap_or(false)
+}
+
 struct Adapter {
     volume: Arc<Volume>,
     runtime: Handle,
@@ -144,7 +189,7 @@ impl Adapter {
         let mut context = Context::from_waker(Waker::noop());
         if work.as_mut().poll(&mut context).is_pending() {
             let asked = Asked { thread: request.pid(), number: request.unique().into(), raw: Arc::clone(&self.raw) };
-            self.runtime.spawn(asked.answer(work));
+            self.runtime.spawn(IS_LET_GO.scope(Cell::new(false), asked.answer(work)));
         }
     }
 
@@ -166,8 +211,8 @@ struct Asked {
 }
 
 impl Asked {
-    /// The work goes on to its end. The kernel drops a second answer; a file that this would have
-    /// opened stays open until the volume is unmounted.
+    /// The work goes on to its end. The kernel drops a second answer; a file that this has opened is
+    /// closed again.
     async fn answer(self, mut work: Pin<Box<dyn Future<Output = ()> + Send>>) {
         loop {
             tokio::select! {
@@ -176,6 +221,7 @@ impl Asked {
             }
             if convert::is_killed(self.thread) {
                 self.let_go();
+                IS_LET_GO.with(|is_let_go| is_let_go.set(true));
                 return work.await;
             }
         }
@@ -188,5 +234,30 @@ impl Asked {
         answer.extend((-nix::libc::EINTR).to_ne_bytes());
         answer.extend(self.number.to_ne_bytes());
         let _ = nix::unistd::write(&self.raw, &answer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_the_kernel_is_about_to_know_is_forgotten_when_it_does() {
+        // What the kernel says one time after the other, and for how many times it was told of the file.
+        for (answers, told_for, asked) in [
+            (vec![], 0, 1),
+            (vec![Errno::ENOENT], 0, 1),
+            (vec![Errno::ENOENT, Errno::ENOENT], 9, 3),
+            (vec![Errno::ENOENT, Errno::ENOENT, Errno::ENOENT], 2, 3),
+            (vec![Errno::ENOTCONN], 9, 1),
+        ] {
+            let (times, looks) = (Cell::new(0), Cell::new(0));
+            let forget = || {
+                let time = times.replace(times.get() + 1);
+                answers.get(time).map_or(Ok(()), |errno| Err(*errno))
+            };
+            forget_for_sure(forget, || looks.replace(looks.get() + 1) < told_for);
+            assert_eq!(times.get(), asked, "{answers:?}");
+        }
     }
 }

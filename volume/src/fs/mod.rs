@@ -91,6 +91,7 @@ use writing::Writes;
 pub use at_hand::{AtHand, Use};
 pub use files::Opened;
 pub use listing::{Directory, Name};
+pub(crate) use recalled::KERNEL_PATIENCE;
 pub use recalls::{Changes, Invalidate};
 pub use table::ROOT;
 pub use told::{Expectation, Expected};
@@ -359,6 +360,12 @@ impl Volume {
         for (number, names) in table.drop_surplus() {
             let _ = self.invalidate.send(Invalidate::of(number, Some(names)));
         }
+    }
+
+    /// Whether the kernel was told of a file and has not forgotten it since. Takes its turn after the replies that are being given.
+    #[must_use]
+    pub fn is_told(&self, number: u64) -> bool {
+        self.table().node(number).is_some_and(|node| node.lookups > 0)
     }
 
     /// The kernel has forgotten a file so many times.

@@ -26,7 +26,7 @@ use crate::{
 
 /// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall
 /// is answered all the same.
-pub(super) const KERNEL_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const KERNEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Recalls without an answer: a server of ours keeps no more for all its clients.
 const MAX_RECALLED: usize = MAX_LEASED_FILES;

@@ -92,7 +92,7 @@ impl Reservations {
             losses: 0,
             is_stale: false,
             refused: None,
-            used: Instant::now(),
+            used: crate::clock::now(),
         }))
     }
 
@@ -102,7 +102,7 @@ impl Reservations {
         let reservation = all.get_mut(caller)?;
         reservation.free = reservation.free.checked_sub(bytes)?;
         reservation.taken += bytes;
-        reservation.used = Instant::now();
+        reservation.used = crate::clock::now();
         let is_low = reservation.free < reservation.more() / 2;
         let reserved = ReservedPart { of: Arc::clone(self), caller: caller.clone(), bytes, losses: reservation.losses };
         Some((reserved, is_low))
@@ -213,7 +213,7 @@ impl Volume {
                     reservations.with(caller, directory, |reservation| {
                         reservation.refused = None;
                         reservation.is_stale &= reservation.losses != losses;
-                        reservation.used = Instant::now();
+                        reservation.used = crate::clock::now();
                         if reservation.losses == losses {
                             reservation.free += more;
                         }
@@ -227,7 +227,7 @@ impl Volume {
                 Err(_) => break,
             }
         }
-        reservations.with(caller, directory, |reservation| reservation.refused = Some(Instant::now()));
+        reservations.with(caller, directory, |reservation| reservation.refused = Some(crate::clock::now()));
     }
 
     /// Gives back what has been free for [`IDLE`]. Returns whether some has been for less.

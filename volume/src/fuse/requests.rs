@@ -20,6 +20,7 @@ use fuser::{
 use super::{
     Adapter, Users,
     convert::{self, attr, error, kind_of_mode, new_time, open_flags},
+    is_let_go,
 };
 use crate::{
     fs::{Name, Opened, Source, Told, Volume},
@@ -31,6 +32,10 @@ const REQUEST_BYTES: u32 = 1 << 20;
 
 /// Requests that the kernel makes on its own account (reading ahead, mostly) at the same time.
 const BACKGROUND: u16 = 64;
+
+/// How long attributes may be remembered that are told in a reply which the kernel does not order with what it is made to forget
+/// ([`super::Kernel`]).
+const UNORDERED: Duration = Duration::ZERO;
 
 /// How often a process that waits for a lock is looked at: fuser can't be told that it was interrupted.
 const LOOK_AT_WAITING: Duration = Duration::from_millis(100);
@@ -46,9 +51,23 @@ macro_rules! reply {
 }
 
 fn entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
+    if is_let_go() {
+        return reply.error(fuser::Errno::EINTR);
+    }
     volume.tell(at, entry, |told| {
         let generation = Generation(told.generation);
         reply.entry_with_ttls(&told.attributes_life, &told.name_life, &attr(&told), generation);
+    });
+}
+
+/// With a name that was made by the request.
+fn new_entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
+    if is_let_go() {
+        return reply.error(fuser::Errno::EINTR);
+    }
+    volume.tell(at, entry, |told| {
+        let generation = Generation(told.generation);
+        reply.entry_with_ttls(&UNORDERED, &told.name_life, &attr(&told), generation);
     });
 }
 
@@ -159,7 +178,7 @@ impl Filesystem for Adapter {
         self.answer(request, async move {
             let changed = volume.change(&caller, number.0, open.map(|open| open.0), changes).await;
             reply!(reply, changed, |reply: ReplyAttr, attributes| {
-                volume.tell_attributes(number.0, attributes, |told| reply.attr(&told.attributes_life, &attr(&told)));
+                volume.tell_attributes(number.0, attributes, |told| reply.attr(&UNORDERED, &attr(&told)));
             });
         });
     }
@@ -189,7 +208,7 @@ impl Filesystem for Adapter {
         self.answer(request, async move {
             let what = (kind_of_mode(mode), convert::device(rdev));
             let made = volume.make_node(&caller, (parent.0, &name), new_mode, what).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -198,7 +217,7 @@ impl Filesystem for Adapter {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let made = volume.make_directory(&caller, parent.0, &name, mode).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -223,7 +242,7 @@ impl Filesystem for Adapter {
         let target = target.as_os_str().to_owned();
         self.answer(request, async move {
             let made = volume.symlink(&caller, parent.0, &name, &target).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
@@ -255,20 +274,20 @@ impl Filesystem for Adapter {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let made = volume.link(&caller, number.0, parent.0, &name).await;
-            reply!(reply, made, |reply, made: Entry| entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
         });
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: FuseOpenFlags, reply: ReplyOpen) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         self.answer(request, async move {
-            reply!(
-                reply,
-                volume.open(&caller, number.0, open_flags(flags.0)).await,
-                |reply: ReplyOpen, opened: Opened| {
-                    reply.opened(FileHandle(opened.number), open_reply_flags(&opened));
-                }
-            );
+            let opened = volume.open(&caller, number.0, open_flags(flags.0)).await;
+            if is_let_go() {
+                return close_at_once(&volume, opened).await;
+            }
+            reply!(reply, opened, |reply: ReplyOpen, opened: Opened| {
+                reply.opened(FileHandle(opened.number), open_reply_flags(&opened));
+            });
         });
     }
 
@@ -286,12 +305,14 @@ impl Filesystem for Adapter {
         let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let created = volume.create(&caller, (parent.0, &name), mode, open_flags(flags)).await;
+            if is_let_go() {
+                return close_at_once(&volume, created.map(|(opened, _)| opened)).await;
+            }
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
                 volume.tell((parent.0, &name), &entry, |told: Told| {
-                    let life = told.attributes_life.min(told.name_life);
                     let generation = Generation(told.generation);
                     reply.created(
-                        &life,
+                        &UNORDERED,
                         &attr(&told),
                         generation,
                         FileHandle(opened.number),
@@ -408,6 +429,7 @@ impl Filesystem for Adapter {
         self.answer(request, async move {
             loop {
                 let names = match volume.read_directory_with_attributes(open.0, offset).await {
+                    Ok(_) if is_let_go() => return reply.error(fuser::Errno::EINTR),
                     Ok(names) => names,
                     Err(errno) => return reply.error(error(errno)),
                 };
@@ -625,6 +647,13 @@ impl Filesystem for Adapter {
             let copied = volume.copy((from.0, from_offset), (to.0, to_offset), length).await;
             reply!(reply, copied, |reply: ReplyWrite, bytes| reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)));
         });
+    }
+}
+
+/// What nobody is told of that asked for it.
+async fn close_at_once(volume: &Arc<Volume>, opened: Result<Opened, Errno>) {
+    if let Ok(opened) = opened {
+        let _ = volume.release(opened.number, None).await;
     }
 }
 

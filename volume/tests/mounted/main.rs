@@ -9,6 +9,7 @@ mod kept;
 mod killed;
 mod locks;
 mod model;
+mod remembered;
 mod renames;
 mod seen;
 mod site;

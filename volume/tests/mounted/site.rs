@@ -115,6 +115,13 @@ impl Site {
         self.runtime.as_ref().unwrap().block_on(self.volumes[number].catch_up());
     }
 
+    /// Returns when a reply with that file has been given to the kernel.
+    pub fn wait_until_told(&self, mount: usize, number: u64) {
+        while !self.volumes[mount].is_told(number) {
+            std::thread::yield_now();
+        }
+    }
+
     pub fn settle(&self, number: usize) {
         self.runtime.as_ref().unwrap().block_on(self.volumes[number].settle()).unwrap();
     }
