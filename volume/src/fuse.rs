@@ -15,7 +15,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Waker},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use fuser::{Request, Session, SessionACL};
@@ -158,8 +158,8 @@ impl Kernel {
 /// Has the kernel forget a file. One that it does not know, though it was told of it, has a reply or a FORGET on the way: either ends
 /// this. Only a kernel that is in no state to run the thread that asked lets it take [`KERNEL_PATIENCE`].
 fn forget_for_sure(forget: impl Fn() -> nix::Result<()>, is_told: impl Fn() -> bool) {
-    let until = Instant::now() + KERNEL_PATIENCE;
-    while forget() == Err(Errno::ENOENT) && is_told() && Instant::now() < until {
+    let until = crate::clock::now() + KERNEL_PATIENCE;
+    while forget() == Err(Errno::ENOENT) && is_told() && crate::clock::now() < until {
         std::thread::sleep(LOOK_AT_UNKNOWN);
     }
 }

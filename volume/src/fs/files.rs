@@ -33,6 +33,8 @@ pub(super) struct Open {
     /// The whole contents, as they were when it was opened from memory.
     pub pinned: Option<Bytes>,
     pub flags: OpenFlags,
+    /// The kernel sends what is written and read as it is, and locks no page of the file meanwhile.
+    pub is_direct: bool,
     pub caller: Caller,
     /// A write that was answered and then failed: the next call that can say so does.
     pub fault: Mutex<Option<Errno>>,
@@ -49,7 +51,8 @@ pub struct Opened {
     pub number: u64,
     /// What the kernel has of the contents is still true.
     pub keeps_pages: bool,
-    /// The kernel must keep nothing of the contents: changes would not be heard of.
+    /// The kernel must not use what it keeps of the contents, nor keep any: changes would not be heard of, or one write(2) is to be
+    /// one request.
     pub is_direct: bool,
 }
 
@@ -89,7 +92,7 @@ impl Volume {
         let file = node.file;
         drop(table);
         let number = self.fresh_number();
-        self.add_open(Open { pinned, ..Open::new(file, flags, caller) }, number);
+        self.add_open(Open { pinned, is_direct: true, ..Open::new(file, flags, caller) }, number);
         Some(Opened { number, keeps_pages: false, is_direct: true })
     }
 
@@ -137,13 +140,14 @@ impl Volume {
             // Where nobody would tell of a change, the kernel is not to remember.
             let is_told = self.store.lease_limit().is_none();
             let is_leased = is_told && node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
-            opened.is_direct = !is_leased;
+            opened.is_direct = !is_leased || self.writes_whole(flags);
             opened.keeps_pages = is_leased && !node.pages_doubtful;
             // Without the word to keep them the kernel drops its pages now.
             node.pages_doubtful = !is_leased;
         }
         drop(table);
-        let open = Open { handle: Mutex::new(handle), pinned, ..Open::new(file, flags, caller) };
+        let is_direct = opened.is_direct;
+        let open = Open { handle: Mutex::new(handle), pinned, is_direct, ..Open::new(file, flags, caller) };
         self.add_open(open, number);
         opened
     }
@@ -351,7 +355,7 @@ impl Volume {
         (data.is_empty() || self.write_newborn(&target, to, &data, false)).then_some(copied)
     }
 
-    fn size_known(&self, file: FileId) -> Option<u64> {
+    pub(super) fn size_known(&self, file: FileId) -> Option<u64> {
         let table = self.table();
         let node = table.of(file)?;
         let is_sure = node.unborn.is_some() || node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node);
@@ -402,6 +406,7 @@ impl Open {
             handle: Mutex::new(None),
             pinned: None,
             flags,
+            is_direct: false,
             caller: caller.clone(),
             fault: Mutex::new(None),
             has_locks: AtomicBool::new(false),

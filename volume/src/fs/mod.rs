@@ -25,6 +25,7 @@
 
 mod acls;
 mod ahead;
+mod appending;
 mod at_hand;
 mod attributed;
 mod attributes;
@@ -52,6 +53,7 @@ mod table;
 mod told;
 mod tours;
 mod unborn;
+mod unsent;
 mod writing;
 
 use std::{
@@ -405,7 +407,7 @@ impl Volume {
     fn good_until(&self, node: &Node) -> Instant {
         let valid_until = self.store.valid_until();
         if node.unborn.is_none() && node.stamp < self.store.valid_above() {
-            return Instant::now();
+            return crate::clock::now();
         }
         self.store.lease_limit().map_or(valid_until, |limit| valid_until.min(node.heard + limit))
     }

@@ -74,10 +74,11 @@ impl Volume {
         };
         newborn.room.reserved = Some(reserved);
         let (number, entry) = table.add_newborn(newborn, attributes, (parent, name))?;
-        let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct: false });
+        let is_direct = self.writes_whole(flags);
+        let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct });
         if let Some(opened) = opened {
             table.unborn.has_begun(number);
-            self.add_open(Open::new(entry.attributes.id, flags, caller), opened.number);
+            self.add_open(Open { is_direct, ..Open::new(entry.attributes.id, flags, caller) }, opened.number);
         } else if self.births.note(&table, number) {
             table.is_ready(number, 0);
         } else {

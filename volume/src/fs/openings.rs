@@ -215,7 +215,7 @@ impl Volume {
     fn exchange_open(&self, open: u64, place: Place) {
         let mut opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = opens.get_mut(&open) {
-            let new = Open::new(place.file, known.flags, &known.caller);
+            let new = Open { is_direct: known.is_direct, ..Open::new(place.file, known.flags, &known.caller) };
             *new.handle.lock().unwrap_or_else(PoisonError::into_inner) = place.handle;
             *known = Arc::new(new);
         }

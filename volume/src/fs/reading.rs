@@ -96,8 +96,13 @@ impl Volume {
             return Ok(pinned.slice(within(offset)..within(offset.saturating_add(size.into()))));
         }
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
-        self.drain(open.file).await?;
         let range = offset..offset.saturating_add(u64::from(size));
+        match self.writes.unsent(open.file) {
+            Some(unsent) if unsent.is_empty() => {}
+            Some(unsent) => return self.read_beside(&open, range, &unsent).await,
+            // Appends that this session makes alone, which wait for nobody.
+            None => self.drain(open.file).await?,
+        }
         let limit = AHEAD_CHUNKS.min(self.chunks.limit() / CHUNK / 2);
         let ahead = open.pattern.lock().unwrap_or_else(PoisonError::into_inner).next(&range, limit);
         let is_kept = !open.flags.contains(OpenFlags::DIRECT) && limit > 0;
@@ -116,7 +121,7 @@ impl Volume {
         }
     }
 
-    async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
+    pub(super) async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
         match self.read_once(open, range.clone()).await {
             Err(Errno::ESTALE) if self.find_all_again(&open.caller, &[open.file]).await => {
                 self.read_once(open, range).await

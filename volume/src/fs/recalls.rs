@@ -157,6 +157,15 @@ impl Volume {
         }
     }
 
+    /// As [`Self::forget_pages`], unless a change would be heard of. To be called before the reply with which the kernel gets pages, of
+    /// a read or a write: it forgets them as soon as it has them. A lease that goes later takes them along.
+    pub(super) fn forget_unleased_pages(&self, file: FileId) {
+        let is_leased = self.table().of(file).is_some_and(|node| node.leases.contains(Leases::DATA));
+        if !is_leased {
+            self.forget_pages(file);
+        }
+    }
+
     /// The kernel's attributes of a file may be wrong.
     pub(super) fn forget_attributes(&self, number: u64) {
         let _ = self.invalidate.send(Invalidate { number, pages: false, names: None, done: None });

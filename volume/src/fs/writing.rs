@@ -9,20 +9,23 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::{Volume, files::Open, table::Node, unborn::Which};
-use crate::store::{Caller, Entry, Errno, FileId, Leases, OpenFlags, Write};
+use super::{Volume, appending::is_doubtful, files::Open, unborn::Which, unsent::Unsent};
+use crate::store::{Caller, Entry, Errno, FileId, OpenFlags, Write};
 
 /// All that may be on its way: a link of 1 Gbit/s at 250 ms.
 const DIRTY_BYTES: usize = 32 << 20;
 
 /// One request's worth: large enough to fill a link, small enough that several are under way.
 const BATCH_BYTES: usize = 2 << 20;
+
+/// Writes of one request at most. A store takes four times as many.
+const BATCH_WRITES: usize = 4096;
 
 /// Requests for one file that are under way.
 const BATCHES: usize = 4;
@@ -37,8 +40,10 @@ const ANSWERED_PATIENCE: Duration = Duration::from_secs(60);
 /// What a write comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// write(2): at the end of a file that was opened for that.
+    /// write(2): where the kernel says.
     Call,
+    /// write(2) with `O_APPEND`: at the end, wherever that is.
+    Append,
     /// A page of a mapping, which has its place however the file was opened.
     Mapping,
 }
@@ -62,15 +67,24 @@ pub(super) struct Writes {
 #[derive(Default)]
 struct Pending {
     queue: VecDeque<Waiting>,
-    /// What is under way.
-    flying: Vec<(u64, Range<u64>)>,
+    /// What is under way, the first one first.
+    flying: Vec<Flying>,
     next: u64,
+}
+
+/// A request that is under way.
+struct Flying {
+    number: u64,
+    span: Range<u64>,
+    parts: Option<Unsent>,
 }
 
 struct Waiting {
     write: Write,
     caller: Caller,
     range: Range<u64>,
+    /// Where the kernel thinks that this ends.
+    end: u64,
     /// Its number among the file's.
     number: u64,
     room: OwnedSemaphorePermit,
@@ -81,6 +95,12 @@ struct Batch {
     number: u64,
     caller: Caller,
     writes: Vec<Write>,
+    /// Where the kernel thinks that the last one ends.
+    end: u64,
+    /// Where the file ended before the first append among them was sent.
+    end_before: Option<u64>,
+    /// Nobody knows which of the appends have happened.
+    is_doubtful: bool,
     room: Vec<OwnedSemaphorePermit>,
     bytes: u64,
 }
@@ -141,6 +161,20 @@ impl Writes {
         self.files().get(&file).map(|pending| pending.next)
     }
 
+    /// What is on its way, if it is known where all of that belongs: nothing of it is appended.
+    pub(super) fn unsent(&self, file: FileId) -> Option<Unsent> {
+        let files = self.files();
+        let Some(pending) = files.get(&file) else { return Some(Unsent::new()) };
+        let mut unsent = Unsent::new();
+        for flying in &pending.flying {
+            unsent.extend(flying.parts.as_ref()?.iter().cloned());
+        }
+        for waiting in &pending.queue {
+            unsent.push(part_of(&waiting.write)?);
+        }
+        Some(unsent)
+    }
+
     /// Whether all writes below a number have arrived.
     fn arrived_below(&self, file: FileId, number: u64) -> bool {
         self.files().get(&file).is_none_or(|pending| pending.oldest().is_none_or(|oldest| oldest >= number))
@@ -159,7 +193,7 @@ impl Writes {
 
     fn has_arrived(&self, file: FileId, batch: u64, bytes: u64) {
         if let Some(pending) = self.files().get_mut(&file) {
-            pending.flying.retain(|(number, _)| *number != batch);
+            pending.flying.retain(|flying| flying.number != batch);
         }
         self.dirty.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -167,7 +201,7 @@ impl Writes {
 
 impl Pending {
     fn oldest(&self) -> Option<u64> {
-        let flying = self.flying.iter().map(|(number, _)| *number);
+        let flying = self.flying.iter().map(|flying| flying.number);
         flying.chain(self.queue.front().map(|waiting| waiting.number)).min()
     }
 
@@ -181,14 +215,18 @@ impl Pending {
             number: first.number,
             caller: first.caller.clone(),
             writes: Vec::new(),
+            end: first.end,
+            end_before: None,
+            is_doubtful: false,
             room: Vec::new(),
             bytes: 0,
         };
         let mut span = first.range.clone();
         while let Some(next) = self.queue.front() {
-            let fits = batch.writes.is_empty() || batch.bytes as usize + next.room.num_permits() <= BATCH_BYTES;
-            let is_free =
-                self.flying.iter().all(|(_, range)| range.end <= next.range.start || next.range.end <= range.start);
+            let has_room = batch.bytes as usize + next.room.num_permits() <= BATCH_BYTES;
+            let fits = batch.writes.is_empty() || has_room && batch.writes.len() < BATCH_WRITES;
+            let is_beside = |span: &Range<u64>| span.end <= next.range.start || next.range.end <= span.start;
+            let is_free = self.flying.iter().all(|flying| is_beside(&flying.span));
             if !fits || !is_free || next.caller != batch.caller {
                 break;
             }
@@ -196,13 +234,22 @@ impl Pending {
             span = span.start.min(next.range.start)..span.end.max(next.range.end);
             batch.bytes += next.room.num_permits() as u64;
             batch.writes.push(next.write);
+            batch.end = next.end;
             batch.room.push(next.room);
         }
         if batch.writes.is_empty() {
             return None;
         }
-        self.flying.push((batch.number, span));
+        let parts = batch.writes.iter().map(part_of).collect();
+        self.flying.push(Flying { number: batch.number, span, parts });
         Some(batch)
+    }
+}
+
+fn part_of(write: &Write) -> Option<(u64, Bytes)> {
+    match write {
+        Write::At { offset, data, .. } => Some((*offset, data.clone())),
+        _ => None,
     }
 }
 
@@ -217,21 +264,23 @@ impl Volume {
         if data.is_empty() {
             return Ok(());
         }
-        let is_at_the_end = open.flags.contains(OpenFlags::APPEND) && from == Source::Call;
-        if self.write_newborn(&open, (number, offset), &data, is_at_the_end) {
+        let appends = from == Source::Append;
+        if self.write_newborn(&open, (number, offset), &data, appends) {
             return Ok(());
         }
         let open = self.born_open(number).await?;
-        let is_alone = |node: &Node| node.leases.contains(Leases::WRITE) && self.is_good(node);
-        let is_alone = self.table().of(open.file).is_some_and(is_alone);
-        let appends = is_at_the_end && !is_alone;
-        if appends || self.settings.sync || open.flags.contains(OpenFlags::DIRECT) {
+        let is_through = self.settings.sync || open.flags.contains(OpenFlags::DIRECT);
+        if is_through || appends && !self.may_gather(&self.table(), &open) {
             return self.write_through(&open, offset, data, appends).await;
         }
-        self.note(&open, offset, data).await
+        let noted = self.note(&open, offset, data, appends).await;
+        if !open.is_direct {
+            self.forget_unleased_pages(open.file);
+        }
+        noted
     }
 
-    async fn note(self: &Arc<Self>, open: &Open, offset: u64, data: Bytes) -> Result<(), Errno> {
+    async fn note(self: &Arc<Self>, open: &Open, offset: u64, data: Bytes, appends: bool) -> Result<(), Errno> {
         let bytes = u32::try_from(data.len()).map_err(|_| Errno::EFBIG)?;
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
         let room = tokio::select! {
@@ -240,22 +289,48 @@ impl Volume {
             // What was written before is not lost, and nothing after it is taken.
             () = self.writes.given_up(timeouts) => return Err(Errno::ETIMEDOUT),
         };
-        self.writes.dirty.fetch_add(u64::from(bytes), Ordering::Relaxed);
+        if self.queue(open, (offset, data.clone()), appends, room) {
+            return Ok(());
+        }
+        self.write_through(open, offset, data, appends).await
+    }
+
+    /// Whether it may be noted still.
+    fn queue(
+        self: &Arc<Self>,
+        open: &Open,
+        (offset, data): (u64, Bytes),
+        appends: bool,
+        room: OwnedSemaphorePermit,
+    ) -> bool {
+        // What is noted before the lease goes is waited for before it is given back.
+        let table = self.table();
+        if appends && !self.may_gather(&table, open) {
+            return false;
+        }
+        let bytes = data.len() as u64;
+        self.writes.dirty.fetch_add(bytes, Ordering::Relaxed);
         let mut files = self.writes.files();
         let is_new = !files.contains_key(&open.file);
         let pending = files.entry(open.file).or_default();
         let number = pending.next;
         pending.next += 1;
-        let range = offset..offset + u64::from(bytes);
-        let write = Write::At { place: open.place(), offset, data };
-        pending.queue.push_back(Waiting { write, caller: open.caller.clone(), range, number, room });
+        let (place, end) = (open.place(), offset + bytes);
+        // An append may touch anything: nothing of the file is under way beside it.
+        let (write, range) = if appends {
+            (Write::Append { place, data }, 0..u64::MAX)
+        } else {
+            (Write::At { place, offset, data }, offset..end)
+        };
+        pending.queue.push_back(Waiting { write, caller: open.caller.clone(), range, end, number, room });
         drop(files);
+        drop(table);
         if is_new {
             tokio::spawn(Arc::clone(self).send_all(open.file));
         } else {
             self.writes.arrived.notify_waiters();
         }
-        Ok(())
+        true
     }
 
     /// Sends what a file has, until there is no more of it.
@@ -279,25 +354,20 @@ impl Volume {
     /// Until the store has answered. A request that is lost is made again, as it was, before anything that is written to the same
     /// place later: so nothing is missing between two writes that were taken, and they happen in their order.
     async fn send(self: Arc<Self>, file: FileId, batch: Batch) {
-        let Batch { number, caller, writes, room, bytes } = batch;
+        let mut batch = batch;
         let mut pause = FIRST_PAUSE;
         let mut answered_since = None;
+        let appends = batch.writes.iter().any(|write| matches!(write, Write::Append { .. }));
         while !self.writes.is_over() {
             let asked = crate::clock::now();
-            let errno = match self.store.write(&caller, writes.clone()).await {
-                Ok(results) => match self.take_results(file, results, asked) {
-                    Ok(()) => break,
-                    Err(errno) => errno,
-                },
-                Err(errno) => errno,
-            };
+            let Err(errno) = self.send_once(file, &mut batch).await else { break };
             match errno {
                 Errno::ETIMEDOUT => {
                     self.writes.timeouts.fetch_add(1, Ordering::Relaxed);
                     self.writes.arrived.notify_waiters();
                     answered_since = None;
                 }
-                Errno::ESTALE if self.find_all_again(&caller, &[file]).await => {}
+                Errno::ESTALE if self.find_all_again(&batch.caller, &[file]).await => {}
                 // In reach, and yet without an answer that means anything: once more could help, ever more could not.
                 Errno::EIO | Errno::EAGAIN if asked - *answered_since.get_or_insert(asked) < ANSWERED_PATIENCE => {}
                 errno => {
@@ -308,24 +378,48 @@ impl Volume {
             let _ = tokio::time::timeout(pause, self.writes.wanted.notified()).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
-        drop(room);
-        self.writes.has_arrived(file, number, bytes);
+        if appends && self.size_known(file) != Some(batch.end) {
+            // The kernel has put it where it thought that the end was.
+            self.forget_pages(file);
+        }
+        drop(batch.room);
+        self.writes.has_arrived(file, batch.number, batch.bytes);
         self.writes.arrived.notify_waiters();
     }
 
     /// # Errors
-    /// `ESTALE`: the store does not know the file, or not any more. Other errors are noted with the open files.
-    fn take_results(&self, file: FileId, results: Vec<Result<Entry, Errno>>, asked: Instant) -> Result<(), Errno> {
-        if results.contains(&Err(Errno::ESTALE)) {
-            return Err(Errno::ESTALE);
+    /// What is in the batch then has yet to arrive, as far as that is known. `ESTALE`: the store does not know the file, or not any
+    /// more. Other errors of single writes are noted with the open files.
+    async fn send_once(&self, file: FileId, batch: &mut Batch) -> Result<(), Errno> {
+        if batch.is_doubtful {
+            let end = batch.end_before.unwrap_or_default();
+            batch.end_before = Some(self.take_out_arrived(&batch.caller, end, &mut batch.writes).await?);
+            batch.is_doubtful = false;
+        } else if batch.end_before.is_none() {
+            batch.end_before = self.end_before(&batch.caller, file, &batch.writes).await?;
         }
-        for result in results {
-            match result {
-                Ok(entry) => drop(self.table().learn(&entry, asked)),
-                Err(errno) => self.note_fault(file, errno),
+        if batch.writes.is_empty() {
+            return Ok(());
+        }
+        let asked = crate::clock::now();
+        let results = self.store.write(&batch.caller, batch.writes.clone()).await;
+        batch.is_doubtful = results.as_ref().is_err_and(|errno| is_doubtful(&batch.writes, *errno));
+        let mut results = results?.into_iter();
+        let end_before = &mut batch.end_before;
+        batch.writes.retain(|_| match results.next() {
+            Some(Ok(entry)) => {
+                *end_before = end_before.map(|_| entry.attributes.size);
+                self.table().learn(&entry, asked);
+                false
             }
-        }
-        Ok(())
+            Some(Err(Errno::ESTALE)) => true,
+            Some(Err(errno)) => {
+                self.note_fault(file, errno);
+                false
+            }
+            None => false,
+        });
+        if batch.writes.is_empty() { Ok(()) } else { Err(Errno::ESTALE) }
     }
 
     async fn write_through(&self, open: &Open, offset: u64, data: Bytes, appends: bool) -> Result<(), Errno> {

@@ -348,12 +348,18 @@ impl Filesystem for Adapter {
         offset: u64,
         data: &[u8],
         flags: WriteFlags,
-        _: FuseOpenFlags,
+        open_flags: FuseOpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let (volume, data) = (Arc::clone(&self.volume), Bytes::copy_from_slice(data));
-        let source = if flags.contains(WriteFlags::FUSE_WRITE_CACHE) { Source::Mapping } else { Source::Call };
+        // As they are now: fcntl(2) may have set or taken O_APPEND since the file was opened.
+        let appends = open_flags.0 & nix::libc::O_APPEND != 0;
+        let source = match flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            true => Source::Mapping,
+            false if appends => Source::Append,
+            false => Source::Call,
+        };
         let drops_bits = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         self.answer(request, async move {
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod acls;
+mod appended;
+mod crossed;
 mod held;
 mod kept;
 mod killed;

@@ -172,7 +172,7 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
             let opened = client.volume.open(&client.caller, number, flags).await?;
             let size = client.volume.attributes(&client.caller, number).await?.size;
             let data = Bytes::from(vec![b'a'; usize::from(length)]);
-            client.volume.write(opened.number, size, data, Source::Call).await?;
+            client.volume.write(opened.number, size, data, Source::Append).await?;
             client.close(opened).await?;
         }
         Call::CloseAll => {

@@ -148,6 +148,11 @@ impl Gateway {
         self.volume.write(opened.number, offset, Bytes::copy_from_slice(data), Source::Call).await
     }
 
+    /// `offset`: where the kernel thinks that the end is.
+    pub async fn append(&self, opened: Opened, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.volume.write(opened.number, offset, Bytes::copy_from_slice(data), Source::Append).await
+    }
+
     pub async fn close(&self, opened: Opened) -> Result<(), Errno> {
         let flushed = self.volume.flush(opened.number, Some(1)).await;
         let released = self.volume.release(opened.number, Some(1)).await;

@@ -324,7 +324,7 @@ impl Program {
                 gateway.open(log, OpenFlags::WRITE | OpenFlags::APPEND).await.inspect_err(|_| promise(0, 0))?;
             let size = gateway.size(log).await;
             let written = match size {
-                Ok(size) => gateway.write(opened, size, format!("{record}\n").as_bytes()).await,
+                Ok(size) => gateway.append(opened, size, format!("{record}\n").as_bytes()).await,
                 Err(errno) => Err(errno),
             };
             if written.is_err_and(is_refusal) || size.is_err() {
