@@ -196,7 +196,7 @@ impl GatewayService for Service {
         &self,
         request: Request<wire::UnmountVolumeRequest>,
     ) -> Result<Response<wire::UnmountVolumeReply>, Status> {
-        let unmounted = self.gateway.volumes.unmount(&path(&request.into_inner().path)).await;
+        let unmounted = Volumes::unmount(&self.gateway, &path(&request.into_inner().path)).await;
         unmounted.map_err(Status::failed_precondition)?;
         Ok(Response::new(wire::UnmountVolumeReply {}))
     }
@@ -211,7 +211,7 @@ impl GatewayService for Service {
     }
 
     async fn volumes(&self, _: Request<wire::VolumesRequest>) -> Result<Response<wire::VolumesReply>, Status> {
-        let volumes = self.gateway.volumes.list().iter().map(volume).collect();
+        let volumes = Volumes::list(&self.gateway).iter().map(volume).collect();
         Ok(Response::new(wire::VolumesReply { volumes }))
     }
 

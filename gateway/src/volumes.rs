@@ -10,6 +10,7 @@ mod serving;
 
 use std::{
     collections::BTreeMap,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
@@ -50,7 +51,14 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// All volumes of a gateway.
 #[derive(Debug)]
 pub struct Volumes {
+    /// At most one of each path.
     known: Mutex<Vec<Arc<Known>>>,
+    /// Those that were taken out of the tree while files of them are open, until they have ended.
+    ///
+    /// Invariant: a path belongs to the volume that the kernel has mounted there and to no other. So a volume leaves
+    /// `known` when it leaves the tree, and its journal and its disk become the next one's as soon as what it has
+    /// put off is on the server ([`posh_volume::fs::Volume::hand_over`]).
+    leaving: Mutex<Vec<(VolumeConfig, Serving)>>,
     mounted: watch::Sender<usize>,
     runtime: Mutex<Option<Runtime>>,
 }
@@ -80,7 +88,12 @@ pub struct About {
 
 impl Default for Volumes {
     fn default() -> Self {
-        Self { known: Mutex::default(), mounted: watch::Sender::new(0), runtime: Mutex::new(None) }
+        Self {
+            known: Mutex::default(),
+            leaving: Mutex::default(),
+            mounted: watch::Sender::new(0),
+            runtime: Mutex::new(None),
+        }
     }
 }
 
@@ -103,11 +116,19 @@ impl Volumes {
         with
     }
 
-    /// How they are.
+    /// How they are. Of those that were taken out of the tree, the ones with something that the server does not have.
     #[must_use]
-    pub fn list(&self) -> Vec<About> {
+    pub fn list(gateway: &Gateway) -> Vec<About> {
+        let volumes = &gateway.volumes;
+        volumes.let_leave(gateway);
         let about = |known: &Arc<Known>| About { config: known.config.clone(), state: known.state() };
-        self.known().iter().map(about).collect()
+        let mut all: Vec<About> = volumes.known().iter().map(about).collect();
+        all.extend(volumes.leaving().iter().filter_map(|(config, serving)| {
+            let unsent = unsent(&serving.volume.state())?;
+            let state = Err(format!("files of it are open, and the server does not have all: {unsent}"));
+            Some(About { config: config.clone(), state })
+        }));
+        all
     }
 
     /// Mounts what the configuration names, each as soon as its executor is in reach.
@@ -129,7 +150,7 @@ impl Volumes {
     /// The sentence for the user.
     pub async fn mount(gateway: &Arc<Gateway>, config: VolumeConfig) -> Result<(), String> {
         let volumes = &gateway.volumes;
-        volumes.let_end(&config.path).await;
+        volumes.let_leave(gateway);
         let known = volumes.enter(gateway, config)?;
         gateway.mounts_changed();
         let outcome = Serving::begin(gateway, &known.config, volumes.handle()).await;
@@ -158,12 +179,32 @@ impl Volumes {
         }
     }
 
-    /// A volume that was unmounted by whatever program needs a moment to end.
-    async fn let_end(&self, path: &Path) {
-        let known = self.known().iter().find(|known| known.config.path == path).cloned();
-        if let Some(serving) = known.and_then(|known| known.serving()).filter(|serving| !serving.is_at(path)) {
-            let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
+    /// Volumes that were unmounted by whatever program.
+    fn let_leave(&self, gateway: &Gateway) {
+        let all: Vec<_> = self.known().clone();
+        for known in all {
+            if known.serving().is_some_and(|serving| serving.is_out(&known.config.path)) {
+                self.leave(gateway, &known);
+            }
         }
+    }
+
+    /// It is not in the tree any more; files of it may be open.
+    fn leave(&self, gateway: &Gateway, known: &Arc<Known>) {
+        let former = std::mem::replace(&mut *known.phase(), Phase::Not("unmounted".to_owned()));
+        if let Phase::Mounted(serving) = former {
+            serving.volume.hand_over();
+            let mut leaving = self.leaving();
+            // Under the lock: what ends later is taken out by `has_ended`.
+            if !serving.has_ended() {
+                leaving.push((known.config.clone(), serving));
+            }
+        }
+        if !self.is_configured(gateway, known) {
+            self.known().retain(|other| !Arc::ptr_eq(other, known));
+        }
+        self.note_count();
+        gateway.mounts_changed();
     }
 
     /// Notes a volume that is about to be mounted.
@@ -194,8 +235,10 @@ impl Volumes {
     ///
     /// # Errors
     /// The sentence for the user.
-    pub async fn unmount(&self, path: &Path) -> Result<(), String> {
-        let known = self.known().iter().find(|known| known.config.path == path).cloned();
+    pub async fn unmount(gateway: &Gateway, path: &Path) -> Result<(), String> {
+        let volumes = &gateway.volumes;
+        volumes.let_leave(gateway);
+        let known = volumes.known().iter().find(|known| known.config.path == path).cloned();
         let serving = known.as_ref().and_then(|known| known.serving());
         let mut is_whole = true;
         if let Some(serving) = &serving {
@@ -209,7 +252,8 @@ impl Volumes {
         let unmounted = tokio::task::spawn_blocking(unmount).await;
         let unmounted = unmounted.map_err(|error| error.to_string())?;
         unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
-        if let Some(serving) = &serving {
+        if let (Some(known), Some(serving)) = (&known, &serving) {
+            volumes.leave(gateway, known);
             // Files that are open still keep it.
             let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
         }
@@ -228,13 +272,15 @@ impl Volumes {
     /// # Errors
     /// The sentence for the user.
     pub async fn recover(&self, path: &Path, to: PathBuf) -> Result<u64, String> {
-        let known = self.known().iter().find(|known| known.config.path == path).cloned();
-        let serving = known.and_then(|known| known.serving());
-        let serving = serving.ok_or_else(|| format!("no volume is mounted on {}", path.display()))?;
+        let all: Vec<Serving> = self.serving(|config| config.path == path);
+        if all.is_empty() {
+            return Err(format!("no volume is mounted on {}", path.display()));
+        }
         if to.starts_with(path) {
             return Err(format!("{} is in the volume itself; name a directory elsewhere", to.display()));
         }
-        let recovered = tokio::task::spawn_blocking(move || serving.volume.recover(&to)).await;
+        let recover = move || all.iter().map(|serving| serving.volume.recover(&to)).sum();
+        let recovered: Result<io::Result<u64>, _> = tokio::task::spawn_blocking(recover).await;
         let recovered = recovered.map_err(|error| error.to_string())?;
         recovered.map_err(|error| format!("could not copy all, and the volume still keeps them: {error}"))
     }
@@ -265,10 +311,8 @@ impl Volumes {
     /// For a run on an executor: which of its sessions are to be told what the run changes, with the leases that they give back.
     #[must_use]
     pub fn sessions(&self, executor: &ExecutorName) -> Vec<VolumeSession> {
-        let known = self.known();
-        let theirs =
-            known.iter().filter(|known| known.config.executor == *executor).filter_map(|known| known.serving());
-        theirs.map(|serving| serving.told_of_runs()).collect()
+        let theirs = self.serving(|config| config.executor == *executor);
+        theirs.iter().map(Serving::told_of_runs).collect()
     }
 
     /// After a command has ended: returns when the volumes show what it has changed, as their executor has told them.
@@ -278,7 +322,7 @@ impl Volumes {
             let stamp = latest.entry(&mark.session).or_default();
             *stamp = mark.stamp.max(*stamp);
         }
-        let all: Vec<_> = self.known().iter().filter_map(|known| known.serving()).collect();
+        let all = self.serving(|_| true);
         let marked = all.into_iter().filter_map(|serving| Some((*latest.get(serving.session())?, serving)));
         at_once(marked.map(|(stamp, serving)| async move { serving.volume.caught_up(Stamp(stamp), changes).await }))
             .await;
@@ -294,14 +338,25 @@ impl Volumes {
     /// Those that show what a mount shows: the mount itself, or others of the same export.
     fn of(&self, mount: &Mount) -> Vec<Serving> {
         let Some(owner) = &mount.owner else { return Vec::new() };
-        let same = |known: &&Arc<Known>| known.config.executor == owner.executor && known.config.export == owner.export;
-        self.known().iter().filter(same).filter_map(|known| known.serving()).collect()
+        self.serving(|config| config.executor == owner.executor && config.export == owner.export)
+    }
+
+    /// All that are served, also those that were taken out of the tree.
+    fn serving(&self, which: impl Fn(&VolumeConfig) -> bool) -> Vec<Serving> {
+        let known = self.known();
+        let mut serving: Vec<_> =
+            known.iter().filter(|known| which(&known.config)).filter_map(|known| known.serving()).collect();
+        let leaving = self.leaving();
+        serving.extend(leaving.iter().filter(|(config, _)| which(config)).map(|(_, serving)| serving.clone()));
+        serving
     }
 
     /// Writes what is left and unmounts all.
     pub async fn end(&self) {
         let all: Vec<_> = self.known().drain(..).collect();
-        let ending = all.into_iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?)));
+        let mounted = all.into_iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?)));
+        let leaving: Vec<_> = self.leaving().drain(..).collect();
+        let ending = mounted.chain(leaving.into_iter().map(|(config, serving)| (config.path, serving)));
         let mut ending: JoinSet<()> = ending.map(|(path, serving)| end_one(path, serving)).collect();
         while ending.join_next().await.is_some() {}
         if let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -311,12 +366,8 @@ impl Volumes {
 
     fn has_ended(&self, gateway: &Gateway, known: &Arc<Known>) {
         tracing::info!(path = %known.config.path.display(), "volume has ended");
-        known.become_(Phase::Not("unmounted".to_owned()));
-        if !self.is_configured(gateway, known) {
-            self.known().retain(|other| !Arc::ptr_eq(other, known));
-        }
-        self.note_count();
-        gateway.mounts_changed();
+        self.leaving().retain(|(_, serving)| !serving.has_ended());
+        self.leave(gateway, known);
     }
 
     fn is_configured(&self, gateway: &Gateway, known: &Known) -> bool {
@@ -325,7 +376,12 @@ impl Volumes {
 
     fn note_count(&self) {
         let count = self.known().iter().filter(|known| known.is_mounted()).count();
-        self.mounted.send_replace(count);
+        self.mounted.send_replace(count + self.leaving().len());
+    }
+
+    /// To be locked after `known`, where both are.
+    fn leaving(&self) -> MutexGuard<'_, Vec<(VolumeConfig, Serving)>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<Arc<Known>>> {
@@ -354,13 +410,20 @@ async fn is_drained(serving: &Serving, timeout: Duration) -> bool {
     matches!(drained, Ok(Ok(()))) && serving.volume.state().lost.is_none()
 }
 
+/// What the server does not have, in words.
+fn unsent(state: &State) -> Option<String> {
+    let bytes = (state.dirty_bytes > 0).then(|| format!("{} bytes are on their way", state.dirty_bytes));
+    state.lost.clone().or(bytes)
+}
+
 /// Writes what is left of one and unmounts it.
 async fn end_one(path: PathBuf, serving: Serving) {
     if !is_drained(&serving, LAST_WRITES).await {
         tracing::warn!(path = %path.display(), "what was written last is not on the server");
     }
     let (place, its) = (path.clone(), serving.clone());
-    let unmounted = tokio::task::spawn_blocking(move || its.unmount(&place)).await;
+    let unmount = move || if its.is_out(&place) { Ok(()) } else { its.unmount(&place) };
+    let unmounted = tokio::task::spawn_blocking(unmount).await;
     let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
     tracing::info!(path = %path.display(), ?unmounted, "volume unmounted");
 }

@@ -247,6 +247,41 @@ fn what_was_unmounted_just_now_can_be_mounted_again() {
     assert_eq!(shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"), "");
 }
 
+/// A program that has a file and the directory of the volume open is no reason to wait: it goes on with the former
+/// volume, whose journal and disk are the next one's.
+#[test]
+fn what_is_unmounted_while_in_use_can_be_mounted_again() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    shell(host, "mkfifo /tmp/go");
+    for way in ["posh", "another"] {
+        let file = format!("{VOLUME}/{way}/file");
+        let hold = format!("exec 3< {VOLUME} 4> {file}; echo one >&4; : > /tmp/{way}-held; read -r _ < /tmp/go");
+        let holder = format!("{{ {hold}; echo two >&4; exec 4>&-; : > /tmp/{way}-closed; }} > /tmp/{way} 2>&1 &");
+        shell(host, &format!("mkdir {VOLUME}/{way}; {holder} while [ ! -e /tmp/{way}-held ]; do :; done"));
+        if way == "posh" {
+            must(host, &["umount", VOLUME]);
+        } else {
+            shell(host, &format!("umount -l {VOLUME}"));
+        }
+        assert_eq!(mounts(host), [""; 0]);
+        let listed = must(host, &["volumes"]);
+        // Another program waits for nothing that is on its way; that is told, and nothing is called mounted.
+        let is_told = |line: &str| way == "another" && line.contains("not mounted: files of it are open");
+        assert!(listed.lines().all(|line| !line.contains(VOLUME) || is_told(line)), "{way}: {listed}");
+        must(host, &["mount", "store1:s1", VOLUME]);
+        assert_eq!(
+            shell(host, &format!("cat {file}; mkdir {VOLUME}/{way}/new; echo 1 > {VOLUME}/{way}/new/f")),
+            "one\n"
+        );
+        shell(host, &format!("echo > /tmp/go; while [ ! -e /tmp/{way}-closed ]; do :; done; cat /tmp/{way}"));
+        assert_eq!(shell(host, &format!("cat {file}; cat /tmp/{way}")), "one\ntwo\n");
+        assert_eq!(fs::read_to_string(lab.data(1).join(way).join("file")).unwrap(), "one\ntwo\n");
+    }
+    // Otherwise the log says that no journal, or nothing that is read, is kept.
+    assert_eq!(shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"), "");
+}
+
 #[test]
 fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
     let lab = mounted();

@@ -74,12 +74,14 @@ pub struct DiskCache {
     directory: PathBuf,
     quota_bytes: u64,
     state: Mutex<State>,
-    // Locked as long as this value lives.
-    _lock: File,
+    /// Locked until the directory is given up, at the latest as long as this value lives.
+    lock: File,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// The directory is somebody else's.
+    is_given_up: bool,
     chunks: BTreeMap<ChunkKey, Kept>,
     /// Those that were used longest ago come first.
     uses: BTreeMap<u64, ChunkKey>,
@@ -124,7 +126,7 @@ impl DiskCache {
         found.sort_by_key(|(_, _, used)| *used);
         let mut state = State::default();
         found.into_iter().for_each(|(key, bytes, noted)| state.keep(key, bytes, noted));
-        let cache = Self { directory: directory.to_owned(), quota_bytes, state: Mutex::new(state), _lock: lock };
+        let cache = Self { directory: directory.to_owned(), quota_bytes, state: Mutex::new(state), lock };
         cache.make_room(0);
         Ok(cache)
     }
@@ -152,7 +154,7 @@ impl DiskCache {
                 let mut state = self.lock();
                 state.misses += 1;
                 // Another call may just have removed it to make room.
-                if error.kind() != io::ErrorKind::NotFound {
+                if error.kind() != io::ErrorKind::NotFound && !state.is_given_up {
                     state.damaged += 1;
                     tracing::warn!(path = %path.display(), %error, "a chunk of the cache is damaged and was removed");
                     let _ = fs::remove_file(&path);
@@ -180,6 +182,9 @@ impl DiskCache {
         let unfinished = self.shard(key).join(format!("{UNFINISHED}{number}"));
         let written = self.make_shard(key).and_then(|()| write_chunk(&unfinished, key, data)).and_then(|()| {
             let mut state = self.lock();
+            if state.is_given_up {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
             fs::rename(&unfinished, &path)?;
             // Its space was counted when room was made.
             state.bytes -= bytes;
@@ -190,7 +195,8 @@ impl DiskCache {
         if let Err(error) = written {
             tracing::debug!(path = %path.display(), %error, "a chunk can't be kept");
             let _ = fs::remove_file(&unfinished);
-            self.lock().bytes -= bytes;
+            let mut state = self.lock();
+            state.bytes = state.bytes.saturating_sub(bytes);
         }
     }
 
@@ -204,6 +210,16 @@ impl DiskCache {
         for key in old {
             self.remove(&mut state, key);
         }
+    }
+
+    /// Gives the directory up to the next cache, with what is in it; nothing is kept or found from now on.
+    ///
+    /// Invariant: chunks are added and removed by who holds the lock. A chunk that is being written is not kept.
+    pub fn give_up(&self) {
+        let mut state = self.lock();
+        *state = State { is_given_up: true, ..State::default() };
+        // An error: the lock goes with the descriptor.
+        let _ = self.lock.unlock();
     }
 
     /// How full it is.
@@ -222,6 +238,9 @@ impl DiskCache {
     /// Takes space, and a number that no other unfinished chunk has; `None` when there is not so much in all.
     fn make_room(&self, bytes: u64) -> Option<u64> {
         let mut state = self.lock();
+        if state.is_given_up {
+            return None;
+        }
         while state.bytes + bytes > self.quota_bytes {
             let (_, &oldest) = state.uses.first_key_value()?;
             self.remove(&mut state, oldest);

@@ -203,3 +203,19 @@ fn many_threads_share_it() {
     });
     assert_eq!((cache.usage().bytes, cache.usage().damaged), (on_disk(directory.path()), 0));
 }
+
+#[test]
+fn a_directory_that_was_given_up_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || DiskCache::open(directory.path(), SMALL_QUOTA);
+    let first = open().unwrap();
+    first.put(key(1, 0, 0), b"kept");
+    assert!(open().is_err(), "it is in use");
+    first.give_up();
+    let second = open().unwrap();
+    let before = on_disk(directory.path());
+    first.put(key(2, 0, 0), b"late");
+    first.forget(key(1, 0, 0).file, None);
+    assert_eq!((first.get(key(1, 0, 0)), on_disk(directory.path())), (None, before));
+    assert_eq!(second.get(key(1, 0, 0)).as_deref(), Some(b"kept".as_slice()));
+}

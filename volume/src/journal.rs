@@ -56,12 +56,14 @@ pub struct Record {
 pub struct Journal {
     directory: PathBuf,
     state: Mutex<State>,
-    // Locked as long as this value lives.
-    _lock: File,
+    /// Locked until the directory is given up, at the latest as long as this value lives.
+    lock: File,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// No new record is taken.
+    is_ending: bool,
     current: Option<(u64, File, u64)>,
     /// Where each record is that still counts.
     records: HashMap<u64, u64>,
@@ -117,10 +119,7 @@ impl Journal {
         });
         let next = segments.last().map_or(0, |last| last + 1);
         state.current = Some((next, new_segment(directory, next)?, 0));
-        Ok((
-            Self { directory: directory.to_owned(), state: Mutex::new(state), _lock: lock },
-            left.into_values().collect(),
-        ))
+        Ok((Self { directory: directory.to_owned(), state: Mutex::new(state), lock }, left.into_values().collect()))
     }
 
     /// The order of the next record must be above.
@@ -132,7 +131,7 @@ impl Journal {
     /// A new file, or how it is now.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's; [`io::ErrorKind::BrokenPipe`] for a new record after [`Self::hand_over`].
     pub fn note(&self, record: Record) -> io::Result<()> {
         let order = record.order;
         let line = Line {
@@ -143,6 +142,9 @@ impl Journal {
             done: Vec::new(),
         };
         let mut state = self.state();
+        if state.is_ending && !state.records.contains_key(&order) {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the volume is unmounted"));
+        }
         let segment = state.append(&self.directory, &line)?;
         let before = state.records.insert(order, segment);
         *state.counts.entry(segment).or_default() += 1;
@@ -166,6 +168,37 @@ impl Journal {
         segments.into_iter().for_each(|segment| state.one_less(&self.directory, segment));
         if state.records.is_empty() {
             state.clear(&self.directory);
+            self.give_up_if_done(&state);
+        }
+    }
+
+    /// Takes no new record from now on, and gives the directory up to the next journal as soon as none is left.
+    ///
+    /// Invariant: who holds the lock alone writes to the directory, and alone sends what is in it. So the lock
+    /// goes together with the last record, and while none can be added: both are seen to under one mutex.
+    pub fn hand_over(&self) {
+        let mut state = self.state();
+        state.is_ending = true;
+        self.give_up_if_done(&state);
+    }
+
+    /// Gives the directory up to the next journal, with what is in it. To be called when nothing of it is sent any more.
+    pub fn abandon(&self) {
+        let mut state = self.state();
+        *state = State { is_ending: true, ..State::default() };
+        self.give_up_if_done(&state);
+    }
+
+    /// Whether new records are taken.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !self.state().is_ending
+    }
+
+    fn give_up_if_done(&self, state: &State) {
+        if state.is_ending && state.records.is_empty() {
+            // An error: the lock goes with the descriptor.
+            let _ = self.lock.unlock();
         }
     }
 
@@ -336,6 +369,27 @@ mod tests {
         drop(journal);
         let files = fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
         assert_eq!(files.sum::<u64>(), 0, "nothing counts any more");
+    }
+
+    #[test]
+    fn a_journal_is_handed_over_with_its_last_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let (first, _) = Journal::open(directory.path()).unwrap();
+        first.note(record(1, b"old")).unwrap();
+        first.hand_over();
+        assert!(first.note(record(2, b"new")).is_err(), "it would belong to the next one");
+        first.note(record(1, b"changed")).unwrap();
+        assert!(Journal::open(directory.path()).is_err(), "a record is still to be sent");
+        first.done(&[1]);
+        let (second, left) = Journal::open(directory.path()).unwrap();
+        assert_eq!(left, []);
+        second.note(record(1, b"of the second")).unwrap();
+        first.done(&[1]);
+        assert!(first.note(record(1, b"late")).is_err());
+        second.abandon();
+        second.done(&[1]);
+        assert!(second.note(record(1, b"late")).is_err());
+        assert_eq!(Journal::open(directory.path()).unwrap().1, [record(1, b"of the second")]);
     }
 
     #[test]

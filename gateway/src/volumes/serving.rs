@@ -127,9 +127,10 @@ impl Serving {
         }
     }
 
-    /// Whether it is what a path lookup finds there; where nobody can tell, it is.
-    pub fn is_at(&self, path: &Path) -> bool {
-        self.device.is_none_or(|device| device_at(path) == Some(device))
+    /// Whether it is certain that it is mounted there no more, nor covered by what is.
+    pub fn is_out(&self, path: &Path) -> bool {
+        let (Some(device), Ok(info)) = (self.device, MountInfo::read()) else { return self.has_ended() };
+        !info.entries().iter().any(|entry| entry.mount_point == path && entry.device == device)
     }
 
     /// Whether [`Self::ended`] would return at once.

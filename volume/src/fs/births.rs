@@ -132,6 +132,11 @@ impl Births {
         self.journal.get()
     }
 
+    /// Whether files can be made in memory: a journal takes what is closed.
+    pub fn are_kept(&self) -> bool {
+        self.journal().is_some_and(Journal::is_open)
+    }
+
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

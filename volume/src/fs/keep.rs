@@ -24,6 +24,11 @@ impl Keep {
         Self { cache: Arc::new(cache), writes: Arc::new(Semaphore::new(WRITES)) }
     }
 
+    /// The disk is the next volume's.
+    pub fn give_up(&self) {
+        self.cache.give_up();
+    }
+
     /// On the disk.
     pub fn bytes(&self) -> u64 {
         self.cache.usage().bytes

@@ -269,6 +269,23 @@ impl Volume {
     pub fn end(&self) {
         self.births.end();
         self.writes.end();
+        if let Some(journal) = self.births.journal() {
+            journal.abandon();
+        }
+        if let Some(disk) = &self.disk {
+            disk.give_up();
+        }
+    }
+
+    /// It is taken out of the tree, and files of it may still be open: works on for them, without a journal and a disk, which
+    /// are the next volume's. What is in the journal is sent first.
+    pub fn hand_over(&self) {
+        if let Some(journal) = self.births.journal() {
+            journal.hand_over();
+        }
+        if let Some(disk) = &self.disk {
+            disk.give_up();
+        }
     }
 
     /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.

@@ -49,7 +49,7 @@ impl Volume {
         flags: OpenFlags,
     ) -> Option<(Entry, Option<Opened>)> {
         let is_plain = mode & SPECIAL == 0 && !flags.contains(OpenFlags::DIRECT);
-        if !is_plain || self.settings.sync || self.births.journal().is_none() {
+        if !is_plain || self.settings.sync || !self.births.are_kept() {
             return None;
         }
         if !self.may_make(&self.table(), caller, parent, name) {

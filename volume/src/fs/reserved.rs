@@ -180,7 +180,7 @@ impl Volume {
     /// Reserves space for the first files of a new directory. Runs beside the request that creates
     /// the directory, so that it takes no round trip of its own.
     pub(super) async fn reserve_first(self: &Arc<Self>, caller: &Caller, directory: FileId) {
-        if self.settings.sync || self.births.journal().is_none() {
+        if self.settings.sync || !self.births.are_kept() {
             return;
         }
         let _turn = self.reservations.asking.lock().await;
