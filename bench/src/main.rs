@@ -9,6 +9,7 @@ mod paired;
 mod pump;
 mod report;
 mod sample;
+mod shapes;
 mod site;
 mod table;
 
@@ -36,6 +37,8 @@ enum Task {
     Abuse(fairness::abuse::Options),
     /// The table: workloads over an emulated link, under bash, ssh, GNU parallel and posh.
     Table(table::Options),
+    /// What each shape of processes and pipes takes more than under bash (docs/waits.md).
+    Shapes(shapes::Options),
     /// Reads standard input slowly and checks that parts come whole and in order.
     #[command(hide = true)]
     Consume {
@@ -65,6 +68,7 @@ fn main() -> Result<ExitCode> {
         Task::Fairness(options) => return fairness::run(&options),
         Task::Abuse(options) => fairness::abuse::run(&options)?,
         Task::Table(options) => table::run(&options)?,
+        Task::Shapes(options) => shapes::run(&options)?,
         Task::Consume { parts, part_bytes } => pump::consume(parts, part_bytes)?,
         Task::Discard => pump::discard()?,
         Task::Tcp { from, to } => pump::tcp(&from, &to)?,

@@ -158,6 +158,16 @@ impl Executors {
         let known = self.0.known.read().unwrap_or_else(PoisonError::into_inner);
         known.iter().filter(|k| k.current).map(|k| Arc::clone(&k.executor)).collect()
     }
+
+    /// To the connected one that is farthest away.
+    #[must_use]
+    pub fn slowest_round_trip(&self) -> Duration {
+        let round_trips = self.all().into_iter().filter_map(|executor| match &*executor.state.borrow() {
+            State::Ready(connection) => Some(connection.rtt),
+            _ => None,
+        });
+        round_trips.max().unwrap_or_default()
+    }
 }
 
 impl Known {

@@ -7,6 +7,7 @@
 
 mod aside;
 pub mod assembly;
+pub mod backstops;
 pub mod client_files;
 pub mod dispatch;
 mod elsewhere;

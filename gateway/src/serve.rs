@@ -94,7 +94,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
     let commands = Arc::new(library.commands().map(str::to_owned).collect::<Vec<_>>());
     let executors = Executors::start(&with_sshfs, &commands);
     let sessions = Sessions::new(listeners.directory.clone(), listeners.stage_socket.clone());
-    let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions));
+    let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions), executors.clone());
     let idle = Duration::from_secs(config.gateway.idle_timeout_s);
     let view = View { table: Arc::new(table), library: Arc::new(library) };
     let gateway = Arc::new(Gateway::new(config, view, executors, Arc::clone(&sessions), assembler));

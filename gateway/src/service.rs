@@ -170,6 +170,14 @@ impl GatewayService for Service {
             pipelines_running: u32::try_from(self.gateway.running.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
             pipelines_total: self.gateway.pipelines(),
             executors,
+            backstops: self
+                .gateway
+                .assembler
+                .backstops
+                .counts()
+                .map(|(name, reached)| backstop(name, reached))
+                .collect(),
+            longest_wait_ms: self.gateway.assembler.backstops.longest().as_secs_f64() * 1000.0,
         }))
     }
 
@@ -249,6 +257,10 @@ fn volume(about: &About) -> wire::Volume {
 }
 
 /// What is known here, and what the executor says within a little while.
+fn backstop(name: &str, reached: u64) -> wire::BackstopStatus {
+    wire::BackstopStatus { name: name.to_owned(), reached }
+}
+
 async fn executor_status(executor: Arc<Executor>) -> wire::ExecutorStatus {
     let state = executor.state();
     let known = wire::ExecutorStatus {

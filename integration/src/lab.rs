@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MsFlags, mount};
 
 use crate::error::{Attempt, Result};
-use crate::host::{CONFIG, Host};
+use crate::host::{CONFIG, Host, RUNTIME};
 use crate::network;
 use crate::people::{self, Person};
 use crate::programs::Programs;
@@ -17,6 +17,9 @@ use crate::services::{self, EXECUTOR_PORT, Service, WORKSTATION_KEY};
 use crate::volumes::{self, Mounts};
 use crate::wire::{Profile, Wire};
 use crate::workload::Store;
+
+/// Where gateways of the workstation's users have their logs.
+const RUNTIMES: [&str; 3] = [RUNTIME, volumes::OTHER_RUNTIME, people::RUNTIME];
 
 /// What a laboratory consists of.
 #[derive(Debug, Clone, Default)]
@@ -176,6 +179,7 @@ impl Server {
 #[derive(Debug)]
 pub struct Lab {
     // Fields are dropped in this order.
+    _waits: WaitsAreShort,
     person: Option<Person>,
     /// Those by sshfs, with their paths.
     mounts: Vec<(String, Service)>,
@@ -205,7 +209,17 @@ impl Lab {
         }
         let between = spec.between.map(|link| join_all(&workstation, &servers, link)).transpose()?.unwrap_or_default();
         let (kind, programs) = (spec.mounts, programs.clone());
-        let mut lab = Lab { person: None, mounts: Vec::new(), kind, _between: between, workstation, servers, programs };
+        let waits = WaitsAreShort(RUNTIMES.map(|directory| workstation.path(directory).join("posh")));
+        let mut lab = Lab {
+            _waits: waits,
+            person: None,
+            mounts: Vec::new(),
+            kind,
+            _between: between,
+            workstation,
+            servers,
+            programs,
+        };
         let settings = if spec.unconfigured { "" } else { kind.settings() };
         services::write_file(&lab.workstation, CONFIG, (settings.to_owned() + &lab.mount_table()).as_bytes())?;
         match kind {
@@ -283,6 +297,23 @@ impl Lab {
     /// The programs under test, as this process sees them.
     pub fn programs(&self) -> &Programs {
         &self.programs
+    }
+}
+
+/// Fails where the log of some gateway of the workstation tells of a wait that has reached its last limit, also if that gateway is no more.
+#[derive(Debug)]
+struct WaitsAreShort([PathBuf; RUNTIMES.len()]);
+
+impl Drop for WaitsAreShort {
+    fn drop(&mut self) {
+        let files = self.0.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
+        let logs = files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "log"));
+        let texts: Vec<_> = logs.filter_map(|log| fs::read(log).ok()).collect();
+        let lines = texts.iter().flat_map(|text| text.split(|byte| *byte == b'\n')).map(String::from_utf8_lossy);
+        let told: Vec<_> = lines.filter(|line| line.contains(posh_proto::BACKSTOP)).collect();
+        if !told.is_empty() && !std::thread::panicking() {
+            panic!("posh was at fault:\n{}", told.join("\n"));
+        }
     }
 }
 
@@ -364,4 +395,28 @@ fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {
     let point = directory.clone();
     host.run(move || mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())))
         .attempt(|| format!("mount a tmpfs on {directory}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The check is dropped first, while the log is there.
+    fn log_with(line: &str) -> (WaitsAreShort, tempfile::TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("gateway.log"), format!("INFO connected\n{line}\n")).unwrap();
+        let check = WaitsAreShort([0; RUNTIMES.len()].map(|_| directory.path().to_owned()));
+        (check, directory)
+    }
+
+    #[test]
+    fn a_log_without_a_backstop_is_good() {
+        drop(log_with("INFO told to end"));
+    }
+
+    #[test]
+    #[should_panic(expected = "posh was at fault")]
+    fn a_backstop_in_a_log_is_a_fault() {
+        drop(log_with(&format!("ERROR {} limit=\"assembly\"", posh_proto::BACKSTOP)));
+    }
 }

@@ -26,6 +26,7 @@ pub mod quiet;
 pub mod random;
 pub mod running;
 pub mod services;
+pub mod shapes;
 pub mod suites;
 pub mod terminal;
 pub mod tree;

@@ -13,7 +13,7 @@ use crate::people::{self, Person, as_number};
 use crate::services;
 
 /// Sockets, configuration and cache of root's second gateway.
-const OTHER_RUNTIME: &str = "/run/other";
+pub const OTHER_RUNTIME: &str = "/run/other";
 
 /// How the workstation has the servers' directories in its file tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

@@ -21,6 +21,7 @@ mod random;
 mod restrictions;
 mod scripts;
 mod semantics;
+mod shapes;
 mod skew;
 mod split;
 mod ssh;

@@ -69,6 +69,9 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// command has changed. Servers accept far less, see [`codec`].
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
+/// What the gateway's log says where a stage has waited to a last limit, which tests look for.
+pub const BACKSTOP: &str = "a wait has reached its last limit";
+
 /// The size of a message on the wire.
 #[must_use]
 pub fn message_bytes(message: &impl prost::Message) -> usize {

@@ -12,20 +12,14 @@ use std::{
 
 use posh_proto::rule::{self, Rule};
 
-use super::procfs::{Process, Scheduled, Snapshot};
+use super::{
+    procfs::{Process, Scheduled, Snapshot},
+    waits::{QUIET, STARTS},
+};
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
 
-/// A stage program that has started always enlists or execs; only a stopped one does not.
-const WILL_ENLIST: Duration = Duration::from_secs(2);
-/// A shell's child that runs: on a loaded machine it may take so long until it execs.
-const MAY_FORK: Duration = Duration::from_millis(500);
-/// Another program at the pipe: those that exec a command do so within a few milliseconds of work.
-const MAY_EXEC: Duration = Duration::from_millis(30);
-/// A shell's child that lists directories or opens files, as for `grep x /slow/mount/*`. The
-/// stages before it lose nothing by waiting: nobody would read what they print.
-const EXPANDS_FILES: Duration = Duration::from_secs(10);
-/// A shell's child that reads another pipe: a `$(...)` among the words of its command.
-const EXPANDS_OUTPUT: Duration = Duration::from_secs(2);
+/// A process whose system call says nothing is taken as settled when it has been asleep at two looks this far apart.
+const SETTLED_AFTER: Duration = Duration::from_millis(3);
 
 /// A pipe between two stages that both wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,15 +41,38 @@ pub struct Closing {
     pub leading_out: BTreeSet<usize>,
 }
 
-/// How long it is worth to wait for a process, and whether that process gets on.
+/// What a stage waits for a process to do; `waits` says which events end it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Awaited {
+    /// To come to the end of what it is doing.
+    Work,
+    /// To be answered by a file system, or by a command that it reads from.
+    Answer,
+    /// To enlist.
+    Enlistment,
+}
+
+/// A process that is worth waiting for, and whether it gets on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Patience {
-    /// How long.
-    pub longest: Duration,
-    /// With whom.
+    /// What for.
+    pub awaited: Awaited,
+    /// Whom.
     pub process: Pid,
-    /// Where it is ready to run: what changes when it does.
-    pub runnable: Option<Scheduled>,
+    /// It runs, or would if it had a processor.
+    pub is_ready: bool,
+    /// What changes when it does run.
+    pub scheduled: Scheduled,
+}
+
+/// What a process that has an end of a stage's pipe means for the stage.
+enum Outlook {
+    /// It is to be joined, or its end counts for nothing.
+    Harmless,
+    /// It has its end for as long as can be told: the pipe joins no stages, and there is nothing to wait for.
+    Stays,
+    /// It may become a stage, or close its end.
+    MayChange(Awaited),
 }
 
 /// Who is what among the processes.
@@ -72,8 +89,12 @@ pub struct Actors<'a> {
     pub outputs: &'a HashSet<u64>,
     /// Whether what a stage reads from a pipe is written here for certain.
     pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
-    /// Processes that were seen asleep, and unchanged, long enough.
-    pub settled: &'a dyn Fn(&Process) -> bool,
+    /// For how long a process was seen asleep, and unchanged.
+    pub slept: &'a dyn Fn(&Process) -> Duration,
+    /// What a sleeping process reads may be what a command on a server prints: one was below it during its sleep.
+    pub asks_a_server: &'a dyn Fn(&Process) -> bool,
+    /// Within this time a mount answers.
+    pub answers_within: Duration,
 }
 
 /// A pipe end of a stage that counts: what it reads or writes by convention, or
@@ -105,9 +126,9 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
                 // It joins no stages, whoever holds this end.
                 closing.leading_out.insert(index);
             } else if let Some(patience) = pipe.may_change(stage.pid) {
-                let longest = closing.pending.entry(index).or_insert_with(|| patience.clone());
-                if patience > *longest {
-                    *longest = patience;
+                let last = closing.pending.entry(index).or_insert_with(|| patience.clone());
+                if patience > *last {
+                    *last = patience;
                 }
             } else if end.writes() {
                 closing.edges.extend(pipe.edge_from(index, end));
@@ -152,15 +173,20 @@ impl Pipe<'_> {
         !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes })
     }
 
-    /// Some holder is about to become a stage, or to let go: how long this stage is to wait for it.
+    /// Some holder is about to become a stage, or to let go, and nobody stays who keeps the pipe from joining two stages.
     fn may_change(&self, stage: Pid) -> Option<Patience> {
-        let others = self.holders().filter(|(process, held)| !self.keeps(process, held.fd, stage));
-        let patience = |process: &Process| {
-            let longest = self.patience_with(stage, process)?;
-            let runnable = (process.state == 'R').then(|| process.scheduled.clone());
-            Some(Patience { longest, process: process.pid, runnable })
-        };
-        others.filter_map(|(process, _)| patience(process)).max()
+        let mut last: Option<Patience> = None;
+        for (process, held) in self.holders() {
+            let awaited = match self.outlook(stage, process, held.fd) {
+                Outlook::Harmless => continue,
+                Outlook::Stays => return None,
+                Outlook::MayChange(awaited) => awaited,
+            };
+            let is_ready = process.state == 'R';
+            let (process, scheduled) = (process.pid, process.scheduled.clone());
+            last = last.max(Some(Patience { awaited, process, is_ready, scheduled }));
+        }
+        last
     }
 
     /// A shell above the stage that has the pipe as its own input, output or errors: it had it
@@ -169,51 +195,67 @@ impl Pipe<'_> {
         fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
     }
 
-    fn patience_with(&self, stage: Pid, process: &Process) -> Option<Duration> {
-        if self.actors.waiting.contains_key(&process.pid) || (self.actors.directed)(process.pid) {
-            return None;
+    fn outlook(&self, stage: Pid, process: &Process, fd: u32) -> Outlook {
+        if process.pid == stage || self.actors.waiting.contains_key(&process.pid) {
+            return Outlook::Harmless;
         }
-        if process.is_stopped() {
-            return None;
+        if self.keeps(process, fd, stage) || (self.actors.directed)(process.pid) || process.is_stopped() {
+            return Outlook::Stays;
         }
+        let within = |limit, awaited| match (self.actors.slept)(process) < limit {
+            true => Outlook::MayChange(awaited),
+            false => Outlook::Stays,
+        };
         if self.actors.stage_programs.contains(&process.executable) {
-            return Some(WILL_ENLIST);
+            return within(QUIET, Awaited::Enlistment);
         }
-        if process.reads_from(self.inode) || self.waits_for(stage, process, &mut BTreeSet::new()) {
-            return None;
+        if process.reads_from(self.inode) {
+            return Outlook::Stays;
+        }
+        if self.waits_for(stage, process, &mut BTreeSet::new()) {
+            return Self::outlook_of_one_that_waits(fd);
         }
         if process.waits_for_children() {
-            return self.patience_with_children_of(process);
+            return match self.goes_on_by_a_child(process) {
+                true => Outlook::MayChange(Awaited::Work),
+                false => Self::outlook_of_one_that_waits(fd),
+            };
         }
         if process.executable.as_os_str().is_empty() {
             // In the middle of an execve.
-            return Some(MAY_FORK);
+            return Outlook::MayChange(Awaited::Work);
         }
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
         if !is_fork && !self.actors.shells.contains(&process.pid) {
             // Another program: it may still be one that execs (nice, env, a shell).
-            return (!(self.actors.settled)(process)).then_some(MAY_EXEC);
+            return within(SETTLED_AFTER, Awaited::Work);
+        }
+        if process.waits_for_partner {
+            return Outlook::Stays;
         }
         if process.walks_files() {
-            return Some(EXPANDS_FILES);
+            return within(self.actors.answers_within, Awaited::Answer);
         }
         if process.sleeps_in_pipe {
-            return Some(EXPANDS_OUTPUT);
+            let is_far = (self.actors.asks_a_server)(process);
+            return within(if is_far { self.actors.answers_within + STARTS } else { QUIET }, Awaited::Answer);
         }
-        (!(self.actors.settled)(process)).then_some(MAY_FORK)
+        within(SETTLED_AFTER, Awaited::Work)
+    }
+
+    /// A shell keeps what it lends to a process substitution above its standard streams.
+    fn outlook_of_one_that_waits(fd: u32) -> Outlook {
+        if fd > 2 { Outlook::Harmless } else { Outlook::Stays }
     }
 
     /// A process that waits for its children goes on as soon as one of them has ended: the
     /// shell that has read a `$(...)` to its end waits like this for a moment, then execs.
-    fn patience_with_children_of(&self, process: &Process) -> Option<Duration> {
+    fn goes_on_by_a_child(&self, process: &Process) -> bool {
         let children = || self.snapshot.processes().filter(|p| p.parent == process.pid);
-        if children().any(|child| child.ending && !child.is_dead()) {
-            return Some(MAY_FORK);
-        }
         // Seen dead just after its parent was seen to wait; some parents leave such a child alone.
-        let just_died = children().any(Process::is_dead) && !(self.actors.settled)(process);
-        just_died.then_some(MAY_EXEC)
+        let just_died = || children().any(Process::is_dead) && (self.actors.slept)(process) < SETTLED_AFTER;
+        children().any(|child| child.ending && !child.is_dead()) || just_died()
     }
 
     /// Tells if a process gets on only when `stage` does: it is that, or sleeps until such processes write to it or end (a

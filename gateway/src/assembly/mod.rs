@@ -7,6 +7,7 @@ mod closing;
 mod moment;
 mod procfs;
 mod staying;
+mod waits;
 mod writers;
 
 pub use closing::Edge;
@@ -26,17 +27,18 @@ use tokio::sync::mpsc;
 
 use crate::{
     aside::Growing,
+    backstops::Backstops,
     enlisted::{Descriptor, Enlisted, Kind, Pid},
+    executors::Executors,
     session::Sessions,
     stage_link::StageLink,
 };
-use closing::{Actors, Closing, Patience};
+use closing::{Actors, Closing};
 use moment::Moment;
 use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
 use staying::Staying;
+use waits::{QUIET, ROUND_TRIPS, Waits};
 
-/// No stage waits longer than this in all.
-const LONGEST: Duration = Duration::from_secs(10);
 /// Commands of a pipeline come one after the other: before one whose pipe has no other end yet is looked for among the processes,
 /// so long nobody must have come. A look takes half as long, and all tasks of the gateway wait for it, those of the other commands, too.
 const GATHER: Duration = Duration::from_micros(500);
@@ -49,13 +51,8 @@ const LOOK_AGAIN_LATER: Duration = Duration::from_millis(8);
 const LONG_WAIT: Duration = Duration::from_millis(100);
 /// So many looks at once must do, of which the last two agree on who is joined to whom.
 const LOOKS: u32 = 3;
-/// A sleeping process whose system call we can't read is taken as settled when it
-/// has been asleep at two looks this far apart.
-const SETTLED_AFTER: Duration = Duration::from_millis(3);
 /// Looks further apart than this say nothing of the time between them.
 const LOOKS_FAR_APART: Duration = Duration::from_millis(20);
-/// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and some.
-const RUNS_UNSEEN: Duration = Duration::from_millis(15);
 /// Stages that may be on their way to the assembler at once.
 const QUEUE: usize = 1024;
 
@@ -103,16 +100,20 @@ enum Event {
 #[derive(Debug, Clone)]
 pub struct Assembler {
     events: mpsc::Sender<Event>,
+    /// Counts waits that have reached their last limit.
+    pub backstops: Arc<Backstops>,
 }
 
 impl Assembler {
     /// Starts the assembler; complete pipelines come out of the receiver.
     #[must_use]
-    pub fn start(sessions: Arc<Sessions>) -> (Self, mpsc::Receiver<Pipeline>) {
+    pub fn start(sessions: Arc<Sessions>, executors: Executors) -> (Self, mpsc::Receiver<Pipeline>) {
         let (events, incoming) = mpsc::channel(QUEUE);
         let (complete, pipelines) = mpsc::channel(QUEUE);
-        tokio::spawn(Assembly::new(sessions, complete).run(incoming));
-        (Self { events }, pipelines)
+        let assembly = Assembly::new(sessions, executors, complete);
+        let backstops = Arc::clone(&assembly.backstops);
+        tokio::spawn(assembly.run(incoming));
+        (Self { events, backstops }, pipelines)
     }
 
     /// A stage waits for its directive.
@@ -136,88 +137,57 @@ impl Assembler {
     }
 }
 
-/// A process that was asleep, in one call, at every look since a moment.
+/// A process that was asleep, in one call of one program, at every look since a moment.
 struct Sleep {
     since: Instant,
     seen: Instant,
+    program: PathBuf,
     call: Option<(i64, u64)>,
     scheduled: Scheduled,
+    /// A stage was below it at one of these looks.
+    asks_a_server: bool,
 }
 
 impl Sleep {
     /// The same sleep as at the last look, if it is in the same call, and if it has not run since or that was just now;
     /// then it may have run in between all the same, but not for long.
-    fn going_on(before: Option<&Self>, (call, scheduled): (Option<(i64, u64)>, &str), now: Instant) -> Self {
+    fn going_on(before: Option<&Self>, process: &Process, now: Instant) -> Self {
+        let Process { system_call: call, scheduled, executable, .. } = process;
         let is_same = |old: &&Self| {
-            let has_slept = !scheduled.is_empty() && old.scheduled == scheduled;
-            old.call == call && (has_slept || now.duration_since(old.seen) < LOOKS_FAR_APART)
+            let has_slept = !scheduled.is_empty() && old.scheduled == *scheduled;
+            let is_in_the_same = old.call == *call && old.program == *executable;
+            is_in_the_same && (has_slept || now.duration_since(old.seen) < LOOKS_FAR_APART)
         };
-        let since = before.filter(is_same).map_or(now, |old| old.since);
-        Self { since, seen: now, call, scheduled: scheduled.to_owned() }
+        let same = before.filter(is_same);
+        Self {
+            since: same.map_or(now, |old| old.since),
+            seen: now,
+            program: executable.clone(),
+            call: *call,
+            scheduled: scheduled.clone(),
+            asks_a_server: same.is_some_and(|old| old.asks_a_server),
+        }
     }
 }
 
 struct Waiting {
     stage: StageLink,
-    since: Instant,
-    /// What it waits for now.
-    pending: Option<Pending>,
+    waits: Waits,
     /// It has a pipe that leads out of the session: seen twice.
     leads_out: bool,
 }
 
 impl Waiting {
     fn new(stage: StageLink) -> Self {
-        Self { stage, since: Instant::now(), pending: None, leads_out: false }
-    }
-
-    /// Notes what it waits for; a shell that has listed its files and forks now gets its time anew.
-    fn note(&mut self, patience: Option<&Patience>) {
-        self.pending = patience.map(|now| match self.pending.take() {
-            Some(old) if old.last.longest == now.longest => old.going_on(now),
-            _ => Pending { since: Instant::now(), starved: Duration::ZERO, last: now.clone(), still: Instant::now() },
-        });
-    }
-
-    fn is_patient(&self) -> bool {
-        self.since.elapsed() < LONGEST && self.pending.as_ref().is_some_and(Pending::goes_on)
-    }
-}
-
-/// Waiting for a process. The time in which it is ready to run and has no processor does not
-/// count: on a machine with more to do than processors it can't get to its exec.
-struct Pending {
-    since: Instant,
-    /// How long it had no processor, up to `still`.
-    starved: Duration,
-    last: Patience,
-    /// Since when it looks as in `last`.
-    still: Instant,
-}
-
-impl Pending {
-    /// The same at a later look.
-    fn going_on(mut self, now: &Patience) -> Self {
-        if self.last != *now {
-            // A shorter standstill may have been none: it ran between two ticks.
-            self.starved += self.standstill().filter(|still| *still > RUNS_UNSEEN).unwrap_or_default();
-            (self.last, self.still) = (now.clone(), Instant::now());
-        }
-        self
-    }
-
-    /// For how long by now it has been ready to run without a sign that it does.
-    fn standstill(&self) -> Option<Duration> {
-        self.last.runnable.is_some().then(|| self.still.elapsed())
-    }
-
-    fn goes_on(&self) -> bool {
-        self.since.elapsed() < self.last.longest + self.starved + self.standstill().unwrap_or_default()
+        Self { stage, waits: Waits::begin(), leads_out: false }
     }
 }
 
 struct Assembly {
     sessions: Arc<Sessions>,
+    /// They know how far away servers are.
+    executors: Executors,
+    backstops: Arc<Backstops>,
     complete: mpsc::Sender<Pipeline>,
     waiting: Vec<Waiting>,
     directed: HashMap<Pid, Arc<Enlisted>>,
@@ -232,12 +202,26 @@ struct Assembly {
 }
 
 impl Assembly {
-    fn new(sessions: Arc<Sessions>, complete: mpsc::Sender<Pipeline>) -> Self {
+    fn new(sessions: Arc<Sessions>, executors: Executors, complete: mpsc::Sender<Pipeline>) -> Self {
         let (waiting, directed) = (Vec::new(), HashMap::new());
         let (orphans, staying) = (Orphans::default(), Staying::default());
         let (asleep, reading) = (HashMap::new(), Growing::default());
         let (looked, moment) = (None, Moment::new().ok());
-        Self { sessions, complete, waiting, directed, asleep, orphans, staying, reading, looked, moment }
+        let backstops = Arc::default();
+        Self {
+            sessions,
+            executors,
+            backstops,
+            complete,
+            waiting,
+            directed,
+            asleep,
+            orphans,
+            staying,
+            reading,
+            looked,
+            moment,
+        }
     }
 
     async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
@@ -284,7 +268,7 @@ impl Assembly {
     /// For how long nobody must come any more before the processes are looked at: not at all where each pipe of those that have just
     /// come has both ends here.
     fn gathers(&self) -> Option<Duration> {
-        let left = |waiting: &Waiting| GATHER.checked_sub(waiting.since.elapsed()).filter(|left| !left.is_zero());
+        let left = |waiting: &Waiting| GATHER.checked_sub(waiting.waits.since.elapsed()).filter(|left| !left.is_zero());
         if !self.waiting.iter().any(|waiting| left(waiting).is_some()) {
             return None;
         }
@@ -303,7 +287,7 @@ impl Assembly {
 
     /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often costs it little.
     fn pause(&self) -> Duration {
-        let long = self.waiting.iter().all(|w| w.since.elapsed() > LONG_WAIT);
+        let long = self.waiting.iter().all(|w| w.waits.since.elapsed() > LONG_WAIT);
         let pause = if long { LOOK_AGAIN_LATER } else { LOOK_AGAIN };
         pause.max(self.rest().unwrap_or_default())
     }
@@ -350,7 +334,7 @@ impl Assembly {
             closing.leading_out.iter().for_each(|&stage| self.waiting[stage].leads_out = true);
         }
         for (index, waiting) in self.waiting.iter_mut().enumerate() {
-            waiting.note(closing.pending.get(&index));
+            waiting.waits.note(closing.pending.get(&index));
         }
         let ready = self.ready_groups(&closing);
         self.release(&ready, &closing, &snapshot).await;
@@ -411,17 +395,30 @@ impl Assembly {
     fn note_sleepers(&mut self, snapshot: &Snapshot) {
         let now = Instant::now();
         let old = std::mem::take(&mut self.asleep);
-        let sleepers = snapshot.processes().filter(|p| !p.is_running());
-        let sleep = |p: &Process| Sleep::going_on(old.get(&p.pid), (p.system_call, &p.scheduled), now);
+        let sleepers = snapshot.processes().filter(|p| p.state != 'R');
+        let stages = self.stages_in(snapshot);
+        let sleep = |p: &Process| {
+            let mut sleep = Sleep::going_on(old.get(&p.pid), p, now);
+            let is_below = |stage: &Pid| snapshot.is_ancestor(p.pid, *stage);
+            sleep.asks_a_server |= p.sleeps_in_pipe && stages.iter().any(is_below);
+            sleep
+        };
         self.asleep = sleepers.map(|p| (p.pid, sleep(p))).collect();
+    }
+
+    /// Those that have not enlisted yet, wait, are being planned, or stand in for a remote command.
+    fn stages_in(&self, snapshot: &Snapshot) -> Vec<Pid> {
+        let programs = self.sessions.stage_programs();
+        let is_waiting = |pid: Pid| self.waiting.iter().any(|w| w.stage.enlisted.pid == pid);
+        let is_stage =
+            |p: &&Process| programs.contains(&p.executable) || self.directed.contains_key(&p.pid) || is_waiting(p.pid);
+        snapshot.processes().filter(is_stage).map(|p| p.pid).collect()
     }
 
     fn examine(&self, snapshot: &Snapshot) -> Closing {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
         let waiting: HashMap<Pid, usize> = stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
-        let settled = |p: &Process| {
-            !p.is_running() && self.asleep.get(&p.pid).is_some_and(|sleep| sleep.since.elapsed() >= SETTLED_AFTER)
-        };
+        let slept = |p: &Process| self.asleep.get(&p.pid).map_or(Duration::ZERO, |sleep| sleep.since.elapsed());
         closing::examine(
             &stages,
             snapshot,
@@ -432,7 +429,9 @@ impl Assembly {
                 directed: &|pid| self.directed.contains_key(&pid) || self.staying.is_at_work(pid),
                 outputs: &self.sessions.outputs(),
                 fed_here: &|stage, pipe| self.is_fed_here(stage, pipe),
-                settled: &settled,
+                slept: &slept,
+                asks_a_server: &|p| self.asleep.get(&p.pid).is_some_and(|sleep| sleep.asks_a_server),
+                answers_within: QUIET + self.executors.slowest_round_trip() * ROUND_TRIPS,
             },
         )
     }
@@ -445,7 +444,7 @@ impl Assembly {
     /// Groups in which nobody waits for anything any more, or not with patience.
     fn ready_groups(&self, closing: &Closing) -> Vec<Vec<usize>> {
         let mut groups = closing::groups(self.waiting.len(), &closing.edges);
-        groups.retain(|group| !group.iter().any(|&i| self.waiting[i].is_patient()));
+        groups.retain(|group| !group.iter().any(|&i| self.waiting[i].waits.go_on()));
         groups
     }
 
@@ -457,6 +456,13 @@ impl Assembly {
         let mut pipelines = Vec::new();
         for group in ready {
             let edges = closing::edges_of(group, &closing.edges);
+            for waiting in group.iter().filter_map(|&i| waiting[i].as_ref()) {
+                self.backstops.waited(waiting.waits.total());
+                tracing::debug!(command = waiting.stage.enlisted.name, waits = ?waiting.waits, "goes on");
+                if let Some(backstop) = waiting.waits.backstop() {
+                    self.backstops.reached(backstop, &waiting.stage.enlisted);
+                }
+            }
             let mut stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
             stages.iter_mut().for_each(refresh_offsets);
             let members: HashSet<Pid> = stages.iter().map(|s| s.enlisted.pid).collect();
@@ -544,17 +550,25 @@ mod tests {
         let began = Instant::now();
         let later = |milliseconds| began + Duration::from_millis(milliseconds);
         let (call, other) = (Some((nix::libc::SYS_wait4, 0)), Some((nix::libc::SYS_read, 0)));
-        let check = |before: &str, now: (Option<(i64, u64)>, &str), at: u64, goes_on: bool| {
-            let old = Sleep { since: began, seen: began, call, scheduled: before.into() };
-            let new = Sleep::going_on(Some(&old), now, later(at));
+        let process = |executable: &str, system_call, scheduled: &str| Process {
+            executable: executable.into(),
+            system_call,
+            scheduled: scheduled.into(),
+            ..closing::tests::stage_process(1)
+        };
+        let check = |before: &str, now: (&str, Option<(i64, u64)>, &str), at: u64, goes_on: bool| {
+            let old = Sleep::going_on(None, &process("bash", call, before), began);
+            let new = Sleep::going_on(Some(&old), &process(now.0, now.1, now.2), later(at));
             assert_eq!(new.since == began, goes_on, "{before} {now:?} {at}");
         };
-        check("1 2 3", (call, "1 2 3"), 500, true);
-        check("1 2 3", (call, "1 2 4"), 5, true);
-        check("1 2 3", (call, "1 2 4"), 500, false);
-        check("1 2 3", (other, "1 2 3"), 5, false);
+        check("1 2 3", ("bash", call, "1 2 3"), 500, true);
+        check("1 2 3", ("bash", call, "1 2 4"), 5, true);
+        check("1 2 3", ("bash", call, "1 2 4"), 500, false);
+        check("1 2 3", ("bash", other, "1 2 3"), 5, false);
+        // `head "$(...)"`: a shell that has read a substitution to its end has become a stage program, which reads as well.
+        check("1 2 3", ("posh-stage", call, "1 2 4"), 5, false);
         // A kernel that does not count.
-        check("", (call, ""), 5, true);
-        check("", (call, ""), 500, false);
+        check("", ("bash", call, ""), 5, true);
+        check("", ("bash", call, ""), 500, false);
     }
 }

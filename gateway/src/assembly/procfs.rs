@@ -57,6 +57,8 @@ pub struct Process {
     pub system_call: Option<(i64, u64)>,
     /// That call is a read(2) from some pipe.
     pub sleeps_in_pipe: bool,
+    /// That call is an open(2) of a FIFO whose other end nobody has open.
+    pub waits_for_partner: bool,
     /// Changes whenever it gets a processor, and while it has one with every tick of the kernel.
     pub scheduled: Scheduled,
 }
@@ -307,6 +309,7 @@ impl Process {
             files: Vec::new(),
             system_call: None,
             sleeps_in_pipe: false,
+            waits_for_partner: false,
             scheduled: Scheduled::default(),
         }
     }
@@ -462,6 +465,8 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
         process.system_call = read_system_call(pid);
         process.scheduled = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
         process.sleeps_in_pipe = matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
+        process.waits_for_partner =
+            process.walks_files() && wait_channel(pid).is_some_and(|function| function == "wait_for_partner");
     }
     Some(process)
 }
@@ -497,6 +502,12 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// A signal or a debugger has stopped it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
+    }
+
     /// The thread has; if it is a process's first one, others of it may go on.
     fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
@@ -592,9 +603,13 @@ pub fn waits_for_children(pid: Pid) -> bool {
     match read_system_call(pid) {
         Some((number, _)) => [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&number),
         // Where only a tracer may look at the call (Yama), the kernel names the function that it sleeps in.
-        None => fs::read_to_string(format!("/proc/{pid}/wchan"))
-            .is_ok_and(|name| name == "do_wait" || name.ends_with("sigsuspend")),
+        None => wait_channel(pid).is_some_and(|name| name == "do_wait" || name.ends_with("sigsuspend")),
     }
+}
+
+/// The kernel's function in which a process sleeps (/proc/PID/wchan).
+fn wait_channel(pid: Pid) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/wchan")).ok()
 }
 
 /// The pipe from which a process sleeps in a read(2), where that may be looked at.

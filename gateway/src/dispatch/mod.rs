@@ -190,7 +190,7 @@ async fn carry_out_as(
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, None);
     let setup = began.elapsed();
     let mut step = tracer.now_ns();
-    let mut pipeline = start::tell(pipeline, &mut planned.plan, tracer).await;
+    let mut pipeline = start::tell(pipeline, &mut planned.plan, &gateway.assembler.backstops, tracer).await;
     step = tracer.step("directives", step);
     let told = planned.plan.clone();
     let mut outcome = start::Outcome::default();

@@ -23,20 +23,23 @@ use super::{
     resume::{Gone, Resumed, resume},
 };
 use crate::{
-    assembly::Pipeline,
+    assembly::{Pipeline, read_stat},
+    backstops::{Backstop, Backstops},
     executors::{Connection, Executor},
     join::{self, Joining},
     lower::{JoinedHere, Lowered, Stream},
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
-    stage_link::{ForStage, FromStage},
+    stage_link::{ForStage, FromStage, StageLink},
     state::Gateway,
     trace::{Call, Tracer},
 };
 
 /// Messages on their way to an executor; inputs are bounded by credit, this bounds the rest.
 pub(super) const QUEUE: usize = 256;
-/// A stage program answers a directive in microseconds, unless it was stopped.
+/// A stage program that runs answers a directive in microseconds.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often one that does not is looked at: a signal or a debugger may have stopped it, which is no event for the gateway.
+const STOPPED_LOOK: Duration = Duration::from_millis(10);
 /// An executor answers a specification within a round trip and a few forks.
 const START_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -173,7 +176,7 @@ impl Refusal {
 
 /// Sends every stage its directive and waits for the acknowledgements. If one
 /// does not come, nothing runs elsewhere.
-pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, tracer: &Tracer) -> Pipeline {
+pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, backstops: &Backstops, tracer: &Tracer) -> Pipeline {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.clone())).await;
@@ -194,7 +197,7 @@ pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, tracer: &Tracer) -> P
             stage.tell(ForStage::Remote { reads: numbers(reads), writes: numbers(writes) }).await;
         }
     }
-    if !all_acknowledge(&mut pipeline, plan).await {
+    if !all_acknowledge(&mut pipeline, plan, backstops).await {
         for placement in &mut plan.placements {
             if matches!(placement, Placement::Remote(_)) {
                 *placement = Placement::Here("a stage of its pipeline ended before it was started".to_owned());
@@ -205,16 +208,28 @@ pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, tracer: &Tracer) -> P
     pipeline
 }
 
-async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan) -> bool {
+async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan, backstops: &Backstops) -> bool {
     for (stage, placement) in pipeline.stages.iter_mut().zip(&plan.placements) {
-        if matches!(placement, Placement::Remote(_)) {
-            let said = tokio::time::timeout(ACK_TIMEOUT, stage.hear()).await;
-            if !matches!(said, Ok(Some(FromStage::Ack))) {
-                return false;
-            }
+        if matches!(placement, Placement::Remote(_)) && !acknowledges(stage, backstops).await {
+            return false;
         }
     }
     true
+}
+
+/// Waits for a stage's acknowledgement: until it comes, the stage ends, or is stopped.
+async fn acknowledges(stage: &mut StageLink, backstops: &Backstops) -> bool {
+    let pid = stage.enlisted.pid;
+    let began = Instant::now();
+    while began.elapsed() < ACK_TIMEOUT {
+        match tokio::time::timeout(STOPPED_LOOK, stage.hear()).await {
+            Ok(said) => return matches!(said, Some(FromStage::Ack)),
+            Err(_) if read_stat(pid).is_none_or(|stat| stat.is_stopped()) => return false,
+            Err(_) => {}
+        }
+    }
+    backstops.reached(Backstop::Acknowledgement, &stage.enlisted);
+    false
 }
 
 /// Starts all runs of a pipeline, or none.

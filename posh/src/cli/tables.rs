@@ -11,7 +11,7 @@ use posh_proto::{
     gateway::{ExecutorStatus, Mount, ResolveReply, ResolveRequest, StatusReply},
     untrusted::{escaped, escaped_json},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     Error,
@@ -98,6 +98,12 @@ fn status_text(status: &StatusReply) -> String {
         status.pipelines_running,
         status.pipelines_total,
     );
+    lines.push_str(&format!("longest wait for a pipeline's commands {:.1} ms\n", status.longest_wait_ms));
+    let reached = status.backstops.iter().filter(|one| one.reached > 0);
+    reached.for_each(|one| {
+        let name = escaped(&one.name);
+        lines.push_str(&format!("fault: {} waits reached their last limit ({name}), see the log\n", one.reached));
+    });
     if !status.executors.is_empty() {
         let heading = ["EXECUTOR", "ADDRESS", "STATE", "ROUND TRIP"].map(str::to_owned);
         let rows = status.executors.iter().map(|executor| {
@@ -185,6 +191,8 @@ fn status_json(status: &StatusReply) -> Value {
         "sessions": status.sessions,
         "pipelines_running": status.pipelines_running,
         "pipelines_total": status.pipelines_total,
+        "longest_wait_ms": status.longest_wait_ms,
+        "backstops": status.backstops.iter().map(|one| (one.name.clone(), one.reached.into())).collect::<Map<_, _>>(),
         "executors": status.executors.iter().map(executor).collect::<Vec<_>>(),
     })
 }

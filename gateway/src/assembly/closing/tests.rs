@@ -6,6 +6,10 @@ use crate::assembly::procfs::PipeEnd;
 const SHELL: Pid = 10;
 /// A pipe whose writer has said that it stays.
 const FED_HERE: u64 = 77;
+/// The session of a process that has been asleep for 20 ms.
+const SLEPT_LONG: Pid = 2;
+/// The start of a process below which a command was sent to a server.
+const ASKS_A_SERVER: u64 = 2;
 const WAIT4: i64 = nix::libc::SYS_wait4;
 const STAGE_PROGRAM: &str = "/opt/posh-stage";
 
@@ -60,8 +64,14 @@ fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], c
         files: Vec::new(),
         system_call: call.map(|number| (number, 0)),
         sleeps_in_pipe: false,
+        waits_for_partner: false,
         scheduled: Scheduled::default(),
     }
+}
+
+/// A stage program without any pipe.
+pub(in crate::assembly) fn stage_process(pid: Pid) -> Process {
+    process(pid, 'S', STAGE_PROGRAM, &[], None)
 }
 
 /// The process in which an enlisted stage waits.
@@ -70,8 +80,8 @@ fn process_of(stage: &Enlisted) -> Process {
     process(stage.pid, 'S', STAGE_PROGRAM, &ends, None)
 }
 
-fn patience(found: &Closing) -> Vec<(usize, Duration)> {
-    found.pending.iter().map(|(stage, patience)| (*stage, patience.longest)).collect()
+fn patience(found: &Closing) -> Vec<(usize, Awaited)> {
+    found.pending.iter().map(|(stage, patience)| (*stage, patience.awaited)).collect()
 }
 
 fn look(stages: &[Enlisted], others: Vec<Process>) -> Closing {
@@ -93,7 +103,9 @@ fn look_at(stages: &[Enlisted], processes: Vec<Process>) -> Closing {
             directed: &|pid| pid == 99,
             outputs: &[].into(),
             fed_here: &|_, pipe| pipe == FED_HERE,
-            settled: &|_| false,
+            slept: &|process| Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 }),
+            asks_a_server: &|process| process.started == ASKS_A_SERVER,
+            answers_within: Duration::from_millis(100),
         },
     )
 }
@@ -139,8 +151,8 @@ fn a_shell_whose_child_ends_goes_on() {
     let reader = || [stage(21, &[(0, 7, false)], 0, &[])];
     let shell = || process(30, 'S', "/bin/bash", &[(1, 7, true)], Some(WAIT4));
     let child = |state: char, executable: &str| Process { parent: 30, ..process(31, state, executable, &[], None) };
-    assert_eq!(patience(&look(&reader(), vec![shell(), child('R', "")])), [(0, MAY_FORK)]);
-    assert_eq!(patience(&look(&reader(), vec![shell(), child('Z', "")])), [(0, MAY_EXEC)]);
+    assert_eq!(patience(&look(&reader(), vec![shell(), child('R', "")])), [(0, Awaited::Work)]);
+    assert_eq!(patience(&look(&reader(), vec![shell(), child('Z', "")])), [(0, Awaited::Work)]);
     // { cat a > b; cat c; } | wc: it may take long.
     assert_eq!(patience(&look(&reader(), vec![shell(), child('S', "/bin/cat")])), []);
 }
@@ -155,7 +167,7 @@ fn a_running_shell_may_still_let_go() {
 fn a_stage_program_that_has_not_enlisted_is_waited_for() {
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
     let reader = |pid| process(pid, 'S', STAGE_PROGRAM, &[(0, 7, false)], None);
-    assert_eq!(patience(&look(&writer, vec![reader(31)])), [(0, WILL_ENLIST)]);
+    assert_eq!(patience(&look(&writer, vec![reader(31)])), [(0, Awaited::Enlistment)]);
     // One that stands in for a remote command already will not enlist again.
     assert!(look(&writer, vec![reader(99)]).pending.is_empty());
 }
@@ -167,10 +179,10 @@ fn a_shell_that_still_expands_words_is_waited_for() {
     let shell = || process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4));
     let child = |call| process(30, 'S', "/bin/bash", &[(0, 7, false)], Some(call));
     let lists = look(&writer, vec![shell(), child(nix::libc::SYS_getdents64)]);
-    assert_eq!(patience(&lists), [(0, EXPANDS_FILES)]);
+    assert_eq!(patience(&lists), [(0, Awaited::Answer)]);
     let reads = Process { sleeps_in_pipe: true, ..child(nix::libc::SYS_read) };
     let reads = Process { system_call: Some((nix::libc::SYS_read, 5)), ..reads };
-    assert_eq!(patience(&look(&writer, vec![shell(), reads])), [(0, EXPANDS_OUTPUT)]);
+    assert_eq!(patience(&look(&writer, vec![shell(), reads])), [(0, Awaited::Answer)]);
 }
 
 #[test]
@@ -264,7 +276,7 @@ fn a_shell_that_waits_for_the_stage_is_not_waited_for() {
     // Somebody else writes to it as well: that may come first.
     let writer = process(30, 'R', "/bin/bash", &[(1, 8, true)], None);
     let found = look(&stages, vec![as_child(shell), other(), writer]);
-    assert_eq!(patience(&found), [(0, EXPANDS_OUTPUT)]);
+    assert_eq!(patience(&found), [(0, Awaited::Answer)]);
 }
 
 /// `coproc { while read x; do grep x f; done; }`: between the two is a shell that waits for the stage to end.
@@ -287,7 +299,7 @@ fn what_was_stopped_is_not_waited_for() {
     let waited = |state| {
         patience(&look(std::slice::from_ref(&writer), vec![process(21, state, STAGE_PROGRAM, &[(0, 7, false)], None)]))
     };
-    assert_eq!((waited('S'), waited('T')), (vec![(0, WILL_ENLIST)], vec![]));
+    assert_eq!((waited('S'), waited('T')), (vec![(0, Awaited::Enlistment)], vec![]));
 }
 
 /// `head -n "$(wc -l < f)" g | tail`: the writer's words wait for another stage, which is about to be let go.
@@ -297,7 +309,7 @@ fn a_shell_that_waits_for_another_stage_is_waited_for() {
     let mut expands = process(30, 'S', "/bin/bash", &[(1, 7, true), (3, 8, false)], None);
     (expands.sleeps_in_pipe, expands.system_call) = (true, Some((nix::libc::SYS_read, 3)));
     let shell = Process { parent: 1, ..process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4)) };
-    assert_eq!(patience(&look(&[tail, wc], vec![expands, shell])), [(0, EXPANDS_OUTPUT)]);
+    assert_eq!(patience(&look(&[tail, wc], vec![expands, shell])), [(0, Awaited::Answer)]);
 }
 
 /// `coproc cat | tr a b` as one pipeline: the shell waits for the last stage, which reads from the first.
@@ -309,4 +321,56 @@ fn a_shell_that_waits_for_the_end_of_the_stage_s_pipeline_is_not_waited_for() {
     (shell.sleeps_in_pipe, shell.system_call, shell.parent) = (true, Some((nix::libc::SYS_read, 63)), 9);
     let other = Process { parent: 1, ..process(9, 'S', "/bin/bash", &[], Some(WAIT4)) };
     assert_eq!(patience(&look(&[cat, tr], vec![shell, other])), []);
+}
+
+/// A group of commands at the pipe that reads another one: `tee log < f | { read x < <(until [ -s log ]; do sleep .01; done); cat; }`.
+#[test]
+fn a_shell_that_reads_what_nobody_may_ever_write_is_waited_for_briefly() {
+    let writer = [stage(20, &[(1, 7, true)], 0, &[])];
+    let main = || Process { parent: 1, ..process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4)) };
+    let group = |session| {
+        let group = process(30, 'S', "/bin/bash", &[(0, 7, false)], Some(nix::libc::SYS_read));
+        Process { sleeps_in_pipe: true, session, system_call: Some((nix::libc::SYS_read, 5)), ..group }
+    };
+    assert_eq!(patience(&look(&writer, vec![main(), group(1)])), [(0, Awaited::Answer)]);
+    assert_eq!(patience(&look(&writer, vec![main(), group(SLEPT_LONG)])), []);
+    // A command that has been sent to a server prints what it reads: that takes round trips.
+    let asks = Process { started: ASKS_A_SERVER, ..group(SLEPT_LONG) };
+    assert_eq!(patience(&look(&writer, vec![main(), asks])), [(0, Awaited::Answer)]);
+}
+
+/// `cat f | grep x < fifo`, or `{ read x < fifo; ...; }`.
+#[test]
+fn a_shell_that_opens_a_fifo_without_another_end_is_not_waited_for() {
+    let writer = [stage(20, &[(1, 7, true)], 0, &[])];
+    let main = || Process { parent: 1, ..process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4)) };
+    let opens = || process(30, 'S', "/bin/bash", &[(0, 7, false)], Some(nix::libc::SYS_openat));
+    assert_eq!(patience(&look(&writer, vec![main(), opens()])), [(0, Awaited::Answer)]);
+    let alone = Process { waits_for_partner: true, ..opens() };
+    assert_eq!(patience(&look(&writer, vec![main(), alone])), []);
+}
+
+/// `{ while :; do true; done & cat f; } | tail`: whoever the loop starts, the loop keeps the pipe.
+#[test]
+fn nobody_is_waited_for_at_a_pipe_that_somebody_keeps() {
+    let reader = [stage(21, &[(0, 7, false)], 0, &[])];
+    let child = || process(31, 'R', "/bin/bash", &[(1, 7, true)], None);
+    let keeps = |state, call| process(30, state, "/bin/bash", &[(1, 7, true)], call);
+    assert_eq!(patience(&look(&reader, vec![child()])), [(0, Awaited::Work)]);
+    let waits = look(&reader, vec![child(), keeps('S', Some(WAIT4))]);
+    let stopped = look(&reader, vec![child(), keeps('T', None)]);
+    let remote = look(&reader, vec![child(), process(99, 'S', STAGE_PROGRAM, &[(1, 7, true)], None)]);
+    assert_eq!([patience(&waits), patience(&stopped), patience(&remote)], [[], [], []]);
+    // What a shell has above its standard streams it lends to a process substitution.
+    let lends = process(30, 'S', "/bin/bash", &[(63, 7, true)], Some(WAIT4));
+    assert_eq!(patience(&look(&reader, vec![child(), lends])), [(0, Awaited::Work)]);
+}
+
+/// Of another gateway, which it has asked.
+#[test]
+fn a_stage_program_that_sleeps_is_not_waited_for() {
+    let writer = [stage(20, &[(1, 7, true)], 0, &[])];
+    let other = |session| Process { session, ..process(30, 'S', STAGE_PROGRAM, &[(0, 7, false)], None) };
+    let waited = |session| patience(&look(&writer, vec![other(session)]));
+    assert_eq!((waited(1), waited(SLEPT_LONG)), (vec![(0, Awaited::Enlistment)], vec![]));
 }

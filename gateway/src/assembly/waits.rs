@@ -1,0 +1,206 @@
+//! How long a stage waits for the processes at its pipes.
+//!
+//! | for | until this event | or until it is seen that none is near | backstop |
+//! |---|---|---|---|
+//! | [`Awaited::Work`]: a process runs, and may become a stage or close its end | it executes a program, closes its end, ends, stops, or sleeps for 3 ms | it has been at work for [`WORKS`] in all, and so does something else | – |
+//! | [`Awaited::Answer`]: a shell that expands words sleeps in a call on a mount, or reads what a command prints | the call returns, something is printed, the command ends | it has slept for [`QUIET`], with a call on a mount [`ROUND_TRIPS`] longer, with a command that was sent to a server also [`STARTS`]; at once for a FIFO that nobody else has open; [`ANSWERS`] in all | – |
+//! | [`Awaited::Enlistment`]: a stage program has started | it enlists, executes the command, ends or stops | it has slept for [`QUIET`]: it enlists with another gateway | [`ENLISTS`] |
+//! | any of them | | a process that can't be waited for has the same end of the pipe (`closing`) | [`LONGEST`] |
+//!
+//! Invariant: what a stage has waited for work and for answers is summed over all processes and never given back, so that no
+//! sequence of processes, each of which seems to get on, holds a stage up for longer. Time in which a process that is ready to run has no
+//! processor does not count: on a machine with more to do than processors it can't get to its exec.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use super::closing::{Awaited, Patience};
+use crate::backstops::Backstop;
+
+/// A shell's child needs one or two milliseconds from its fork to its exec, as do programs that execute a command (nice, env, a shell).
+const WORKS: Duration = Duration::from_millis(12);
+/// Nothing has happened for so long where something would have happened by now.
+pub(super) const QUIET: Duration = Duration::from_millis(12);
+/// A directory is listed, and a command run, within so many round trips to its server.
+pub(super) const ROUND_TRIPS: u32 = 4;
+/// A server that has to make its view of the workstation's files first needs some 50 ms to start a command.
+pub(super) const STARTS: Duration = Duration::from_millis(50);
+/// The stages before a command whose words are still being expanded lose nothing by waiting: nobody would read what they print. What
+/// they could gain is the transfer of that.
+const ANSWERS: Duration = Duration::from_secs(1);
+/// A stage program that runs always enlists or executes the command, and does nothing else before.
+const ENLISTS: Duration = Duration::from_secs(2);
+/// No stage waits longer than this in all.
+const LONGEST: Duration = Duration::from_secs(10);
+/// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and some.
+const RUNS_UNSEEN: Duration = Duration::from_millis(15);
+
+/// What one stage has waited for, and waits for now.
+#[derive(Debug)]
+pub(super) struct Waits {
+    pub since: Instant,
+    spent: BTreeMap<Awaited, Duration>,
+    now: Option<Pending>,
+}
+
+impl Waits {
+    /// From now on.
+    pub fn begin() -> Self {
+        Self { since: Instant::now(), spent: BTreeMap::new(), now: None }
+    }
+
+    /// Notes what it waits for by the latest look.
+    pub fn note(&mut self, patience: Option<&Patience>) {
+        if let Some(now) = &mut self.now
+            && patience.is_some_and(|seen| seen.awaited == now.last.awaited)
+        {
+            patience.into_iter().for_each(|seen| now.see(seen));
+            return;
+        }
+        if let Some(over) = self.now.take() {
+            *self.spent.entry(over.last.awaited).or_default() += over.waited();
+        }
+        self.now = patience.map(Pending::new);
+    }
+
+    /// For what it has waited, all in all.
+    pub fn total(&self) -> Duration {
+        self.spent.values().sum::<Duration>() + self.now.as_ref().map(Pending::waited).unwrap_or_default()
+    }
+
+    /// It may learn more.
+    pub fn go_on(&self) -> bool {
+        self.now.is_some() && !self.is_too_long() && self.left().is_some()
+    }
+
+    /// It learns no more, and has learnt that by a last limit.
+    pub fn backstop(&self) -> Option<Backstop> {
+        let pending = self.now.as_ref()?;
+        let has_not_enlisted = pending.last.awaited == Awaited::Enlistment && self.left().is_none();
+        let too_long = self.is_too_long().then_some(Backstop::Assembly);
+        too_long.or(has_not_enlisted.then_some(Backstop::Enlistment))
+    }
+
+    fn is_too_long(&self) -> bool {
+        self.since.elapsed() >= LONGEST
+    }
+
+    /// Of the time for what it waits for now.
+    fn left(&self) -> Option<Duration> {
+        let pending = self.now.as_ref()?;
+        let spent = self.spent.get(&pending.last.awaited).copied().unwrap_or_default() + pending.waited();
+        limit(pending.last.awaited).checked_sub(spent).filter(|left| !left.is_zero())
+    }
+}
+
+fn limit(awaited: Awaited) -> Duration {
+    match awaited {
+        Awaited::Work => WORKS,
+        Awaited::Answer => ANSWERS,
+        Awaited::Enlistment => ENLISTS,
+    }
+}
+
+/// Waiting for the same of processes, one or one after the other.
+#[derive(Debug)]
+struct Pending {
+    since: Instant,
+    /// How long the process had no processor, up to `still`.
+    starved: Duration,
+    last: Patience,
+    /// Since when it looks as in `last`.
+    still: Instant,
+}
+
+impl Pending {
+    fn new(now: &Patience) -> Self {
+        Self { since: Instant::now(), starved: Duration::ZERO, last: now.clone(), still: Instant::now() }
+    }
+
+    /// The same at a later look.
+    fn see(&mut self, now: &Patience) {
+        if self.last != *now {
+            // A shorter standstill may have been none: it ran between two ticks.
+            let still = self.standstill().filter(|still| *still > RUNS_UNSEEN).unwrap_or_default();
+            self.starved += still.max(queued_between(&self.last, now));
+            (self.last, self.still) = (now.clone(), Instant::now());
+        }
+    }
+
+    /// For how long by now it has been ready to run without a sign that it does.
+    fn standstill(&self) -> Option<Duration> {
+        self.last.is_ready.then(|| self.still.elapsed())
+    }
+
+    fn waited(&self) -> Duration {
+        self.since.elapsed().saturating_sub(self.starved + self.standstill().unwrap_or_default())
+    }
+}
+
+/// What a process has waited for a processor between two looks at it: the second number, in nanoseconds.
+fn queued_between(before: &Patience, after: &Patience) -> Duration {
+    let queued = |patience: &Patience| patience.scheduled.split_ascii_whitespace().nth(1)?.parse::<u64>().ok();
+    let both = queued(before).zip(queued(after)).filter(|_| before.process == after.process);
+    both.map_or(Duration::ZERO, |(before, after)| Duration::from_nanos(after.saturating_sub(before)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patience(awaited: Awaited, process: u32, scheduled: &str) -> Patience {
+        Patience { awaited, process, is_ready: false, scheduled: scheduled.into() }
+    }
+
+    fn earlier(waits: &mut Waits, by: Duration) {
+        let pending = waits.now.as_mut().unwrap();
+        (pending.since, pending.still) = (pending.since - by, pending.still - by);
+        waits.since -= by;
+    }
+
+    /// `while :; do true; done &` beside a command: each child seems to be about to become something.
+    #[test]
+    fn what_was_waited_for_is_never_given_back() {
+        let mut waits = Waits::begin();
+        for child in 0..4 {
+            waits.note(Some(&patience(Awaited::Work, child, "")));
+            assert_eq!(waits.go_on(), child < 3, "{child}");
+            earlier(&mut waits, WORKS / 3 + Duration::from_millis(1));
+            let other = patience(Awaited::Answer, child, "");
+            waits.note(Some(&other).filter(|_| child % 2 == 1));
+        }
+        assert_eq!(waits.backstop(), None);
+    }
+
+    #[test]
+    fn a_process_without_a_processor_is_waited_for() {
+        let mut waits = Waits::begin();
+        waits.note(Some(&patience(Awaited::Work, 1, "10 0 1")));
+        earlier(&mut waits, 10 * WORKS);
+        assert!(!waits.go_on());
+        waits.note(Some(&patience(Awaited::Work, 1, &format!("20 {} 2", (10 * WORKS).as_nanos()))));
+        assert!(waits.go_on());
+        let mut waits = Waits::begin();
+        waits.note(Some(&Patience { is_ready: true, ..patience(Awaited::Work, 1, "10 0 1") }));
+        earlier(&mut waits, 10 * WORKS);
+        assert!(waits.go_on());
+    }
+
+    #[test]
+    fn only_last_limits_are_backstops() {
+        for (awaited, limit, expected) in [
+            (Awaited::Work, WORKS, None),
+            (Awaited::Answer, ANSWERS, None),
+            (Awaited::Enlistment, ENLISTS, Some(Backstop::Enlistment)),
+            (Awaited::Enlistment, LONGEST, Some(Backstop::Assembly)),
+        ] {
+            let mut waits = Waits::begin();
+            waits.note(Some(&patience(awaited, 1, "")));
+            assert!(waits.go_on() && waits.backstop().is_none(), "{awaited:?}");
+            earlier(&mut waits, limit);
+            assert_eq!((waits.go_on(), waits.backstop()), (false, expected), "{awaited:?}");
+        }
+    }
+}
