@@ -112,21 +112,27 @@ struct Pending {
     last: Patience,
     /// Since when it looks as in `last`.
     still: Instant,
+    /// When it was seen so the last time: what it did since then is not known.
+    seen: Instant,
 }
 
 impl Pending {
     fn new(now: &Patience) -> Self {
-        Self { since: Instant::now(), starved: Duration::ZERO, last: now.clone(), still: Instant::now() }
+        let at = Instant::now();
+        Self { since: at, starved: Duration::ZERO, last: now.clone(), still: at, seen: at }
     }
 
     /// The same at a later look.
     fn see(&mut self, now: &Patience) {
+        let at = Instant::now();
         if self.last != *now {
             // A shorter standstill may have been none: it ran between two ticks.
-            let still = self.standstill().filter(|still| *still > RUNS_UNSEEN).unwrap_or_default();
-            self.starved += still.max(queued_between(&self.last, now));
-            (self.last, self.still) = (now.clone(), Instant::now());
+            let still = self.seen.duration_since(self.still);
+            let starved = if self.last.is_ready && still > RUNS_UNSEEN { still } else { Duration::ZERO };
+            self.starved += starved.max(queued_between(&self.last, now));
+            (self.last, self.still) = (now.clone(), at);
         }
+        self.seen = at;
     }
 
     /// For how long by now it has been ready to run without a sign that it does.
@@ -156,7 +162,7 @@ mod tests {
 
     fn earlier(waits: &mut Waits, by: Duration) {
         let pending = waits.now.as_mut().unwrap();
-        (pending.since, pending.still) = (pending.since - by, pending.still - by);
+        (pending.since, pending.still, pending.seen) = (pending.since - by, pending.still - by, pending.seen - by);
         waits.since -= by;
     }
 
@@ -186,6 +192,19 @@ mod tests {
         waits.note(Some(&Patience { is_ready: true, ..patience(Awaited::Work, 1, "10 0 1") }));
         earlier(&mut waits, 10 * WORKS);
         assert!(waits.go_on());
+    }
+
+    /// On a machine where the gateway itself gets a processor now and then, a process that computes looks otherwise at each look.
+    #[test]
+    fn a_process_that_has_run_between_two_looks_was_not_starved() {
+        let mut waits = Waits::begin();
+        for look in 0..3 {
+            let ran = format!("{look} 0 {look}");
+            waits.note(Some(&Patience { is_ready: true, ..patience(Awaited::Work, 1, &ran) }));
+            earlier(&mut waits, 10 * WORKS);
+        }
+        waits.note(Some(&Patience { is_ready: true, ..patience(Awaited::Work, 1, "9 0 9") }));
+        assert!(!waits.go_on());
     }
 
     #[test]
