@@ -72,18 +72,22 @@ impl Volume {
         Ok(found.map_or(Found::Gone(None), Found::There))
     }
 
-    /// Has the store look up all files that a call names. Whether all are there.
-    pub(super) async fn find_all_again(&self, caller: &Caller, files: &[FileId]) -> bool {
+    /// Has the store look up all files that a call names.
+    ///
+    /// # Errors
+    /// `ESTALE`: not all are there under the names that they had here. Others: a request is lost, and
+    /// nobody knows.
+    pub(super) async fn find_all_again(&self, caller: &Caller, files: &[FileId]) -> Result<(), Errno> {
         let numbers: BTreeSet<u64> = {
             let table = self.table();
             files.iter().filter_map(|file| table.number_of(*file)).filter(|number| *number != ROOT).collect()
         };
         for number in &numbers {
-            if !matches!(self.find_again(caller, *number).await, Ok(Found::There(_))) {
-                return false;
+            if let Found::Gone(_) = self.find_again(caller, *number).await? {
+                return Err(Errno::ESTALE);
             }
         }
-        !numbers.is_empty()
+        if numbers.is_empty() { Err(Errno::ESTALE) } else { Ok(()) }
     }
 
     /// The file that a name has, if it is as the one to be put would be.

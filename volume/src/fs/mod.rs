@@ -99,7 +99,8 @@ pub use table::ROOT;
 pub use told::{Expectation, Expected};
 pub use writing::Source;
 
-/// Files of one call are looked up again so often: the executor may be started anew between a look and the call.
+/// Files of one call are looked up again so often: the executor may be started anew between a look
+/// and the call.
 const MOST_SEARCHES: usize = 4;
 
 /// How a volume behaves.
@@ -277,8 +278,8 @@ impl Volume {
         }
     }
 
-    /// It is taken out of the tree, and files of it may still be open: works on for them, without a journal and a disk, which
-    /// are the next volume's. What is in the journal is sent first.
+    /// It is taken out of the tree, and files of it may still be open: works on for them, without a
+    /// journal and a disk, which are the next volume's. What is in the journal is sent first.
     pub fn hand_over(&self) {
         if let Some(journal) = self.births.journal() {
             journal.hand_over();
@@ -381,7 +382,8 @@ impl Volume {
         }
     }
 
-    /// Whether the kernel was told of a file and has not forgotten it since. Takes its turn after the replies that are being given.
+    /// Whether the kernel was told of a file and has not forgotten it since. Takes its turn after
+    /// the replies that are being given.
     #[must_use]
     pub fn is_told(&self, number: u64) -> bool {
         self.table().node(number).is_some_and(|node| node.lookups > 0)
@@ -447,9 +449,10 @@ impl Volume {
         let files = op.files();
         let mut answer = self.ask_once(caller, op.clone()).await;
         for _ in 0..MOST_SEARCHES {
-            if !matches!(answer, Err(Errno::ESTALE)) || !self.find_all_again(caller, &files).await {
+            if !matches!(answer, Err(Errno::ESTALE)) {
                 break;
             }
+            self.find_all_again(caller, &files).await?;
             answer = self.ask_once(caller, op.clone()).await;
         }
         answer

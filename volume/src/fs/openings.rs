@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    Volume,
+    MOST_SEARCHES, Volume,
     births::{FIRST_PAUSE, LONGEST_PAUSE},
     files::Open,
     found::{Extent, is_lost},
@@ -76,7 +76,7 @@ impl Volume {
         self.table().unborn.demand(Which::Closed);
         self.births.wake();
         let mut pause = FIRST_PAUSE;
-        let mut is_found_again = false;
+        let mut searches = 0;
         loop {
             self.arrived_when(|table| !table.is_pending(parent) || table.refusal(parent).is_some()).await;
             if self.births.is_over() {
@@ -89,8 +89,8 @@ impl Volume {
             };
             match made {
                 Ok(()) => break,
-                Err(Failed::Refused(Errno::ESTALE)) if !is_found_again => {
-                    is_found_again = true;
+                Err(Failed::Refused(Errno::ESTALE)) if searches < MOST_SEARCHES => {
+                    searches += 1;
                     let caller = self.table().node(number).and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
                     // Where it is not found, the next attempt says so.
                     let _ = self.find_again(&caller.unwrap_or_default(), parent).await;
@@ -110,7 +110,7 @@ impl Volume {
                     self.births.arrived.notify_waiters();
                     tokio::time::sleep(pause).await;
                     pause = (2 * pause).min(LONGEST_PAUSE);
-                    is_found_again = false;
+                    searches = 0;
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Volume,
+    MOST_SEARCHES, Volume,
     found::{Extent, Found},
     newborn::NEWBORN_BYTES,
     recalls::Invalidate,
@@ -98,7 +98,7 @@ impl Volume {
 
     /// The store does not know its directory by number, or a directory above it has gone.
     async fn find_directory_of(&self, number: u64, known: &mut HashMap<u64, Found>) -> Result<(), Errno> {
-        let (above, caller, is_found_again) = {
+        let (above, caller, searches) = {
             let mut table = self.table();
             let Some((above, _)) = table.path_below(number) else { return Ok(()) };
             let parent = table.node(number).and_then(|node| Some(node.at.as_ref()?.0));
@@ -108,7 +108,8 @@ impl Volume {
                 return Ok(());
             }
             let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return Ok(()) };
-            (above, newborn.caller.clone(), std::mem::replace(&mut newborn.is_found_again, true))
+            newborn.searches += 1;
+            (above, newborn.caller.clone(), newborn.searches)
         };
         let found = match known.get(&above) {
             Some(found) => *found,
@@ -116,7 +117,7 @@ impl Volume {
         };
         known.insert(above, found);
         match found {
-            Found::There(_) if !is_found_again => self.table().wait_again(number, false),
+            Found::There(_) if searches <= MOST_SEARCHES => self.table().wait_again(number, false),
             Found::There(_) => self.is_refused(number, Errno::ENOENT),
             Found::Gone(first) => {
                 self.is_refused(number, Errno::ESTALE);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio_stream::StreamExt as _;
 
 use super::{
-    Volume,
+    MOST_SEARCHES, Volume,
     chunks::{CHUNK, Key},
     files::Open,
     table::is_provisional,
@@ -122,12 +122,15 @@ impl Volume {
     }
 
     pub(super) async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
-        match self.read_once(open, range.clone()).await {
-            Err(Errno::ESTALE) if self.find_all_again(&open.caller, &[open.file]).await => {
-                self.read_once(open, range).await
+        let mut data = self.read_once(open, range.clone()).await;
+        for _ in 0..MOST_SEARCHES {
+            if !matches!(data, Err(Errno::ESTALE)) {
+                break;
             }
-            data => data,
+            self.find_all_again(&open.caller, &[open.file]).await?;
+            data = self.read_once(open, range.clone()).await;
         }
+        data
     }
 
     async fn read_once(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {

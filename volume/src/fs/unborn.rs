@@ -75,8 +75,8 @@ pub(super) struct Newborn {
     pub turn: u64,
     /// A request to create it was lost: the store may have it.
     pub may_be_there: bool,
-    /// Its directory was looked up anew since the store did not know it any more.
-    pub is_found_again: bool,
+    /// How often in a row its directory was looked up anew and found, since the store did not know it.
+    pub searches: usize,
     /// What the request that is under way changes of its attributes.
     pub sent: Option<Changes>,
     pub since: Instant,
@@ -288,7 +288,7 @@ impl Newborn {
             order: 0,
             turn: 0,
             may_be_there: false,
-            is_found_again: false,
+            searches: 0,
             sent: None,
             since: crate::clock::now(),
             is_noted: false,
@@ -507,6 +507,7 @@ impl Table {
         let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return };
         newborn.stage = Stage::Refused(errno);
         newborn.may_be_there = false;
+        newborn.searches = 0;
         let (turn, bytes) = (newborn.turn, newborn.bytes());
         self.unborn.withdraw(turn, bytes);
         self.unborn.is_refused(number, turn);

@@ -15,7 +15,9 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::{Volume, appending::is_doubtful, files::Open, unborn::Which, unsent::Unsent};
+use super::{
+    MOST_SEARCHES, Volume, appending::is_doubtful, files::Open, found::is_lost, unborn::Which, unsent::Unsent,
+};
 use crate::store::{Caller, Entry, Errno, FileId, OpenFlags, Write};
 
 /// All that may be on its way: a link of 1 Gbit/s at 250 ms.
@@ -367,7 +369,13 @@ impl Volume {
                     self.writes.arrived.notify_waiters();
                     answered_since = None;
                 }
-                Errno::ESTALE if self.find_all_again(&batch.caller, &[file]).await => {}
+                Errno::ESTALE => match self.find_all_again(&batch.caller, &[file]).await {
+                    Err(errno) if !is_lost(errno) => {
+                        self.note_fault(file, errno);
+                        break;
+                    }
+                    Ok(()) | Err(_) => {}
+                },
                 // In reach, and yet without an answer that means anything: once more could help, ever more could not.
                 Errno::EIO | Errno::EAGAIN if asked - *answered_since.get_or_insert(asked) < ANSWERED_PATIENCE => {}
                 errno => {
@@ -388,8 +396,9 @@ impl Volume {
     }
 
     /// # Errors
-    /// What is in the batch then has yet to arrive, as far as that is known. `ESTALE`: the store does not know the file, or not any
-    /// more. Other errors of single writes are noted with the open files.
+    /// What is in the batch then has yet to arrive, as far as that is known. `ESTALE`: the store
+    /// does not know the file, or not any more. Other errors of single writes are noted with the
+    /// open files.
     async fn send_once(&self, file: FileId, batch: &mut Batch) -> Result<(), Errno> {
         if batch.is_doubtful {
             let end = batch.end_before.unwrap_or_default();
@@ -445,13 +454,17 @@ impl Volume {
             Write::Put(put) => put.directory,
         };
         let is_once = matches!(write, Write::Append { .. });
-        match self.store.write(caller, vec![write.clone()]).await {
-            Err(Errno::ESTALE) if self.find_all_again(caller, &[file]).await => {}
-            Ok(results) if results.contains(&Err(Errno::ESTALE)) && self.find_all_again(caller, &[file]).await => {}
-            Err(Errno::EIO) if !is_once => {}
-            answer => return answer,
+        let mut answer = self.store.write(caller, vec![write.clone()]).await;
+        for _ in 0..MOST_SEARCHES {
+            match &answer {
+                Ok(results) if !results.contains(&Err(Errno::ESTALE)) => break,
+                Ok(_) | Err(Errno::ESTALE) => self.find_all_again(caller, &[file]).await?,
+                Err(Errno::EIO) if !is_once => {}
+                Err(_) => break,
+            }
+            answer = self.store.write(caller, vec![write.clone()]).await;
         }
-        self.store.write(caller, vec![write]).await
+        answer
     }
 
     /// Returns when what was written to a file until now is on the server, or has failed there.
@@ -459,8 +472,20 @@ impl Volume {
     /// # Errors
     /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same, when it is back.
     pub(super) async fn drain(&self, file: FileId) -> Result<(), Errno> {
-        let Some(number) = self.writes.next(file) else { return Ok(()) };
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
+        self.drain_unless(file, || self.writes.timeouts.load(Ordering::Relaxed) != timeouts).await
+    }
+
+    /// Returns when nothing that was written to a file until now is on its way, however long that
+    /// takes.
+    pub(super) async fn drained(&self, file: FileId) {
+        let _is_over = self.drain_unless(file, || false).await;
+    }
+
+    /// Asks once that what is lost is sent again at once. Who asked again after each loss would
+    /// keep a server that is out of reach from being waited for.
+    async fn drain_unless(&self, file: FileId, is_given_up: impl Fn() -> bool) -> Result<(), Errno> {
+        let Some(number) = self.writes.next(file) else { return Ok(()) };
         self.writes.wanted.notify_waiters();
         loop {
             let arrived = self.writes.arrived.notified();
@@ -469,16 +494,11 @@ impl Volume {
             if self.writes.arrived_below(file, number) {
                 return Ok(());
             }
-            if self.writes.timeouts.load(Ordering::Relaxed) != timeouts || self.writes.is_over() {
+            if is_given_up() || self.writes.is_over() {
                 return Err(Errno::ETIMEDOUT);
             }
             arrived.await;
         }
-    }
-
-    /// Returns when nothing that was written to a file until now is on its way, however long that takes.
-    pub(super) async fn drained(&self, file: FileId) {
-        while self.drain(file).await.is_err() && !self.writes.is_over() {}
     }
 
     /// Waits until the store has all that is in memory, pending files included. Does not wait for

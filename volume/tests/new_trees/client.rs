@@ -33,10 +33,15 @@ pub struct Observed {
     /// So many of the next requests to write are lost, after they were carried out or before.
     pub lost: AtomicUsize,
     pub is_lost_after: AtomicBool,
+    /// So many of the next requests to write come to a server that does not know the file.
+    pub stale: AtomicUsize,
+    /// So many of the next walks are lost.
+    pub lost_walks: AtomicUsize,
     /// While it is true, writes wait.
     pub held: watch::Sender<bool>,
     pub is_dead: AtomicBool,
-    /// So many of the next walks from another directory than the root find that directory not known.
+    /// So many of the next walks from another directory than the root find that directory not
+    /// known.
     forgets: AtomicUsize,
 }
 
@@ -68,6 +73,10 @@ impl Store for Observed {
         self.calls.fetch_add(is_asked.into(), Ordering::Relaxed);
         let is_below = matches!(op, Op::Walk { from, .. } if from != self.root());
         let forgets = |left: usize| left.checked_sub(1).filter(|_| is_below);
+        let loses = |left: usize| left.checked_sub(1).filter(|_| matches!(op, Op::Walk { .. }));
+        if self.lost_walks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, loses).is_ok() {
+            return Err(Errno::ETIMEDOUT);
+        }
         if self.forgets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forgets).is_ok() {
             return Err(Errno::ESTALE);
         }
@@ -90,6 +99,9 @@ impl Store for Observed {
         let lost = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
         if lost.is_ok() && !self.is_lost_after.load(Ordering::Relaxed) {
             return Err(Errno::EIO);
+        }
+        if self.stale.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |stale| stale.checked_sub(1)).is_ok() {
+            return Ok(vec![Err(Errno::ESTALE); writes.len()]);
         }
         let mut results = Vec::new();
         for write in writes {
@@ -190,6 +202,8 @@ impl Site {
             refused: Mutex::new(None),
             lost: AtomicUsize::new(0),
             is_lost_after: AtomicBool::new(false),
+            stale: AtomicUsize::new(0),
+            lost_walks: AtomicUsize::new(0),
             held: watch::Sender::new(false),
             is_dead: AtomicBool::new(false),
             forgets: AtomicUsize::new(self.forgets.load(Ordering::Relaxed)),

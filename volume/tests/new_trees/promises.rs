@@ -470,3 +470,45 @@ async fn a_file_that_stays_open_is_on_the_server_soon() {
     }
     client.close(open).await.unwrap();
 }
+
+/// The executor is started anew, and the link is cut while the file is looked up in it: what was
+/// written is sent again, and nobody hears of a stale file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_written_survives_a_restart_and_a_lost_lookup() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    fs::write(site.path("f"), "old").unwrap();
+    let number = client.number("f".as_ref()).await.unwrap();
+    let open = client.volume.open(&client.caller, number, OpenFlags::WRITE).await.unwrap();
+    for (restarts, lost_walks, text) in [(1, 1, b"one"), (4, 2, b"two"), (4, 0, b"111")] {
+        client.store.stale.store(restarts, Ordering::Relaxed);
+        client.store.lost_walks.store(lost_walks, Ordering::Relaxed);
+        client.volume.write(open.number, 0, Bytes::from_static(text), Source::Call).await.unwrap();
+        client.volume.sync(open.number, Synced::Everything).await.unwrap();
+        assert_eq!(fs::read(site.path("f")).unwrap(), text);
+    }
+    client.close(open).await.unwrap();
+}
+
+/// A pending file that the full server refuses now and then, between restarts of its executor.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_file_survives_any_number_of_restarts() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.volume.settle().await.unwrap();
+    *client.store.refused.lock().unwrap() = Some(("f", Errno::ENOSPC));
+    client.put("t/f", b"kept", 7).await.unwrap();
+    for _ in 0..3 {
+        // The next attempt finds that the server does not know the directory.
+        client.store.stale.store(1, Ordering::Relaxed);
+        let began = std::time::Instant::now();
+        while client.store.stale.load(Ordering::Relaxed) > 0 {
+            assert!(began.elapsed().as_secs() < 60, "nothing is tried again");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(client.volume.settle().await, Err(Errno::ENOSPC));
+    }
+    assert_eq!(client.read("t/f").await.unwrap(), b"kept");
+    *client.store.refused.lock().unwrap() = None;
+}

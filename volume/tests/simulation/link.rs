@@ -1,6 +1,6 @@
-//! The way between a gateway and the server, as `posh_volume::remote` makes it: connections that break at any
-//! message, requests made again with their numbers on the next one, open files opened again in the
-//! next session, leases that end by the client's clock.
+//! The way between a gateway and the server, as `posh_volume::remote` makes it: connections that
+//! break at any message, requests made again with their numbers on the next one, open files opened
+//! again in the next session, leases that end by the client's clock.
 
 use std::{
     collections::BTreeMap,
@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const NOTICES: usize = 4096;
-/// No message is faster: a lease begins at the server later than its client counts from, by this, which is what
-/// clocks may drift apart in [`LEASE_TIME`].
+/// No message is faster: a lease begins at the server later than its client counts from, by this,
+/// which is what clocks may drift apart in [`LEASE_TIME`].
 const LEAST_DELAY: Duration = Duration::from_millis(1);
 /// How much faster or slower a client's clock may be, in parts of a million.
 const DRIFT_PPM: u64 = 50;
@@ -136,7 +136,10 @@ impl Link {
     /// Nothing comes through for a while, and nobody notices at first.
     pub fn hold(self: &Arc<Self>, time: Duration) {
         self.site.log.note(&format!("link {} is held for {time:?}", self.client));
-        *self.held_until.lock().unwrap() = Instant::now() + time;
+        {
+            let mut held_until = self.held_until.lock().unwrap();
+            *held_until = (Instant::now() + time).max(*held_until);
+        }
         if time > SILENCE {
             let link = Arc::clone(self);
             tokio::spawn(async move {
@@ -223,7 +226,8 @@ impl Link {
         }
     }
 
-    /// In their order, and all of them: what is not heard because of a break is told on the next connection.
+    /// In their order, and all of them: what is not heard because of a break is told on the next
+    /// connection.
     async fn pass_notices(self: Arc<Self>, served: Arc<Served>, epoch: u64) {
         let mut notices = served.session.notices();
         while let Some(notice) = notices.next().await {
@@ -312,7 +316,8 @@ impl Link {
         found.map_err(|_| Errno::ETIMEDOUT)
     }
 
-    /// Until there is an answer. A change that may have happened in an earlier session is not made again.
+    /// Until there is an answer. A change that may have happened in an earlier session is not made
+    /// again.
     async fn deliver(&self, request: Request) -> Result<Response, Errno> {
         let (is_change, is_repeatable) = match &request {
             Request::Call(_, op) => (op.is_change(), op.is_repeatable()),
@@ -362,7 +367,8 @@ impl Link {
         }
     }
 
-    /// Puts the server's handles in place of ours, opened again in a new session. `false`: that has changed meanwhile.
+    /// Puts the server's handles in place of ours, opened again in a new session. `false`: that has
+    /// changed meanwhile.
     async fn give_its_handles(&self, request: &mut Request, connection: &Connection) -> Result<bool, Errno> {
         let (caller, places) = match request {
             Request::Call(caller, Op::Close(handle)) => {

@@ -1,15 +1,15 @@
-//! A simulation of the life of what was written through volumes: programs on two machines, their gateways'
-//! volumes and the server's directory in one process, in simulated time, while connections break, messages are
-//! late, either side is killed and starts anew from its disk, and the disk is full. A seed decides
-//! all of it; `model` says what must hold whatever happens.
+//! A simulation of the life of what was written through volumes: programs on two machines, their
+//! gateways' volumes and the server's directory in one process, in simulated time, while
+//! connections break, messages are late, either side is killed and starts anew from its disk, and
+//! the disk is full. A seed decides all of it; `model` says what must hold whatever happens.
 //!
 //! * `chance`: numbers that a seed decides; `server`: the executor's process; `link`: the way to it;
 //!   `gateway`: the volume and its journal; `program`: what is done with it; `model`: what that
 //!   promises; `world`: one run; `shared`: a value that others wait for
 //!
-//! `cargo xtask simulate` runs as many seeds as one likes, by the environment: `POSH_SIMULATE_FROM`,
-//! `POSH_SIMULATE_SEEDS`, `POSH_SIMULATE_FAULT`, `POSH_SIMULATE_VERBOSE` (all steps), `POSH_SIMULATE_ALL`
-//! (goes on behind a seed that breaks something).
+//! `cargo xtask simulate` runs as many seeds as one likes, by the environment:
+//! `POSH_SIMULATE_FROM`, `POSH_SIMULATE_SEEDS`, `POSH_SIMULATE_FAULT`, `POSH_SIMULATE_VERBOSE` (all
+//! steps), `POSH_SIMULATE_ALL` (goes on behind a seed that breaks something).
 //!
 //! Not simulated: the kernel's caches, the messages' encoding and HTTP/2, and power cuts (what is
 //! written to either disk is there when its process dies). A server that starts anew serves

@@ -1,5 +1,5 @@
-//! What has been promised: the one state that a path must have, or the few that it may have since a call
-//! ended without an answer, or with an error that leaves that open.
+//! What has been promised: the one state that a path must have, or the few that it may have since a
+//! call ended without an answer, or with an error that leaves that open.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +12,8 @@ pub enum State {
     Directory,
     /// That contents.
     File(Vec<u8>),
-    /// Of any length up to that, and any part of it; the rest is zeros. Pieces that are under way at the same
-    /// time may arrive in any order, or fail one by one.
+    /// Of any length up to that, and any part of it; the rest is zeros. Pieces that are under way
+    /// at the same time may arrive in any order, or fail one by one.
     PartOf(Vec<u8>),
 }
 
@@ -62,7 +62,8 @@ fn beginning(data: &[u8]) -> String {
     String::from_utf8_lossy(&data[..data.len().min(12)]).into_owned()
 }
 
-/// Paths of which it is not known what became of a call: one of these worlds is so, for all of them together.
+/// Paths of which it is not known what became of a call: one of these worlds is so, for all of them
+/// together.
 #[derive(Debug, Clone)]
 pub struct Doubt {
     pub call: String,
@@ -182,7 +183,8 @@ impl Model {
         self.broken.extend(broken);
     }
 
-    /// A register that was read from `began` on has a value that no later write had replaced before.
+    /// A register that was read from `began` on has a value that no later write had replaced
+    /// before.
     pub fn check_register(&mut self, who: &str, register: &str, began: u64, value: &str) {
         let Some(settings) = self.registers.get(register) else { return };
         let Some(read) = settings.iter().find(|setting| setting.value == value) else {

@@ -1,5 +1,6 @@
-//! The server's side: the executor's process, which can be killed and started anew, over a directory that
-//! outlives it. Each session carries each numbered request out once, however often it arrives.
+//! The server's side: the executor's process, which can be killed and started anew, over a
+//! directory that outlives it. Each session carries each numbered request out once, however often
+//! it arrives.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -118,7 +119,8 @@ pub struct Server {
     directory: Arc<Directory>,
     sessions: Mutex<BTreeMap<u64, Arc<Served>>>,
     tasks: Mutex<Vec<AbortHandle>>,
-    /// Before this nobody is served: leases that an earlier process has granted may still be believed.
+    /// Before this nobody is served: leases that an earlier process has granted may still be
+    /// believed.
     pub opens_at: Instant,
     is_over: AtomicBool,
 }
@@ -201,7 +203,8 @@ impl Server {
         (served, false)
     }
 
-    /// Carries a request out, once: whoever asks again gets the same answer. It goes on when nobody waits for it.
+    /// Carries a request out, once: whoever asks again gets the same answer. It goes on when nobody
+    /// waits for it.
     pub async fn perform(
         &self,
         site: &Arc<Site>,
