@@ -37,7 +37,7 @@ enum Task {
     Abuse(fairness::abuse::Options),
     /// The table: workloads over an emulated link, under bash, ssh, GNU parallel and posh.
     Table(table::Options),
-    /// What each shape of processes and pipes takes more than under bash (docs/waits.md).
+    /// Delay of each shape of processes and pipes, beyond bash (docs/waits.md).
     Shapes(shapes::Options),
     /// Reads standard input slowly and checks that parts come whole and in order.
     #[command(hide = true)]

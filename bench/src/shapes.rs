@@ -1,4 +1,5 @@
-//! The table of docs/waits.md: what each shape of processes and pipes takes under bash and under posh, over a link.
+//! The table of docs/waits.md: what each shape of processes and pipes takes under bash and under
+//! posh, over a link.
 
 use std::time::Duration;
 

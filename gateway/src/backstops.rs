@@ -1,6 +1,7 @@
-//! Waits that ended by their last limit. Every wait of a stage for its directive ends by an event, or by evidence that no event is near
-//! (`assembly::waits`); a limit that is reached all the same is a fault of posh. It is counted, logged and shown by `posh status`, and a
-//! laboratory fails where one was reached.
+//! Waits that ended by their last limit. Every wait of a stage for its directive ends by an event,
+//! or by evidence that no event is near (`assembly::waits`); a limit that is reached all the same
+//! is a fault of posh. It is counted, logged and shown by `posh status`, and a laboratory fails
+//! where one was reached.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -51,7 +52,8 @@ impl Backstops {
         tracing::error!(limit = backstop.name(), command = stage.name, pid = stage.pid, BACKSTOP);
     }
 
-    /// A stage has waited for its pipeline, without the time in which whom it waited for had no processor.
+    /// A stage has waited for its pipeline, without the time in which whom it waited for had no
+    /// processor.
     pub fn waited(&self, time: Duration) {
         self.longest_us.fetch_max(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }

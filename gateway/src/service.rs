@@ -256,11 +256,11 @@ fn volume(about: &About) -> wire::Volume {
     }
 }
 
-/// What is known here, and what the executor says within a little while.
 fn backstop(name: &str, reached: u64) -> wire::BackstopStatus {
     wire::BackstopStatus { name: name.to_owned(), reached }
 }
 
+/// The state known here, with the executor's own report if it comes in time.
 async fn executor_status(executor: Arc<Executor>) -> wire::ExecutorStatus {
     let state = executor.state();
     let known = wire::ExecutorStatus {

@@ -55,9 +55,10 @@ pub struct Volumes {
     known: Mutex<Vec<Arc<Known>>>,
     /// Those that were taken out of the tree while files of them are open, until they have ended.
     ///
-    /// Invariant: a path belongs to the volume that the kernel has mounted there and to no other. So a volume leaves
-    /// `known` when it leaves the tree, and its journal and its disk become the next one's as soon as what it has
-    /// put off is on the server ([`posh_volume::fs::Volume::hand_over`]).
+    /// Invariant: a path belongs to the volume that the kernel has mounted there and to no other.
+    /// So a volume leaves `known` when it leaves the tree, and its journal and its disk become the
+    /// next one's as soon as what it has put off is on the server
+    /// ([`posh_volume::fs::Volume::hand_over`]).
     leaving: Mutex<Vec<(VolumeConfig, Serving)>>,
     mounted: watch::Sender<usize>,
     runtime: Mutex<Option<Runtime>>,
@@ -116,7 +117,8 @@ impl Volumes {
         with
     }
 
-    /// How they are. Of those that were taken out of the tree, the ones with something that the server does not have.
+    /// How they are. Of those that were taken out of the tree, the ones with something that the
+    /// server does not have.
     #[must_use]
     pub fn list(gateway: &Gateway) -> Vec<About> {
         let volumes = &gateway.volumes;

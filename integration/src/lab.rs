@@ -300,7 +300,8 @@ impl Lab {
     }
 }
 
-/// Fails where the log of some gateway of the workstation tells of a wait that has reached its last limit, also if that gateway is no more.
+/// Fails where the log of some gateway of the workstation tells of a wait that has reached its last
+/// limit, also if that gateway is no more.
 #[derive(Debug)]
 struct WaitsAreShort([PathBuf; RUNTIMES.len()]);
 

@@ -1,5 +1,6 @@
-//! Shapes of processes and pipes (`shapes.yaml`): what a command may be told later depends on them, and so what it might wait for.
-//! They are run under bash and under posh; what posh has counted of its waits is read beside.
+//! Shapes of processes and pipes (`shapes.yaml`): what a command may be told later depends on them,
+//! and so what it might wait for. They are run under bash and under posh; what posh has counted of
+//! its waits is read beside.
 
 use std::fs;
 use std::path::Path;

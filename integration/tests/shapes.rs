@@ -1,4 +1,5 @@
-//! No stage waits for what may never come, whatever a shell or a program makes of its processes and pipes (integration/shapes.yaml).
+//! No stage waits for what may never come, whatever a shell or a program makes of its processes and
+//! pipes (integration/shapes.yaml).
 
 use posh_integration::oracle::Under;
 use posh_integration::shapes::{self, Waits};
@@ -8,8 +9,8 @@ use crate::programs;
 
 /// So many there are at least.
 const SHAPES: usize = 90;
-/// A gateway may get no processor for some time on a busy machine. Its own limits are 12 ms; what was waited for in vain before there were any
-/// took 500 ms or more.
+/// A gateway may get no processor for some time on a busy machine. Its own limits are 12 ms; what
+/// was waited for in vain before there were any took 500 ms or more.
 const LONGEST_MS: f64 = 300.0;
 
 #[test]

@@ -247,8 +247,8 @@ fn what_was_unmounted_just_now_can_be_mounted_again() {
     assert_eq!(shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"), "");
 }
 
-/// A program that has a file and the directory of the volume open is no reason to wait: it goes on with the former
-/// volume, whose journal and disk are the next one's.
+/// A program that has a file and the directory of the volume open is no reason to wait: it goes on
+/// with the former volume, whose journal and disk are the next one's.
 #[test]
 fn what_is_unmounted_while_in_use_can_be_mounted_again() {
     let lab = mounted();
@@ -266,7 +266,8 @@ fn what_is_unmounted_while_in_use_can_be_mounted_again() {
         }
         assert_eq!(mounts(host), [""; 0]);
         let listed = must(host, &["volumes"]);
-        // Another program waits for nothing that is on its way; that is told, and nothing is called mounted.
+        // Another program waits for nothing that is on its way; that is told, and nothing is called
+        // mounted.
         let is_told = |line: &str| way == "another" && line.contains("not mounted: files of it are open");
         assert!(listed.lines().all(|line| !line.contains(VOLUME) || is_told(line)), "{way}: {listed}");
         must(host, &["mount", "store1:s1", VOLUME]);

@@ -212,9 +212,11 @@ impl DiskCache {
         }
     }
 
-    /// Gives the directory up to the next cache, with what is in it; nothing is kept or found from now on.
+    /// Gives the directory up to the next cache, with what is in it; nothing is kept or found from
+    /// now on.
     ///
-    /// Invariant: chunks are added and removed by who holds the lock. A chunk that is being written is not kept.
+    /// Invariant: chunks are added and removed by who holds the lock. A chunk that is being written
+    /// is not kept.
     pub fn give_up(&self) {
         let mut state = self.lock();
         *state = State { is_given_up: true, ..State::default() };

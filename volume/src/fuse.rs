@@ -87,11 +87,11 @@ pub fn serve(
 ///
 /// Invariant: no attribute that was told before an invalidation is remembered after it. A reply is
 /// told when it is written, and takes effect when the thread that asked comes to run. For a file
-/// that the kernel knows, it discards a reply to LOOKUP, READDIRPLUS or GETATTR that was asked before
-/// the invalidation (`attr_version`, fs/fuse/inode.c). It has no such order for SETATTR, nor for
-/// CREATE, LINK and the other replies with a new name: these let it remember no attributes. A file
-/// that it does not know yet becomes known by the first reply, and the invalidation waits for that
-/// ([`forget_for_sure`]).
+/// that the kernel knows, it discards a reply to LOOKUP, READDIRPLUS or GETATTR that was asked
+/// before the invalidation (`attr_version`, fs/fuse/inode.c). It has no such order for SETATTR, nor
+/// for CREATE, LINK and the other replies with a new name: these let it remember no attributes. A
+/// file that it does not know yet becomes known by the first reply, and the invalidation waits for
+/// that ([`forget_for_sure`]).
 struct Kernel {
     raw: Arc<OwnedFd>,
     mount_point: PathBuf,
@@ -113,7 +113,8 @@ impl Kernel {
         }
     }
 
-    /// `struct fuse_notify_inval_inode_out`. fuser has no word for a file that the kernel does not know.
+    /// `struct fuse_notify_inval_inode_out`. fuser has no word for a file that the kernel does not
+    /// know.
     fn file_is_doubtful(&self, number: u64, offset: i64) -> nix::Result<()> {
         let to_the_end = 0_i64;
         let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), to_the_end.to_ne_bytes()].concat();
@@ -155,8 +156,9 @@ impl Kernel {
     }
 }
 
-/// Has the kernel forget a file. One that it does not know, though it was told of it, has a reply or a FORGET on the way: either ends
-/// this. Only a kernel that is in no state to run the thread that asked lets it take [`KERNEL_PATIENCE`].
+/// Has the kernel forget a file. One that it does not know, though it was told of it, has a reply
+/// or a FORGET on the way: either ends this. Only a kernel that is in no state to run the thread
+/// that asked lets it take [`KERNEL_PATIENCE`].
 fn forget_for_sure(forget: impl Fn() -> nix::Result<()>, is_told: impl Fn() -> bool) {
     let until = crate::clock::now() + KERNEL_PATIENCE;
     while forget() == Err(Errno::ENOENT) && is_told() && crate::clock::now() < until {
@@ -211,8 +213,8 @@ struct Asked {
 }
 
 impl Asked {
-    /// The work goes on to its end. The kernel drops a second answer; a file that this has opened is
-    /// closed again.
+    /// The work goes on to its end. The kernel drops a second answer; a file that this has opened
+    /// is closed again.
     async fn answer(self, mut work: Pin<Box<dyn Future<Output = ()> + Send>>) {
         loop {
             tokio::select! {
@@ -243,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_file_that_the_kernel_is_about_to_know_is_forgotten_when_it_does() {
-        // What the kernel says one time after the other, and for how many times it was told of the file.
+        // What the kernel says one time after the other, and for how many times it was told of the
+        // file.
         for (answers, told_for, asked) in [
             (vec![], 0, 1),
             (vec![Errno::ENOENT], 0, 1),

@@ -172,17 +172,20 @@ impl Journal {
         }
     }
 
-    /// Takes no new record from now on, and gives the directory up to the next journal as soon as none is left.
+    /// Takes no new record from now on, and gives the directory up to the next journal as soon as
+    /// none is left.
     ///
-    /// Invariant: who holds the lock alone writes to the directory, and alone sends what is in it. So the lock
-    /// goes together with the last record, and while none can be added: both are seen to under one mutex.
+    /// Invariant: who holds the lock alone writes to the directory, and alone sends what is in it.
+    /// So the lock goes together with the last record, and while none can be added: both are seen
+    /// to under one mutex.
     pub fn hand_over(&self) {
         let mut state = self.state();
         state.is_ending = true;
         self.give_up_if_done(&state);
     }
 
-    /// Gives the directory up to the next journal, with what is in it. To be called when nothing of it is sent any more.
+    /// Gives the directory up to the next journal, with what is in it. To be called when nothing of
+    /// it is sent any more.
     pub fn abandon(&self) {
         let mut state = self.state();
         *state = State { is_ending: true, ..State::default() };

@@ -1,4 +1,5 @@
-//! Appends that are answered before the server has them, over a link that loses answers: each is there once, in its order.
+//! Appends that are answered before the server has them, over a link that loses answers: each is
+//! there once, in its order.
 #![allow(clippy::unwrap_used)]
 
 use std::{

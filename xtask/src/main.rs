@@ -1,5 +1,6 @@
-//! The repository's chores: `cargo xtask setup | build | release | test | demo | chaos | bench | fuzz | guards | simulate | volumes`. Each does
-//! whatever set-up it needs first. What is tested, shown or measured lives in
+//! The repository's chores:
+//! `cargo xtask setup | build | release | test | demo | chaos | bench | fuzz | guards | simulate | volumes`.
+//! Each does whatever set-up it needs first. What is tested, shown or measured lives in
 //! `integration` and `bench`; this program only builds and starts it.
 
 mod bash_tests;
@@ -78,7 +79,8 @@ enum Chore {
         #[arg(long)]
         quick: bool,
     },
-    /// Simulates the life of what is written through volumes while everything fails, once for each seed.
+    /// Simulates the life of what is written through volumes while everything fails, once for each
+    /// seed.
     Simulate {
         /// How many seeds.
         #[arg(long, default_value_t = 200)]

@@ -1,4 +1,5 @@
-//! `cargo xtask simulate`: the simulation of volumes (`volume/tests/simulation`) for as many seeds as one likes.
+//! `cargo xtask simulate`: the simulation of volumes (`volume/tests/simulation`) for as many seeds
+//! as one likes.
 
 use std::process::ExitCode;
 
@@ -6,7 +7,8 @@ use anyhow::Result;
 
 use crate::cargo;
 
-/// Runs so many seeds `from` the first one, optimised. `is_shown`: also the steps of those that break nothing.
+/// Runs so many seeds `from` the first one, optimised. `is_shown`: also the steps of those that
+/// break nothing.
 pub fn run((from, seeds): (u64, u64), is_shown: bool, fault: Option<&str>) -> Result<ExitCode> {
     let mut test = cargo::command(&["test", "--quiet", "--release", "-p", "posh-volume", "--test", "simulation"]);
     test.args(["--", "--nocapture", "--exact", "no_seed_breaks_a_promise"]);

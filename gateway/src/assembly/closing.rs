@@ -18,7 +18,8 @@ use super::{
 };
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
 
-/// A process whose system call says nothing is taken as settled when it has been asleep at two looks this far apart.
+/// A process whose system call says nothing is taken as settled when it has been asleep at two
+/// looks this far apart.
 const SETTLED_AFTER: Duration = Duration::from_millis(3);
 
 /// A pipe between two stages that both wait.
@@ -41,7 +42,7 @@ pub struct Closing {
     pub leading_out: BTreeSet<usize>,
 }
 
-/// What a stage waits for a process to do; `waits` says which events end it.
+/// The event that a stage waits for in another process; `waits` lists what ends the wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Awaited {
     /// To come to the end of what it is doing.
@@ -55,21 +56,22 @@ pub enum Awaited {
 /// A process that is worth waiting for, and whether it gets on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Patience {
-    /// What for.
+    /// The awaited event.
     pub awaited: Awaited,
-    /// Whom.
+    /// The process whose event it is.
     pub process: Pid,
     /// It runs, or would if it had a processor.
     pub is_ready: bool,
-    /// What changes when it does run.
+    /// Its `/proc/PID/schedstat`, which changes when it runs.
     pub scheduled: Scheduled,
 }
 
-/// What a process that has an end of a stage's pipe means for the stage.
+/// The effect of a process that has an end of a stage's pipe on that stage.
 enum Outlook {
     /// It is to be joined, or its end counts for nothing.
     Harmless,
-    /// It has its end for as long as can be told: the pipe joins no stages, and there is nothing to wait for.
+    /// It has its end for as long as can be told: the pipe joins no stages, and there is nothing to
+    /// wait for.
     Stays,
     /// It may become a stage, or close its end.
     MayChange(Awaited),
@@ -91,7 +93,8 @@ pub struct Actors<'a> {
     pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
     /// For how long a process was seen asleep, and unchanged.
     pub slept: &'a dyn Fn(&Process) -> Duration,
-    /// What a sleeping process reads may be what a command on a server prints: one was below it during its sleep.
+    /// Tells if a sleeping process may be reading the output of a command on a server: one was
+    /// below it during its sleep.
     pub asks_a_server: &'a dyn Fn(&Process) -> bool,
     /// Within this time a mount answers.
     pub answers_within: Duration,
@@ -173,7 +176,8 @@ impl Pipe<'_> {
         !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes })
     }
 
-    /// Some holder is about to become a stage, or to let go, and nobody stays who keeps the pipe from joining two stages.
+    /// Some holder is about to become a stage, or to let go, and nobody stays who keeps the pipe
+    /// from joining two stages.
     fn may_change(&self, stage: Pid) -> Option<Patience> {
         let mut last: Option<Patience> = None;
         for (process, held) in self.holders() {

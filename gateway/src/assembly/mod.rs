@@ -565,7 +565,8 @@ mod tests {
         check("1 2 3", ("bash", call, "1 2 4"), 5, true);
         check("1 2 3", ("bash", call, "1 2 4"), 500, false);
         check("1 2 3", ("bash", other, "1 2 3"), 5, false);
-        // `head "$(...)"`: a shell that has read a substitution to its end has become a stage program, which reads as well.
+        // `head "$(...)"`: a shell that has read a substitution to its end has become a stage
+        // program, which reads as well.
         check("1 2 3", ("posh-stage", call, "1 2 4"), 5, false);
         // A kernel that does not count.
         check("", ("bash", call, ""), 5, true);

@@ -7,9 +7,10 @@
 //! | [`Awaited::Enlistment`]: a stage program has started | it enlists, executes the command, ends or stops | it has slept for [`QUIET`]: it enlists with another gateway | [`ENLISTS`] |
 //! | any of them | | a process that can't be waited for has the same end of the pipe (`closing`) | [`LONGEST`] |
 //!
-//! Invariant: what a stage has waited for work and for answers is summed over all processes and never given back, so that no
-//! sequence of processes, each of which seems to get on, holds a stage up for longer. Time in which a process that is ready to run has no
-//! processor does not count: on a machine with more to do than processors it can't get to its exec.
+//! Invariant: what a stage has waited for work and for answers is summed over all processes and
+//! never given back, so that no sequence of processes, each of which seems to get on, holds a stage
+//! up for longer. Time in which a process that is ready to run has no processor does not count: on
+//! a machine with more to do than processors it can't get to its exec.
 
 use std::{
     collections::BTreeMap,
@@ -19,22 +20,25 @@ use std::{
 use super::closing::{Awaited, Patience};
 use crate::backstops::Backstop;
 
-/// A shell's child needs one or two milliseconds from its fork to its exec, as do programs that execute a command (nice, env, a shell).
+/// A shell's child needs one or two milliseconds from its fork to its exec, as do programs that
+/// execute a command (nice, env, a shell).
 const WORKS: Duration = Duration::from_millis(12);
 /// Nothing has happened for so long where something would have happened by now.
 pub(super) const QUIET: Duration = Duration::from_millis(12);
 /// A directory is listed, and a command run, within so many round trips to its server.
 pub(super) const ROUND_TRIPS: u32 = 4;
-/// A server that has to make its view of the workstation's files first needs some 50 ms to start a command.
+/// A server that has to make its view of the workstation's files first needs some 50 ms to start a
+/// command.
 pub(super) const STARTS: Duration = Duration::from_millis(50);
-/// The stages before a command whose words are still being expanded lose nothing by waiting: nobody would read what they print. What
-/// they could gain is the transfer of that.
+/// The stages before a command whose words are still being expanded lose nothing by waiting: nobody
+/// would read what they print. What they could gain is the transfer of that.
 const ANSWERS: Duration = Duration::from_secs(1);
 /// A stage program that runs always enlists or executes the command, and does nothing else before.
 const ENLISTS: Duration = Duration::from_secs(2);
 /// No stage waits longer than this in all.
 const LONGEST: Duration = Duration::from_secs(10);
-/// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and some.
+/// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and
+/// some.
 const RUNS_UNSEEN: Duration = Duration::from_millis(15);
 
 /// What one stage has waited for, and waits for now.
@@ -145,7 +149,8 @@ impl Pending {
     }
 }
 
-/// What a process has waited for a processor between two looks at it: the second number, in nanoseconds.
+/// What a process has waited for a processor between two looks at it: the second number, in
+/// nanoseconds.
 fn queued_between(before: &Patience, after: &Patience) -> Duration {
     let queued = |patience: &Patience| patience.scheduled.split_ascii_whitespace().nth(1)?.parse::<u64>().ok();
     let both = queued(before).zip(queued(after)).filter(|_| before.process == after.process);
@@ -166,7 +171,8 @@ mod tests {
         waits.since -= by;
     }
 
-    /// `while :; do true; done &` beside a command: each child seems to be about to become something.
+    /// `while :; do true; done &` beside a command: each child seems to be about to become
+    /// something.
     #[test]
     fn what_was_waited_for_is_never_given_back() {
         let mut waits = Waits::begin();
@@ -194,7 +200,8 @@ mod tests {
         assert!(waits.go_on());
     }
 
-    /// On a machine where the gateway itself gets a processor now and then, a process that computes looks otherwise at each look.
+    /// On a machine where the gateway itself gets a processor now and then, a process that computes
+    /// looks otherwise at each look.
     #[test]
     fn a_process_that_has_run_between_two_looks_was_not_starved() {
         let mut waits = Waits::begin();

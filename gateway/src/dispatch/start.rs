@@ -38,7 +38,8 @@ use crate::{
 pub(super) const QUEUE: usize = 256;
 /// A stage program that runs answers a directive in microseconds.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often one that does not is looked at: a signal or a debugger may have stopped it, which is no event for the gateway.
+/// How often one that does not is looked at: a signal or a debugger may have stopped it, which is
+/// no event for the gateway.
 const STOPPED_LOOK: Duration = Duration::from_millis(10);
 /// An executor answers a specification within a round trip and a few forks.
 const START_TIMEOUT: Duration = Duration::from_secs(8);

@@ -161,8 +161,8 @@ impl Workers {
         })
     }
 
-    /// None: each job is done at once by whoever asks for it, so that a simulation has an order of its
-    /// own making. Umask and capabilities are then those of the caller's thread.
+    /// None: each job is done at once by whoever asks for it, so that a simulation has an order of
+    /// its own making. Umask and capabilities are then those of the caller's thread.
     pub fn none() -> Self {
         let state = Mutex::default();
         Self(Arc::new(Queue { threads: 0, beside_others: 0, state, changed: Condvar::new() }))

@@ -1,7 +1,9 @@
-//! Appends: which open files have each write(2) come as one request, and what becomes of appends whose answer is lost.
+//! Appends: which open files have each write(2) come as one request, and what becomes of appends
+//! whose answer is lost.
 //!
-//! Invariant: what one request of the kernel carries is appended by one write of the server, wherever the end is then. So it is
-//! also when this session alone may write the file: a lease keeps other sessions away, not programs of the server.
+//! Invariant: what one request of the kernel carries is appended by one write of the server,
+//! wherever the end is then. So it is also when this session alone may write the file: a lease
+//! keeps other sessions away, not programs of the server.
 
 use tokio_stream::StreamExt as _;
 
@@ -17,15 +19,17 @@ use crate::store::{Answer, Caller, Errno, FileId, Leases, Op, OpenFlags, Place, 
 const MOST_SEARCHED_BYTES: u64 = 64 << 20;
 
 impl Volume {
-    /// Whether the kernel is to send each write(2) by such an open file as one request, as far as one carries it, around its pages.
-    /// With pages it sends each one that it does not have whole by itself, and keeps it locked until that is answered: what waits
-    /// for another client then keeps this client from forgetting the page, for which the other may wait.
+    /// Whether the kernel is to send each write(2) by such an open file as one request, as far as
+    /// one carries it, around its pages. With pages it sends each one that it does not have whole
+    /// by itself, and keeps it locked until that is answered: what waits for another client then
+    /// keeps this client from forgetting the page, for which the other may wait.
     pub(super) fn writes_whole(&self, flags: OpenFlags) -> bool {
         flags.contains(OpenFlags::APPEND) || self.settings.sync && flags.contains(OpenFlags::WRITE)
     }
 
-    /// Whether appends are answered before they are on the server, as other writes are: nobody else can look at the file before it has
-    /// them, or the kernel has a page of it locked ([`Self::writes_whole`]).
+    /// Whether appends are answered before they are on the server, as other writes are: nobody else
+    /// can look at the file before it has them, or the kernel has a page of it locked
+    /// ([`Self::writes_whole`]).
     pub(super) fn may_gather(&self, table: &Table, open: &Open) -> bool {
         let is_alone = |node: &Node| node.leases.contains(Leases::WRITE) && self.is_good(node);
         !open.is_direct || table.of(open.file).is_some_and(is_alone)
@@ -51,8 +55,9 @@ impl Volume {
         }
     }
 
-    /// Takes out the appends that the server has though their answer was lost. They were carried out in their order, each as one, so
-    /// they lie behind `end` in that order, whatever others have appended between them. Gives where the last of them ends.
+    /// Takes out the appends that the server has though their answer was lost. They were carried
+    /// out in their order, each as one, so they lie behind `end` in that order, whatever others
+    /// have appended between them. Gives where the last of them ends.
     ///
     /// # Errors
     /// A lost request, which can be made again; others say that this can't be found out.

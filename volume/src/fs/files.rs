@@ -51,8 +51,8 @@ pub struct Opened {
     pub number: u64,
     /// What the kernel has of the contents is still true.
     pub keeps_pages: bool,
-    /// The kernel must not use what it keeps of the contents, nor keep any: changes would not be heard of, or one write(2) is to be
-    /// one request.
+    /// The kernel must not use what it keeps of the contents, nor keep any: changes would not be
+    /// heard of, or one write(2) is to be one request.
     pub is_direct: bool,
 }
 

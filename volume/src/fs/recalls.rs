@@ -157,8 +157,9 @@ impl Volume {
         }
     }
 
-    /// As [`Self::forget_pages`], unless a change would be heard of. To be called before the reply with which the kernel gets pages, of
-    /// a read or a write: it forgets them as soon as it has them. A lease that goes later takes them along.
+    /// As [`Self::forget_pages`], unless a change would be heard of. To be called before the reply
+    /// with which the kernel gets pages, of a read or a write: it forgets them as soon as it has
+    /// them. A lease that goes later takes them along.
     pub(super) fn forget_unleased_pages(&self, file: FileId) {
         let is_leased = self.table().of(file).is_some_and(|node| node.leases.contains(Leases::DATA));
         if !is_leased {

@@ -73,7 +73,8 @@ impl Volume {
             }
             table.node(parent).map(|node| node.file).ok_or(Errno::ESTALE)?
         };
-        // An executor that was started anew since the last step does not know `from`, which is not gone for that.
+        // An executor that was started anew since the last step does not know `from`, which is not
+        // gone for that.
         match self.ask(caller, Op::Walk { from, names: vec![name.to_owned()] }).await {
             Ok(Answer::Walked(walked)) => {
                 let entry = walked.entries.first().filter(|entry| entry.attributes.kind == Kind::Directory);

@@ -1,7 +1,8 @@
 //! Reads beside what is on its way to the store.
 //!
-//! Invariant: a read waits for no write of this session. The kernel keeps the pages locked that it reads, and does not forget them
-//! before they are there; a write may have to wait at the store until another session's kernel has forgotten its own.
+//! Invariant: a read waits for no write of this session. The kernel keeps the pages locked that it
+//! reads, and does not forget them before they are there; a write may have to wait at the store
+//! until another session's kernel has forgotten its own.
 
 use std::ops::Range;
 
@@ -14,7 +15,8 @@ use crate::store::Errno;
 pub(super) type Unsent = Vec<(u64, Bytes)>;
 
 impl Volume {
-    /// What the store has with what is on its way to it. `unsent` was taken before, so that nothing is missing that arrives meanwhile.
+    /// What the store has with what is on its way to it. `unsent` was taken before, so that nothing
+    /// is missing that arrives meanwhile.
     pub(super) async fn read_beside(&self, open: &Open, range: Range<u64>, unsent: &Unsent) -> Result<Bytes, Errno> {
         let is_whole = |(offset, data): &(u64, Bytes)| *offset <= range.start && range.end <= end_of(*offset, data);
         if let Some((offset, data)) = unsent.last().filter(|last| is_whole(last)) {

@@ -33,8 +33,8 @@ const REQUEST_BYTES: u32 = 1 << 20;
 /// Requests that the kernel makes on its own account (reading ahead, mostly) at the same time.
 const BACKGROUND: u16 = 64;
 
-/// How long attributes may be remembered that are told in a reply which the kernel does not order with what it is made to forget
-/// ([`super::Kernel`]).
+/// How long attributes may be remembered that are told in a reply which the kernel does not order
+/// with what it is made to forget ([`super::Kernel`]).
 const UNORDERED: Duration = Duration::ZERO;
 
 /// How often a process that waits for a lock is looked at: fuser can't be told that it was interrupted.

@@ -81,8 +81,9 @@ pub trait Store: Send + Sync + 'static {
     /// before needs no further question.
     fn valid_until(&self) -> Instant;
 
-    /// Leases of answers with earlier stamps have ended, though [`Notice::Lost`] may not have been taken in yet. Whoever asks for
-    /// both asks for [`Self::valid_until`] first: that is never moved on without this one.
+    /// Leases of answers with earlier stamps have ended, though [`Notice::Lost`] may not have been
+    /// taken in yet. Whoever asks for both asks for [`Self::valid_until`] first: that is never
+    /// moved on without this one.
     fn valid_above(&self) -> Stamp {
         Stamp::default()
     }

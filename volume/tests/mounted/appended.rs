@@ -19,7 +19,8 @@ use crate::site::Site;
 /// Of one record, which then crosses the border of a page now and then.
 const RECORD: usize = 144;
 
-/// What one write(2) appends in one piece at most: a request of 256 pages that begins anywhere in one.
+/// What one write(2) appends in one piece at most: a request of 256 pages that begins anywhere in
+/// one.
 const MOST: usize = (1 << 20) - 4095;
 
 /// By a program of the server.

@@ -1,5 +1,5 @@
-//! Two mounts that read and change one file at the same time. What one has to forget for the other's changes does not wait for what waits
-//! for its own.
+//! Two mounts that read and change one file at the same time. What one has to forget for the
+//! other's changes does not wait for what waits for its own.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,7 +11,8 @@ use std::{
 
 use crate::site::Site;
 
-/// For so long a recall waits for the kernel at most (`fs/recalled.rs`). Who waits for half of that waits for what does not come.
+/// For so long a recall waits for the kernel at most (`fs/recalled.rs`). Who waits for half of that
+/// waits for what does not come.
 const STALLED: Duration = Duration::from_millis(2500);
 
 /// Threads of each mount: one reads while the other's changes are on their way.
@@ -93,7 +94,8 @@ fn what_one_has_written_over_is_seen_through_a_file_that_the_other_holds_open() 
     let open = |mount: usize| OpenOptions::new().write(true).read(true).open(site.mount(mount).join("f")).unwrap();
     let files = [open(0), open(1)];
     for round in 0..20_u8 {
-        // The first change takes from the other what it had read; what that writes over then is remembered by no lease.
+        // The first change takes from the other what it had read; what that writes over then is
+        // remembered by no lease.
         for (step, number) in [1, 0, 1, 0, 1, 0].into_iter().enumerate() {
             let own = vec![b'a' + round + u8::try_from(step % 3).unwrap(); 4096];
             files[number].write_all_at(&own, 4096 * u64::from(round % 2)).unwrap();

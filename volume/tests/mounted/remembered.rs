@@ -1,4 +1,5 @@
-//! What the kernel remembers is what is there, also where the thread that asked comes to run long after its answer was given.
+//! What the kernel remembers is what is there, also where the thread that asked comes to run long
+//! after its answer was given.
 
 use std::{
     fs,
@@ -25,8 +26,8 @@ use crate::site::Site;
 /// For what is to happen soon.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A thread that has its answer is kept from running for so long, unless the kernel has forgotten what it had to before: much longer than
-/// that takes.
+/// A thread that has its answer is kept from running for so long, unless the kernel has forgotten
+/// what it had to before: much longer than that takes.
 const HELD: Duration = Duration::from_millis(500);
 
 /// Whether it is the answer to such an op.
@@ -137,7 +138,8 @@ fn what_was_asked_before_a_change_is_not_remembered_after_it() {
         |op: &Op| matches!(op, Op::Set { .. }),
         |op: &Op| matches!(op, Op::Link { .. }),
     ];
-    // What looks or changes here, whether the kernel knows the file before, and what is answered late.
+    // What looks or changes here, whether the kernel knows the file before, and what is answered
+    // late.
     let scripts: [(&str, bool, IsMeant); 5] = [
         ("test -e f", false, walk),
         ("stat f > /dev/null", false, walk),

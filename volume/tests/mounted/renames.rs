@@ -1,5 +1,6 @@
-//! renameat2(2) says on a volume what it says on a plain directory, and does what it does there: for every pair of what
-//! is moved and what is in the way, in directories that were just made and in those that the server had before.
+//! renameat2(2) says on a volume what it says on a plain directory, and does what it does there:
+//! for every pair of what is moved and what is in the way, in directories that were just made and
+//! in those that the server had before.
 
 use std::{
     fs,
@@ -83,7 +84,8 @@ fn tree(top: &Path) -> Vec<String> {
     found
 }
 
-/// All calls of the table, each with two directories of its own, made as said. `to` is `None`: they are one.
+/// All calls of the table, each with two directories of its own, made as said. `to` is `None`: they
+/// are one.
 fn compare(from: Made, to: Option<Made>) {
     let site = Site::new(1);
     let (plain, mount, origin) = (site.plain(), site.mount(0).to_owned(), site.origin());
@@ -92,7 +94,8 @@ fn compare(from: Made, to: Option<Made>) {
         let those = both.iter().filter(|(_, its)| *its == Some(made));
         those.for_each(|(name, _)| make(&top.join(name)));
     };
-    // Before the volume has looked at any: what this process does there is taken for the volume's own doing.
+    // Before the volume has looked at any: what this process does there is taken for the volume's
+    // own doing.
     let at = |place: &Path, number: usize| place.join(number.to_string());
     for number in 0..table().count() {
         fs::create_dir(at(&plain, number)).unwrap();
@@ -163,7 +166,8 @@ fn nothing_is_renamed_from_one_volume_to_another() {
     }
 }
 
-/// Each directory is gone into from the one above: the whole path is longer than any that a call takes.
+/// Each directory is gone into from the one above: the whole path is longer than any that a call
+/// takes.
 #[test]
 fn directories_nest_beyond_the_longest_path() {
     const DEPTH: usize = 30;

@@ -323,7 +323,8 @@ fn a_shell_that_waits_for_the_end_of_the_stage_s_pipeline_is_not_waited_for() {
     assert_eq!(patience(&look(&[cat, tr], vec![shell, other])), []);
 }
 
-/// A group of commands at the pipe that reads another one: `tee log < f | { read x < <(until [ -s log ]; do sleep .01; done); cat; }`.
+/// A group of commands at the pipe that reads another one:
+/// `tee log < f | { read x < <(until [ -s log ]; do sleep .01; done); cat; }`.
 #[test]
 fn a_shell_that_reads_what_nobody_may_ever_write_is_waited_for_briefly() {
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
