@@ -126,6 +126,8 @@ impl Volume {
         while let Some(piece) = pieces.next().await {
             match piece?.data {
                 Ok(data) => there.extend_from_slice(&data),
+                // The executor was started anew since it was found.
+                Err(Errno::ESTALE) => return Err(Errno::EAGAIN),
                 Err(_) => return Ok(false),
             }
         }

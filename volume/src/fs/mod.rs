@@ -99,9 +99,9 @@ pub use table::ROOT;
 pub use told::{Expectation, Expected};
 pub use writing::Source;
 
-/// Files of one call are looked up again so often: the executor may be started anew between a look
-/// and the call.
-const MOST_SEARCHES: usize = 4;
+/// Files of one call are looked up again so often: the executor may be started anew between each look
+/// and the call. Beyond that it contradicts itself.
+const MOST_SEARCHES: usize = 100;
 
 /// How a volume behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -223,6 +223,7 @@ impl Volume {
         name: &OsStr,
         what: Removal,
     ) -> Result<(), Errno> {
+        self.look_for_refused(parent, name).await?;
         if let Some(removed) = self.remove_newborn(caller, parent, name, what) {
             return removed;
         }

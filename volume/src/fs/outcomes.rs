@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ffi::OsStr,
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Instant,
@@ -9,7 +10,7 @@ use std::{
 
 use super::{
     MOST_SEARCHES, Volume,
-    found::{Extent, Found},
+    found::{Extent, Found, is_lost},
     newborn::NEWBORN_BYTES,
     recalls::Invalidate,
     reserved::ReservedPart,
@@ -94,6 +95,37 @@ impl Volume {
             Err(errno) => self.is_refused(number, errno),
         }
         Ok(())
+    }
+
+    /// A refused file is going to be removed: if an earlier request has made it after all, the store has it now.
+    ///
+    /// # Errors
+    /// That is not known now.
+    pub(super) async fn look_for_refused(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
+        for _ in 0..MOST_SEARCHES {
+            let (number, above, caller, put) = {
+                let table = self.table();
+                let Some((number, node)) = table.unborn_child(parent, name) else { return Ok(()) };
+                let refused = node.unborn.as_ref().filter(|its| its.refusal().is_some() && its.may_be_there);
+                let Some((newborn, (above, _))) = refused.zip(table.path_below(number)) else { return Ok(()) };
+                let Some(put) = table.put_of(number) else { return Ok(()) };
+                (number, above, newborn.caller.clone(), put)
+            };
+            let asked = crate::clock::now();
+            match self.found_there(&caller, &put, Extent::Whole).await {
+                Ok(Some(entry)) if self.table().take_refused(number) => self.is_born(number, &entry, asked),
+                // The executor was started anew.
+                Err(Errno::ESTALE | Errno::EAGAIN) => match self.find_again(&caller, above).await? {
+                    Found::There(_) => continue,
+                    Found::Gone(_) => {}
+                },
+                Err(errno) if is_lost(errno) => return Err(errno),
+                // There is none, nobody can reach it, or it is sent again meanwhile.
+                Ok(_) | Err(_) => {}
+            }
+            return Ok(());
+        }
+        Err(Errno::EIO)
     }
 
     /// The store does not know its directory by number, or a directory above it has gone.

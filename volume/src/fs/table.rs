@@ -376,7 +376,14 @@ impl Table {
         let recalled = self.recalled.get(&file).copied().unwrap_or_default().max(self.floor);
         let number = self.number(file);
         let Some(node) = self.nodes.get_mut(&number) else { return false };
-        if entry.stamp < recalled || entry.stamp < node.stamp {
+        if entry.stamp < node.stamp {
+            return false;
+        }
+        if entry.stamp < recalled {
+            // It may tell of a change of our own, which nobody recalls from us: what is remembered from before it does not hold.
+            if !node.is_ahead() {
+                node.lose(Leases::all() - Leases::WRITE);
+            }
             return false;
         }
         node.stamp = entry.stamp;

@@ -9,7 +9,7 @@
 //! | `Open` | may change | the last close → `Waiting`; somebody waits for it, or 200 ms → `Leaving` |
 //! | `Waiting` | fixed, in the journal, in the queue | the next request → `Leaving`; unlink → gone |
 //! | `Leaving` | fixed, in a request without an answer | created → an ordinary file; the request is lost → `Waiting`, and *may be there*; refused → `Refused` |
-//! | `Refused` | fixed, in the journal | tried again → `Waiting`; unlink or `posh volumes recover` → gone |
+//! | `Refused` | fixed, in the journal, may be there if it was before | tried again → `Waiting`; unlink or `posh volumes recover` → gone |
 //!
 //! Invariant: a file whose close(2) succeeded (and a directory or symbolic link whose mkdir(2) or
 //! symlink(2) did) is in the journal and in one of these states until the store has answered that it
@@ -28,7 +28,9 @@
 //! | unknown | `Waiting`, and it may be there (`may_be_there`) | as closed; on the server once |
 //!
 //! A request whose answer is lost may have been carried out. A file that *may be there* is sent again;
-//! if its name exists then and has the same kind and contents, it has arrived.
+//! if its name exists then and has the same kind and contents, it has arrived. A refusal does not
+//! settle that: a server may refuse (its disk is full, a directory above can't be searched) before it
+//! looks whether the name exists.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -506,11 +508,18 @@ impl Table {
         self.wait_again(number, false);
         let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return };
         newborn.stage = Stage::Refused(errno);
-        newborn.may_be_there = false;
         newborn.searches = 0;
         let (turn, bytes) = (newborn.turn, newborn.bytes());
         self.unborn.withdraw(turn, bytes);
         self.unborn.is_refused(number, turn);
+    }
+
+    /// Takes a file out of those that are tried again. Whether it was one.
+    pub fn take_refused(&mut self, number: u64) -> bool {
+        let newborn = self.node(number).and_then(|node| node.unborn.as_ref());
+        let Some(turn) = newborn.filter(|its| its.refusal().is_some()).map(|its| its.turn) else { return false };
+        self.unborn.withdraw(turn, 0);
+        true
     }
 
     /// Attributes of a directory are others than the store has, by these changes and its times.
