@@ -139,6 +139,9 @@ pub struct Config {
     pub bounds: Bounds,
     /// A file that gets a line for every run.
     pub audit: Option<PathBuf>,
+    /// A directory that outlives this process, where sessions of volumes are recorded: the next
+    /// process waits with changes until their holders are back. Nothing is recorded when `None`.
+    pub state: Option<PathBuf>,
     /// How long running commands may still take once told to shut down.
     pub drain: Duration,
     /// What runs, and how it is confined.
@@ -146,6 +149,22 @@ pub struct Config {
     /// The `posh-executor` program that is started as a runner; this very
     /// program when `None`. Tests that run an executor in process need it.
     pub runner_program: Option<PathBuf>,
+}
+
+/// Where sessions of volumes are recorded if nothing else is said: `/run/posh-executor` for root,
+/// else `posh-executor` in `$XDG_RUNTIME_DIR`, `$XDG_STATE_HOME` or `~/.local/state`, the first
+/// that there is.
+#[must_use]
+pub fn default_state() -> Option<PathBuf> {
+    if geteuid().is_root() {
+        return Some(PathBuf::from("/run/posh-executor"));
+    }
+    let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let runtime = named("XDG_RUNTIME_DIR").filter(|path| path.is_dir());
+    let base = runtime.or_else(|| named("XDG_STATE_HOME"));
+    let base =
+        base.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state")));
+    base.map(|base| base.join("posh-executor"))
 }
 
 /// Splits `NAME=DIR`; `/DIR`, `~` and `~/DIR` are their own names.
@@ -272,6 +291,7 @@ impl Config {
             ("[tls]", self.tls != other.tls),
             ("max_runs and [limits]", self.bounds != other.bounds),
             ("audit", self.audit != other.audit),
+            ("state", self.state != other.state),
             ("drain_seconds", self.drain != other.drain),
             ("[confinement] other than commands and annotations", ours(self) != ours(other)),
         ];
@@ -321,6 +341,7 @@ impl Config {
             identities: Vec::new(),
             bounds: Bounds::default(),
             audit: None,
+            state: None,
             drain: DEFAULT_DRAIN,
             confinement: Confinement::default(),
             runner_program: None,
@@ -419,8 +440,7 @@ fn without_links(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Keys of the file itself.
-const KNOWN: &str =
-    "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, tls, identity, limits, confinement, export";
+const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, state, tls, identity, limits, confinement, export";
 
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {
@@ -450,7 +470,8 @@ impl Reader<'_> {
                 "allow_plaintext" => config.allow_plaintext = self.boolean("allow_plaintext", value),
                 "volumes" => config.volumes = self.boolean("volumes", value),
                 "max_runs" => config.bounds.runs = self.positive("max_runs", value).unwrap_or(1),
-                "audit" => config.audit = self.audit(value),
+                "audit" => config.audit = self.absolute("audit", value),
+                "state" => config.state = self.absolute("state", value),
                 "tls" => config.tls = self.tls(value),
                 "identity" => {
                     identities_at = value.span();
@@ -484,10 +505,10 @@ impl Reader<'_> {
         config
     }
 
-    fn audit(&mut self, value: &Entry<'_>) -> Option<PathBuf> {
-        let path = PathBuf::from(self.string("audit", value)?);
+    fn absolute(&mut self, key: &str, value: &Entry<'_>) -> Option<PathBuf> {
+        let path = PathBuf::from(self.string(key, value)?);
         if !path.is_absolute() {
-            self.mistake(value.span(), format!("`audit` must be absolute, not `{}`", path.display()));
+            self.mistake(value.span(), format!("`{key}` must be absolute, not `{}`", path.display()));
         }
         Some(path)
     }

@@ -63,7 +63,7 @@ fn own_files(config: &Config) -> Vec<PathBuf> {
     let mut all = vec![std::env::temp_dir()];
     all.extend(config.tls.iter().map(|tls| tls.directory.clone()));
     all.extend(config.confinement.annotations.iter().cloned());
-    all.extend([&config.file, &config.audit, &config.confinement.cgroup].into_iter().flatten().cloned());
+    all.extend([&config.file, &config.audit, &config.state, &config.confinement.cgroup].into_iter().flatten().cloned());
     // The file beside the record; see `audit::chain`.
     all.extend(config.audit.iter().map(|audit| {
         let mut name = audit.clone().into_os_string();

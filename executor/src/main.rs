@@ -39,13 +39,13 @@ struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
     /// Read everything from this file (see docs/executor.md)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdio", "listen", "export", "read_only", "allow_plaintext", "user", "trust_caller_ids", "require"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdio", "listen", "export", "read_only", "allow_plaintext", "user", "trust_caller_ids", "require", "state"])]
     config: Option<PathBuf>,
     /// Address and port to listen on
     #[arg(long, value_name = "ADDR", default_value_t = config::default_listen())]
     listen: SocketAddr,
     /// Serve the one connection on standard input and output, and end with it: for ssh
-    #[arg(long, conflicts_with_all = ["listen", "allow_plaintext", "user", "trust_caller_ids", "require"])]
+    #[arg(long, conflicts_with_all = ["listen", "allow_plaintext", "user", "trust_caller_ids", "require", "state"])]
     stdio: bool,
     /// Serve directory DIR under NAME, or /DIR or ~/DIR under that very text; may be repeated
     #[arg(long, value_name = "[NAME=]DIR", value_parser = config::parse_export)]
@@ -62,6 +62,9 @@ struct Arguments {
     /// Let volumes act with the ids that workstations claim (with --user root only)
     #[arg(long)]
     trust_caller_ids: bool,
+    /// Directory for what the next start has to know of volumes (/run/posh-executor for root)
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// Refuse to start where commands are confined less than this: strict (the default), namespaces or none
     #[arg(long, value_name = "LEVEL")]
     require: Option<config::Level>,
@@ -307,7 +310,7 @@ fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot
 }
 
 fn serve(arguments: Arguments) -> anyhow::Result<()> {
-    let config = match &arguments.config {
+    let mut config = match &arguments.config {
         Some(file) => Config::load(file)?,
         None if arguments.stdio => Config::for_stdio(arguments.export, arguments.read_only),
         None => {
@@ -316,10 +319,17 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
                 trust_caller_ids: arguments.trust_caller_ids,
                 require: arguments.require,
             };
-            let Arguments { listen, export, read_only, allow_plaintext, .. } = arguments;
-            Config::from_arguments(listen, export, read_only, allow_plaintext, rights)?
+            let Arguments { listen, export, read_only, allow_plaintext, state, .. } = arguments;
+            let state = state.map(|state| std::path::absolute(&state).unwrap_or(state));
+            Config { state, ..Config::from_arguments(listen, export, read_only, allow_plaintext, rights)? }
         }
     };
+    // Behind ssh there is one session, and the next process serves another one.
+    if !arguments.stdio && config.volumes && config.state.is_none() {
+        let lacks =
+            "no directory to record the sessions of volumes in: give --state DIR, or serve none (`volumes = false`)";
+        config.state = Some(config::default_state().context(lacks)?);
+    }
     let told = heed_signals(arguments.stdio, longest_end(config.drain))?;
     let shutdown = async move {
         let _ = told.await;

@@ -15,7 +15,7 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    leases::{File, Intent, LeaseTable, Progress, STEP, SessionId, Ticket},
+    leases::{File, Former, Intent, LeaseTable, Progress, STEP, SessionId, Ticket},
     store::{FileId, Leases, Notice, Stamp},
 };
 
@@ -33,6 +33,8 @@ pub struct Keeper {
     answered: Waits<(SessionId, File)>,
     /// Those who wait for anything of a session that may lose it all.
     lost: Waits<SessionId>,
+    /// Those who wait for the holders of former sessions.
+    back: Notify,
     /// Locks that were given back.
     pub unlocked: Waits<File>,
 }
@@ -110,6 +112,7 @@ impl Default for Keeper {
             table: Mutex::new(LeaseTable::starting_at(stamp_of_clock())),
             answered: Waits::default(),
             lost: Waits::default(),
+            back: Notify::new(),
             unlocked: Waits::default(),
         }
     }
@@ -122,6 +125,30 @@ fn stamp_of_clock() -> Stamp {
 }
 
 impl Keeper {
+    /// After an earlier process, which has ended by now: see [`LeaseTable::begin_grace`].
+    #[must_use]
+    pub fn after(former: impl IntoIterator<Item = Former>) -> Self {
+        let keeper = Self::default();
+        keeper.table().begin_grace(former, crate::clock::now());
+        keeper
+    }
+
+    /// See [`LeaseTable::forgotten`].
+    pub fn forgotten(&self, session: SessionId, lost: Stamp) {
+        if self.table().forgotten(session, lost) {
+            self.back.notify_waiters();
+        }
+    }
+
+    /// Completes when no former session relies on leases in a tree that `of` says.
+    async fn grace_is_over(&self, of: impl Fn(&Path) -> bool) {
+        loop {
+            let is_back = self.back.notified();
+            let Some(until) = self.table().grace(None, &of, crate::clock::now()) else { return };
+            let _ = tokio::time::timeout_at(until.into(), is_back).await;
+        }
+    }
+
     /// The table, for what needs no waiting.
     pub fn table(&self) -> MutexGuard<'_, LeaseTable> {
         self.table.lock().expect("not poisoned")
@@ -143,15 +170,18 @@ impl Keeper {
         Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
     }
 
-    /// Completes when those whose trees `of` says, but the session, have written what they hold back, or have lost it: within
-    /// `time` of the last recall. However many files these are, the lock is held for a step at a time, and what is waited for
-    /// is one answer of each session. `waiter`: the identity that waits.
+    /// Completes when those whose trees `of` says, but the session, have written what they hold
+    /// back, or have lost it: within `time` of the last recall. However many files these are, the
+    /// lock is held for a step at a time, and what is waited for is one answer of each session.
+    /// What former sessions may have of these trees is over before. `waiter`: the identity that
+    /// waits.
     pub async fn flush(
         self: &Arc<Self>,
         (waiter, session): (&str, Option<SessionId>),
         of: impl Fn(&Path) -> bool,
         time: Duration,
     ) {
+        self.grace_is_over(&of).await;
         let holders = self.table().writers(session, of);
         for holder in &holders {
             let mut after = None;
@@ -258,23 +288,32 @@ impl Begun {
         let late = crate::clock::now() + LATE;
         loop {
             let now = crate::clock::now();
+            let is_back = self.keeper.back.notified();
             let found = {
                 let mut table = self.keeper.table();
                 match table.progress(ticket, now) {
                     Progress::Clear => return,
                     Progress::More => None,
+                    Progress::Grace(until) => Some(Err(until)),
                     // Under the table's lock, so that no answer is missed from here on.
                     Progress::Waits(session, file, until) => {
                         let (answer, loss) =
                             (self.keeper.answered.wait_for((session, file)), self.keeper.lost.wait_for(session));
                         let wakes = (answer.wake.clone().notified_owned(), loss.wake.clone().notified_owned());
-                        Some((session, until.min(now + LOOK_AGAIN), wakes, (answer, loss)))
+                        Some(Ok((session, until.min(now + LOOK_AGAIN), wakes, (answer, loss))))
                     }
                 }
             };
-            let Some((session, until, wakes, _waiters)) = found else {
-                tokio::task::yield_now().await;
-                continue;
+            let (session, until, wakes, _waiters) = match found {
+                Some(Ok(found)) => found,
+                Some(Err(until)) => {
+                    let _ = tokio::time::timeout_at(until.into(), is_back).await;
+                    continue;
+                }
+                None => {
+                    tokio::task::yield_now().await;
+                    continue;
+                }
             };
             tokio::select! {
                 biased;

@@ -79,3 +79,42 @@ async fn a_session_ends_in_time_with_all_that_it_has() {
     assert!(took < LONGEST * 5, "{took:?}");
     assert_eq!(keeper.table().size(), (0, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn changes_and_flushes_go_on_as_soon_as_former_holders_are_back() {
+    let former = |name: &str| Former { name: name.to_owned(), tree: "/a".into() };
+    let keeper = Arc::new(Keeper::after([former("ada"), former("bob")]));
+    let open = |name: &str| {
+        let session = keeper.open_session(name, Path::new("/a"));
+        keeper.table().name(session, name);
+        session
+    };
+    let (ada, bob) = (open("ada"), open("bob"));
+    let began = crate::clock::now();
+    let waits = [ada, bob].map(|session| {
+        let keeper = keeper.clone();
+        tokio::spawn(async move {
+            let (file, id) = file(1);
+            keeper.begin(session, &[(file, id, Intent::Change(Leases::DATA))]).clear().await;
+            crate::clock::now() - began
+        })
+    });
+    let flush = tokio::spawn({
+        let keeper = keeper.clone();
+        async move {
+            keeper.flush(("eve", None), |tree| tree.starts_with("/a"), crate::leases::RUN_TIME).await;
+            crate::clock::now() - began
+        }
+    });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let lost = keeper.table().missed(ada).0;
+    keeper.forgotten(ada, lost);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    keeper.table().renew(ada, crate::clock::now());
+    keeper.table().renew(bob, crate::clock::now());
+    let [adas, bobs] = waits;
+    assert_eq!(bobs.await.unwrap().as_secs(), 2);
+    // Bob says nothing.
+    assert_eq!(adas.await.unwrap().as_secs(), 10);
+    assert_eq!(flush.await.unwrap().as_secs(), 10);
+}

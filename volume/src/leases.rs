@@ -10,6 +10,12 @@
 //! in that time loses all leases of its owner, hears so, and gets none for [`LAPSED_TIME`]. So does an owner for whose
 //! answers others have waited longer than [`WAIT_BUDGET`] within that time, since each of them may come late.
 //!
+//! Grace ([`Former`]; RFC 8881, section 8.4.2.1). Sessions of an earlier process of this server may
+//! still rely on the leases that it granted, and this table does not know which. Invariant: as long
+//! as one of them does, no change of its tree is clear for anybody else, and nobody else gets the
+//! right to write there. It no longer does when its holder has said so ([`LeaseTable::forgotten`]),
+//! or when those leases have ended by time.
+//!
 //! Invariant: no identity makes the work for another one longer, since all share one lock. An op costs as much as the
 //! files that it names have holders, and its waiting O(1) at each look; work over all files of a session is done in steps
 //! of [`STEP`]. The one exception is the end of a session's leases, by its own end or by time: it costs O(1) for each
@@ -59,6 +65,22 @@ const MAX_UNANSWERED: usize = 4;
 pub const STEP: usize = 1000;
 /// Changed files of which a session is told how they are: whoever has changed more does not look at all of them at once.
 const MAX_CHANGED: usize = 32;
+
+/// How much longer grace lasts than leases: the holder's clock may be slower than this machine's by
+/// one part in a hundred.
+const CLOCK_DRIFT: Duration = Duration::from_millis(100);
+/// When the leases of an earlier process have ended, after its end.
+pub const GRACE_TIME: Duration = LEASE_TIME.saturating_add(CLOCK_DRIFT);
+
+/// A session of an earlier process, which may rely on leases that this one knows nothing of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Former {
+    /// By which its holder is known again: each session of this process may bear the name of one
+    /// ([`LeaseTable::name`]).
+    pub name: String,
+    /// The directory whose files it uses.
+    pub tree: PathBuf,
+}
 
 /// A file, among all file systems of the keeper's machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,6 +141,8 @@ pub enum Progress {
     More,
     /// Nothing changes before that session answers for that file, ends, or the time is over.
     Waits(SessionId, File, Instant),
+    /// Nothing changes before the holder of a former session is back, or the time is over.
+    Grace(Instant),
 }
 
 /// All leases.
@@ -131,6 +155,8 @@ pub struct LeaseTable {
     writers: BTreeSet<SessionId>,
     /// By the name of whoever the sessions belong to.
     owners: HashMap<String, Owner>,
+    /// Sessions of earlier processes whose leases may still be relied on, and until when they may.
+    former: Vec<(Former, Instant)>,
     /// Of all sessions' indexes.
     leased: usize,
     last_session: u64,
@@ -191,8 +217,12 @@ struct Session {
     outbox: Vec<Notice>,
     /// Wakes whoever takes what is in the outbox, and nobody else.
     wake: Arc<Notify>,
+    /// What its holder relies on from before, it has of a former session.
+    opened: Stamp,
     /// When it last lost everything.
     lost: Stamp,
+    /// The [`Former::name`] that it bears.
+    name: Option<String>,
     /// Files that it held leases of, and that have changed since this was last asked for: the first of them.
     changed: Vec<FileId>,
 }
@@ -215,6 +245,53 @@ impl LeaseTable {
         self.last_stamp = self.last_stamp.max(stamp.0);
     }
 
+    /// These sessions of an earlier process, which has ended by now, may rely on their leases until
+    /// their time is over.
+    pub fn begin_grace(&mut self, former: impl IntoIterator<Item = Former>, now: Instant) {
+        let until = now + GRACE_TIME;
+        self.former.extend(former.into_iter().map(|former| (former, until)));
+    }
+
+    /// Names a session. What is left from a former one of this name does not stand in its own way.
+    pub fn name(&mut self, session: SessionId, name: &str) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.name = Some(name.to_owned());
+        }
+    }
+
+    /// The session relies on nothing from before that loss of all its leases: what a former one of
+    /// its name had has ended. Whether there was one.
+    pub fn forgotten(&mut self, session: SessionId, lost: Stamp) -> bool {
+        // A loss that an earlier process has told of says nothing about this one.
+        let its = self.sessions.get(&session).filter(|its| lost >= its.opened);
+        let Some(name) = its.and_then(|its| its.name.as_deref()) else { return false };
+        let before = self.former.len();
+        self.former.retain(|(former, _)| former.name != name);
+        self.former.len() < before
+    }
+
+    /// Until when a former session but that of the same name may rely on leases in a tree that `of`
+    /// says.
+    pub fn grace(&mut self, session: Option<SessionId>, of: impl Fn(&Path) -> bool, now: Instant) -> Option<Instant> {
+        // Most often there is none.
+        if self.former.is_empty() {
+            return None;
+        }
+        self.former.retain(|(_, until)| *until > now);
+        let own = session.and_then(|session| self.sessions.get(&session)?.name.as_deref());
+        let in_the_way = self.former.iter().filter(|(former, _)| Some(&*former.name) != own && of(&former.tree));
+        in_the_way.map(|(_, until)| *until).max()
+    }
+
+    /// The same for the session's own tree.
+    fn grace_of(&mut self, session: SessionId, now: Instant) -> Option<Instant> {
+        if self.former.is_empty() {
+            return None;
+        }
+        let tree = self.sessions.get(&session)?.tree.clone();
+        self.grace(Some(session), |other| overlap(&tree, other), now)
+    }
+
     /// A new holder, without any lease, of nobody in particular.
     #[cfg(test)]
     pub fn open_session(&mut self, now: Instant) -> SessionId {
@@ -232,8 +309,10 @@ impl LeaseTable {
         self.owners.entry(owner.to_owned()).or_default().sessions.insert(id);
         let (outbox, changed, valid_until) = (Vec::new(), Vec::new(), now + LEASE_TIME);
         let (owner, tree, index, wake) = (owner.to_owned(), tree.to_owned(), Index::default(), Arc::default());
+        let (opened, name) = (lost, None);
         self.ends.lives.insert((valid_until, id));
-        self.sessions.insert(id, Session { owner, tree, valid_until, index, outbox, wake, lost, changed });
+        let session = Session { owner, tree, valid_until, index, outbox, wake, opened, lost, name, changed };
+        self.sessions.insert(id, session);
         id
     }
 
@@ -262,6 +341,8 @@ impl LeaseTable {
     /// before the file is looked at, so that a change in between is recalled with a later stamp.
     pub fn grant(&mut self, session: SessionId, file: (File, FileId), wanted: Leases, now: Instant) -> (Leases, Stamp) {
         let stamp = self.next_stamp();
+        // A right to write stands in the way of what a former session may have.
+        let wanted = if self.grace_of(session, now).is_some() { wanted - Leases::WRITE } else { wanted };
         let Some(own) = self.sessions.get(&session).filter(|own| own.valid_until > now) else {
             return (Leases::empty(), stamp);
         };
@@ -318,7 +399,7 @@ impl LeaseTable {
         loop {
             match self.progress(ticket, now) {
                 Progress::Clear => return true,
-                Progress::Waits(..) => return false,
+                Progress::Waits(..) | Progress::Grace(_) => return false,
                 Progress::More => {}
             }
         }
@@ -328,7 +409,11 @@ impl LeaseTable {
     pub fn progress(&mut self, ticket: &mut Ticket, now: Instant) -> Progress {
         self.expire(now);
         for _ in 0..STEP {
-            let Some(last) = ticket.awaited.last() else { return Progress::Clear };
+            let Some(last) = ticket.awaited.last() else {
+                let changes = ticket.session.filter(|_| !ticket.changes.is_empty());
+                let grace = changes.and_then(|session| self.grace_of(session, now));
+                return grace.map_or(Progress::Clear, Progress::Grace);
+            };
             if let Some((session, file, until)) = self.unanswered(*last) {
                 return Progress::Waits(session, file, ticket.until.map_or(until, |its| its.min(until)));
             }

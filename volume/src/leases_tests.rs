@@ -501,3 +501,62 @@ fn an_owner_that_answers_late_again_and_again_makes_others_wait_no_longer_than_i
         assert!(!table.waited(("bob", ada), since, since + WAIT_BUDGET - Duration::from_secs(1)));
     }
 }
+
+fn former(name: &str) -> Former {
+    Former { name: name.to_owned(), tree: PathBuf::from("/tree") }
+}
+
+/// A table after an earlier process with the sessions "ada" and "bob", and their next sessions.
+fn after_a_restart(now: Instant) -> (LeaseTable, [SessionId; 2]) {
+    let mut table = LeaseTable::starting_at(Stamp(1000));
+    table.begin_grace([former("ada"), former("bob")], now);
+    let sessions = ["ada", "bob"].map(|name| {
+        let session = table.open_session_of(name, Path::new("/tree"), now);
+        table.name(session, name);
+        session
+    });
+    (table, sessions)
+}
+
+fn may_change(table: &mut LeaseTable, session: SessionId, now: Instant) -> bool {
+    let (file, id) = file(1);
+    let mut ticket = table.begin(Some(session), &[(file, id, Intent::Change(Leases::DATA))], now);
+    let is_clear = table.is_clear(&mut ticket, now);
+    table.finish(ticket);
+    is_clear
+}
+
+#[test]
+fn after_a_restart_nothing_is_changed_under_a_former_holder() {
+    let now = Instant::now();
+    let (mut table, [ada, bob]) = after_a_restart(now);
+    let everything = Leases::all();
+    assert!(!may_change(&mut table, ada, now) && !may_change(&mut table, bob, now));
+    assert_eq!(table.grant(ada, file(3), everything, now).0, everything - Leases::WRITE);
+    // Looks are nobody's harm.
+    let mut look = table.begin(Some(bob), &[(file(1).0, file(1).1, Intent::Look)], now);
+    assert!(table.is_clear(&mut look, now));
+    table.finish(look);
+    let elsewhere = table.open_session_of("eve", Path::new("/other"), now);
+    assert!(may_change(&mut table, elsewhere, now));
+    let above = table.open_session_of("eve", Path::new("/"), now);
+    assert!(!may_change(&mut table, above, now));
+    // The holder is back, and has forgotten: nothing of its own is in its way, and nothing of its
+    // own in the other's.
+    assert!(table.forgotten(bob, table.missed(bob).0));
+    assert!(may_change(&mut table, ada, now) && !may_change(&mut table, bob, now));
+    assert!(table.forgotten(ada, table.missed(ada).0));
+    assert!(may_change(&mut table, bob, now) && may_change(&mut table, above, now));
+    assert!(table.grant(ada, file(2), everything, now).0.contains(Leases::WRITE));
+}
+
+#[test]
+fn who_does_not_come_back_is_waited_for_as_long_as_leases_last() {
+    let now = Instant::now();
+    let (mut table, [ada, _]) = after_a_restart(now);
+    assert!(!table.forgotten(ada, Stamp(999)), "of an earlier loss");
+    for (later, is_over) in [(LEASE_TIME, false), (GRACE_TIME, true)] {
+        table.renew(ada, now + later);
+        assert_eq!(may_change(&mut table, ada, now + later), is_over);
+    }
+}

@@ -33,6 +33,7 @@ struct Scripted {
     /// Calls that give leases back are never answered.
     takes_nothing: AtomicBool,
     returned: Mutex<Vec<Returned>>,
+    forgotten: Mutex<Vec<Stamp>>,
     return_calls: AtomicUsize,
     walks: AtomicUsize,
     acls: AtomicUsize,
@@ -67,6 +68,13 @@ impl Store for Scripted {
             Op::Return(returned) => {
                 self.return_calls.fetch_add(1, Ordering::Relaxed);
                 self.returned.lock().unwrap().extend(returned);
+                if self.takes_nothing.load(Ordering::Relaxed) {
+                    std::future::pending::<()>().await;
+                }
+                Ok(Answer::Done)
+            }
+            Op::Forgotten(stamp) => {
+                self.forgotten.lock().unwrap().push(stamp);
                 if self.takes_nothing.load(Ordering::Relaxed) {
                     std::future::pending::<()>().await;
                 }
@@ -132,6 +140,7 @@ impl Site {
             notices: Mutex::new(Some(notices)),
             takes_nothing: false.into(),
             returned: Mutex::default(),
+            forgotten: Mutex::default(),
             return_calls: AtomicUsize::default(),
             walks: AtomicUsize::default(),
             acls: AtomicUsize::default(),
@@ -257,6 +266,25 @@ async fn what_waits_for_the_kernel_is_bounded() {
     timeout(Duration::from_secs(30), site.volume.caught_up(Stamp(1_999), posh_volume::fs::Changes::None))
         .await
         .unwrap();
+}
+
+/// The store hears of a loss that everything is forgotten, when the kernel has forgotten it.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_answered_when_all_is_forgotten() {
+    let mut site = Site::new().await;
+    site.says.send(Notice::Lost { stamp: Stamp(9) }).unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(site.store.forgotten.lock().unwrap().is_empty());
+    site.kernel();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(*site.store.forgotten.lock().unwrap(), [Stamp(9)]);
+    // One answer is on its way, however many losses there are.
+    site.store.takes_nothing.store(true, Ordering::Relaxed);
+    for stamp in 10..100 {
+        site.says.send(Notice::Lost { stamp: Stamp(stamp) }).unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(*site.store.forgotten.lock().unwrap(), [Stamp(9), Stamp(10)]);
 }
 
 /// A mark counts when all that came before it is forgotten, and no sooner.

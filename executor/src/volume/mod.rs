@@ -1,7 +1,10 @@
-//! Serves files to mounts of workstations (`volume.proto`): who may have a session, and the three calls. What a
-//! session does is `session`'s, what it hears of runs `beside`'s; what becomes of files, and who may remember them, is the crate `posh-volume`'s.
+//! Serves files to mounts of workstations (`volume.proto`): who may have a session, and the three
+//! calls. What a session does is `session`'s, what it hears of runs `beside`'s, what is left of it
+//! after a restart `records`'; what becomes of files, and who may remember them, is the crate
+//! `posh-volume`'s.
 
 mod beside;
+mod records;
 mod session;
 
 use std::{
@@ -30,6 +33,7 @@ use posh_volume::{
         WriteRoom, is_share,
     },
     keeper::Keeper,
+    leases::GRACE_TIME,
     store::{Caller as FileCaller, Pieces, ReadPart, Stamp},
     wire,
 };
@@ -37,8 +41,10 @@ use prost::Message as _;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
+use trusted_path::Untrusted;
 
 pub use self::beside::{Beside, trees_of};
+use self::records::{Left, Records};
 use self::session::{Charges, Outgoing, Served};
 use crate::{
     Export,
@@ -94,6 +100,8 @@ pub struct Volumes {
     machine: Mutex<Weak<Machine>>,
     /// The leases of each machine in turn, with the penalties of those who did not give theirs back.
     keeper: Arc<Keeper>,
+    /// Where sessions are recorded for the next process. `None`: there is no next one.
+    records: Option<Records>,
     /// Who is at work, with volumes and with runs.
     rivals: Arc<Rivals>,
     directories: Mutex<Vec<OpenDirectory>>,
@@ -112,11 +120,30 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// No session yet, beside what else makes `rivals`.
-    pub fn beside(rivals: Arc<Rivals>) -> Self {
-        Self {
+    /// No session yet, beside what else makes `rivals`. `state`: the directory in which sessions
+    /// are recorded, and in which those of earlier processes are found.
+    ///
+    /// # Errors
+    /// That directory can't be used.
+    pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>) -> Result<Self, Untrusted> {
+        let (records, left) = match state {
+            Some(state) => Records::open(state).map(|(records, left)| (Some(records), left))?,
+            None => (None, Left::default()),
+        };
+        let keeper = Keeper::after(left.former.iter().cloned());
+        if !left.former.is_empty() {
+            tracing::info!(
+                sessions = left.former.len(),
+                "volumes of an earlier executor: changes wait until these are back"
+            );
+        }
+        if !left.is_empty() {
+            tokio::spawn(left.remove_after(GRACE_TIME));
+        }
+        Ok(Self {
             machine: Mutex::default(),
-            keeper: Arc::default(),
+            keeper: Arc::new(keeper),
+            records,
             rivals,
             directories: Mutex::default(),
             sessions: Mutex::default(),
@@ -125,7 +152,7 @@ impl Volumes {
             calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
             writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
             waiting_writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
-        }
+        })
     }
 }
 
@@ -344,10 +371,16 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     // One after the other, so that what finds no room is not recorded.
     let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
     shared.volumes.require_room(&served)?;
-    let begun = served.begin(&shared.audit).await;
-    begun.map_err(|refusal| Status::unavailable(refusal.message))?;
+    if let Some(records) = &shared.volumes.records {
+        served.note_in(records).map_err(Status::unavailable)?;
+    }
+    if let Err(refusal) = served.begin(&shared.audit).await {
+        served.forget_record();
+        return Err(Status::unavailable(refusal.message));
+    }
     if let Err(refused) = shared.volumes.add(name, served.clone()) {
         served.note_end(&shared.audit).await;
+        served.forget_record();
         return Err(refused);
     }
     served.clone().start_notices();
@@ -433,6 +466,13 @@ impl Volumes {
         let sessions = self.sessions.lock().expect("not poisoned");
         let known = sessions.values().find(|served| served.caller.identity == caller.identity);
         known.map_or_else(|| Account::named(caller.identity.as_deref().unwrap_or_default()), |its| its.account.clone())
+    }
+
+    /// The holder of the session of that name relies on nothing from before.
+    fn is_back(&self, name: &str) {
+        if let Some(records) = &self.records {
+            records.is_back(name);
+        }
     }
 
     /// Takes a session out of the list, if it is still that one.
@@ -602,12 +642,12 @@ mod tests {
         assert!(message.is_unique() && kept == message[..16]);
     }
 
-    #[test]
-    fn penalties_of_leases_do_not_end_with_the_last_session() {
+    #[tokio::test]
+    async fn penalties_of_leases_do_not_end_with_the_last_session() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         let export = Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
-        let volumes = Volumes::beside(Arc::default());
+        let volumes = Volumes::beside(Arc::default(), None).unwrap();
         let opened = volumes.directory(&export, Rights::Own).unwrap();
         let keeper = volumes.machine_in_use().unwrap().keeper.clone();
         drop(opened);

@@ -32,7 +32,10 @@ use tokio::{
 use tokio_stream::StreamExt as _;
 use tonic::{Status, Streaming};
 
-use super::Origin;
+use super::{
+    Origin,
+    records::{Records, SessionRecord},
+};
 use crate::{
     Export,
     admission::{Admission, Denied, LOOK_INTERVAL},
@@ -100,6 +103,8 @@ pub struct Served {
     /// How often it was opened or taken up.
     hellos: watch::Sender<u64>,
     counts: Counts,
+    /// For the next process of this executor.
+    record: Mutex<Option<SessionRecord>>,
 }
 
 #[derive(Debug, Default)]
@@ -289,6 +294,7 @@ impl Served {
     ) -> Arc<Self> {
         // The name itself takes the session up again.
         let name = Fingerprint::of(name).to_string();
+        store.name(&name);
         Arc::new(Self {
             name,
             caller,
@@ -304,6 +310,7 @@ impl Served {
             outgoing: watch::Sender::new(None),
             hellos: watch::Sender::new(0),
             counts: Counts::default(),
+            record: Mutex::default(),
         })
     }
 
@@ -317,6 +324,23 @@ impl Served {
     pub fn attach(&self, sender: mpsc::Sender<Outgoing>, proof: Proof) {
         *self.proof.lock().expect("not poisoned") = proof;
         self.outgoing.send_replace(Some(sender));
+    }
+
+    /// Records it for the next process: nobody has leases of it yet.
+    ///
+    /// # Errors
+    /// Why it must not begin.
+    pub fn note_in(&self, records: &Records) -> Result<(), String> {
+        let record = records.note(&self.name, self.store.directory().tree())?;
+        *self.record.lock().expect("not poisoned") = Some(record);
+        Ok(())
+    }
+
+    /// Its leases have ended, for its holder too.
+    pub fn forget_record(&self) {
+        if let Some(record) = self.record.lock().expect("not poisoned").take() {
+            record.remove();
+        }
     }
 
     /// Records that it begins.
@@ -645,6 +669,7 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
     served.outgoing.send_replace(None);
     served.store.end();
     if shared.volumes.remove(served) {
+        served.forget_record();
         let mut under_way: Vec<_> = {
             let calls = served.calls.lock().expect("not poisoned");
             calls.by_number.values().map(|call| (call.task.clone(), call.outcome.clone())).collect()
@@ -685,8 +710,15 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         Ok(op) => op,
         Err(errno) => return refuse(errno).await,
     };
-    if let Op::Return(_) = op {
+    if let Op::Return(_) | Op::Forgotten(_) = op {
+        let forgotten = match op {
+            Op::Forgotten(lost) => Some(lost),
+            _ => None,
+        };
         let reply = reply(number, served.store.call(&caller, op).await);
+        if forgotten.is_some_and(|lost| lost >= served.store.missed().0) {
+            shared.volumes.is_back(&served.name);
+        }
         return answer(sender, reply, None).await;
     }
     served.store.renew();

@@ -6,3 +6,4 @@ mod coherence;
 mod harness;
 mod links;
 mod model;
+mod restarts;

@@ -185,8 +185,8 @@ impl Machine {
     /// Without any thread: nothing is watched, and each job is done by whoever asks for it.
     /// For simulations.
     #[must_use]
-    pub fn without_threads() -> Arc<Self> {
-        Self::of(Watch::none(), Arc::default(), (Workers::none(), Workers::none()))
+    pub fn without_threads(keeper: Arc<Keeper>) -> Arc<Self> {
+        Self::of(Watch::none(), keeper, (Workers::none(), Workers::none()))
     }
 
     fn with(watch: Watch, keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {

@@ -130,6 +130,12 @@ impl DirectorySession {
         self.0.tells_acls.store(true, Ordering::Relaxed);
     }
 
+    /// It bears that name: what is left from a former session of it ([`leases::Former`]) does not
+    /// stand in its way.
+    pub fn name(&self, name: &str) {
+        self.0.keeper().table().name(self.0.id, name);
+    }
+
     /// It ends, whoever still has a share of it: what it has open is closed, its locks and leases are given
     /// back, and what it asks for from now on is refused with `ESTALE`.
     pub fn end(&self) {
@@ -216,6 +222,10 @@ impl Store for DirectorySession {
             }
             Op::Return(returned) => {
                 self.give_back(returned);
+                Ok(Answer::Done)
+            }
+            Op::Forgotten(lost) => {
+                session.keeper().forgotten(session.id, lost);
                 Ok(Answer::Done)
             }
             op @ (Op::Open { .. } | Op::Create { .. } | Op::Set { .. }) => session.open_in_time(caller, op).await,
@@ -551,6 +561,7 @@ impl Session {
             // Answered before anything is touched, or done in steps.
             Op::Lock { .. }
             | Op::Return(_)
+            | Op::Forgotten(_)
             | Op::Settle(_)
             | Op::Reserve { .. }
             | Op::CopyRange { .. }

@@ -17,7 +17,7 @@ use super::{
     recalls::{Invalidate, Names},
     table::ROOT,
 };
-use crate::store::Stamp;
+use crate::store::{Caller, Op, Stamp};
 
 /// Marks that wait. A server gives one for each run of this workstation.
 const MAX_MARKS: usize = 10_000;
@@ -79,12 +79,19 @@ pub(super) struct Losses {
     /// For the next round.
     names: Option<Names>,
     shares: Vec<Share>,
+    /// Of the last loss that the store has told of.
+    told: Option<Stamp>,
+    /// Of the last loss after which the kernel has forgotten everything, and the store is to hear
+    /// so.
+    to_tell: Option<Stamp>,
+    is_telling: bool,
     /// How many rounds the kernel has carried out, or had time for.
     forgotten: watch::Sender<u64>,
 }
 
 impl Losses {
-    fn add(&mut self, names: Names, share: Option<Share>) {
+    fn add(&mut self, names: Names, stamp: Stamp, share: Option<Share>) {
+        self.told = self.told.max(share.is_some().then_some(stamp));
         self.names.get_or_insert_default().extend(names);
         // One for each mark is enough.
         let is_new = |share: &Share| self.shares.last().is_none_or(|last| last.of != share.of);
@@ -128,7 +135,8 @@ impl Volume {
         }
     }
 
-    /// All leases are no more. The number of the round in which the kernel forgets it.
+    /// All leases are no more: with a share where the store has said so, with that stamp. The
+    /// number of the round in which the kernel forgets it.
     pub(super) fn lost(self: &Arc<Self>, stamp: Stamp, share: Option<Share>) -> u64 {
         tracing::warn!("all leases of a volume have ended");
         let names = {
@@ -137,7 +145,7 @@ impl Volume {
             table.take_all_told()
         };
         let mut losses = self.losses();
-        losses.add(names, share);
+        losses.add(names, stamp, share);
         if !std::mem::replace(&mut losses.is_at_work, true) {
             tokio::spawn(Arc::clone(self).forget_in_rounds());
         }
@@ -146,17 +154,45 @@ impl Volume {
 
     async fn forget_in_rounds(self: Arc<Self>) {
         loop {
-            let (names, shares, round) = {
+            let (names, shares, told, round) = {
                 let mut losses = self.losses();
                 let Some(names) = losses.names.take() else {
                     losses.is_at_work = false;
                     return;
                 };
                 losses.round += 1;
-                (names, std::mem::take(&mut losses.shares), losses.round)
+                (names, std::mem::take(&mut losses.shares), losses.told.take(), losses.round)
             };
             self.forget_all(names, shares, round).await;
+            if let Some(stamp) = told {
+                self.tell_forgotten(stamp);
+            }
         }
+    }
+
+    /// Answers the loss with that stamp. However many there are, one call at a time waits for the
+    /// store, and the last loss is answered.
+    fn tell_forgotten(self: &Arc<Self>, stamp: Stamp) {
+        let mut losses = self.losses();
+        losses.to_tell = Some(stamp);
+        if std::mem::replace(&mut losses.is_telling, true) {
+            return;
+        }
+        drop(losses);
+        let volume = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                let next = {
+                    let mut losses = volume.losses();
+                    let next = losses.to_tell.take();
+                    losses.is_telling = next.is_some();
+                    next
+                };
+                let Some(stamp) = next else { return };
+                // Who is not told waits until the leases have ended by time.
+                let _ = volume.store.call(&Caller::default(), Op::Forgotten(stamp)).await;
+            }
+        });
     }
 
     /// Returns when the kernel is done, however long that takes.

@@ -99,8 +99,8 @@ pub use table::ROOT;
 pub use told::{Expectation, Expected};
 pub use writing::Source;
 
-/// Files of one call are looked up again so often: the executor may be started anew between each look
-/// and the call. Beyond that it contradicts itself.
+/// Files of one call are looked up again so often: the executor may be started anew between each
+/// look and the call. Beyond that it contradicts itself.
 const MOST_SEARCHES: usize = 100;
 
 /// How a volume behaves.

@@ -97,7 +97,8 @@ impl Volume {
         Ok(())
     }
 
-    /// A refused file is going to be removed: if an earlier request has made it after all, the store has it now.
+    /// A refused file is going to be removed: if an earlier request has made it after all, the
+    /// store has it now.
     ///
     /// # Errors
     /// That is not known now.

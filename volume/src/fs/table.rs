@@ -380,7 +380,8 @@ impl Table {
             return false;
         }
         if entry.stamp < recalled {
-            // It may tell of a change of our own, which nobody recalls from us: what is remembered from before it does not hold.
+            // It may tell of a change of our own, which nobody recalls from us: what is remembered
+            // from before it does not hold.
             if !node.is_ahead() {
                 node.lose(Leases::all() - Leases::WRITE);
             }

@@ -27,10 +27,10 @@
 //! | refused | `Refused` | here under its name, told by `posh volumes`, and recoverable |
 //! | unknown | `Waiting`, and it may be there (`may_be_there`) | as closed; on the server once |
 //!
-//! A request whose answer is lost may have been carried out. A file that *may be there* is sent again;
-//! if its name exists then and has the same kind and contents, it has arrived. A refusal does not
-//! settle that: a server may refuse (its disk is full, a directory above can't be searched) before it
-//! looks whether the name exists.
+//! A request whose answer is lost may have been carried out. A file that *may be there* is sent
+//! again; if its name exists then and has the same kind and contents, it has arrived. A refusal
+//! does not settle that: a server may refuse (its disk is full, a directory above can't be
+//! searched) before it looks whether the name exists.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -143,6 +143,7 @@ async fn take_up(
     if !is_first && lost > before.lost {
         let _ = shared.notices.send(Notice::Lost { stamp: lost }).await;
     }
+    let has_listener = shared.has_listener.load(Ordering::Relaxed);
     let calls = {
         let mut calls = shared.calls.lock().expect("not poisoned");
         let epoch = if welcome.resumed { before.epoch } else { before.epoch + 1 };
@@ -165,7 +166,9 @@ async fn take_up(
     };
     // The stream is read by nobody yet: more than its room must not be waited for here.
     tokio::spawn(async move {
-        for call in calls {
+        // Where nobody listens, nobody remembers anything either.
+        let forgotten = (!has_listener).then(|| Call { op: Some(Op::Forgotten(lost).into()), ..Call::default() });
+        for call in forgotten.into_iter().chain(calls) {
             if outgoing.send(ToVolume { kind: Some(to_volume::Kind::Call(call)) }).await.is_err() {
                 return;
             }

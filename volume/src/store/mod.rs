@@ -149,7 +149,8 @@ pub struct Returned {
 pub enum Notice {
     /// These leases are no more: forget, and answer with [`Op::Return`] (with this stamp). Who wants to change the file waits.
     Recall { file: FileId, leases: Leases, stamp: Stamp },
-    /// All leases have ended, by time or because the keeper has begun anew; nobody waits for an answer. Open handles and locks may be lost, too.
+    /// All leases have ended, by time or because the keeper has begun anew: forget, and answer with
+    /// [`Op::Forgotten`] (with this stamp). Open handles and locks may be lost, too.
     Lost { stamp: Stamp },
     /// How a file is after a change of which there was a [`Notice::Recall`] before, with leases that were not asked for: as in an answer.
     Is(Entry),

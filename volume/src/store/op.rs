@@ -10,8 +10,8 @@ use bitflags::bitflags;
 use bytes::Bytes;
 
 #[cfg(doc)]
-use super::{Answer, Leases, NewFile, Put, Store};
-use super::{FileId, Handle, Kind, Place, Returned, Time};
+use super::{Answer, Leases, NewFile, Notice, Put, Store};
+use super::{FileId, Handle, Kind, Place, Returned, Stamp, Time};
 
 /// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single components.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +72,10 @@ pub enum Op {
     /// Gives leases back: what a recall asks for, or what is of no use any more. What it says is in force before
     /// anything later of this session. → [`Answer::Done`].
     Return(Vec<Returned>),
+    /// Answers [`Notice::Lost`] with that stamp, or one that a break has kept back: nothing from
+    /// before is relied on any more, in the kernel neither. The keeper's former process may have
+    /// granted it, and then others wait for this. → [`Answer::Done`].
+    Forgotten(Stamp),
     /// What other programs of the server changed before this was asked has been recalled, and this session has answered all
     /// recalls from before: whoever asks after an offloaded command has ended sees its effect from the answer on. With
     /// [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded command is going
@@ -114,7 +118,7 @@ impl Op {
             Self::Link { file, parent, .. } => vec![file.file, *parent],
             Self::Rename { from, to, .. } => vec![from.0, to.0],
             Self::CopyRange { from, to, .. } => vec![from.0.file, to.0.file],
-            Self::Close(_) | Self::FileSystem | Self::Return(_) | Self::Settle(_) => Vec::new(),
+            Self::Close(_) | Self::FileSystem | Self::Return(_) | Self::Forgotten(_) | Self::Settle(_) => Vec::new(),
         }
     }
 
@@ -136,6 +140,7 @@ impl Op {
                 | Self::Lock { .. }
                 | Self::Unlock { .. }
                 | Self::Return(_)
+                | Self::Forgotten(_)
                 | Self::Settle(_)
                 | Self::Reserve { .. }
         )

@@ -9,11 +9,11 @@
 //!
 //! `cargo xtask simulate` runs as many seeds as one likes, by the environment:
 //! `POSH_SIMULATE_FROM`, `POSH_SIMULATE_SEEDS`, `POSH_SIMULATE_FAULT`, `POSH_SIMULATE_VERBOSE` (all
-//! steps), `POSH_SIMULATE_ALL` (goes on behind a seed that breaks something).
+//! steps), `POSH_SIMULATE_REQUESTS` (with what the server is asked for), `POSH_SIMULATE_ALL` (goes
+//! on behind a seed that breaks something).
 //!
 //! Not simulated: the kernel's caches, the messages' encoding and HTTP/2, and power cuts (what is
-//! written to either disk is there when its process dies). A server that starts anew serves
-//! nobody until the leases of the one before have ended.
+//! written to either disk is there when its process dies).
 #![allow(clippy::unwrap_used)]
 
 mod chance;
@@ -44,7 +44,8 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 fn tell(seed: u64, outcome: &world::Outcome) -> String {
-    let hidden = outcome.log.len().saturating_sub(SHOWN_LINES);
+    let shown = if setting("REQUESTS").is_some() { usize::MAX } else { SHOWN_LINES };
+    let hidden = outcome.log.len().saturating_sub(shown);
     let lines = outcome.log[hidden..].join("\n");
     format!("seed {seed}:\n{lines}\n\nseed {seed} breaks:\n{}", outcome.broken.join("\n"))
 }

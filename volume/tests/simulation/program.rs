@@ -91,7 +91,8 @@ impl Program {
             67..71 => self.settle(gateway).await,
             71..80 => self.append(gateway, step).await,
             80..86 => self.set(gateway, step).await,
-            86..93 => self.get(gateway).await,
+            86..92 => self.get_one(gateway).await,
+            92..94 => self.watch(gateway).await,
             _ => self.read_of_others(gateway).await,
         }
     }
@@ -364,8 +365,23 @@ impl Program {
         self.told(&format!("set {register} to {value}"), &set);
     }
 
-    async fn get(&mut self, gateway: &Gateway) {
+    /// Reads one register again and again.
+    async fn watch(&mut self, gateway: &Gateway) {
         let Some(register) = self.chance.pick(&REGISTERS).copied() else { return };
+        for _ in 0..10 {
+            self.get(gateway, register).await;
+            let pause = self.chance.between(Duration::ZERO, Duration::from_millis(1500));
+            sleep(pause).await;
+        }
+    }
+
+    async fn get_one(&mut self, gateway: &Gateway) {
+        if let Some(register) = self.chance.pick(&REGISTERS).copied() {
+            self.get(gateway, register).await;
+        }
+    }
+
+    async fn get(&mut self, gateway: &Gateway, register: &str) {
         let began = self.world.model.lock().unwrap().tick();
         let read = gateway.read(register).await;
         self.told(&format!("get {register} = {:?}", read.as_ref().ok().and_then(shown)), &read);

@@ -15,7 +15,8 @@ use std::{
 use posh_volume::{
     Errno, Store,
     directory::{Account, Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
-    leases::LEASE_TIME,
+    keeper::Keeper,
+    leases::Former,
     store::*,
 };
 use tokio::{
@@ -46,10 +47,12 @@ pub enum Fault {
     HalfRename,
     /// Recalls are answered and not heeded.
     StaleRead,
+    /// A server that starts anew does not wait for those who had leases.
+    NoGrace,
 }
 
 impl Fault {
-    pub const ALL: [(&'static str, Self); 7] = [
+    pub const ALL: [(&'static str, Self); 8] = [
         ("ack-put", Self::AckPut),
         ("journal-tail", Self::JournalTail),
         ("append-twice", Self::AppendTwice),
@@ -57,6 +60,7 @@ impl Fault {
         ("forget-refused", Self::ForgetRefused),
         ("half-rename", Self::HalfRename),
         ("stale-read", Self::StaleRead),
+        ("no-grace", Self::NoGrace),
     ];
 
     pub fn named(name: &str) -> Option<Self> {
@@ -96,12 +100,15 @@ pub struct Site {
 /// What happened, with the time.
 pub struct Log {
     began: Instant,
+    /// Also what the server is asked for and answers.
+    tells_requests: bool,
     lines: Mutex<Vec<String>>,
 }
 
 impl Log {
     pub fn new() -> Self {
-        Self { began: Instant::now(), lines: Mutex::default() }
+        let tells_requests = crate::setting("REQUESTS").is_some();
+        Self { began: Instant::now(), tells_requests, lines: Mutex::default() }
     }
 
     pub fn note(&self, line: &str) {
@@ -119,9 +126,8 @@ pub struct Server {
     directory: Arc<Directory>,
     sessions: Mutex<BTreeMap<u64, Arc<Served>>>,
     tasks: Mutex<Vec<AbortHandle>>,
-    /// Before this nobody is served: leases that an earlier process has granted may still be
-    /// believed.
-    pub opens_at: Instant,
+    /// Clients that had a session of an earlier process.
+    former: BTreeSet<u64>,
     is_over: AtomicBool,
 }
 
@@ -144,18 +150,21 @@ pub struct Served {
 }
 
 impl Site {
-    pub fn start_server(&self, opens_at: Instant) {
-        let machine = Machine::without_threads();
+    /// After an earlier process that had these sessions.
+    pub fn start_server(&self, former: BTreeSet<u64>) {
+        let named = former.iter().map(|client| Former { name: client.to_string(), tree: self.export.clone() });
+        let keeper = if self.fault == Some(Fault::NoGrace) { Keeper::default() } else { Keeper::after(named) };
+        let machine = Machine::without_threads(Arc::new(keeper));
         let directory = Directory::open(machine, &self.export, Rights::Own, Mutability::ReadWrite).unwrap();
         let server =
-            Server { directory, sessions: Mutex::default(), tasks: Mutex::default(), opens_at, is_over: false.into() };
+            Server { directory, sessions: Mutex::default(), tasks: Mutex::default(), former, is_over: false.into() };
         *self.server.lock().unwrap() = Some(Arc::new(server));
         self.log.note("the server starts");
     }
 
-    /// With everything that it was about to do.
-    pub fn kill_server(&self) {
-        let Some(server) = self.server.lock().unwrap().take() else { return };
+    /// With everything that it was about to do. The clients that may rely on leases.
+    pub fn kill_server(&self) -> BTreeSet<u64> {
+        let Some(server) = self.server.lock().unwrap().take() else { return BTreeSet::new() };
         self.log.note("the server is killed");
         server.is_over.store(true, Ordering::Relaxed);
         server.tasks.lock().unwrap().iter().for_each(AbortHandle::abort);
@@ -167,11 +176,13 @@ impl Site {
                 }
             }
         }
-        server.sessions.lock().unwrap().values().for_each(|served| served.session.end());
+        let sessions = server.sessions.lock().unwrap();
+        sessions.values().for_each(|served| served.session.end());
+        sessions.keys().chain(&server.former).copied().collect()
     }
 
     pub fn running(&self) -> Option<Arc<Server>> {
-        self.server.lock().unwrap().clone().filter(|server| server.opens_at <= Instant::now())
+        self.server.lock().unwrap().clone()
     }
 
     fn is_full(&self) -> bool {
@@ -198,6 +209,7 @@ impl Server {
         // Of one account per machine: what one has let lapse is not held against the other.
         let account = Account::named(if client.is_multiple_of(2) { "ada" } else { "bob" });
         let session = DirectorySession::open_for(account, Arc::clone(&self.directory), Liveness::Served);
+        session.name(&client.to_string());
         let served = Arc::new(Served { session, requests: Mutex::default(), seen: Mutex::new(now) });
         sessions.insert(client, Arc::clone(&served));
         (served, false)
@@ -225,7 +237,11 @@ impl Server {
                     let its = Arc::clone(&performed);
                     let (site, session) = (Arc::clone(site), served.session.clone());
                     let task = tokio::spawn(async move {
+                        let asked = site.log.tells_requests.then(|| shortened(&request));
                         let response = carry_out(&site, &session, request).await;
+                        if let Some(asked) = asked {
+                            site.log.note(&format!("request {number}: {asked} = {}", shortened(&response)));
+                        }
                         its.set(Performed::Answered(response));
                     });
                     self.tasks.lock().unwrap().push(task.abort_handle());
@@ -353,6 +369,11 @@ fn path_of(export: &Path, made: Option<&Result<Entry, Errno>>, put: &Put) -> Opt
     all_below(export).into_iter().filter(|path| path.file_name() == Some(name)).find(is_it)
 }
 
+/// As much of it as can be read.
+fn shortened(what: &impl std::fmt::Debug) -> String {
+    format!("{what:?}").chars().take(600).collect()
+}
+
 /// All paths below a directory, without it.
 pub fn all_below(top: &Path) -> BTreeSet<PathBuf> {
     let mut all = BTreeSet::new();
@@ -368,6 +389,3 @@ pub fn all_below(top: &Path) -> BTreeSet<PathBuf> {
     }
     all
 }
-
-/// A lease that an earlier process has granted ends within this time.
-pub const GRACE: Duration = LEASE_TIME.saturating_add(Duration::from_millis(100));

@@ -21,7 +21,7 @@ use crate::{
     gateway::{Gateway, Machine},
     model::{Found, Model, Setting, State},
     program::Program,
-    server::{Fault, GRACE, Log, Site, all_below},
+    server::{Fault, Log, Site, all_below},
     shared::Shared,
 };
 
@@ -182,7 +182,7 @@ impl World {
                 programs.push(Program::new(Arc::clone(&self), machine, name, seed));
             }
         }
-        self.site.start_server(Instant::now());
+        self.site.start_server(std::collections::BTreeSet::new());
         for (machine, gateway) in self.machines.iter().zip(&self.gateways) {
             gateway.set(Some(Arc::new(machine.start(&self.site, None).await)));
         }
@@ -219,11 +219,11 @@ impl World {
     }
 
     fn kill_server(self: &Arc<Self>, pause: Duration) {
-        self.site.kill_server();
-        let (world, opens_at) = (Arc::clone(self), Instant::now() + GRACE.max(pause));
+        let former = self.site.kill_server();
+        let world = Arc::clone(self);
         tokio::spawn(async move {
             sleep(pause).await;
-            world.site.start_server(opens_at);
+            world.site.start_server(former);
         });
     }
 
@@ -243,7 +243,13 @@ impl World {
             match (what, gateway) {
                 (0, Some(gateway)) if weather.cuts => gateway.link.cut(time),
                 (1, Some(gateway)) if weather.cuts => gateway.link.hold(time),
-                (2, _) if weather.server_dies && self.site.running().is_some() => self.kill_server(time / 4),
+                (2, gateway) if weather.server_dies && self.site.running().is_some() => {
+                    self.kill_server(time / 4);
+                    // One machine finds the next process later than the others.
+                    if let Some(gateway) = gateway.filter(|_| weather.cuts) {
+                        gateway.link.cut(time);
+                    }
+                }
                 (3, _) if weather.gateways_die => self.kill_gateway_soon(machine),
                 (4, _) if weather.disk_fills => {
                     let writes = self.chance.lock().unwrap().below(40);

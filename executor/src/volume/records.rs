@@ -1,0 +1,303 @@
+//! Records of volume sessions that outlive this process: a start finds out which sessions of
+//! earlier processes may still rely on leases ([`Former`]). RFC 8881 (section 8.4.3) has servers
+//! keep such records for the same reason.
+//!
+//! In the state directory each process has `ID.lock`, which it locks for as long as it lives
+//! (fcntl(2): a child does not inherit such a lock), and the directory `ID` with a file for each
+//! session, named `FINGERPRINT.N`, with the session's tree.
+//!
+//! Invariant: a session has its record before it can have a lease, until its holder has said that
+//! it relies on none any more, or is away for longer than leases last. So what a process that has
+//! ended leaves behind is read by each process that starts, and removed once the leases of that
+//! time have ended, not before: the next start may come sooner.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fmt::Display,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::{
+        ffi::{OsStrExt as _, OsStringExt as _},
+        fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use nix::unistd::geteuid;
+use posh_volume::leases::Former;
+use rustix::{
+    fs::{FlockOperation, fcntl_lock},
+    io::Errno,
+};
+use trusted_path::Untrusted;
+
+const LOCK: &str = "lock";
+
+/// The records of this process. They stay when it ends, however it does.
+#[derive(Debug)]
+pub struct Records {
+    place: PathBuf,
+    /// From the first session on.
+    own: Mutex<Option<Own>>,
+    /// Records that earlier processes have left, by their sessions' names.
+    left: Mutex<HashMap<String, Vec<PathBuf>>>,
+}
+
+/// What this process has in the state directory.
+#[derive(Debug)]
+struct Own {
+    directory: PathBuf,
+    sessions: u64,
+    /// Locked.
+    _lock: File,
+}
+
+/// What earlier processes have left.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// Their sessions.
+    pub former: Vec<Former>,
+    records: HashMap<String, Vec<PathBuf>>,
+    place: PathBuf,
+    ids: Vec<OsString>,
+}
+
+/// The record of one session.
+#[derive(Debug)]
+pub struct SessionRecord(PathBuf);
+
+impl Records {
+    /// Reads what others have left in this directory. It need not be there before the first
+    /// session.
+    ///
+    /// # Errors
+    /// Others could change it, or it can't be read.
+    pub fn open(place: &Path) -> Result<(Self, Left), Untrusted> {
+        let failed = |source| Untrusted::Io { path: place.to_owned(), source };
+        let mut left = match trusted_path::directory(place, geteuid().as_raw()) {
+            Ok(_) => Left::read(place).map_err(failed)?,
+            Err(untrusted) if untrusted.is_missing() => Left::default(),
+            Err(untrusted) => return Err(untrusted),
+        };
+        let records = Mutex::new(std::mem::take(&mut left.records));
+        Ok((Self { place: place.to_owned(), own: Mutex::default(), left: records }, left))
+    }
+
+    /// Records a session, by the name that its holder will come back with.
+    ///
+    /// # Errors
+    /// What is wrong with which directory: it must not begin.
+    pub fn note(&self, name: &str, tree: &Path) -> Result<SessionRecord, String> {
+        let hint = |error: &dyn Display| format!("cannot record this session in {}: {error}", self.place.display());
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = match &mut *own {
+            Some(own) => own,
+            None => {
+                trusted_path::make_directory(&self.place, geteuid().as_raw()).map_err(|error| hint(&error))?;
+                own.insert(Own::make_in(&self.place).map_err(|error| hint(&error))?)
+            }
+        };
+        own.note(name, tree).map_err(|error| hint(&error))
+    }
+    /// The holder of former sessions of that name relies on none of their leases any more.
+    pub fn is_back(&self, name: &str) {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        left.into_iter().flatten().map(SessionRecord).for_each(SessionRecord::remove);
+    }
+}
+
+impl Own {
+    fn make_in(place: &Path) -> io::Result<Self> {
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+        let id = format!("{}-{since}", std::process::id());
+        let path = lock_of(place, id.as_ref());
+        let lock = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        let directory = place.join(id);
+        DirBuilder::new().mode(0o700).create(&directory)?;
+        Ok(Self { directory, sessions: 0, _lock: lock })
+    }
+
+    fn note(&mut self, name: &str, tree: &Path) -> io::Result<SessionRecord> {
+        self.sessions += 1;
+        let path = self.directory.join(format!("{name}.{}", self.sessions));
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        file.write_all(tree.as_os_str().as_bytes())?;
+        Ok(SessionRecord(path))
+    }
+}
+
+impl Drop for Own {
+    /// One without sessions leaves nothing.
+    fn drop(&mut self) {
+        if fs::remove_dir(&self.directory).is_ok() {
+            let _ = fs::remove_file(self.directory.with_extension(LOCK));
+        }
+    }
+}
+
+impl SessionRecord {
+    /// Nobody relies on leases of that session any more.
+    pub fn remove(self) {
+        // One that stays makes others wait once, after the next start.
+        let removed = fs::remove_file(&self.0);
+        if let Err(error) = removed.or_else(unless_missing) {
+            tracing::warn!(path = %self.0.display(), %error, "the record of a volume's session can't be removed");
+        }
+    }
+}
+
+impl Left {
+    fn read(place: &Path) -> io::Result<Self> {
+        let mut left = Self { place: place.to_owned(), ..Self::default() };
+        for entry in fs::read_dir(place)? {
+            let path = entry?.path();
+            let Some(id) = path.file_stem().filter(|_| path.extension().is_some_and(|extension| extension == LOCK))
+            else {
+                continue;
+            };
+            if !has_ended(&path)? {
+                continue;
+            }
+            for (former, record) in former_in(&place.join(id))? {
+                left.records.entry(former.name.clone()).or_default().push(record);
+                left.former.push(former);
+            }
+            left.ids.push(id.to_owned());
+        }
+        Ok(left)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Removes it, once the leases of that time have ended.
+    pub async fn remove_after(self, time: Duration) {
+        tokio::time::sleep(time).await;
+        let removing = tokio::task::spawn_blocking(move || self.ids.iter().try_for_each(|id| self.remove(id)));
+        if let Ok(Err(error)) = removing.await {
+            tracing::warn!(%error, "what an earlier executor has left can't be removed");
+        }
+    }
+
+    fn remove(&self, id: &OsString) -> io::Result<()> {
+        let lock = lock_of(&self.place, id);
+        // Between making and locking its file a process looks as if it had ended.
+        if !has_ended(&lock)? {
+            return Ok(());
+        }
+        for gone in [fs::remove_dir_all(self.place.join(id)), fs::remove_file(lock)] {
+            // Another process has been there first.
+            gone.or_else(unless_missing)?;
+        }
+        Ok(())
+    }
+}
+
+fn unless_missing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+fn lock_of(place: &Path, id: &std::ffi::OsStr) -> PathBuf {
+    place.join(id).with_extension(LOCK)
+}
+
+/// Whether the process with that lock has ended.
+fn has_ended(lock: &Path) -> io::Result<bool> {
+    let file = match File::open(lock) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        file => file?,
+    };
+    match fcntl_lock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(true),
+        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn former_in(directory: &Path) -> io::Result<Vec<(Former, PathBuf)>> {
+    let entries = match fs::read_dir(directory) {
+        // It has ended before it made one.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let read = |path: PathBuf| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        // Empty where the process was killed meanwhile: that overlaps with every tree.
+        let tree = PathBuf::from(OsString::from_vec(fs::read(&path)?));
+        Ok((Former { name, tree }, path))
+    };
+    entries.map(|entry| read(entry?.path())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    use super::*;
+
+    fn former(name: &str, tree: &str) -> Former {
+        Former { name: name.to_owned(), tree: tree.into() }
+    }
+
+    #[tokio::test]
+    async fn what_a_process_leaves_is_found_by_all_that_start_until_it_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let (records, left) = Records::open(place.path()).unwrap();
+        assert!(left.former.is_empty());
+        let ended = records.note("aa", Path::new("/srv/one")).unwrap();
+        let _stays = records.note("aa", Path::new("/srv/one")).unwrap();
+        let _too = records.note("bb", Path::new("/srv/two \n")).unwrap();
+        ended.remove();
+        // As if it were killed: the lock goes, the rest stays.
+        drop(records);
+        for _ in 0..2 {
+            let (_, mut left) = Records::open(place.path()).unwrap();
+            left.former.sort_by(|one, other| one.name.cmp(&other.name));
+            assert_eq!(left.former, [former("aa", "/srv/one"), former("bb", "/srv/two \n")]);
+        }
+        let (last, left) = Records::open(place.path()).unwrap();
+        last.is_back("aa");
+        assert_eq!(Left::read(place.path()).unwrap().former, [former("bb", "/srv/two \n")]);
+        left.remove_after(Duration::ZERO).await;
+        drop(last);
+        assert!(Records::open(place.path()).unwrap().1.former.is_empty());
+    }
+
+    #[test]
+    fn a_record_that_was_not_written_to_its_end_stands_for_every_tree() {
+        let place = tempfile::tempdir().unwrap();
+        let (records, _) = Records::open(place.path()).unwrap();
+        let _stays = records.note("aa", Path::new("")).unwrap();
+        drop(records);
+        let (_records, left) = Records::open(place.path()).unwrap();
+        assert!(posh_volume::leases::overlap(&left.former[0].tree, Path::new("/srv")));
+    }
+
+    #[test]
+    fn others_can_read_nothing_of_it_and_without_sessions_nothing_is_left() {
+        let top = tempfile::tempdir().unwrap();
+        let place = top.path().join("state");
+        let (records, _) = Records::open(&place).unwrap();
+        assert!(!place.exists());
+        let ended = records.note("aa", Path::new("/srv")).unwrap();
+        let directories =
+            || fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        assert!(directories().all(|directory| fs::metadata(directory).unwrap().mode() & 0o777 == 0o700));
+        assert_eq!(directories().count(), 1);
+        ended.remove();
+        drop(records);
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_others_can_change_is_not_believed() {
+        let place = tempfile::tempdir().unwrap();
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Records::open(place.path()).is_err());
+    }
+}
