@@ -16,9 +16,11 @@ use std::{
         fs::{DirBuilderExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
+    slice,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use bytes::Bytes;
 use posh_proto::volume as pb;
 use prost::Message as _;
 
@@ -35,6 +37,9 @@ const HEADER_BYTES: usize = 8;
 const RECORD_BYTES: usize = 8 << 20;
 /// What the names of the files begin with.
 const SEGMENT: &str = "journal-";
+/// Names of the sessions whose requests may still be on their way, in hexadecimal digits, one a
+/// line.
+const SESSIONS_FILE: &str = "sessions";
 /// Held by whoever uses the directory.
 const LOCK_FILE: &str = "lock";
 
@@ -64,6 +69,8 @@ pub struct Journal {
 struct State {
     /// No new record is taken.
     is_ending: bool,
+    /// Its session goes on when the directory is the next journal's.
+    is_handed_over: bool,
     current: Option<(u64, File, u64)>,
     /// Where each record is that still counts.
     records: HashMap<u64, u64>,
@@ -120,6 +127,37 @@ impl Journal {
         let next = segments.last().map_or(0, |last| last + 1);
         state.current = Some((next, new_segment(directory, next)?, 0));
         Ok((Self { directory: directory.to_owned(), state: Mutex::new(state), lock }, left.into_values().collect()))
+    }
+
+    /// What is in the journal is sent by that session from now on. The names of earlier ones, whose
+    /// requests may still be on their way; they are told again until [`Self::earlier_have_ended`].
+    ///
+    /// # Errors
+    /// The disk's: the next one would not hear of this session.
+    pub fn begin_session(&self, name: &Bytes) -> io::Result<Vec<Bytes>> {
+        let earlier = match fs::read_to_string(self.directory.join(SESSIONS_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read?.lines().filter_map(name_of).collect(),
+        };
+        self.note_sessions(&[&earlier[..], slice::from_ref(name)].concat())?;
+        Ok(earlier)
+    }
+
+    /// Of the earlier sessions nothing is on its way any more: this one is the only one.
+    ///
+    /// # Errors
+    /// The disk's: the next one ends them once more, which is no harm.
+    pub fn earlier_have_ended(&self, name: &Bytes) -> io::Result<()> {
+        self.note_sessions(slice::from_ref(name))
+    }
+
+    /// All or none.
+    fn note_sessions(&self, names: &[Bytes]) -> io::Result<()> {
+        let digits = |name: &Bytes| name.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n";
+        let (new, path) = (self.directory.join("sessions.new"), self.directory.join(SESSIONS_FILE));
+        let mut file = options().write(true).create(true).truncate(true).open(&new)?;
+        file.write_all(names.iter().map(digits).collect::<String>().as_bytes())?;
+        fs::rename(new, path)
     }
 
     /// The order of the next record must be above.
@@ -180,7 +218,7 @@ impl Journal {
     /// to under one mutex.
     pub fn hand_over(&self) {
         let mut state = self.state();
-        state.is_ending = true;
+        (state.is_ending, state.is_handed_over) = (true, true);
         self.give_up_if_done(&state);
     }
 
@@ -200,6 +238,10 @@ impl Journal {
 
     fn give_up_if_done(&self, state: &State) {
         if state.is_ending && state.records.is_empty() {
+            if state.is_handed_over {
+                // The session goes on, with other things.
+                let _ = fs::remove_file(self.directory.join(SESSIONS_FILE));
+            }
             // An error: the lock goes with the descriptor.
             let _ = self.lock.unlock();
         }
@@ -313,6 +355,12 @@ fn segments(directory: &Path) -> io::Result<Vec<u64>> {
     Ok(fs::read_dir(directory)?.filter_map(number).collect())
 }
 
+/// What hexadecimal digits tell.
+fn name_of(digits: &str) -> Option<Bytes> {
+    let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>().map(Bytes::from)
+}
+
 /// As far as they are whole.
 fn lines(mut bytes: &[u8]) -> Vec<Line> {
     let mut lines = Vec::new();
@@ -331,8 +379,6 @@ fn lines(mut bytes: &[u8]) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
     use crate::store::{Changes, FileId};
 
@@ -345,6 +391,30 @@ mod tests {
             changes: Changes { uid: Some(7), ..Changes::default() },
         };
         Record { order, home: vec!["a".into()], caller: Caller { uid: 1, gid: 2, groups: [3].into() }, put }
+    }
+
+    #[test]
+    fn sessions_are_told_again_until_they_have_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let names: Vec<Bytes> = (0..4).map(|name| Bytes::from(vec![name, 0xff])).collect();
+        let open = || Journal::open(directory.path()).unwrap().0;
+        assert_eq!(open().begin_session(&names[0]).unwrap(), names[..0]);
+        // The second is killed before it has ended the first, and the third before it has ended
+        // both.
+        assert_eq!(open().begin_session(&names[1]).unwrap(), names[..1]);
+        let third = open();
+        assert_eq!(third.begin_session(&names[2]).unwrap(), names[..2]);
+        third.earlier_have_ended(&names[2]).unwrap();
+        // What was handed over goes on, with what is not in the journal.
+        third.note(record(1, b"closed")).unwrap();
+        third.hand_over();
+        assert!(Journal::open(directory.path()).is_err());
+        third.done(&[1]);
+        let fourth = open();
+        assert_eq!(fourth.begin_session(&names[3]).unwrap(), names[..0]);
+        // What is given up has asked for things.
+        fourth.abandon();
+        assert_eq!(open().begin_session(&names[0]).unwrap(), names[3..]);
     }
 
     #[test]

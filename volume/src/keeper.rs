@@ -140,6 +140,13 @@ impl Keeper {
         }
     }
 
+    /// See [`LeaseTable::has_ended`].
+    pub fn has_ended(&self, name: &str) {
+        if self.table().has_ended(name) {
+            self.back.notify_waiters();
+        }
+    }
+
     /// Completes when no former session relies on leases in a tree that `of` says.
     async fn grace_is_over(&self, of: impl Fn(&Path) -> bool) {
         loop {

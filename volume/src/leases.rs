@@ -264,7 +264,12 @@ impl LeaseTable {
     pub fn forgotten(&mut self, session: SessionId, lost: Stamp) -> bool {
         // A loss that an earlier process has told of says nothing about this one.
         let its = self.sessions.get(&session).filter(|its| lost >= its.opened);
-        let Some(name) = its.and_then(|its| its.name.as_deref()) else { return false };
+        let Some(name) = its.and_then(|its| its.name.clone()) else { return false };
+        self.has_ended(&name)
+    }
+
+    /// The holder of former sessions of that name is no more. Whether there were any.
+    pub fn has_ended(&mut self, name: &str) -> bool {
         let before = self.former.len();
         self.former.retain(|(former, _)| former.name != name);
         self.former.len() < before

@@ -468,6 +468,12 @@ impl Volumes {
         known.map_or_else(|| Account::named(caller.identity.as_deref().unwrap_or_default()), |its| its.account.clone())
     }
 
+    /// Whoever had sessions of that name is no more.
+    fn has_ended(&self, name: &str) {
+        self.keeper.has_ended(name);
+        self.is_back(name);
+    }
+
     /// The holder of the session of that name relies on nothing from before.
     fn is_back(&self, name: &str) {
         if let Some(records) = &self.records {

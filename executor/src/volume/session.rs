@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     future::Future,
+    ptr,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
@@ -11,6 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use bytes::Bytes;
 use posh_proto::{
     token::Fingerprint,
     volume::{
@@ -21,7 +23,7 @@ use posh_proto::{
 use posh_volume::{
     Errno, Store as _,
     directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
-    store::{Caller as FileCaller, Changes, NewFile, Notice, Op, OpenFlags, Stamp, Write},
+    store::{Answer, Caller as FileCaller, Changes, NewFile, Notice, Op, OpenFlags, Stamp, Write},
 };
 use prost::Message as _;
 use serde::Serialize;
@@ -49,6 +51,8 @@ use crate::{
 /// The wait for calls that were given up, until the record counts them: on their threads they go
 /// on, and a file system may hang.
 const LAST_COUNTS: Duration = Duration::from_secs(5);
+/// The wait for system calls of a session that is to be over.
+const LAST_JOBS: Duration = Duration::from_secs(5);
 /// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
 /// end before that.
 const KEEP_TIME: Duration = Duration::from_secs(30);
@@ -696,6 +700,20 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
     }
 }
 
+/// Ends others of the same identity's sessions. See [`Op::EndSessions`].
+async fn end_sessions(shared: &Shared, session: &Served, names: Vec<Bytes>) -> Result<(), Errno> {
+    for name in names {
+        if let Ok(earlier) = shared.volumes.session(&session.caller, &name)
+            && !ptr::eq(&raw const *earlier, session)
+        {
+            end(shared, &earlier).await;
+            tokio::time::timeout(LAST_JOBS, earlier.store.is_quiet()).await.map_err(|_| Errno::EBUSY)?;
+        }
+        shared.volumes.has_ended(&Fingerprint::of(&name).to_string());
+    }
+    Ok(())
+}
+
 /// Must not wait: behind it come the answers to recalls that others wait for.
 async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
     let number = call.number;
@@ -735,7 +753,10 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         };
         let under_way = UnderWay::of(&session, &op);
         let charges = Arc::new((charge, for_answer));
-        let answer = HELD.scope(charges.clone(), session.store.call(&caller, op)).await;
+        let answer = match op {
+            Op::EndSessions(names) => end_sessions(&shared, &session, names).await.map(|()| Answer::Done),
+            op => HELD.scope(charges.clone(), session.store.call(&caller, op)).await,
+        };
         under_way.end(answer.as_ref().err().copied());
         Outcome::Answered(reply(number, answer), charges)
     };

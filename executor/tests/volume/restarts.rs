@@ -120,3 +120,27 @@ async fn another_executor_that_lives_is_no_earlier_one() {
     let bob = Remote::open(Arc::new(Direct(other.address)), EXPORT, Patience::default()).await.unwrap();
     assert!(change(&bob, "bob").await < SOON);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_workstation_has_asked_for_is_not_carried_out_behind_its_successor() {
+    let site = Site::new().await;
+    let (dead, next, other) = (site.remote().await, site.remote().await, site.remote().await);
+    // Nobody answers this one's recalls: who changes the directory waits until its time is over.
+    let _unanswered = other.notices();
+    let looked = find(&other, "").await.unwrap();
+    assert!(looked.leases.contains(Leases::ENTRIES));
+    let (began, session, parent) = (Instant::now(), dead.session(), dead.root());
+    let asked = tokio::spawn(async move {
+        let op = Op::MakeDirectory { parent, name: "late".into(), mode: 0o700.into() };
+        dead.call(&me(), op).await
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(call(&next, Op::EndSessions(vec![session.clone()])).await, Ok(Answer::Done));
+    // Once more is no error, and nobody ends the session that asks.
+    let own = next.session();
+    assert_eq!(call(&next, Op::EndSessions(vec![session, own])).await, Ok(Answer::Done));
+    let waited = change(&next, "next").await;
+    assert!(waited > SOON && began.elapsed() > LEASE_TIME, "the change had to wait, too: {waited:?}");
+    assert!(site.path("next").is_dir() && !site.path("late").exists());
+    asked.abort();
+}

@@ -71,6 +71,10 @@ impl Serving {
             let disk = disk_for(&config, &kept_as).await;
             let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);
             let (volume, invalidations) = Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
+            if let Some((journal, _)) = &journal {
+                let ended = volume.end_earlier_sessions(journal, &remote.session()).await;
+                ended.map_err(|errno| format!("an earlier session of this volume does not end: {errno}; try again"))?;
+            }
             if let Some(journal) = journal
                 && let Err(errno) = volume.keep_journal(journal).await
             {

@@ -73,6 +73,8 @@ pub struct Session {
     last_caller: Mutex<Caller>,
     /// Nothing more is done for it.
     over: watch::Sender<bool>,
+    /// Jobs that are at work on threads.
+    jobs: watch::Sender<usize>,
 }
 
 /// Who says that the session is alive.
@@ -116,6 +118,7 @@ impl DirectorySession {
             tells_acls: false.into(),
             last_caller: Mutex::default(),
             over: watch::Sender::new(false),
+            jobs: watch::Sender::new(0),
         }))
     }
 
@@ -140,6 +143,12 @@ impl DirectorySession {
     /// back, and what it asks for from now on is refused with `ESTALE`.
     pub fn end(&self) {
         self.0.end();
+    }
+
+    /// Completes when nothing of it is at work any more. To be called after its [`Self::end`].
+    pub async fn is_quiet(&self) {
+        // It is not dropped: the session is ours.
+        let _ = self.0.jobs.subscribe().wait_for(|count| *count == 0).await;
     }
 
     /// Completes when the session has ended.
@@ -224,6 +233,8 @@ impl Store for DirectorySession {
                 self.give_back(returned);
                 Ok(Answer::Done)
             }
+            // Whoever serves sessions by names has ended them.
+            Op::EndSessions(_) => Ok(Answer::Done),
             Op::Forgotten(lost) => {
                 session.keeper().forgotten(session.id, lost);
                 Ok(Answer::Done)
@@ -293,6 +304,22 @@ async fn tell(session: std::sync::Weak<Session>, sender: mpsc::Sender<Notice>) {
     }
 }
 
+/// A job that is at work.
+struct Job<'a>(&'a Session);
+
+impl<'a> Job<'a> {
+    fn begin(session: &'a Session) -> Self {
+        session.jobs.send_modify(|count| *count += 1);
+        Self(session)
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        self.0.jobs.send_modify(|count| *count -= 1);
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         self.end();
@@ -353,7 +380,9 @@ impl Session {
     {
         let (session, caller) = (self.clone(), caller.clone());
         move || {
-            // It may have ended while this waited for a thread.
+            let _job = Job::begin(&session);
+            // It may have ended while this waited for a thread. Looked at after the job is counted:
+            // who ends the session and then sees none is right.
             if session.is_over() {
                 return Err(Errno::ESTALE);
             }
@@ -562,6 +591,7 @@ impl Session {
             Op::Lock { .. }
             | Op::Return(_)
             | Op::Forgotten(_)
+            | Op::EndSessions(_)
             | Op::Settle(_)
             | Op::Reserve { .. }
             | Op::CopyRange { .. }

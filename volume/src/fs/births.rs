@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use bytes::Bytes;
 use tokio::{
     sync::{Notify, Semaphore},
     time::timeout_at,
@@ -31,7 +32,7 @@ use super::{
 };
 use crate::{
     journal::{Journal, Record},
-    store::{Errno, FileId, Time},
+    store::{Caller, Errno, FileId, Op, Time},
 };
 
 /// How long closed files wait for others to go with.
@@ -218,6 +219,28 @@ pub(super) async fn send(births: Arc<Births>, volume: Weak<Volume>) {
 }
 
 impl Volume {
+    /// Before a journal is taken up: ends the sessions of earlier gateways that have sent what was
+    /// in it. What they have asked for may still be waiting on the server, and must not be carried
+    /// out after what is asked for from now on.
+    ///
+    /// # Errors
+    /// The store's: their requests may still be on their way.
+    pub async fn end_earlier_sessions(&self, journal: &Journal, own: &Bytes) -> Result<(), Errno> {
+        let begun = journal.begin_session(own);
+        let tell = |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
+        let earlier = begun.map_err(tell).unwrap_or_default();
+        if earlier.is_empty() {
+            return Ok(());
+        }
+        match self.store.call(&Caller::default(), Op::EndSessions(earlier)).await {
+            // An executor of an earlier version does not know the word.
+            Ok(_) | Err(Errno::EPROTO) => {}
+            Err(errno) => return Err(errno),
+        }
+        let _ = journal.earlier_have_ended(own).map_err(tell);
+        Ok(())
+    }
+
     /// Files of new directories are made in memory from now on, as far as this journal has them. What it has from before is pending
     /// again, and sent as everything that is.
     ///

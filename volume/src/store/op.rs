@@ -76,6 +76,11 @@ pub enum Op {
     /// before is relied on any more, in the kernel neither. The keeper's former process may have
     /// granted it, and then others wait for this. → [`Answer::Done`].
     Forgotten(Stamp),
+    /// Ends sessions of the caller's by the names that these were opened with: their holder is no
+    /// more. From the answer on nothing is carried out that they have asked for, and none of their
+    /// leases counts. Sessions that have ended, or never were, are no error. → [`Answer::Done`];
+    /// `EBUSY` while a system call of theirs does not return.
+    EndSessions(Vec<Bytes>),
     /// What other programs of the server changed before this was asked has been recalled, and this session has answered all
     /// recalls from before: whoever asks after an offloaded command has ended sees its effect from the answer on. With
     /// [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded command is going
@@ -118,7 +123,12 @@ impl Op {
             Self::Link { file, parent, .. } => vec![file.file, *parent],
             Self::Rename { from, to, .. } => vec![from.0, to.0],
             Self::CopyRange { from, to, .. } => vec![from.0.file, to.0.file],
-            Self::Close(_) | Self::FileSystem | Self::Return(_) | Self::Forgotten(_) | Self::Settle(_) => Vec::new(),
+            Self::Close(_)
+            | Self::FileSystem
+            | Self::Return(_)
+            | Self::Forgotten(_)
+            | Self::EndSessions(_)
+            | Self::Settle(_) => Vec::new(),
         }
     }
 
@@ -141,6 +151,7 @@ impl Op {
                 | Self::Unlock { .. }
                 | Self::Return(_)
                 | Self::Forgotten(_)
+                | Self::EndSessions(_)
                 | Self::Settle(_)
                 | Self::Reserve { .. }
         )

@@ -92,6 +92,7 @@ fn kind_of(op: Op) -> pb::op::Kind {
             let leases = returned.into_iter().map(|each| notice(each.file, each.leases, each.stamp)).collect();
             To::ReturnLeases(pb::ReturnLeases { leases })
         }
+        Op::EndSessions(names) => To::EndSessions(pb::EndSessions { names }),
         Op::Forgotten(Stamp(lost)) => To::Forgotten(lost),
         Op::Settle(how) => To::Settle(how == Settling::Flush),
         Op::Reserve { directory, bytes } => To::Reserve(pb::Reserve { directory: Some(directory.into()), bytes }),
@@ -229,6 +230,7 @@ fn op_on_file(kind: pb::op::Kind) -> Result<Op, Malformed> {
             Op::Return(its.leases.into_iter().map(returned).collect::<Result<_, Malformed>>()?)
         }
         From::Reserve(its) => Op::Reserve { directory: needed(its.directory, "directory")?, bytes: its.bytes },
+        From::EndSessions(its) => Op::EndSessions(its.names),
         From::Forgotten(lost) => Op::Forgotten(Stamp(lost)),
         From::Settle(flush) => Op::Settle(if flush { Settling::Flush } else { Settling::Recalls }),
         _ => return Err(Malformed("op")),

@@ -45,10 +45,11 @@ pub struct Machine {
 impl Machine {
     /// A gateway, with the journal as the last one has left it on the disk.
     pub async fn start(&self, site: &Arc<Site>, last: Option<&Path>) -> Gateway {
+        let mut last = last.map(Path::to_owned);
         loop {
             let process = self.processes.fetch_add(1, Ordering::Relaxed);
             let disk = self.top.join(format!("journal-{}-{process}", self.number));
-            if let Some(last) = last {
+            if let Some(last) = &last {
                 copy_journal(last, &disk, site.fault);
             }
             let link = Link::connect(site, self.number + 2 * process, self.seed).await;
@@ -58,15 +59,20 @@ impl Machine {
             let journal = Journal::open(&disk).unwrap();
             let gateway = Gateway { volume, link, disk };
             let count = journal.1.len();
-            match gateway.volume.keep_journal(journal).await {
+            let name = Bytes::from((self.number + 2 * process).to_string());
+            let ended = gateway.volume.end_earlier_sessions(&journal.0, &name).await;
+            let taken_up = match ended {
+                Ok(()) => gateway.volume.keep_journal(journal).await,
+                Err(errno) => Err(errno),
+            };
+            match taken_up {
                 Ok(()) => {
                     site.log.note(&format!("gateway {}-{process} is up, {count} records", self.number));
                     return gateway;
                 }
                 Err(errno) => {
                     site.log.note(&format!("gateway {}-{process} can't take its journal up: {errno}", self.number));
-                    gateway.kill();
-                    let _ = std::fs::remove_dir_all(&gateway.disk);
+                    last = Some(gateway.kill());
                     sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -79,6 +85,9 @@ fn copy_journal(from: &Path, to: &Path, fault: Option<Fault>) {
     std::os::unix::fs::PermissionsExt::set_mode(&mut std::fs::metadata(to).unwrap().permissions(), 0o700);
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
+        if entry.file_name() == "sessions" {
+            std::fs::copy(entry.path(), to.join("sessions")).unwrap();
+        }
         if entry.file_name().to_string_lossy().starts_with("journal-") {
             let mut data = std::fs::read(entry.path()).unwrap();
             if fault == Some(Fault::JournalTail) {

@@ -123,9 +123,9 @@ impl Log {
 
 /// One process of the executor.
 pub struct Server {
+    keeper: Arc<Keeper>,
     directory: Arc<Directory>,
     sessions: Mutex<BTreeMap<u64, Arc<Served>>>,
-    tasks: Mutex<Vec<AbortHandle>>,
     /// Clients that had a session of an earlier process.
     former: BTreeSet<u64>,
     is_over: AtomicBool,
@@ -145,6 +145,7 @@ enum Performed {
 pub struct Served {
     pub session: DirectorySession,
     requests: Mutex<BTreeMap<u64, Arc<Shared<Performed>>>>,
+    tasks: Mutex<Vec<AbortHandle>>,
     /// When its client was last there.
     seen: Mutex<Instant>,
 }
@@ -154,10 +155,10 @@ impl Site {
     pub fn start_server(&self, former: BTreeSet<u64>) {
         let named = former.iter().map(|client| Former { name: client.to_string(), tree: self.export.clone() });
         let keeper = if self.fault == Some(Fault::NoGrace) { Keeper::default() } else { Keeper::after(named) };
-        let machine = Machine::without_threads(Arc::new(keeper));
+        let keeper = Arc::new(keeper);
+        let machine = Machine::without_threads(Arc::clone(&keeper));
         let directory = Directory::open(machine, &self.export, Rights::Own, Mutability::ReadWrite).unwrap();
-        let server =
-            Server { directory, sessions: Mutex::default(), tasks: Mutex::default(), former, is_over: false.into() };
+        let server = Server { keeper, directory, sessions: Mutex::default(), former, is_over: false.into() };
         *self.server.lock().unwrap() = Some(Arc::new(server));
         self.log.note("the server starts");
     }
@@ -167,17 +168,8 @@ impl Site {
         let Some(server) = self.server.lock().unwrap().take() else { return BTreeSet::new() };
         self.log.note("the server is killed");
         server.is_over.store(true, Ordering::Relaxed);
-        server.tasks.lock().unwrap().iter().for_each(AbortHandle::abort);
-        for served in server.sessions.lock().unwrap().values() {
-            for request in served.requests.lock().unwrap().values() {
-                let is_under_way = matches!(*request.borrow(), Performed::UnderWay);
-                if is_under_way {
-                    request.set(Performed::Never);
-                }
-            }
-        }
         let sessions = server.sessions.lock().unwrap();
-        sessions.values().for_each(|served| served.session.end());
+        sessions.values().for_each(|served| served.end());
         sessions.keys().chain(&server.former).copied().collect()
     }
 
@@ -210,7 +202,8 @@ impl Server {
         let account = Account::named(if client.is_multiple_of(2) { "ada" } else { "bob" });
         let session = DirectorySession::open_for(account, Arc::clone(&self.directory), Liveness::Served);
         session.name(&client.to_string());
-        let served = Arc::new(Served { session, requests: Mutex::default(), seen: Mutex::new(now) });
+        let served =
+            Arc::new(Served { session, requests: Mutex::default(), tasks: Mutex::default(), seen: Mutex::new(now) });
         sessions.insert(client, Arc::clone(&served));
         (served, false)
     }
@@ -226,6 +219,10 @@ impl Server {
     ) -> Option<Response> {
         if self.is_over.load(Ordering::Relaxed) {
             return None;
+        }
+        if let Request::Call(_, Op::EndSessions(names)) = request {
+            names.iter().for_each(|name| self.end_session(std::str::from_utf8(name).unwrap()));
+            return Some(Response::Call(Ok(Answer::Done)));
         }
         let performed = {
             let mut requests = served.requests.lock().unwrap();
@@ -244,7 +241,7 @@ impl Server {
                         }
                         its.set(Performed::Answered(response));
                     });
-                    self.tasks.lock().unwrap().push(task.abort_handle());
+                    served.tasks.lock().unwrap().push(task.abort_handle());
                     performed
                 }
             }
@@ -256,7 +253,28 @@ impl Server {
     }
 }
 
+impl Server {
+    fn end_session(&self, name: &str) {
+        if let Some(served) = self.sessions.lock().unwrap().remove(&name.parse().unwrap()) {
+            served.end();
+        }
+        self.keeper.has_ended(name);
+    }
+}
+
 impl Served {
+    /// Nothing of it is carried out any more.
+    fn end(&self) {
+        self.tasks.lock().unwrap().iter().for_each(AbortHandle::abort);
+        for request in self.requests.lock().unwrap().values() {
+            let is_under_way = matches!(*request.borrow(), Performed::UnderWay);
+            if is_under_way {
+                request.set(Performed::Never);
+            }
+        }
+        self.session.end();
+    }
+
     pub fn is_alive(&self) {
         *self.seen.lock().unwrap() = Instant::now();
         self.session.renew();
