@@ -71,14 +71,13 @@ impl Serving {
             let disk = disk_for(&config, &kept_as).await;
             let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);
             let (volume, invalidations) = Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
-            if let Some((journal, _)) = &journal {
-                let ended = volume.end_earlier_sessions(journal, &remote.session()).await;
+            // Without it files would be missing that were closed.
+            if let Some(journal) = journal {
+                let ended = volume.end_earlier_sessions(&journal.0, &remote.session()).await;
                 ended.map_err(|errno| format!("an earlier session of this volume does not end: {errno}; try again"))?;
-            }
-            if let Some(journal) = journal
-                && let Err(errno) = volume.keep_journal(journal).await
-            {
-                tracing::warn!(%errno, "what a former gateway has left is not on the server yet");
+                volume.keep_journal(journal).await.map_err(|errno| {
+                    format!("what a former gateway has not sent can't be taken up: {errno}; it is kept; try again")
+                })?;
             }
             let path = config.path.clone();
             let source = config.source();
