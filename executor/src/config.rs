@@ -15,6 +15,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     ops::Range,
     os::fd::AsRawFd as _,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
@@ -160,7 +161,10 @@ pub fn default_state() -> Option<PathBuf> {
         return Some(PathBuf::from("/run/posh-executor"));
     }
     let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let runtime = named("XDG_RUNTIME_DIR").filter(|path| path.is_dir());
+    // Whoever changes to another user may keep the variables of the first.
+    let is_own =
+        |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
+    let runtime = named("XDG_RUNTIME_DIR").filter(is_own);
     let base = runtime.or_else(|| named("XDG_STATE_HOME"));
     let base =
         base.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state")));
