@@ -39,6 +39,12 @@ const NOTIFY_INVAL_INODE: i32 = 2;
 /// FUSE_NOTIFY_INVAL_ENTRY of linux/fuse.h.
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 
+/// FUSE_NOTIFY_PRUNE of linux/fuse.h (Linux 6.18): names of files go, where nobody uses them.
+const NOTIFY_PRUNE: i32 = 9;
+
+/// Files of one such message.
+const PRUNED_AT_ONCE: usize = 512;
+
 /// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is to be looked up again, and nothing else becomes of it.
 const EXPIRE_ONLY: u32 = 1;
 
@@ -109,8 +115,32 @@ impl Kernel {
             let offset = if invalidate.pages { 0 } else { -1 };
             let number = invalidate.number;
             let forget = || self.file_is_doubtful(number, offset);
-            forget_for_sure(forget, || self.volume.upgrade().is_some_and(|volume| volume.is_told(number)));
+            forget_for_sure(forget, || self.is_told(number));
+            self.let_go(&invalidate.let_go);
         }
+    }
+
+    fn is_told(&self, number: u64) -> bool {
+        self.volume.upgrade().is_some_and(|volume| volume.is_told(number))
+    }
+
+    /// Of each file first what may be wrong soon, then its names.
+    fn let_go(&self, numbers: &[u64]) {
+        for number in numbers {
+            forget_for_sure(|| self.file_is_doubtful(*number, 0), || self.is_told(*number));
+        }
+        for numbers in numbers.chunks(PRUNED_AT_ONCE) {
+            // What an older kernel can't give up, it keeps.
+            let _ = self.prune(numbers);
+        }
+    }
+
+    /// `struct fuse_notify_prune_out`.
+    fn prune(&self, numbers: &[u64]) -> nix::Result<usize> {
+        let count = u32::try_from(numbers.len()).unwrap_or_default();
+        let head = [count.to_ne_bytes(), [0; 4]].concat();
+        let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.notify(NOTIFY_PRUNE, &[&head, &[0; 8], &numbers])
     }
 
     /// `struct fuse_notify_inval_inode_out`. fuser has no word for a file that the kernel does not

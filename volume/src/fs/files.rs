@@ -1,6 +1,7 @@
 //! Open files: opened, closed, synced, locked; and what is done to their contents on the server.
 
 use std::{
+    collections::HashSet,
     ffi::OsStr,
     ops::Range,
     sync::{
@@ -200,6 +201,11 @@ impl Volume {
         let mut from_memory: Vec<_> = from_memory.map(|(number, open)| (*number, open.file)).collect();
         from_memory.sort_unstable();
         from_memory
+    }
+
+    /// All files that are open.
+    pub(super) fn open_ids(&self) -> HashSet<FileId> {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner).values().map(|open| open.file).collect()
     }
 
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {

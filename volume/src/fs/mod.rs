@@ -6,7 +6,7 @@
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
 //! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
 //!   these, `told` what somebody has named
-//! * `kept`: how much of names is remembered
+//! * `kept`: how much of names is remembered; `surplus`: how many files
 //! * `at_hand`: how far a program would get without asking
 //! * `writing`: contents on their way out
 //! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
@@ -49,6 +49,7 @@ mod recalled;
 mod recalls;
 mod replay;
 mod reserved;
+mod surplus;
 mod table;
 mod told;
 mod tours;
@@ -225,7 +226,9 @@ impl Volume {
         let answers = (volume.store.clone(), volume.answers_wake());
         let answerer = tokio::spawn(recalled::answer(Arc::downgrade(&volume), answers.0, answers.1));
         let idle = tokio::spawn(reserved::give_back(Arc::clone(&volume.reservations), Arc::downgrade(&volume)));
-        let tasks = [listener, sender, answerer, idle].map(|task| task.abort_handle());
+        let is_full = volume.table().is_full();
+        let surplus = tokio::spawn(surplus::give_back(Arc::downgrade(&volume), is_full));
+        let tasks = [listener, sender, answerer, idle, surplus].map(|task| task.abort_handle());
         volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }

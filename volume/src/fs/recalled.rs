@@ -57,7 +57,7 @@ pub(super) struct Recalled {
     /// Of files that are not known; while a task is at work.
     unknown: Option<Vec<Recall>>,
     answers: Vec<Returned>,
-    /// Without an answer that the server has taken.
+    /// Without an answer that the server has taken, and leases on their way back.
     count: usize,
     has_ended: bool,
     /// There are answers.
@@ -86,6 +86,14 @@ impl Recalled {
         if !self.has_ended {
             self.answers.extend(returned);
             self.wake.notify_one();
+        }
+    }
+
+    /// Leases that were not recalled go back with the answers.
+    pub fn give_back(&mut self, returned: Vec<Returned>) {
+        if !self.has_ended {
+            self.count += returned.len();
+            self.answer(returned);
         }
     }
 

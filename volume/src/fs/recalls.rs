@@ -43,6 +43,8 @@ pub struct Invalidate {
     pub pages: bool,
     /// And names, by the numbers of their directories; all names of all directories would do as well.
     pub names: Option<Names>,
+    /// Files of which everything is forgotten, and their names given up where nobody uses them.
+    pub let_go: Vec<u64>,
     /// Told when it is done.
     done: Option<oneshot::Sender<()>>,
 }
@@ -50,19 +52,26 @@ pub struct Invalidate {
 impl Invalidate {
     /// Attributes of a file, and names in it where there are some; nobody waits.
     pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
-        Self { number, pages: false, names: names.map(|names| vec![(number, names)]), done: None }
+        Self { number, pages: false, names: names.map(|names| vec![(number, names)]), let_go: Vec::new(), done: None }
     }
 
     /// Names of all these directories; nobody waits.
     pub(super) fn of_names(names: Names) -> Self {
-        Self { number: ROOT, pages: false, names: Some(names), done: None }
+        Self { number: ROOT, pages: false, names: Some(names), let_go: Vec::new(), done: None }
     }
 
     /// The same with contents and names of any directories; also what completes when it is carried
     /// out.
     pub(super) fn awaited(number: u64, pages: bool, names: Option<Names>) -> (Self, oneshot::Receiver<()>) {
         let (done, is_done) = oneshot::channel();
-        (Self { number, pages, names, done: Some(done) }, is_done)
+        (Self { number, pages, names, let_go: Vec::new(), done: Some(done) }, is_done)
+    }
+
+    /// All of these files, and names of directories; also what completes when it is carried out.
+    pub(super) fn let_go(files: Vec<u64>, names: Names) -> (Self, oneshot::Receiver<()>) {
+        let (mut invalidate, is_done) = Self::awaited(ROOT, false, (!names.is_empty()).then_some(names));
+        invalidate.let_go = files;
+        (invalidate, is_done)
     }
 }
 
@@ -153,7 +162,7 @@ impl Volume {
     /// The kernel's pages of a file are wrong, or will be without anybody hearing of it.
     pub(super) fn forget_pages(&self, file: FileId) {
         if let Some(number) = self.table().number_of(file) {
-            let _ = self.invalidate.send(Invalidate { number, pages: true, names: None, done: None });
+            let _ = self.invalidate.send(Invalidate::awaited(number, true, None).0);
         }
     }
 
@@ -169,6 +178,6 @@ impl Volume {
 
     /// The kernel's attributes of a file may be wrong.
     pub(super) fn forget_attributes(&self, number: u64) {
-        let _ = self.invalidate.send(Invalidate { number, pages: false, names: None, done: None });
+        let _ = self.invalidate.send(Invalidate::of(number, None));
     }
 }

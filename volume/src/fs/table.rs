@@ -1,5 +1,9 @@
 //! What is known of files: which the kernel knows by which number, and what may be remembered of them under
 //! leases. No waiting here, and no store.
+//!
+//! Invariant: at most [`MAX_FILES`] files are held, but for those in use. A file is *held* from its first answer until it
+//! is given up ([`Table::take_surplus`]); an answer about it holds it again. Of a file that was given up nothing is
+//! remembered but its number, and it goes when the kernel forgets that.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -8,13 +12,16 @@ use std::{
     time::Instant,
 };
 
+use tokio::sync::Notify;
+
 use super::{
     acls::{KnownAcls, has_same_rights},
     kept::{KEPT_BYTES, Share, Sum, name_bytes, orders_bytes, remembered_bytes},
     order::{Cursor, Orders},
+    surplus::Surplus,
     unborn::{Newborn, Own, Unborn},
 };
-use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Stamp};
+use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Returned, Stamp};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -25,8 +32,13 @@ const FIRST_ALIAS: u64 = 1 << 62;
 /// The generation of files that the store does not know yet: their inode is the kernel's number. It is never sent.
 const UNBORN: u64 = u64::MAX;
 
-/// Files that are remembered at most, at about 400 bytes each: a large source tree.
-const MAX_NODES: usize = 100_000;
+/// Files that are held at most, at about 800 bytes each: a large source tree. An executor has leases for two such volumes
+/// of one owner.
+pub(super) const MAX_FILES: usize = 100_000;
+
+/// Files that are given up together: all files are looked at to find them, and recalls wait while the kernel forgets them,
+/// some 20 ms.
+const SURPLUS_FILES: usize = 8192;
 
 /// Recalled files whose stamps are remembered one by one.
 const MAX_RECALLED: usize = 10_000;
@@ -94,6 +106,8 @@ pub(super) struct Node {
     pub fault: Option<Errno>,
     /// What all of its names cost.
     pub share: Share,
+    /// Its leases went back, and no answer about it came since.
+    is_given_up: bool,
 }
 
 /// A file's attributes as they were shown when it was sent, and as the store has them. A program that looks twice, as tar
@@ -132,7 +146,7 @@ pub(super) enum Known {
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Table {
-    nodes: HashMap<u64, Node>,
+    nodes: HashMap<u64, Box<Node>>,
     numbers: HashMap<FileId, u64>,
     next_alias: u64,
     recalled: HashMap<FileId, Stamp>,
@@ -148,8 +162,12 @@ pub(super) struct Table {
     most_kept: usize,
     /// So often a directory was used.
     uses: u64,
-    /// So many files may be there before room is made.
-    most_nodes: usize,
+    /// How many of the files are given up.
+    given_up: usize,
+    /// So many files may be held; more than [`MAX_FILES`] only while those in use are more.
+    most_held: usize,
+    /// More are held.
+    is_full: Arc<Notify>,
 }
 
 /// Whether the store does not know the file, or did not when it was told of.
@@ -170,7 +188,9 @@ impl Table {
             kept: Sum::default(),
             most_kept: KEPT_BYTES,
             uses: 0,
-            most_nodes: MAX_NODES,
+            given_up: 0,
+            most_held: MAX_FILES,
+            is_full: Arc::default(),
         };
         table.insert(ROOT, root);
         table
@@ -208,18 +228,26 @@ impl Table {
             made: 0,
             fault: None,
             share: Share::of(&self.kept),
+            is_given_up: false,
         };
-        self.nodes.insert(number, node);
+        self.nodes.insert(number, Box::new(node));
         if !is_provisional(file) {
             self.numbers.insert(file, number);
+        }
+        self.look_for_room();
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some(node) = self.nodes.remove(&number) {
+            self.given_up -= usize::from(node.is_given_up);
+            if self.numbers.get(&node.file) == Some(&number) {
+                self.numbers.remove(&node.file);
+            }
         }
     }
 
     /// A file that the store does not know.
     pub fn insert_unborn(&mut self) -> u64 {
-        if self.nodes.len() >= self.most_nodes {
-            self.make_room();
-        }
         let number = self.next_alias;
         self.next_alias += 1;
         self.insert(number, FileId { inode: number, generation: UNBORN });
@@ -228,7 +256,7 @@ impl Table {
 
     /// It was not made after all.
     pub fn discard(&mut self, number: u64) {
-        self.nodes.remove(&number);
+        self.remove(number);
     }
 
     /// The store knows it from now on.
@@ -256,9 +284,6 @@ impl Table {
         if let Some(number) = self.number_of(file) {
             return number;
         }
-        if self.nodes.len() >= self.most_nodes {
-            self.make_room();
-        }
         let is_free = file.inode > ROOT && file.inode < FIRST_ALIAS && !self.nodes.contains_key(&file.inode);
         let number = if is_free { file.inode } else { self.next_alias };
         self.next_alias += u64::from(!is_free);
@@ -266,21 +291,86 @@ impl Table {
         number
     }
 
-    /// Forgets the files that neither the kernel nor a handle names: a half of the room, so that this is rare.
-    fn make_room(&mut self) {
-        let mut surplus = self.nodes.len().saturating_sub(MAX_NODES / 2);
-        let numbers = &mut self.numbers;
-        self.nodes.retain(|number, node| {
-            let is_used = node.lookups > 0 || !node.handles.is_empty() || node.is_ahead();
-            let goes = surplus > 0 && !is_used && *number != ROOT;
-            if goes {
-                surplus -= 1;
-                numbers.remove(&node.file);
+    /// One that was given up may be again.
+    fn hold(&mut self, number: u64) {
+        if self.nodes.get_mut(&number).is_some_and(|node| std::mem::take(&mut node.is_given_up)) {
+            self.given_up -= 1;
+            self.look_for_room();
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.nodes.len() - self.given_up
+    }
+
+    fn look_for_room(&self) {
+        if self.held() > self.most_held {
+            self.is_full.notify_one();
+        }
+    }
+
+    /// Told when there are files to be given up.
+    pub fn is_full(&self) -> Arc<Notify> {
+        Arc::clone(&self.is_full)
+    }
+
+    /// Gives up the files that were asked about longest ago, if too many are held. `is_used` says of which files more is
+    /// known elsewhere.
+    pub fn take_surplus(&mut self, is_used: impl Fn(FileId) -> bool) -> Option<Surplus> {
+        if self.held() <= self.most_held {
+            self.most_held = MAX_FILES.max(self.held());
+            return None;
+        }
+        let can_go = |node: &Node| !node.is_given_up && node.can_go() && !is_used(node.file);
+        let others = self.nodes.iter().filter(|(number, _)| **number != ROOT);
+        let mut oldest: Vec<(Stamp, u64)> =
+            others.filter(|(_, node)| can_go(node)).map(|(number, node)| (node.stamp, *number)).collect();
+        if oldest.len() > SURPLUS_FILES {
+            oldest.select_nth_unstable(SURPLUS_FILES);
+            oldest.truncate(SURPLUS_FILES);
+        }
+        // The latest first: what lies in a directory was asked about after it, and keeps it in the kernel.
+        oldest.sort_unstable_by(|one, other| other.cmp(one));
+        if let Some((stamp, _)) = oldest.first() {
+            // Of a file that goes from the table nobody will know which of its answers was the last.
+            self.floor = self.floor.max(Stamp(stamp.0.saturating_add(1)));
+        }
+        let mut surplus = Surplus::default();
+        // What the kernel has kept before, since it was used or lay above what was used, may go now.
+        let kept = self.nodes.iter().filter(|(_, node)| node.is_given_up).take(SURPLUS_FILES);
+        let kept: Vec<u64> = kept.map(|(number, _)| *number).collect();
+        oldest.iter().for_each(|(_, number)| self.give_up(*number, &mut surplus));
+        surplus.numbers.extend(kept);
+        // Those in use stay: then they are not looked through for every new one.
+        let most = if oldest.len() < SURPLUS_FILES { self.held() + MAX_FILES / 4 } else { 0 };
+        self.most_held = MAX_FILES.max(most);
+        Some(surplus)
+    }
+
+    fn give_up(&mut self, number: u64, surplus: &mut Surplus) {
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        if !node.leases.is_empty() {
+            surplus.returned.push(Returned { file: node.file, leases: node.leases, stamp: node.stamp });
+        }
+        node.lose(Leases::all());
+        node.orders = None;
+        node.share.orders.clear();
+        let parent = node.parent;
+        if node.lookups == 0 {
+            self.remove(number);
+        } else {
+            surplus.numbers.push(number);
+            let told = node.take_told();
+            if !told.is_empty() {
+                surplus.names.push((number, told));
             }
-            !goes
-        });
-        // Those that the kernel names stay: then they are not looked through for every new one.
-        self.most_nodes = MAX_NODES.max(self.nodes.len() + MAX_NODES / 4);
+            node.is_given_up = true;
+            self.given_up += 1;
+        }
+        // A listing without the attributes of its files would be asked about file by file.
+        if let Some(directory) = parent.and_then(|parent| self.of_mut(parent)) {
+            directory.listing = None;
+        }
     }
 
     /// The names of a directory are used.
@@ -326,19 +416,19 @@ impl Table {
     }
 
     pub fn node(&self, number: u64) -> Option<&Node> {
-        self.nodes.get(&number)
+        self.nodes.get(&number).map(|node| &**node)
     }
 
     pub fn node_mut(&mut self, number: u64) -> Option<&mut Node> {
-        self.nodes.get_mut(&number)
+        self.nodes.get_mut(&number).map(|node| &mut **node)
     }
 
     pub fn of(&self, file: FileId) -> Option<&Node> {
-        self.nodes.get(&self.number_of(file)?)
+        self.node(self.number_of(file)?)
     }
 
     pub fn of_mut(&mut self, file: FileId) -> Option<&mut Node> {
-        self.nodes.get_mut(&self.number_of(file)?)
+        self.node_mut(self.number_of(file)?)
     }
 
     /// The number of a file that has one.
@@ -351,7 +441,7 @@ impl Table {
 
     /// Every file with its number.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Node)> {
-        self.nodes.iter().map(|(number, node)| (*number, node))
+        self.nodes.iter().map(|(number, node)| (*number, &**node))
     }
 
     /// The kernel was told of a file once more.
@@ -365,8 +455,10 @@ impl Table {
 
     /// The kernel has forgotten a file so many times.
     pub fn forget(&mut self, number: u64, times: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.lookups = node.lookups.saturating_sub(times);
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        node.lookups = node.lookups.saturating_sub(times);
+        if node.lookups == 0 && node.is_given_up && node.can_go() {
+            self.remove(number);
         }
     }
 
@@ -375,6 +467,7 @@ impl Table {
         let file = entry.attributes.id;
         let recalled = self.recalled.get(&file).copied().unwrap_or_default().max(self.floor);
         let number = self.number(file);
+        self.hold(number);
         let Some(node) = self.nodes.get_mut(&number) else { return false };
         if entry.stamp < node.stamp {
             return false;
@@ -552,6 +645,12 @@ impl Table {
 }
 
 impl Node {
+    /// Whether it is no more than what the store has said of it.
+    fn can_go(&self) -> bool {
+        let is_held_back = self.is_ahead() || self.leases.contains(Leases::WRITE) || self.fault.is_some();
+        self.handles.is_empty() && !is_held_back
+    }
+
     /// Whether the store has yet to hear of something that was done here.
     pub fn is_ahead(&self) -> bool {
         self.unborn.is_some() || !self.pending_names.is_empty() || self.changed.is_some()
