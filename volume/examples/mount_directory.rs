@@ -7,7 +7,7 @@ use std::{env, path::PathBuf, sync::Arc};
 use nix::unistd::geteuid;
 use posh_volume::{
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
-    fs::{Settings, Volume},
+    fs::{MAX_FILES, Settings, Volume},
     fuse::{self, Users},
     journal::Journal,
     mount::{self, Wanted},
@@ -24,7 +24,8 @@ async fn main() {
     let rights = if is_root { Rights::Callers } else { Rights::Own };
     let directory = Directory::open(Machine::start().unwrap(), directory, rights, Mutability::ReadWrite).unwrap();
     let store = Arc::new(DirectorySession::open(directory, Liveness::Own));
-    let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: cache }, None);
+    let (volume, invalidations) =
+        Volume::new(store, Settings { sync: false, memory_bytes: cache, most_files: MAX_FILES }, None);
     if let Some(journal) = rest.get(1) {
         volume.keep_journal(Journal::open(journal).unwrap()).await.unwrap();
     }

@@ -42,6 +42,9 @@ const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// FUSE_NOTIFY_PRUNE of linux/fuse.h (Linux 6.18): names of files go, where nobody uses them.
 const NOTIFY_PRUNE: i32 = 9;
 
+/// The version of the protocol that has it.
+const PRUNES: fuser::Version = fuser::Version(7, 45);
+
 /// Files of one such message.
 const PRUNED_AT_ONCE: usize = 512;
 

@@ -10,13 +10,13 @@ use std::{
 
 use async_trait::async_trait;
 use posh_volume::{
-    fs::{Invalidate, ROOT, Settings, Volume},
+    fs::{Invalidate, MAX_FILES, ROOT, Settings, Volume},
     store::*,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// As docs/security.md states it.
-const BOUND_BYTES: u64 = 96 << 20;
+const BOUND_BYTES: u64 = 64 << 20;
 /// Names that are told in one answer may come on top, until the next.
 const ANSWER_BYTES: u64 = 1 << 20;
 
@@ -91,7 +91,11 @@ impl Large {
     }
 
     fn open(&self) -> (Arc<Volume>, UnboundedReceiver<Invalidate>) {
-        Volume::new(Arc::new(self.clone()), Settings { sync: false, memory_bytes: 1 << 20 }, None)
+        Volume::new(
+            Arc::new(self.clone()),
+            Settings { sync: false, memory_bytes: 1 << 20, most_files: MAX_FILES },
+            None,
+        )
     }
 }
 

@@ -96,7 +96,8 @@ async fn appends_whose_answers_are_lost_happen_once() {
     let requests = Arc::new(AtomicUsize::new(0));
     let inner = DirectorySession::open(directory, Liveness::Own);
     let store = Arc::new(Lossy { inner, log: log.clone(), requests: Arc::clone(&requests) });
-    let (volume, mut invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: 4 << 20 }, None);
+    let (volume, mut invalidations) =
+        Volume::new(store, Settings { sync: false, memory_bytes: 4 << 20, most_files: 1000 }, None);
     tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
     let caller = Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups: Arc::default() };
     let entry = volume.lookup(&caller, ROOT, OsStr::new("log")).await.unwrap();

@@ -15,7 +15,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use posh_volume::{
-    fs::{Invalidate, ROOT, Settings, Volume},
+    fs::{Invalidate, MAX_FILES, ROOT, Settings, Volume},
     store::*,
 };
 use tokio::{runtime::Handle, sync::mpsc, time::timeout};
@@ -146,7 +146,7 @@ impl Site {
             acls: AtomicUsize::default(),
             leases: Mutex::new(Leases::ATTRIBUTES | Leases::ENTRIES | Leases::DATA),
         });
-        let settings = Settings { sync: false, memory_bytes: 1 << 20 };
+        let settings = Settings { sync: false, memory_bytes: 1 << 20, most_files: MAX_FILES };
         let (volume, invalidations) = Volume::new(Arc::<Scripted>::clone(&store), settings, None);
         let site = Self { store, says, volume, invalidations };
         for number in 0..FILES {

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use posh_volume::{
     disk::DiskCache,
-    fs::{Expected, ROOT, Settings, Use, Volume},
+    fs::{Expected, MAX_FILES, ROOT, Settings, Use, Volume},
     store::*,
 };
 use tokio::sync::oneshot;
@@ -189,7 +189,7 @@ fn rounds_with<F: Future<Output = ()>>(
     let rounds = Cell::new(0);
     runtime.block_on(async {
         let far = Far { tree, waiting: Arc::default() };
-        let settings = Settings { sync: false, memory_bytes: MEMORY_BYTES };
+        let settings = Settings { sync: false, memory_bytes: MEMORY_BYTES, most_files: MAX_FILES };
         let (volume, _invalidations) = Volume::new(Arc::new(far.clone()), settings, disk);
         tokio::select! {
             biased;

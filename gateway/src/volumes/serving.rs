@@ -14,7 +14,7 @@ use posh_proto::executor::{ReturnedLease, VolumeSession};
 use posh_reach::{Carrier, Reached, Route, ServerIdentity};
 use posh_volume::{
     disk::DiskCache,
-    fs::{Settings, Volume},
+    fs::{MAX_FILES, Settings, Volume},
     fuse::{self, Users},
     journal::{Journal, Record},
     mount::{self, Wanted},
@@ -66,7 +66,11 @@ impl Serving {
             let remote = Remote::open_for(Arc::<Way>::clone(&way), &config.export, patience, users).await;
             let remote = Arc::new(remote.map_err(|error| error.to_string())?);
             let read_only = config.read_only || remote.is_read_only();
-            let settings = Settings { sync: config.sync, memory_bytes: config.cache_bytes.min(MEMORY_BYTES) };
+            let settings = Settings {
+                sync: config.sync,
+                memory_bytes: config.cache_bytes.min(MEMORY_BYTES),
+                most_files: MAX_FILES,
+            };
             let kept_as = way.server().ok_or("there is no connection")?.directory_for(&config.export);
             let disk = disk_for(&config, &kept_as).await;
             let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);

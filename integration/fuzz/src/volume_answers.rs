@@ -17,7 +17,7 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 use posh_proto::volume as wire;
 use posh_volume::{
-    fs::{Invalidate, ROOT, Settings, Source, Volume},
+    fs::{Invalidate, MAX_FILES, ROOT, Settings, Source, Volume},
     remote::{Patience, Remote},
     store::{Caller, Errno, OpenFlags, Removal},
 };
@@ -86,7 +86,7 @@ pub fn answers(data: &[u8]) {
         let patience = Patience { deadline: Some(DEADLINE) };
         let remote = timeout(OPERATION, Remote::open(Arc::new(Direct(peer.address)), "logs", patience)).await;
         let Ok(Ok(remote)) = remote else { return };
-        let settings = Settings { sync: false, memory_bytes: 1 << 20 };
+        let settings = Settings { sync: false, memory_bytes: 1 << 20, most_files: MAX_FILES };
         let (volume, mut invalidations) = Volume::new(Arc::new(remote), settings, None);
         let kernel = tokio::spawn(async move {
             // A kernel forgets at once; dropping what it is told says so.

@@ -11,6 +11,9 @@ use crate::store::{Caller, Entry, Errno};
 /// Looked up at the same time: what the kernel takes at once has seldom more that are not remembered.
 const LOOKED_UP_AT_ONCE: usize = 64;
 
+/// Names of one answer: what a program takes at once (32 KiB, at 160 bytes each) has fewer.
+const NAMES_AT_ONCE: usize = 256;
+
 impl Name {
     /// Neither `.` nor `..`, which the kernel knows, and of no known attributes.
     fn lacks_attributes(&self) -> bool {
@@ -29,7 +32,7 @@ impl Volume {
         mut offset: u64,
     ) -> Result<Vec<Name>, Errno> {
         loop {
-            let mut names = self.read_directory(open, offset).await?;
+            let mut names = self.read_names(open, offset, NAMES_AT_ONCE).await?;
             let Some(last) = names.last().map(|name| name.next) else { return Ok(names) };
             let answers = self.look_up_missing(open, &names).await?;
             let mut missing = names.iter().enumerate().filter(|(_, name)| name.lacks_attributes());

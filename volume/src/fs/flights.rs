@@ -96,7 +96,7 @@ impl Table {
             What::Directory => NewFile::Directory,
             What::Symlink(target) => NewFile::Symlink { target: target.clone() },
         };
-        let changes = changes_of(attributes, node.changed);
+        let changes = changes_of(attributes, node.changed.as_deref().copied());
         Some(Put { directory: above.file, path, what, mode: unborn.mode, changes })
     }
 
@@ -139,7 +139,7 @@ impl Table {
     /// By whom, and what.
     fn set_of(&self, number: u64) -> Option<(Caller, Write)> {
         let node = self.node(number).filter(|node| node.unborn.is_none() && node.fault.is_none())?;
-        let changes = changes_of(node.attributes.as_ref()?, Some(node.changed?));
+        let changes = changes_of(node.attributes.as_ref()?, Some(**node.changed.as_ref()?));
         Some((node.own.as_ref()?.maker.clone(), Write::Set { place: Place::from(node.file), changes }))
     }
 }

@@ -3,7 +3,7 @@
 //! for again, and the kernel is made to forget the names that it was told of.
 //!
 //! The sum of a volume is [`KEPT_BYTES`], and beside it [`OPEN_BYTES`] for open directories and [`AHEAD_BYTES`] for
-//! listings that nobody has asked for yet: about 200 MiB with all overhead, whatever a server lists.
+//! listings that nobody has asked for yet: about 150 MiB with all overhead, whatever a server lists.
 
 use std::{
     mem::size_of,
@@ -15,11 +15,11 @@ use std::{
 
 use crate::store::{FileId, Listed};
 
-/// Of all directories of a volume: some 200,000 short names, more than a large source tree has.
-pub(super) const KEPT_BYTES: usize = 96 << 20;
+/// Of all directories of a volume: some 130,000 short names, more than files are held (`super::table::MAX_FILES`).
+pub(super) const KEPT_BYTES: usize = 64 << 20;
 
 /// Of one directory; a larger one is listed part by part, and not remembered.
-pub(super) const LISTING_BYTES: usize = KEPT_BYTES / 3;
+pub(super) const LISTING_BYTES: usize = KEPT_BYTES / 2;
 
 /// Of open directories. Beyond that each has one part at a time.
 pub(super) const OPEN_BYTES: usize = 32 << 20;

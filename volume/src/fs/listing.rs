@@ -103,6 +103,11 @@ impl Volume {
     /// # Errors
     /// Of reading the directory.
     pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
+        self.read_names(open, offset, NAMES_FOR_THE_KERNEL).await
+    }
+
+    /// As [`Self::read_directory`], of so many files at most.
+    pub(super) async fn read_names(self: &Arc<Self>, open: u64, offset: u64, most: usize) -> Result<Vec<Name>, Errno> {
         let directory = self.directory(open)?;
         let mut place = directory.reading.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
@@ -134,19 +139,16 @@ impl Volume {
         });
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let table = self.table();
-        let files = listed.iter().zip(before as u64 + 3..).skip(wanted - before).take(NAMES_FOR_THE_KERNEL).map(
-            |(listed, next)| {
-                let known =
-                    listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
-                let known = known.filter(|node| !self.writes.is_dirty(node.file));
-                let entry = known.and_then(|node| {
-                    node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
-                });
-                // What stat(2) shows.
-                let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
-                Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
-            },
-        );
+        let files = listed.iter().zip(before as u64 + 3..).skip(wanted - before).take(most).map(|(listed, next)| {
+            let known = listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
+            let known = known.filter(|node| !self.writes.is_dirty(node.file));
+            let entry = known.and_then(|node| {
+                node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
+            });
+            // What stat(2) shows.
+            let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
+            Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
+        });
         Ok(dots.skip(from).chain(files).collect())
     }
 

@@ -96,7 +96,7 @@ pub use files::Opened;
 pub use listing::{Directory, Name};
 pub(crate) use recalled::KERNEL_PATIENCE;
 pub use recalls::{Changes, Invalidate};
-pub use table::ROOT;
+pub use table::{MAX_FILES, ROOT};
 pub use told::{Expectation, Expected};
 pub use writing::Source;
 
@@ -111,6 +111,8 @@ pub struct Settings {
     pub sync: bool,
     /// Contents that are kept in memory, in bytes.
     pub memory_bytes: u64,
+    /// Files of which something is remembered, but for those in use.
+    pub most_files: usize,
 }
 
 /// What the kernel may keep of one answer, and for how long.
@@ -198,7 +200,7 @@ impl Volume {
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Invalidate>) {
         let (invalidate, invalidations) = mpsc::unbounded_channel();
         let volume = Arc::new(Self {
-            table: Mutex::new(Table::new(store.root())),
+            table: Mutex::new(Table::new(store.root(), settings.most_files)),
             store,
             settings,
             opens: Mutex::default(),

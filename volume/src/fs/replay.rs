@@ -199,7 +199,7 @@ impl Table {
         let bytes = newborn.bytes();
         let (number, _) = self.add_newborn(newborn, attributes, (parent, &name))?;
         if let Some(node) = self.node_mut(number) {
-            node.changed = Some(put.changes);
+            node.changed = Some(Box::new(put.changes));
         }
         self.node_mut(parent)?.pending_names.insert(name, number);
         self.is_ready(number, bytes);

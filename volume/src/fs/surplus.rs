@@ -1,5 +1,5 @@
-//! Leases that nobody has asked for any more: beyond [`MAX_FILES`](super::table::MAX_FILES) the files that were asked about
-//! longest ago are given up, so that what a volume remembers, what its executor counts for it and what the kernel keeps of
+//! Leases that nobody has asked for any more: beyond [`super::Settings::most_files`] the files that were asked
+//! about longest ago are given up, so that what a volume remembers, what its executor counts for it and what the kernel keeps of
 //! it have one bound, however long it is used.
 //!
 //! Invariant: a lease goes back when nothing rests upon it any more, as if it had been recalled: the table has lost it, then

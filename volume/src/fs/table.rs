@@ -1,7 +1,7 @@
 //! What is known of files: which the kernel knows by which number, and what may be remembered of them under
 //! leases. No waiting here, and no store.
 //!
-//! Invariant: at most [`MAX_FILES`] files are held, but for those in use. A file is *held* from its first answer until it
+//! Invariant: at most [`super::Settings::most_files`] files are held, but for those in use. A file is *held* from its first answer until it
 //! is given up ([`Table::take_surplus`]); an answer about it holds it again. Of a file that was given up nothing is
 //! remembered but its number, and it goes when the kernel forgets that.
 
@@ -32,13 +32,13 @@ const FIRST_ALIAS: u64 = 1 << 62;
 /// The generation of files that the store does not know yet: their inode is the kernel's number. It is never sent.
 const UNBORN: u64 = u64::MAX;
 
-/// Files that are held at most, at about 800 bytes each: a large source tree. An executor has leases for two such volumes
-/// of one owner.
-pub(super) const MAX_FILES: usize = 100_000;
+/// Files that a volume holds at most, where nothing else is said, at about 700 bytes each: a large source tree. An
+/// executor has leases for two such volumes of one owner.
+pub const MAX_FILES: usize = 100_000;
 
-/// Files that are given up together: all files are looked at to find them, and recalls wait while the kernel forgets them,
-/// some 20 ms.
-const SURPLUS_FILES: usize = 8192;
+/// That share of the files is given up together: all are looked at to find them, and recalls wait while the kernel forgets
+/// them, some 40 ms.
+const SURPLUS_SHARE: usize = 6;
 
 /// Recalled files whose stamps are remembered one by one.
 const MAX_RECALLED: usize = 10_000;
@@ -97,7 +97,7 @@ pub(super) struct Node {
     /// Numbers of the files in it that the store does not know yet, by name. No lease counts for them.
     pub pending_names: BTreeMap<OsString, u64>,
     /// What was changed of its attributes in memory.
-    pub changed: Option<Changes>,
+    pub changed: Option<Box<Changes>>,
     /// What is shown of it in place of what the store says, since it was made or changed in memory.
     pub shown: Option<Box<Shown>>,
     /// How often names were made in it in memory.
@@ -164,7 +164,9 @@ pub(super) struct Table {
     uses: u64,
     /// How many of the files are given up.
     given_up: usize,
-    /// So many files may be held; more than [`MAX_FILES`] only while those in use are more.
+    /// So many files may be held.
+    most_files: usize,
+    /// The same; more only while those in use are more.
     most_held: usize,
     /// More are held.
     is_full: Arc<Notify>,
@@ -176,7 +178,7 @@ pub(super) fn is_provisional(file: FileId) -> bool {
 }
 
 impl Table {
-    pub fn new(root: FileId) -> Self {
+    pub fn new(root: FileId, most_files: usize) -> Self {
         let mut table = Self {
             nodes: HashMap::new(),
             numbers: HashMap::new(),
@@ -189,7 +191,8 @@ impl Table {
             most_kept: KEPT_BYTES,
             uses: 0,
             given_up: 0,
-            most_held: MAX_FILES,
+            most_files,
+            most_held: most_files,
             is_full: Arc::default(),
         };
         table.insert(ROOT, root);
@@ -318,16 +321,16 @@ impl Table {
     /// known elsewhere.
     pub fn take_surplus(&mut self, is_used: impl Fn(FileId) -> bool) -> Option<Surplus> {
         if self.held() <= self.most_held {
-            self.most_held = MAX_FILES.max(self.held());
             return None;
         }
+        let surplus_files = (self.most_files / SURPLUS_SHARE).max(1);
         let can_go = |node: &Node| !node.is_given_up && node.can_go() && !is_used(node.file);
         let others = self.nodes.iter().filter(|(number, _)| **number != ROOT);
         let mut oldest: Vec<(Stamp, u64)> =
             others.filter(|(_, node)| can_go(node)).map(|(number, node)| (node.stamp, *number)).collect();
-        if oldest.len() > SURPLUS_FILES {
-            oldest.select_nth_unstable(SURPLUS_FILES);
-            oldest.truncate(SURPLUS_FILES);
+        if oldest.len() > surplus_files {
+            oldest.select_nth_unstable(surplus_files);
+            oldest.truncate(surplus_files);
         }
         // The latest first: what lies in a directory was asked about after it, and keeps it in the kernel.
         oldest.sort_unstable_by(|one, other| other.cmp(one));
@@ -337,13 +340,13 @@ impl Table {
         }
         let mut surplus = Surplus::default();
         // What the kernel has kept before, since it was used or lay above what was used, may go now.
-        let kept = self.nodes.iter().filter(|(_, node)| node.is_given_up).take(SURPLUS_FILES);
+        let kept = self.nodes.iter().filter(|(_, node)| node.is_given_up).take(surplus_files);
         let kept: Vec<u64> = kept.map(|(number, _)| *number).collect();
         oldest.iter().for_each(|(_, number)| self.give_up(*number, &mut surplus));
         surplus.numbers.extend(kept);
         // Those in use stay: then they are not looked through for every new one.
-        let most = if oldest.len() < SURPLUS_FILES { self.held() + MAX_FILES / 4 } else { 0 };
-        self.most_held = MAX_FILES.max(most);
+        let most = if oldest.len() < surplus_files { self.held() + self.most_files / 4 } else { 0 };
+        self.most_held = self.most_files.max(most);
         Some(surplus)
     }
 

@@ -492,13 +492,13 @@ impl Table {
         newborn.may_be_there |= may_be_there;
         let (turn, bytes) = (newborn.turn, newborn.bytes());
         if let Some(sent) = newborn.sent.take() {
-            let since = node.changed.unwrap_or_default();
-            node.changed = Some(Changes {
+            let since = node.changed.as_deref().copied().unwrap_or_default();
+            node.changed = Some(Box::new(Changes {
                 mode: since.mode.or(sent.mode),
                 uid: since.uid.or(sent.uid),
                 gid: since.gid.or(sent.gid),
                 ..Changes::default()
-            });
+            }));
         }
         self.unborn.is_ready_again(number, turn, bytes);
     }
@@ -565,7 +565,7 @@ mod tests {
 
     #[test]
     fn a_path_leads_from_the_directory_that_is_known() {
-        let mut table = Table::new(root());
+        let mut table = Table::new(root(), 100);
         let unborn = table.insert_unborn();
         assert_eq!(table.path_below(unborn), None, "nobody knows where it is");
         table.node_mut(unborn).unwrap().at = Some((ROOT, "a".into()));

@@ -18,7 +18,7 @@ use fuser::{
 };
 
 use super::{
-    Adapter, Users,
+    Adapter, PRUNES, Users,
     convert::{self, attr, error, kind_of_mode, new_time, open_flags},
     is_let_go,
 };
@@ -95,7 +95,6 @@ impl Filesystem for Adapter {
         for wanted in [
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_POSIX_LOCKS,
@@ -106,6 +105,10 @@ impl Filesystem for Adapter {
             InitFlags::FUSE_MAX_PAGES,
         ] {
             let _ = config.add_capabilities(wanted);
+        }
+        if config.kernel_abi() < PRUNES {
+            // It has all names with attributes only where programs look at these: it may keep for long what it is told of.
+            let _ = config.add_capabilities(InitFlags::FUSE_READDIRPLUS_AUTO);
         }
         if self.users == Users::All {
             // The kernel checks permissions, and the mode alone does not tell them where there is

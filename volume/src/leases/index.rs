@@ -63,8 +63,11 @@ impl Index {
     }
 
     pub fn remove(&mut self, (file, session): (File, SessionId), held: &Held, ends: &mut Ends) {
-        self.granted.remove(&file);
-        self.writable.remove(&file);
+        // Most are granted for the first time.
+        if held.grants.contains_key(&session) {
+            self.granted.remove(&file);
+            self.writable.remove(&file);
+        }
         for recalled in held.recalled.iter().filter(|recalled| recalled.session == session) {
             self.recalled.remove(&(recalled.stamp, file));
             self.unwritten.remove(&(recalled.stamp, file));

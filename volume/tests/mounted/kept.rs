@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use posh_volume::{
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
     disk::DiskCache,
-    fs::{Settings, Volume},
+    fs::{MAX_FILES, Settings, Volume},
     store::*,
 };
 
@@ -71,7 +71,8 @@ async fn read_anew(directory: &Arc<Directory>, disk: &Path, name: &str) -> (Vec<
         }
         tokio::task::yield_now().await;
     };
-    let (volume, mut invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: 16 << 20 }, Some(disk));
+    let (volume, mut invalidations) =
+        Volume::new(store, Settings { sync: false, memory_bytes: 16 << 20, most_files: MAX_FILES }, Some(disk));
     let heard = tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
     let caller = Caller::default();
     let found = volume.lookup(&caller, 1, name.as_ref()).await.unwrap();

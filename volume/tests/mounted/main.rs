@@ -6,6 +6,7 @@
 mod acls;
 mod appended;
 mod crossed;
+mod given_back;
 mod held;
 mod kept;
 mod killed;

@@ -11,7 +11,7 @@ use nix::{mount::MsFlags, unistd::geteuid};
 use posh_volume::{
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
     disk::DiskCache,
-    fs::{Settings, Volume},
+    fs::{Settings, State, Volume},
     fuse::{self, Users},
     journal::Journal,
     mount::{self, Wanted},
@@ -22,6 +22,9 @@ use tokio::runtime::Runtime;
 
 /// What is kept in memory, and on the disk: little, so that it is given up as well.
 pub const CACHE: u64 = 4 << 20;
+
+/// Files that a volume holds: few, for the same reason.
+pub const FILES: usize = 60;
 
 pub struct Site {
     root: TempDir,
@@ -75,7 +78,8 @@ impl Site {
         }
         let store = between(store);
         let disk = DiskCache::open(&self.root.path().join(format!("disk{number}")), CACHE).unwrap();
-        let (volume, invalidations) = Volume::new(store, Settings { sync: false, memory_bytes: CACHE }, Some(disk));
+        let (volume, invalidations) =
+            Volume::new(store, Settings { sync: false, memory_bytes: CACHE, most_files: FILES }, Some(disk));
         let journal = Journal::open(&self.root.path().join(format!("journal{number}"))).unwrap();
         runtime.block_on(volume.keep_journal(journal)).unwrap();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
@@ -109,6 +113,10 @@ impl Site {
 
     pub fn mount(&self, number: usize) -> &Path {
         &self.mounts[number]
+    }
+
+    pub fn state(&self, number: usize) -> State {
+        self.volumes[number].state()
     }
 
     pub fn catch_up(&self, number: usize) {

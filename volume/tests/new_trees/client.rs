@@ -16,7 +16,7 @@ use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
-    fs::{Opened, ROOT, Settings, Source, Volume},
+    fs::{MAX_FILES, Opened, ROOT, Settings, Source, Volume},
     journal::Journal,
     store::*,
 };
@@ -208,7 +208,7 @@ impl Site {
             is_dead: AtomicBool::new(false),
             forgets: AtomicUsize::new(self.forgets.load(Ordering::Relaxed)),
         });
-        let settings = Settings { sync: false, memory_bytes };
+        let settings = Settings { sync: false, memory_bytes, most_files: MAX_FILES };
         let (volume, mut invalidations) = Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);
         tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
         let journal = loop {

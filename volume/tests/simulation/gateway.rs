@@ -25,6 +25,9 @@ use crate::{
 
 /// Records of the journal begin with their length and their checksum.
 const RECORD_HEAD: usize = 8;
+/// Files that a volume holds: so few that they are given up all the time, or so many that none is.
+const MOST_FILES: [usize; 4] = [2, 6, 20, 1000];
+
 /// Shorter ones tell that something is done.
 const SHORTEST_RECORD: usize = 40;
 
@@ -53,7 +56,11 @@ impl Machine {
                 copy_journal(last, &disk, site.fault);
             }
             let link = Link::connect(site, self.number + 2 * process, self.seed).await;
-            let settings = Settings { sync: false, memory_bytes: 4 << 20 };
+            let settings = Settings {
+                sync: false,
+                memory_bytes: 4 << 20,
+                most_files: MOST_FILES[self.seed as usize % MOST_FILES.len()],
+            };
             let (volume, mut invalidations) = Volume::new(Arc::clone(&link) as Arc<dyn Store>, settings, None);
             tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
             let journal = Journal::open(&disk).unwrap();
