@@ -2,8 +2,9 @@
 //! and the directories that were not used for longest are dropped when the sum is too large. What is dropped is asked
 //! for again, and the kernel is made to forget the names that it was told of.
 //!
-//! The sum of a volume is [`KEPT_BYTES`], and beside it [`OPEN_BYTES`] for open directories and [`AHEAD_BYTES`] for
-//! listings that nobody has asked for yet: about 150 MiB with all overhead, whatever a server lists.
+//! The sum of a volume is [`KEPT_BYTES`], and beside it [`OPEN_BYTES`] for open directories and
+//! [`AHEAD_BYTES`] for listings that nobody has asked for yet: about 150 MiB with all overhead,
+//! whatever a server lists.
 
 use std::{
     mem::size_of,
@@ -15,7 +16,8 @@ use std::{
 
 use crate::store::{FileId, Listed};
 
-/// Of all directories of a volume: some 130,000 short names, more than files are held (`super::table::MAX_FILES`).
+/// Of all directories of a volume: some 130,000 short names, more than files are held
+/// (`super::table::MAX_FILES`).
 pub(super) const KEPT_BYTES: usize = 64 << 20;
 
 /// Of one directory; a larger one is listed part by part, and not remembered.

@@ -266,6 +266,10 @@ impl Volume {
         let is_there = self.drain_all().await;
         self.show_as_sent();
         is_there?;
+        // What has no place any more is nowhere on the server.
+        if !self.births.unplaced().is_empty() {
+            return Err(Errno::ESTALE);
+        }
         let refusal = self.table().refusal_below(ROOT);
         refusal.map_or(Ok(()), Err)
     }

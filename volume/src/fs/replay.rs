@@ -2,14 +2,15 @@
 //! take.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use super::{
-    Volume,
+    MOST_SEARCHES, Volume,
+    found::is_lost,
     table::{ROOT, Table},
     unborn::{Newborn, Own, What},
 };
@@ -28,65 +29,100 @@ impl Unplaced {
     }
 }
 
+/// A directory above a record's place.
+enum Above {
+    /// On the server, with its name.
+    Stored(FileId, OsString),
+    /// Its number.
+    Pending(u64),
+}
+
+impl Above {
+    /// As the server knows it.
+    fn file(&self) -> Option<FileId> {
+        match self {
+            Self::Stored(file, _) => Some(*file),
+            Self::Pending(_) => None,
+        }
+    }
+}
+
 impl Volume {
     /// Makes what a record tells of a pending file again.
     pub(super) async fn take_up_record(self: &Arc<Self>, record: Record) -> Result<(), Errno> {
-        let parent = self.directory_of(&record).await?;
-        let Some(parent) = parent else {
+        let Some(way) = self.way_of(&record).await? else {
             tracing::warn!(path = ?record.put.path, "the directory of a file that was closed here is gone; the file is kept");
             self.births.unplaced().push(Unplaced(record));
             return Ok(());
         };
         let file = Arc::clone(&self.births.files).acquire_owned().await.ok();
         let mut table = self.table();
+        // Together: a directory that nothing uses may be given up at any time.
+        let parent = table.put_in_place(way);
         if table.add_record(record, parent, file).is_none() {
             tracing::error!("a record of the journal can't be read");
         }
         Ok(())
     }
 
-    /// The directory of a record: on the server, or pending itself. `None`: it is gone.
-    async fn directory_of(self: &Arc<Self>, record: &Record) -> Result<Option<u64>, Errno> {
-        let Some((_, below)) = record.put.path.split_last() else { return Ok(None) };
-        let mut at = ROOT;
-        for name in &record.home {
-            let Some(next) = self.directory_in(&record.caller, at, name).await? else { return Ok(None) };
-            at = next;
+    /// The directories down to a record's place, on the server or pending themselves. `None`: one
+    /// of them is gone.
+    async fn way_of(&self, record: &Record) -> Result<Option<Vec<Above>>, Errno> {
+        for _ in 0..MOST_SEARCHES {
+            match self.way_once(record).await {
+                // The executor was started anew since the last step, and does not know the
+                // directory, which is not gone for that.
+                Err(Errno::ESTALE) => {}
+                Err(errno) if is_lost(errno) => return Err(Errno::ETIMEDOUT),
+                way => return way,
+            }
         }
-        let is_it = self.table().node(at).is_some_and(|node| node.file == record.put.directory);
-        if !is_it {
+        Err(Errno::ETIMEDOUT)
+    }
+
+    async fn way_once(&self, record: &Record) -> Result<Option<Vec<Above>>, Errno> {
+        let Some((_, below)) = record.put.path.split_last() else { return Ok(None) };
+        let mut at = Some(self.store.root());
+        let mut way = Vec::new();
+        for name in &record.home {
+            let Some(from) = at else { return Ok(None) };
+            let Some(next) = self.above(&record.caller, from, name).await? else { return Ok(None) };
+            at = next.file();
+            way.push(next);
+        }
+        if at != Some(record.put.directory) {
             // Another directory has its name.
             return Ok(None);
         }
         for name in below {
-            let Some(next) = self.directory_in(&record.caller, at, name).await? else { return Ok(None) };
-            at = next;
+            let next = match (at, way.last()) {
+                (Some(from), _) => self.above(&record.caller, from, name).await?,
+                (None, Some(Above::Pending(parent))) => self.table().pending_directory(*parent, name),
+                (None, _) => None,
+            };
+            let Some(next) = next else { return Ok(None) };
+            at = next.file();
+            way.push(next);
         }
-        Ok(Some(at))
+        Ok(Some(way))
     }
 
-    async fn directory_in(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Option<u64>, Errno> {
-        let from = {
+    /// A directory in one that the server has.
+    async fn above(&self, caller: &Caller, from: FileId, name: &OsStr) -> Result<Option<Above>, Errno> {
+        let pending = {
             let table = self.table();
-            if let Some((number, node)) = table.unborn_child(parent, name) {
-                return Ok(node.is_directory().then_some(number));
-            }
-            table.node(parent).map(|node| node.file).ok_or(Errno::ESTALE)?
+            table.number_of(from).and_then(|parent| table.pending_directory(parent, name))
         };
-        // An executor that was started anew since the last step does not know `from`, which is not
-        // gone for that.
-        match self.ask(caller, Op::Walk { from, names: vec![name.to_owned()] }).await {
+        if pending.is_some() {
+            return Ok(pending);
+        }
+        match self.ask_once(caller, Op::Walk { from, names: vec![name.to_owned()] }).await {
             Ok(Answer::Walked(walked)) => {
                 let entry = walked.entries.first().filter(|entry| entry.attributes.kind == Kind::Directory);
-                let mut table = self.table();
-                Ok(entry.map(|entry| {
-                    let number = table.number(entry.attributes.id);
-                    table.place(entry.attributes.id, parent, name);
-                    number
-                }))
+                Ok(entry.map(|entry| Above::Stored(entry.attributes.id, name.to_owned())))
             }
             Ok(_) => Err(Errno::EPROTO),
-            Err(Errno::EIO | Errno::ETIMEDOUT) => Err(Errno::ETIMEDOUT),
+            Err(errno) if errno == Errno::ESTALE || is_lost(errno) => Err(errno),
             Err(_) => Ok(None),
         }
     }
@@ -178,6 +214,24 @@ impl Volume {
 }
 
 impl Table {
+    /// A directory that is not on the server, by its name.
+    fn pending_directory(&self, parent: u64, name: &OsStr) -> Option<Above> {
+        let (number, node) = self.unborn_child(parent, name)?;
+        node.is_directory().then_some(Above::Pending(number))
+    }
+
+    /// The number of the last directory, with all above it where they are.
+    fn put_in_place(&mut self, way: Vec<Above>) -> u64 {
+        way.into_iter().fold(ROOT, |parent, above| match above {
+            Above::Pending(number) => number,
+            Above::Stored(file, name) => {
+                let number = self.number(file);
+                self.place(file, parent, &name);
+                number
+            }
+        })
+    }
+
     fn add_record(
         &mut self,
         record: Record,

@@ -1,13 +1,14 @@
-//! Leases that nobody has asked for any more: beyond [`super::Settings::most_files`] the files that were asked
-//! about longest ago are given up, so that what a volume remembers, what its executor counts for it and what the kernel keeps of
-//! it have one bound, however long it is used.
+//! Leases that nobody has asked for any more: beyond [`super::Settings::most_files`] the files that
+//! were asked about longest ago are given up, so that what a volume remembers, what its executor
+//! counts for it and what the kernel keeps of it have one bound, however long it is used.
 //!
-//! Invariant: a lease goes back when nothing rests upon it any more, as if it had been recalled: the table has lost it, then
-//! the kernel has forgotten what it was for, then the store is told. Files that are open or hold something back keep
-//! theirs.
+//! Invariant: a lease goes back when nothing rests upon it any more, as if it had been recalled:
+//! the table has lost it, then the kernel has forgotten what it was for, then the store is told.
+//! Files that are open or hold something back keep theirs.
 //!
-//! The kernel lets go of the names too, where it can be asked to (Linux 6.18): then it forgets the numbers, and the table
-//! the files. An older kernel keeps a number as long as it likes, and the table what it needs for it, without a lease.
+//! The kernel lets go of the names too, where it can be asked to (Linux 6.18): then it forgets the
+//! numbers, and the table the files. An older kernel keeps a number as long as it likes, and the
+//! table what it needs for it, without a lease.
 
 use std::sync::{Arc, Weak};
 
@@ -30,7 +31,8 @@ pub(super) struct Surplus {
     pub names: Names,
 }
 
-/// Gives files up, one surplus after the other, whenever there is one and for as long as there is a volume.
+/// Gives files up, one surplus after the other, whenever there is one and for as long as there is a
+/// volume.
 pub(super) async fn give_back(volume: Weak<Volume>, is_full: Arc<Notify>) {
     loop {
         is_full.notified().await;

@@ -1,9 +1,11 @@
 //! What is known of files: which the kernel knows by which number, and what may be remembered of them under
 //! leases. No waiting here, and no store.
 //!
-//! Invariant: at most [`super::Settings::most_files`] files are held, but for those in use. A file is *held* from its first answer until it
-//! is given up ([`Table::take_surplus`]); an answer about it holds it again. Of a file that was given up nothing is
-//! remembered but its number, and it goes when the kernel forgets that.
+//! Invariant: at most [`super::Settings::most_files`] files are held, but for those in use. A file
+//! is *held* from its first answer until it is given up ([`Table::take_surplus`]); an answer about
+//! it holds it again. Of a file that was given up nothing is remembered but its number and its
+//! name, and it goes with the next ones, once the kernel has forgotten it and nothing in use lies
+//! below it.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -32,12 +34,12 @@ const FIRST_ALIAS: u64 = 1 << 62;
 /// The generation of files that the store does not know yet: their inode is the kernel's number. It is never sent.
 const UNBORN: u64 = u64::MAX;
 
-/// Files that a volume holds at most, where nothing else is said, at about 700 bytes each: a large source tree. An
-/// executor has leases for two such volumes of one owner.
+/// Files that a volume holds at most, where nothing else is said, at about 700 bytes each: a large
+/// source tree. An executor has leases for two such volumes of one owner.
 pub const MAX_FILES: usize = 100_000;
 
-/// That share of the files is given up together: all are looked at to find them, and recalls wait while the kernel forgets
-/// them, some 40 ms.
+/// That share of the files is given up together: all are looked at to find them, and recalls wait
+/// while the kernel forgets them, some 40 ms.
 const SURPLUS_SHARE: usize = 6;
 
 /// Recalled files whose stamps are remembered one by one.
@@ -317,29 +319,34 @@ impl Table {
         Arc::clone(&self.is_full)
     }
 
-    /// Gives up the files that were asked about longest ago, if too many are held. `is_used` says of which files more is
-    /// known elsewhere.
+    /// Gives up the files that were asked about longest ago, if too many are held. `is_used` says
+    /// of which files more is known elsewhere.
     pub fn take_surplus(&mut self, is_used: impl Fn(FileId) -> bool) -> Option<Surplus> {
         if self.held() <= self.most_held {
             return None;
         }
         let surplus_files = (self.most_files / SURPLUS_SHARE).max(1);
+        let above = self.above_those(|node| !node.can_go() || is_used(node.file));
+        self.remove_given_up(&above);
         let can_go = |node: &Node| !node.is_given_up && node.can_go() && !is_used(node.file);
-        let others = self.nodes.iter().filter(|(number, _)| **number != ROOT);
+        let others = self.nodes.iter().filter(|(number, _)| !above.contains(number));
         let mut oldest: Vec<(Stamp, u64)> =
             others.filter(|(_, node)| can_go(node)).map(|(number, node)| (node.stamp, *number)).collect();
         if oldest.len() > surplus_files {
             oldest.select_nth_unstable(surplus_files);
             oldest.truncate(surplus_files);
         }
-        // The latest first: what lies in a directory was asked about after it, and keeps it in the kernel.
+        // The latest first: what lies in a directory was asked about after it, and keeps it in the
+        // kernel.
         oldest.sort_unstable_by(|one, other| other.cmp(one));
         if let Some((stamp, _)) = oldest.first() {
-            // Of a file that goes from the table nobody will know which of its answers was the last.
+            // Of a file that goes from the table nobody will know which of its answers was the
+            // last.
             self.floor = self.floor.max(Stamp(stamp.0.saturating_add(1)));
         }
         let mut surplus = Surplus::default();
-        // What the kernel has kept before, since it was used or lay above what was used, may go now.
+        // What the kernel has kept before, since it was used or lay above what was used, may go
+        // now.
         let kept = self.nodes.iter().filter(|(_, node)| node.is_given_up).take(surplus_files);
         let kept: Vec<u64> = kept.map(|(number, _)| *number).collect();
         oldest.iter().for_each(|(_, number)| self.give_up(*number, &mut surplus));
@@ -348,6 +355,28 @@ impl Table {
         let most = if oldest.len() < surplus_files { self.held() + self.most_files / 4 } else { 0 };
         self.most_held = self.most_files.max(most);
         Some(surplus)
+    }
+
+    /// The root, and all directories above such files: by their names these are found again.
+    fn above_those(&self, is_meant: impl Fn(&Node) -> bool) -> HashSet<u64> {
+        let mut above = HashSet::from([ROOT]);
+        for node in self.nodes.values().filter(|node| is_meant(node)) {
+            let mut at = node.at.as_ref().map(|(parent, _)| *parent);
+            while let Some(number) = at.filter(|number| above.insert(*number)) {
+                at = self.node(number).and_then(|node| node.at.as_ref()).map(|(parent, _)| *parent);
+            }
+        }
+        above
+    }
+
+    /// Those that the kernel has forgotten since they were given up.
+    fn remove_given_up(&mut self, above: &HashSet<u64>) {
+        let is_gone = |number: &u64, node: &Node| {
+            node.is_given_up && node.lookups == 0 && node.can_go() && !above.contains(number)
+        };
+        let gone: Vec<u64> =
+            self.nodes.iter().filter(|(number, node)| is_gone(number, node)).map(|(number, _)| *number).collect();
+        gone.into_iter().for_each(|number| self.remove(number));
     }
 
     fn give_up(&mut self, number: u64, surplus: &mut Surplus) {
@@ -460,9 +489,6 @@ impl Table {
     pub fn forget(&mut self, number: u64, times: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         node.lookups = node.lookups.saturating_sub(times);
-        if node.lookups == 0 && node.is_given_up && node.can_go() {
-            self.remove(number);
-        }
     }
 
     /// Remembers what an answer says of a file, as far as that is allowed. Whether it is.

@@ -107,7 +107,8 @@ impl Filesystem for Adapter {
             let _ = config.add_capabilities(wanted);
         }
         if config.kernel_abi() < PRUNES {
-            // It has all names with attributes only where programs look at these: it may keep for long what it is told of.
+            // It has all names with attributes only where programs look at these: it may keep for
+            // long what it is told of.
             let _ = config.add_capabilities(InitFlags::FUSE_READDIRPLUS_AUTO);
         }
         if self.users == Users::All {

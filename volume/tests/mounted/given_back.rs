@@ -1,5 +1,5 @@
-//! Files beyond those that a volume holds: their leases go back, the kernel lets go of them, and what it shows of them
-//! afterwards is what is there.
+//! Files beyond those that a volume holds: their leases go back, the kernel lets go of them, and
+//! what it shows of them afterwards is what is there.
 
 use std::{
     fs::{self, File},
