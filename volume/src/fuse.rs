@@ -117,7 +117,7 @@ impl Kernel {
             // A negative offset: attributes alone.
             let offset = if invalidate.pages { 0 } else { -1 };
             let number = invalidate.number;
-            let forget = || self.file_is_doubtful(number, offset);
+            let forget = || file_is_doubtful(&self.raw, number, (offset, 0));
             forget_for_sure(forget, || self.is_told(number));
             self.let_go(&invalidate.let_go);
         }
@@ -130,7 +130,7 @@ impl Kernel {
     /// Of each file first what may be wrong soon, then its names.
     fn let_go(&self, numbers: &[u64]) {
         for number in numbers {
-            forget_for_sure(|| self.file_is_doubtful(*number, 0), || self.is_told(*number));
+            forget_for_sure(|| file_is_doubtful(&self.raw, *number, (0, 0)), || self.is_told(*number));
         }
         for numbers in numbers.chunks(PRUNED_AT_ONCE) {
             // What an older kernel can't give up, it keeps.
@@ -143,15 +143,7 @@ impl Kernel {
         let count = u32::try_from(numbers.len()).unwrap_or_default();
         let head = [count.to_ne_bytes(), [0; 4]].concat();
         let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-        self.notify(NOTIFY_PRUNE, &[&head, &[0; 8], &numbers])
-    }
-
-    /// `struct fuse_notify_inval_inode_out`. fuser has no word for a file that the kernel does not
-    /// know.
-    fn file_is_doubtful(&self, number: u64, offset: i64) -> nix::Result<()> {
-        let to_the_end = 0_i64;
-        let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), to_the_end.to_ne_bytes()].concat();
-        self.notify(NOTIFY_INVAL_INODE, &[&numbers]).map(drop)
+        notify(&self.raw, NOTIFY_PRUNE, &[&head, &[0; 8], &numbers])
     }
 
     fn forget_names(&self, names: &[(u64, Vec<OsString>)]) {
@@ -166,7 +158,7 @@ impl Kernel {
 
     /// Since it takes no locks, it does not wait for a request in the same directory that waits for somebody else.
     fn all_names_are_doubtful(&self) -> bool {
-        self.notify(NOTIFY_INC_EPOCH, &[]).is_ok()
+        notify(&self.raw, NOTIFY_INC_EPOCH, &[]).is_ok()
     }
 
     /// A kernel before 6.2 gives the name up.
@@ -174,19 +166,26 @@ impl Kernel {
         let length = u32::try_from(name.len()).unwrap_or_default();
         let numbers = [directory.to_ne_bytes().as_slice(), &length.to_ne_bytes(), &EXPIRE_ONLY.to_ne_bytes()].concat();
         // What the kernel does not know is forgotten already.
-        let _ = self.notify(NOTIFY_INVAL_ENTRY, &[&numbers, name.as_bytes(), b"\0"]);
+        let _ = notify(&self.raw, NOTIFY_INVAL_ENTRY, &[&numbers, name.as_bytes(), b"\0"]);
     }
+}
 
-    /// `struct fuse_out_header` and what follows it.
-    fn notify(&self, what: i32, parts: &[&[u8]]) -> nix::Result<usize> {
-        let length = 16 + parts.iter().map(|part| part.len()).sum::<usize>();
-        let mut message = Vec::with_capacity(length);
-        message.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
-        message.extend(what.to_ne_bytes());
-        message.extend(0_u64.to_ne_bytes());
-        parts.iter().for_each(|part| message.extend_from_slice(part));
-        nix::unistd::write(&self.raw, &message)
-    }
+/// `struct fuse_notify_inval_inode_out`, with an offset (below 0: attributes alone) and a length (0: to
+/// the end). fuser has no word for a file that the kernel does not know.
+fn file_is_doubtful(raw: &OwnedFd, number: u64, (offset, length): (i64, i64)) -> nix::Result<()> {
+    let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), length.to_ne_bytes()].concat();
+    notify(raw, NOTIFY_INVAL_INODE, &[&numbers]).map(drop)
+}
+
+/// `struct fuse_out_header` and what follows it.
+fn notify(raw: &OwnedFd, what: i32, parts: &[&[u8]]) -> nix::Result<usize> {
+    let length = 16 + parts.iter().map(|part| part.len()).sum::<usize>();
+    let mut message = Vec::with_capacity(length);
+    message.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
+    message.extend(what.to_ne_bytes());
+    message.extend(0_u64.to_ne_bytes());
+    parts.iter().for_each(|part| message.extend_from_slice(part));
+    nix::unistd::write(raw, &message)
 }
 
 /// Has the kernel forget a file. One that it does not know, though it was told of it, has a reply
@@ -214,6 +213,20 @@ struct Adapter {
     runtime: Handle,
     users: Users,
     raw: Arc<OwnedFd>,
+}
+
+/// A write may wait for so long until the kernel has forgotten its pages. The last page is locked as
+/// long as the write goes on if it was not there before; then nobody else can have put anything into it.
+const PAGES_PATIENCE: Duration = Duration::from_millis(10);
+
+/// The kernel copies what is written into its pages, and lets go of them before it asks for the
+/// write. Where it forgets them for a recall meanwhile, and another thread has it read them, they
+/// are as they were before the write, and would stay so: they are forgotten before the write
+/// returns.
+async fn forget_written(raw: Arc<OwnedFd>, number: u64, offset: u64, length: u32) {
+    let Ok(offset) = i64::try_from(offset) else { return };
+    let forget = move || file_is_doubtful(&raw, number, (offset, length.into()));
+    let _ = tokio::time::timeout(PAGES_PATIENCE, tokio::task::spawn_blocking(forget)).await;
 }
 
 impl Adapter {

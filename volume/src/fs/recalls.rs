@@ -1,6 +1,10 @@
 //! What the store says on its own account, and what the kernel must forget for it.
 
-use std::{ffi::OsString, sync::Arc, sync::Weak};
+use std::{
+    ffi::OsString,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
@@ -27,6 +31,10 @@ pub enum Changes {
     /// It may have.
     Possible,
 }
+
+/// For so long a write may be on its way from the kernel's pages to here: its thread may have to wait
+/// for a processor.
+const WRITE_TIME: Duration = Duration::from_secs(2);
 
 /// Names of directories, by the directories' numbers.
 pub type Names = Vec<(u64, Vec<OsString>)>;
@@ -157,6 +165,13 @@ impl Volume {
             self.lost(Stamp(u64::MAX), None);
             self.heard.send_replace(Stamp(u64::MAX));
         }
+    }
+
+    /// Whether the kernel was to forget pages of the file so lately that a write may have been on its
+    /// way then.
+    pub fn were_pages_recalled(&self, number: u64) -> bool {
+        let recalled = self.table().node(number).and_then(|node| node.pages_recalled);
+        recalled.is_some_and(|at| crate::clock::now() - at < WRITE_TIME)
     }
 
     /// The kernel's pages of a file are wrong, or will be without anybody hearing of it.

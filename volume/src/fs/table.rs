@@ -86,6 +86,8 @@ pub(super) struct Node {
     pub target: Option<OsString>,
     /// The kernel may have pages of it from before that are no longer true: dropped with the next open.
     pub pages_doubtful: bool,
+    /// When the lease of its contents was last recalled.
+    pub pages_recalled: Option<Instant>,
     /// Names that were asked for one by one since the leases of the directory were lost.
     pub asked: u32,
     /// What the kernel was told with the number, which stays as long as the number.
@@ -222,6 +224,7 @@ impl Table {
             reader: None,
             target: None,
             pages_doubtful: true,
+            pages_recalled: None,
             asked: 0,
             generation: file.generation,
             at: None,
@@ -746,6 +749,7 @@ impl Node {
         }
         if leases.contains(Leases::DATA) {
             self.pages_doubtful = true;
+            self.pages_recalled = Some(crate::clock::now());
         }
     }
 }

@@ -20,7 +20,7 @@ use fuser::{
 use super::{
     Adapter, PRUNES, Users,
     convert::{self, attr, error, kind_of_mode, new_time, open_flags},
-    is_let_go,
+    forget_written, is_let_go,
 };
 use crate::{
     fs::{Name, Opened, Source, Told, Volume},
@@ -365,11 +365,16 @@ impl Filesystem for Adapter {
             false => Source::Call,
         };
         let drops_bits = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let raw = Arc::clone(&self.raw);
         self.answer(request, async move {
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
             let written = volume.write(open.0, offset, data, source).await;
             if drops_bits {
                 volume.mode_may_change(number.0).await;
+            }
+            // Pages of a mapping stay until they are written.
+            if source != Source::Mapping && volume.were_pages_recalled(number.0) {
+                forget_written(raw, number.0, offset, length).await;
             }
             reply!(reply, written, |reply: ReplyWrite, ()| reply.written(length));
         });
