@@ -217,7 +217,7 @@ struct Session {
     outbox: Vec<Notice>,
     /// Wakes whoever takes what is in the outbox, and nobody else.
     wake: Arc<Notify>,
-    /// What its holder relies on from before, it has of a former session.
+    /// What its holder relies on from before, it has of another session.
     opened: Stamp,
     /// When it last lost everything.
     lost: Stamp,
@@ -564,6 +564,12 @@ impl LeaseTable {
         self.expire(now);
         let awaited = vec![Awaited::All(session, Stamp(self.last_stamp))];
         Ticket { session: Some(session), changes: Vec::new(), awaited, until: None }
+    }
+
+    /// When the session was opened.
+    #[must_use]
+    pub fn opened(&self, session: SessionId) -> Stamp {
+        self.sessions.get(&session).map(|session| session.opened).unwrap_or_default()
     }
 
     /// What is to be told to a session, in order.

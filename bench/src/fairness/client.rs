@@ -104,8 +104,13 @@ impl Session {
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut name)?;
         let name = Bytes::copy_from_slice(&name);
         let (to, messages) = mpsc::channel(QUEUE);
-        let hello =
-            Hello { protocol: PROTOCOL_VERSION, session: name.clone(), export: export.to_owned(), tell_acls: true };
+        let hello = Hello {
+            protocol: PROTOCOL_VERSION,
+            session: name.clone(),
+            export: export.to_owned(),
+            tell_acls: true,
+            resumes: 0,
+        };
         to.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await?;
         let mut client = VolumeClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut from = client.session(ReceiverStream::new(messages)).await?.into_inner();

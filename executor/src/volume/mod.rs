@@ -208,6 +208,7 @@ impl Volume for VolumeService {
             watched: wire::watched_number(served.store.state().watched),
             lost,
             read_only: served.export.read_only,
+            opened: served.store.opened().0,
         };
         let shared = self.0.clone();
         tokio::spawn(async move {
@@ -328,7 +329,8 @@ impl VolumeService {
         }
         if let Ok(served) = self.admitted(caller, &hello.session).await {
             if served.export.name == hello.export {
-                return Ok((served, true));
+                let resumes = served.store.opened() == Stamp(hello.resumes);
+                return Ok((served, resumes));
             }
             return Err(Status::invalid_argument("that session is of another export"));
         }

@@ -7,12 +7,16 @@ use std::{
 };
 
 use bytes::Bytes;
+use posh_proto::{
+    PROTOCOL_VERSION,
+    volume::{Hello, ToVolume, to_volume, volume_client::VolumeClient},
+};
 use posh_volume::{
     Errno, Store as _,
     remote::{Connector, Patience, Remote},
     store::*,
 };
-
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
 use super::harness::*;
@@ -234,4 +238,39 @@ async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
     let _ = call(&store, change).await;
     assert!(!first.path("d").exists());
     assert!(find(&store, "a").await.unwrap().stamp > before.stamp);
+}
+
+/// A hello whose welcome is lost opens a session that its workstation never has: the next hello does
+/// not take that for the one it had.
+#[tokio::test]
+async fn a_session_that_a_lost_hello_has_opened_is_a_new_one() {
+    let (first, second) = (Site::new().await, Site::new().await);
+    for site in [&first, &second] {
+        fs::write(site.path("a"), "x").unwrap();
+    }
+    let proxy = Proxy::to(first.address).await;
+    let store = behind(&proxy, Patience::default()).await;
+    let mut notices = store.notices();
+    let (place, before) = open(&store, "a", RW).await.unwrap();
+    proxy.let_through(false);
+    let session = store.session();
+    let hello = Hello { protocol: PROTOCOL_VERSION, session, export: EXPORT.to_owned(), ..Hello::default() };
+    let (sender, messages) = tokio::sync::mpsc::channel(1);
+    sender.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await.unwrap();
+    let mut client = VolumeClient::new(Direct(second.address).connect().await.unwrap());
+    let mut answers = client.session(ReceiverStream::new(messages)).await.unwrap().into_inner();
+    assert!(answers.message().await.unwrap().is_some(), "a welcome, which its workstation never gets");
+    proxy.lead_to(second.address);
+    proxy.let_through(true);
+    let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+    assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
+    // The handle is one of the session that was, and the file is opened anew for it.
+    find(&store, "a").await.unwrap();
+    let write = Write::At { place, offset: 0, data: "y".into() };
+    let written = tokio::time::timeout(PATIENCE, store.write(&me(), vec![write])).await.unwrap();
+    assert_eq!(written, Err(Errno::ESTALE), "it is another file");
+    let (place, _) = open(&store, "a", RW).await.unwrap();
+    let write = Write::At { place, offset: 0, data: "y".into() };
+    assert!(matches!(store.write(&me(), vec![write]).await.unwrap()[..], [Ok(_)]));
+    assert_eq!(fs::read(second.path("a")).unwrap(), b"y");
 }

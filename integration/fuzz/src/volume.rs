@@ -163,8 +163,13 @@ fn session(number: u8) -> Bytes {
 }
 
 fn hello(number: u8) -> wire::ToVolume {
-    let hello =
-        wire::Hello { protocol: PROTOCOL_VERSION, session: session(number), export: "logs".into(), tell_acls: true };
+    let hello = wire::Hello {
+        protocol: PROTOCOL_VERSION,
+        session: session(number),
+        export: "logs".into(),
+        tell_acls: true,
+        resumes: 0,
+    };
     wire::ToVolume { kind: Some(wire::to_volume::Kind::Hello(hello)) }
 }
 

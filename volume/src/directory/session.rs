@@ -161,6 +161,12 @@ impl DirectorySession {
         self.0.renew();
     }
 
+    /// When it was opened. No other session of this machine was, in this process or an earlier one.
+    #[must_use]
+    pub fn opened(&self) -> Stamp {
+        self.0.keeper().table().opened(self.0.id)
+    }
+
     /// What may not have been heard because of a break; see [`crate::leases::LeaseTable::missed`].
     #[must_use]
     pub fn missed(&self) -> (Stamp, Stamp) {

@@ -102,6 +102,7 @@ async fn connect(shared: &Shared) -> Result<Link, Failed> {
         session: shared.name.clone(),
         export: shared.export.clone(),
         tell_acls: shared.tell_acls,
+        resumes: shared.connection.borrow().opened.0,
     };
     let said = Instant::now();
     let hello = ToVolume { kind: Some(to_volume::Kind::Hello(hello)) };
@@ -156,6 +157,7 @@ async fn take_up(
             read_only: welcome.read_only,
             fault: None,
             lost,
+            opened: Stamp(welcome.opened),
             is_refused: false,
             heard: Some(Instant::now()),
             valid_until: Some(said + LEASE_TIME),

@@ -122,6 +122,8 @@ pub(crate) struct Connection {
     heard: Option<Instant>,
     /// The last loss of all leases that the listener knows of.
     lost: Stamp,
+    /// By which the executor tells this session from others of its name.
+    opened: Stamp,
     valid_until: Option<Instant>,
     /// Leases of answers from before have ended, whether or not the listener knows.
     valid_above: Stamp,

@@ -42,6 +42,7 @@ struct Connection {
     number: u64,
     /// The server's session of that number.
     epoch: u64,
+    opened: Stamp,
     to: Option<(Arc<Server>, Arc<Served>)>,
     heard: Instant,
 }
@@ -81,7 +82,7 @@ impl Link {
         let (notices, listener) = mpsc::channel(NOTICES);
         let root = loop {
             match site.running() {
-                Some(server) => break server.welcome(client).0.session.root(),
+                Some(server) => break server.welcome(client, Stamp::default()).0.session.root(),
                 None => sleep(FIRST_PAUSE).await,
             }
         };
@@ -92,7 +93,7 @@ impl Link {
             root,
             drift,
             chance: Mutex::new(chance),
-            connection: Shared::new(Connection { number: 0, epoch: 0, to: None, heard: now }),
+            connection: Shared::new(Connection { number: 0, epoch: 0, opened: Stamp::default(), to: None, heard: now }),
             held_until: Mutex::new(now),
             cut_until: Mutex::new(now),
             valid_until: Mutex::new(now),
@@ -179,8 +180,14 @@ impl Link {
     }
 
     async fn take_up(self: &Arc<Self>, server: &Arc<Server>, said: Instant) {
-        let (served, is_resumed) = server.welcome(self.client);
         let before = self.connection.get();
+        let (served, is_resumed) = server.welcome(self.client, before.opened);
+        let is_lost = self.site.is_rough.load(Ordering::Relaxed) && self.chance.lock().unwrap().happens(100);
+        if is_lost {
+            self.site.log.note(&format!("link {} loses its welcome", self.client));
+            return;
+        }
+        let opened = served.session.opened();
         let is_new = !is_resumed || before.epoch == 0;
         if is_new {
             let listened = Arc::clone(&served);
@@ -196,6 +203,7 @@ impl Link {
         self.connection.modify(|connection| {
             connection.number += 1;
             connection.epoch = epoch;
+            connection.opened = opened;
             connection.to = Some((Arc::clone(server), served));
             connection.heard = Instant::now();
         });

@@ -183,8 +183,9 @@ impl Site {
 }
 
 impl Server {
-    /// The session of a client, and whether it goes on.
-    pub fn welcome(&self, client: u64) -> (Arc<Served>, bool) {
+    /// The session of a client, and whether it goes on. `resumes`:
+    /// which one of them it had.
+    pub fn welcome(&self, client: u64, resumes: Stamp) -> (Arc<Served>, bool) {
         let mut sessions = self.sessions.lock().unwrap();
         let now = Instant::now();
         sessions.retain(|_, served| {
@@ -196,7 +197,7 @@ impl Server {
         });
         if let Some(served) = sessions.get(&client) {
             served.is_alive();
-            return (Arc::clone(served), true);
+            return (Arc::clone(served), served.session.opened() == resumes);
         }
         // Of one account per machine: what one has let lapse is not held against the other.
         let account = Account::named(if client.is_multiple_of(2) { "ada" } else { "bob" });
