@@ -90,7 +90,7 @@ impl Program {
             63..67 => self.sync_directory(gateway).await,
             67..71 => self.settle(gateway).await,
             71..80 => self.append(gateway, step).await,
-            80..86 => self.set(gateway, step).await,
+            80..86 => self.set_one(gateway, step).await,
             86..92 => self.get_one(gateway).await,
             92..94 => self.watch(gateway).await,
             _ => self.read_of_others(gateway).await,
@@ -340,9 +340,14 @@ impl Program {
         self.told(&format!("append {record:?} to {log}"), &appended);
     }
 
+    async fn set_one(&mut self, gateway: &Gateway, step: u64) {
+        if let Some(register) = self.chance.pick(&REGISTERS).copied() {
+            self.set(gateway, register, step).await;
+        }
+    }
+
     /// A register gets another value, by one write.
-    async fn set(&mut self, gateway: &Gateway, step: u64) {
-        let Some(register) = self.chance.pick(&REGISTERS).copied() else { return };
+    pub async fn set(&mut self, gateway: &Gateway, register: &str, step: u64) {
         let value = format!("{}-{step}", self.name);
         {
             let mut model = self.world.model.lock().unwrap();
@@ -381,7 +386,7 @@ impl Program {
         }
     }
 
-    async fn get(&mut self, gateway: &Gateway, register: &str) {
+    pub async fn get(&mut self, gateway: &Gateway, register: &str) {
         let began = self.world.model.lock().unwrap().tick();
         let read = gateway.read(register).await;
         self.told(&format!("get {register} = {:?}", read.as_ref().ok().and_then(shown)), &read);

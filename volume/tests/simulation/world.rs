@@ -243,11 +243,11 @@ impl World {
             match (what, gateway) {
                 (0, Some(gateway)) if weather.cuts => gateway.link.cut(time),
                 (1, Some(gateway)) if weather.cuts => gateway.link.hold(time),
-                (2, gateway) if weather.server_dies && self.site.running().is_some() => {
-                    self.kill_server(time / 4);
-                    // One machine finds the next process later than the others.
-                    if let Some(gateway) = gateway.filter(|_| weather.cuts) {
-                        gateway.link.cut(time);
+                (2, _) if weather.server_dies && self.site.running().is_some() => {
+                    if weather.cuts && self.machines.len() == 2 && self.chance.lock().unwrap().happens(500) {
+                        self.restart_beside_a_cut(machine, time / 4).await;
+                    } else {
+                        self.kill_server(time / 4);
                     }
                 }
                 (3, _) if weather.gateways_die => self.kill_gateway_soon(machine),
@@ -259,6 +259,32 @@ impl World {
                 _ => {}
             }
         }
+    }
+
+    /// The server starts anew while one machine can't reach it, and relies on the lease of a register
+    /// that the other one sets.
+    async fn restart_beside_a_cut(self: &Arc<Self>, machine: usize, pause: Duration) {
+        let gateways = [machine, 1 - machine].map(|machine| self.gateways[machine].get());
+        let [Some(cut), Some(other)] = gateways else { return };
+        let (register, number, time, pause) = {
+            let mut chance = self.chance.lock().unwrap();
+            let register = *chance.pick(&REGISTERS).unwrap();
+            let time = chance.between(Duration::from_secs(1), Duration::from_secs(12));
+            (register, chance.below(1_000_000), time, pause.min(Duration::from_secs(1)))
+        };
+        let program = |machine: usize, name: &str| Program::new(Arc::clone(self), machine, name.to_owned(), number);
+        let (mut watcher, mut setter) = (program(machine, "w0"), program(1 - machine, "s0"));
+        let _ = timeout(Duration::from_secs(3), watcher.get(&cut, register)).await;
+        self.kill_server(pause);
+        cut.link.cut(time);
+        let watching = async {
+            for _ in 0..12 {
+                let _ = timeout(Duration::from_secs(1), watcher.get(&cut, register)).await;
+                sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let setting = timeout(Duration::from_secs(20), setter.set(&other, register, number));
+        let _ = tokio::join!(watching, setting);
     }
 
     /// All is mended, and what was promised must be there.
