@@ -278,7 +278,12 @@ impl World {
         self.kill_server(pause);
         cut.link.cut(time);
         let watching = async {
+            // Nobody asks a gateway that was killed.
+            let is_there = || self.gateways[machine].get().is_some_and(|now| Arc::ptr_eq(&now, &cut));
             for _ in 0..12 {
+                if !is_there() {
+                    return;
+                }
                 let _ = timeout(Duration::from_secs(1), watcher.get(&cut, register)).await;
                 sleep(Duration::from_secs(1)).await;
             }
