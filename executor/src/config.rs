@@ -15,7 +15,6 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     ops::Range,
     os::fd::AsRawFd as _,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
@@ -153,22 +152,16 @@ pub struct Config {
 }
 
 /// Where sessions of volumes are recorded if nothing else is said: `/run/posh-executor` for root,
-/// else `posh-executor` in `$XDG_RUNTIME_DIR`, `$XDG_STATE_HOME` or `~/.local/state`, the first
-/// that there is.
+/// else `posh-executor` in `$XDG_STATE_HOME`, or in `~/.local/state`. A runtime directory of a user
+/// ends with the user's last login, which a process may outlive.
 #[must_use]
 pub fn default_state() -> Option<PathBuf> {
     if geteuid().is_root() {
         return Some(PathBuf::from("/run/posh-executor"));
     }
-    let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    // Whoever changes to another user may keep the variables of the first.
-    let is_own =
-        |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
-    let runtime = named("XDG_RUNTIME_DIR").filter(is_own);
-    let base = runtime.or_else(|| named("XDG_STATE_HOME"));
-    let base =
-        base.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state")));
-    base.map(|base| base.join("posh-executor"))
+    let base = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state"));
+    base.or_else(home).map(|base| base.join("posh-executor"))
 }
 
 /// Splits `NAME=DIR`; `/DIR`, `~` and `~/DIR` are their own names.

@@ -129,26 +129,25 @@ impl Journal {
         Ok((Self { directory: directory.to_owned(), state: Mutex::new(state), lock }, left.into_values().collect()))
     }
 
-    /// What is in the journal is sent by that session from now on. The names of earlier ones, whose
-    /// requests may still be on their way; they are told again until [`Self::earlier_have_ended`].
+    /// The names of the sessions that have sent what is in the journal, and whose requests may
+    /// still be on their way.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn earlier_sessions(&self) -> io::Result<Vec<Bytes>> {
+        match fs::read_to_string(self.directory.join(SESSIONS_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            read => Ok(read?.lines().filter_map(name_of).collect()),
+        }
+    }
+
+    /// What is in the journal is sent by that session from now on, and was by these earlier ones,
+    /// none of which is known to have ended.
     ///
     /// # Errors
     /// The disk's: the next one would not hear of this session.
-    pub fn begin_session(&self, name: &Bytes) -> io::Result<Vec<Bytes>> {
-        let earlier = match fs::read_to_string(self.directory.join(SESSIONS_FILE)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            read => read?.lines().filter_map(name_of).collect(),
-        };
-        self.note_sessions(&[&earlier[..], slice::from_ref(name)].concat())?;
-        Ok(earlier)
-    }
-
-    /// Of the earlier sessions nothing is on its way any more: this one is the only one.
-    ///
-    /// # Errors
-    /// The disk's: the next one ends them once more, which is no harm.
-    pub fn earlier_have_ended(&self, name: &Bytes) -> io::Result<()> {
-        self.note_sessions(slice::from_ref(name))
+    pub fn begin_session(&self, earlier: &[Bytes], name: &Bytes) -> io::Result<()> {
+        self.note_sessions(&[earlier, slice::from_ref(name)].concat())
     }
 
     /// All or none.
@@ -157,6 +156,8 @@ impl Journal {
         let (new, path) = (self.directory.join("sessions.new"), self.directory.join(SESSIONS_FILE));
         let mut file = options().write(true).create(true).truncate(true).open(&new)?;
         file.write_all(names.iter().map(digits).collect::<String>().as_bytes())?;
+        // What an earlier machine's end has left must not be nothing.
+        file.sync_data()?;
         fs::rename(new, path)
     }
 
@@ -398,23 +399,24 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let names: Vec<Bytes> = (0..4).map(|name| Bytes::from(vec![name, 0xff])).collect();
         let open = || Journal::open(directory.path()).unwrap().0;
-        assert_eq!(open().begin_session(&names[0]).unwrap(), names[..0]);
-        // The second is killed before it has ended the first, and the third before it has ended
-        // both.
-        assert_eq!(open().begin_session(&names[1]).unwrap(), names[..1]);
+        assert_eq!(open().earlier_sessions().unwrap(), names[..0]);
+        open().begin_session(&[], &names[0]).unwrap();
+        // The second is killed before it has ended the first.
+        open().begin_session(&names[..1], &names[1]).unwrap();
         let third = open();
-        assert_eq!(third.begin_session(&names[2]).unwrap(), names[..2]);
-        third.earlier_have_ended(&names[2]).unwrap();
+        assert_eq!(third.earlier_sessions().unwrap(), names[..2]);
+        third.begin_session(&[], &names[2]).unwrap();
         // What was handed over goes on, with what is not in the journal.
         third.note(record(1, b"closed")).unwrap();
         third.hand_over();
         assert!(Journal::open(directory.path()).is_err());
         third.done(&[1]);
         let fourth = open();
-        assert_eq!(fourth.begin_session(&names[3]).unwrap(), names[..0]);
+        assert_eq!(fourth.earlier_sessions().unwrap(), names[..0]);
+        fourth.begin_session(&[], &names[3]).unwrap();
         // What is given up has asked for things.
         fourth.abandon();
-        assert_eq!(open().begin_session(&names[0]).unwrap(), names[3..]);
+        assert_eq!(open().earlier_sessions().unwrap(), names[3..]);
     }
 
     #[test]

@@ -24,8 +24,10 @@ use crate::callers::Caller;
 pub struct Beside(Vec<(Bytes, Weak<Served>)>);
 
 impl Volumes {
-    /// Before a run looks at anything of these trees. Costs nothing if nobody holds anything back of them, and
-    /// else at most [`RUN_TIME`]: whoever has not written by then has lost its leases ([`posh_volume::leases`]).
+    /// Before a run looks at anything of these trees. Costs nothing if nobody holds anything back
+    /// of them, and else at most [`RUN_TIME`]: whoever has not written by then has lost its leases
+    /// ([`posh_volume::leases`]). After a restart it waits first until those who had leases of an
+    /// earlier process are back, or their time is over.
     pub async fn begin_run(&self, caller: &Caller, named: Vec<VolumeSession>, trees: &[PathBuf]) -> Beside {
         if !rule::holds(Rule::Coherence) {
             return Beside::default();
@@ -39,11 +41,9 @@ impl Volumes {
             served.store.give_back(returned.into_iter().map(returned_of).collect());
             beside.0.push((kept(&session), Arc::downgrade(&served)));
         }
-        if let Some(machine) = self.machine_in_use() {
-            let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
-            let waiter = (caller.identity.as_deref().unwrap_or_default(), None);
-            machine.keeper.flush(waiter, is_used, RUN_TIME).await;
-        }
+        let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
+        let waiter = (caller.identity.as_deref().unwrap_or_default(), None);
+        self.keeper.flush(waiter, is_used, RUN_TIME).await;
         beside
     }
 }

@@ -106,6 +106,8 @@ pub struct Volumes {
     rivals: Arc<Rivals>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
+    /// Sessions that have ended while system calls of theirs had not returned.
+    at_work: Mutex<Vec<AtWork>>,
     /// Whose session is put into the list.
     openings: Turns,
     /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
@@ -147,6 +149,7 @@ impl Volumes {
             rivals,
             directories: Mutex::default(),
             sessions: Mutex::default(),
+            at_work: Mutex::default(),
             openings: Turns::new(1),
             answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
             calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
@@ -154,6 +157,14 @@ impl Volumes {
             waiting_writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
         })
     }
+}
+
+/// One that has ended.
+#[derive(Debug)]
+struct AtWork {
+    identity: Option<String>,
+    name: Bytes,
+    store: DirectorySession,
 }
 
 #[derive(Debug)]
@@ -486,12 +497,26 @@ impl Volumes {
     /// Takes a session out of the list, if it is still that one.
     fn remove(&self, served: &Arc<Served>) -> bool {
         let mut sessions = self.sessions.lock().expect("not poisoned");
-        let before = sessions.len();
-        sessions.retain(|_, other| !Arc::ptr_eq(other, served));
-        sessions.len() < before
+        let found = sessions.iter().find(|(_, other)| Arc::ptr_eq(other, served)).map(|(name, _)| name.clone());
+        let Some(name) = found else { return false };
+        // Under one lock: who does not find it here any more finds it there.
+        let mut at_work = self.at_work.lock().expect("not poisoned");
+        at_work.retain(|ended| ended.store.jobs() > 0);
+        let (identity, store) = (served.caller.identity.clone(), served.store.clone());
+        at_work.push(AtWork { identity, name: name.clone(), store });
+        sessions.remove(&name);
+        true
+    }
+
+    /// Sessions of that name that have ended, as far as something of them may still be at work.
+    fn still_at_work(&self, caller: &Caller, name: &Bytes) -> Vec<DirectorySession> {
+        let at_work = self.at_work.lock().expect("not poisoned");
+        let meant = at_work.iter().filter(|ended| ended.identity == caller.identity && ended.name == *name);
+        meant.map(|ended| ended.store.clone()).collect()
     }
 
     /// What sessions share, if there are some.
+    #[cfg(test)]
     fn machine_in_use(&self) -> Option<Arc<Machine>> {
         self.machine.lock().expect("not poisoned").upgrade()
     }
@@ -648,6 +673,24 @@ mod tests {
         let kept = kept(&name);
         drop(name);
         assert!(message.is_unique() && kept == message[..16]);
+    }
+
+    #[tokio::test]
+    async fn a_run_waits_for_those_who_had_leases_though_nobody_has_a_volume_yet() {
+        let state = tempfile::tempdir().unwrap();
+        let former = Volumes::beside(Arc::default(), Some(state.path())).unwrap();
+        let _stays = former.records.as_ref().unwrap().note("ada", Path::new("/srv/a")).unwrap();
+        drop(former);
+        let volumes = Volumes::beside(Arc::default(), Some(state.path())).unwrap();
+        let caller = Caller::anybody(&crate::Config::new(Vec::new()));
+        let begins = async |tree: &str| {
+            let trees = [tree.into()];
+            let begun = volumes.begin_run(&caller, Vec::new(), &trees);
+            tokio::time::timeout(Duration::from_secs(2), begun).await.is_ok()
+        };
+        assert!(begins("/srv/b").await && !begins("/srv").await && !begins("/srv/a/b").await);
+        volumes.has_ended("ada");
+        assert!(begins("/srv").await);
     }
 
     #[tokio::test]

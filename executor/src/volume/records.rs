@@ -100,7 +100,15 @@ impl Records {
                 own.insert(Own::make_in(&self.place).map_err(|error| hint(&error))?)
             }
         };
-        own.note(name, tree).map_err(|error| hint(&error))
+        match own.note(name, tree) {
+            // Somebody has tidied up.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                trusted_path::make_directory(&self.place, geteuid().as_raw()).map_err(|error| hint(&error))?;
+                *own = Own::make_in(&self.place).map_err(|error| hint(&error))?;
+                own.note(name, tree).map_err(|error| hint(&error))
+            }
+            noted => noted.map_err(|error| hint(&error)),
+        }
     }
     /// The holder of former sessions of that name relies on none of their leases any more.
     pub fn is_back(&self, name: &str) {
@@ -115,9 +123,13 @@ impl Own {
         let id = format!("{}-{since}", std::process::id());
         let path = lock_of(place, id.as_ref());
         let lock = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-        fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let directory = place.join(id);
-        DirBuilder::new().mode(0o700).create(&directory)?;
+        let locked = fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from);
+        let made = locked.and_then(|()| DirBuilder::new().mode(0o700).create(&directory));
+        if let Err(error) = made {
+            let _ = fs::remove_file(path);
+            return Err(error);
+        }
         Ok(Self { directory, sessions: 0, _lock: lock })
     }
 
@@ -231,7 +243,11 @@ fn former_in(directory: &Path) -> io::Result<Vec<(Former, PathBuf)>> {
         let tree = PathBuf::from(OsString::from_vec(fs::read(&path)?));
         Ok((Former { name, tree }, path))
     };
-    entries.map(|entry| read(entry?.path())).collect()
+    let found = entries.map(|entry| read(entry?.path()));
+    // Another process may have removed it meanwhile: its holder is back, or its time is over.
+    let is_there =
+        |read: &io::Result<_>| read.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::NotFound);
+    found.filter(is_there).collect()
 }
 
 #[cfg(test)]

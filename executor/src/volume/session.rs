@@ -35,7 +35,7 @@ use tokio_stream::StreamExt as _;
 use tonic::{Status, Streaming};
 
 use super::{
-    Origin,
+    MAX_NAME_BYTES, MIN_NAME_BYTES, Origin,
     records::{Records, SessionRecord},
 };
 use crate::{
@@ -51,6 +51,8 @@ use crate::{
 /// The wait for calls that were given up, until the record counts them: on their threads they go
 /// on, and a file system may hang.
 const LAST_COUNTS: Duration = Duration::from_secs(5);
+/// Sessions that one call ends.
+const MAX_ENDED_SESSIONS: usize = 64;
 /// The wait for system calls of a session that is to be over.
 const LAST_JOBS: Duration = Duration::from_secs(5);
 /// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
@@ -340,7 +342,8 @@ impl Served {
         Ok(())
     }
 
-    /// Its leases have ended, for its holder too.
+    /// Its leases have ended. A holder whose rights were taken away may rely on them for a moment
+    /// more, as beside this process.
     pub fn forget_record(&self) {
         if let Some(record) = self.record.lock().expect("not poisoned").take() {
             record.remove();
@@ -701,17 +704,29 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
 }
 
 /// Ends others of the same identity's sessions. See [`Op::EndSessions`].
-async fn end_sessions(shared: &Shared, session: &Served, names: Vec<Bytes>) -> Result<(), Errno> {
+async fn end_sessions(shared: &Arc<Shared>, session: &Served, names: Vec<Bytes>) -> Result<(), Errno> {
     for name in names {
-        if let Ok(earlier) = shared.volumes.session(&session.caller, &name)
-            && !ptr::eq(&raw const *earlier, session)
-        {
-            end(shared, &earlier).await;
-            tokio::time::timeout(LAST_JOBS, earlier.store.is_quiet()).await.map_err(|_| Errno::EBUSY)?;
+        if let Ok(earlier) = shared.volumes.session(&session.caller, &name) {
+            if ptr::eq(&raw const *earlier, session) {
+                continue;
+            }
+            let shared = shared.clone();
+            // Away from the call, which may be given up: what the record says has begun has an end.
+            let ending = tokio::spawn(async move { end(&shared, &earlier).await });
+            ending.await.map_err(|_| Errno::EIO)?;
+        }
+        for at_work in shared.volumes.still_at_work(&session.caller, &name) {
+            tokio::time::timeout(LAST_JOBS, at_work.is_quiet()).await.map_err(|_| Errno::EBUSY)?;
         }
         shared.volumes.has_ended(&Fingerprint::of(&name).to_string());
     }
     Ok(())
+}
+
+/// Whether a call may name these sessions.
+fn are_names(names: &[Bytes]) -> bool {
+    names.len() <= MAX_ENDED_SESSIONS
+        && names.iter().all(|name| (MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&name.len()))
 }
 
 /// Must not wait: behind it come the answers to recalls that others wait for.
@@ -735,9 +750,13 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         };
         let reply = reply(number, served.store.call(&caller, op).await);
         if forgotten.is_some_and(|lost| lost >= served.store.missed().0) {
-            shared.volumes.is_back(&served.name);
+            let (shared, name) = (shared.clone(), served.name.clone());
+            tokio::task::spawn_blocking(move || shared.volumes.is_back(&name));
         }
         return answer(sender, reply, None).await;
+    }
+    if matches!(&op, Op::EndSessions(names) if !are_names(names)) {
+        return refuse(Errno::E2BIG).await;
     }
     served.store.renew();
     let Some(charge) = served.call_bytes.try_take(&served.account, charged_for_call(bytes, &caller, &op)) else {

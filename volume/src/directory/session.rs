@@ -145,6 +145,12 @@ impl DirectorySession {
         self.0.end();
     }
 
+    /// System calls of it that are at work.
+    #[must_use]
+    pub fn jobs(&self) -> usize {
+        *self.0.jobs.borrow()
+    }
+
     /// Completes when nothing of it is at work any more. To be called after its [`Self::end`].
     pub async fn is_quiet(&self) {
         // It is not dropped: the session is ours.

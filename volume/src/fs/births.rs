@@ -46,6 +46,9 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
+/// Earlier sessions that are ended by one call.
+const SESSIONS_OF_A_CALL: usize = 64;
+
 /// Files that may be unborn at the same time.
 const UNBORN_FILES: usize = 20_000;
 
@@ -226,18 +229,16 @@ impl Volume {
     /// # Errors
     /// The store's: their requests may still be on their way.
     pub async fn end_earlier_sessions(&self, journal: &Journal, own: &Bytes) -> Result<(), Errno> {
-        let begun = journal.begin_session(own);
         let tell = |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
-        let earlier = begun.map_err(tell).unwrap_or_default();
+        let earlier = journal.earlier_sessions().map_err(tell).unwrap_or_default();
+        let _ = journal.begin_session(&earlier, own).map_err(tell);
         if earlier.is_empty() {
             return Ok(());
         }
-        match self.store.call(&Caller::default(), Op::EndSessions(earlier)).await {
-            // An executor of an earlier version does not know the word.
-            Ok(_) | Err(Errno::EPROTO) => {}
-            Err(errno) => return Err(errno),
+        for names in earlier.chunks(SESSIONS_OF_A_CALL) {
+            self.store.call(&Caller::default(), Op::EndSessions(names.to_vec())).await?;
         }
-        let _ = journal.earlier_have_ended(own).map_err(tell);
+        let _ = journal.begin_session(&[], own).map_err(tell);
         Ok(())
     }
 

@@ -163,10 +163,7 @@ impl Volume {
                 losses.round += 1;
                 (names, std::mem::take(&mut losses.shares), losses.told.take(), losses.round)
             };
-            self.forget_all(names, shares, round).await;
-            if let Some(stamp) = told {
-                self.tell_forgotten(stamp);
-            }
+            self.forget_all(names, shares, (round, told)).await;
         }
     }
 
@@ -196,7 +193,7 @@ impl Volume {
     }
 
     /// Returns when the kernel is done, however long that takes.
-    async fn forget_all(&self, names: Names, shares: Vec<Share>, round: u64) {
+    async fn forget_all(self: &Arc<Self>, names: Names, shares: Vec<Share>, (round, told): (u64, Option<Stamp>)) {
         let numbers: Vec<u64> =
             self.table().iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
         let _ = self.invalidate.send(Invalidate::of_names(names));
@@ -209,6 +206,10 @@ impl Volume {
         let is_in_time = tokio::time::timeout(KERNEL_PATIENCE, &mut is_done).await.is_ok();
         drop(shares);
         self.losses().forgotten.send_replace(round);
+        // As with a recall: others don't wait for longer.
+        if let Some(stamp) = told {
+            self.tell_forgotten(stamp);
+        }
         if !is_in_time {
             tracing::warn!("the kernel does not forget a volume");
             let _ = is_done.await;

@@ -9,7 +9,7 @@
 //! | `Open` | may change | the last close → `Waiting`; somebody waits for it, or 200 ms → `Leaving` |
 //! | `Waiting` | fixed, in the journal, in the queue | the next request → `Leaving`; unlink → gone |
 //! | `Leaving` | fixed, in a request without an answer | created → an ordinary file; the request is lost → `Waiting`, and *may be there*; refused → `Refused` |
-//! | `Refused` | fixed, in the journal, may be there if it was before | tried again → `Waiting`; unlink or `posh volumes recover` → gone |
+//! | `Refused` | fixed, in the journal, may be there if it was before | tried again → `Waiting`; unlink (once it is known whether it is there) or `posh volumes recover` → gone |
 //!
 //! Invariant: a file whose close(2) succeeded (and a directory or symbolic link whose mkdir(2) or
 //! symlink(2) did) is in the journal and in one of these states until the store has answered that it
