@@ -15,6 +15,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     ops::Range,
     os::fd::AsRawFd as _,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
@@ -151,17 +152,22 @@ pub struct Config {
     pub runner_program: Option<PathBuf>,
 }
 
-/// Where sessions of volumes are recorded if nothing else is said: `/run/posh-executor` for root,
-/// else `posh-executor` in `$XDG_STATE_HOME`, or in `~/.local/state`. A runtime directory of a user
-/// ends with the user's last login, which a process may outlive.
+/// Where sessions of volumes are recorded if nothing else is said: `/run/posh-executor` for root, else
+/// `posh-executor` in `$XDG_STATE_HOME` or `~/.local/state`, or `/tmp/posh-executor-UID` for who has no
+/// home. A runtime directory of a user ends with the user's last login, which a process may outlive.
 #[must_use]
-pub fn default_state() -> Option<PathBuf> {
+pub fn default_state() -> PathBuf {
     if geteuid().is_root() {
-        return Some(PathBuf::from("/run/posh-executor"));
+        return PathBuf::from("/run/posh-executor");
     }
     let base = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state"));
-    base.or_else(home).map(|base| base.join("posh-executor"))
+    // Whoever changes to another user may keep the variables of the first.
+    let is_own = |home: &PathBuf| std::fs::metadata(home).is_ok_and(|found| found.uid() == geteuid().as_raw());
+    let home = || std::env::home_dir().filter(is_own).map(|home| home.join(".local/state"));
+    match base.or_else(home) {
+        Some(base) => base.join("posh-executor"),
+        None => PathBuf::from(format!("/tmp/posh-executor-{}", geteuid())),
+    }
 }
 
 /// Splits `NAME=DIR`; `/DIR`, `~` and `~/DIR` are their own names.

@@ -41,11 +41,6 @@ pub enum Error {
     /// The cgroup that the configuration names is of no use.
     #[error("{0}: `cgroup` of [confinement] names a cgroup of version 2 that is this program's to use")]
     Cgroup(String),
-    /// Others could change what is recorded of volumes.
-    #[error(
-        "cannot record the sessions of volumes: name another directory (`state`, --state), or serve none (`volumes = false`)"
-    )]
-    State(#[source] trusted_path::Untrusted),
     /// A system call failed.
     #[error("cannot {attempt}")]
     Io {

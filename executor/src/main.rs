@@ -254,12 +254,20 @@ fn tell_verdict(outcome: std::io::Result<(String, bool)>) -> ExitCode {
     }
 }
 
+/// Where volumes are served their sessions are recorded.
+fn with_state(mut config: Config) -> Config {
+    if config.volumes {
+        config.state.get_or_insert_with(config::default_state);
+    }
+    config
+}
+
 /// Reads the configuration again at each SIGHUP. One with mistakes changes nothing.
 async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sender<Config>) {
     while hangup.recv().await.is_some() {
         let file = file.clone();
         // It looks up accounts, which may take its time.
-        let loaded = tokio::task::spawn_blocking(move || Config::load(&file)).await;
+        let loaded = tokio::task::spawn_blocking(move || Config::load(&file).map(with_state)).await;
         match loaded.map_err(anyhow::Error::from).and_then(|loaded| loaded.map_err(anyhow::Error::from)) {
             Ok(config) => drop(changed.send(config).await),
             Err(error) => {
@@ -325,10 +333,8 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
         }
     };
     // Behind ssh there is one session, and the next process serves another one.
-    if !arguments.stdio && config.volumes && config.state.is_none() {
-        let lacks =
-            "no directory to record the sessions of volumes in: give --state DIR, or serve none (`volumes = false`)";
-        config.state = Some(config::default_state().context(lacks)?);
+    if !arguments.stdio {
+        config = with_state(config);
     }
     let told = heed_signals(arguments.stdio, longest_end(config.drain))?;
     let shutdown = async move {

@@ -466,7 +466,8 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
         launches: Turns::beside(launches_of_one(), rivals.clone()),
         heard_out: Turns::new(HEARD_OUT_OF_ONE),
         kept: KeptRuns::default(),
-        volumes: volumes_of(&config, rivals)?,
+        // Where nobody may have volumes nothing is recorded.
+        volumes: Volumes::beside(rivals, config.state.as_deref().filter(|_| config.volumes)),
         audit,
         draining: false.into(),
         kill: watch::Sender::new(false),
@@ -474,13 +475,6 @@ async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>
     };
     check_confinement(&shared)?;
     Ok((Arc::new(shared), admission))
-}
-
-/// The sessions of volumes, after those of an earlier executor where there may have been one.
-fn volumes_of(config: &Config, rivals: Arc<Rivals>) -> Result<Volumes, Error> {
-    // Of where nobody may have volumes nothing is recorded.
-    let state = config.state.as_deref().filter(|_| config.volumes);
-    Volumes::beside(rivals, state).map_err(Error::State)
 }
 
 /// Raises this process's limit of open files as far as it goes; gives the soft

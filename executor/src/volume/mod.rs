@@ -41,7 +41,6 @@ use prost::Message as _;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
-use trusted_path::Untrusted;
 
 pub use self::beside::{Beside, trees_of};
 use self::records::{Left, Records};
@@ -100,8 +99,9 @@ pub struct Volumes {
     machine: Mutex<Weak<Machine>>,
     /// The leases of each machine in turn, with the penalties of those who did not give theirs back.
     keeper: Arc<Keeper>,
-    /// Where sessions are recorded for the next process. `None`: there is no next one.
-    records: Option<Records>,
+    /// Where sessions are recorded for the next process. `None`: there is no next one. An error: why there
+    /// are no sessions.
+    records: Option<Result<Records, String>>,
     /// Who is at work, with volumes and with runs.
     rivals: Arc<Rivals>,
     directories: Mutex<Vec<OpenDirectory>>,
@@ -122,14 +122,19 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// No session yet, beside what else makes `rivals`. `state`: the directory in which sessions
-    /// are recorded, and in which those of earlier processes are found.
-    ///
-    /// # Errors
-    /// That directory can't be used.
-    pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>) -> Result<Self, Untrusted> {
-        let (records, left) = match state {
-            Some(state) => Records::open(state).map(|(records, left)| (Some(records), left))?,
+    /// No session yet, beside what else makes `rivals`. `state`: the directory in which sessions are
+    /// recorded, and in which those of earlier processes are found. Where that can't be used there are no
+    /// sessions.
+    pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>) -> Self {
+        let (records, left) = match state.map(Records::open) {
+            Some(Ok((records, left))) => (Some(Ok(records)), left),
+            Some(Err(untrusted)) => {
+                let why = format!(
+                    "cannot record sessions of volumes: {untrusted}; name another directory (`state`, --state)"
+                );
+                tracing::warn!("no volumes are served: {why}");
+                (Some(Err(why)), Left::default())
+            }
             None => (None, Left::default()),
         };
         let keeper = Keeper::after(left.former.iter().cloned());
@@ -142,7 +147,7 @@ impl Volumes {
         if !left.is_empty() {
             tokio::spawn(left.remove_after(GRACE_TIME));
         }
-        Ok(Self {
+        Self {
             machine: Mutex::default(),
             keeper: Arc::new(keeper),
             records,
@@ -155,7 +160,7 @@ impl Volumes {
             calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
             writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
             waiting_writes: Pool::new(WRITE_BYTES, WRITE_BYTES_OF_ONE),
-        })
+        }
     }
 }
 
@@ -384,8 +389,10 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     // One after the other, so that what finds no room is not recorded.
     let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
     shared.volumes.require_room(&served)?;
-    if let Some(records) = &shared.volumes.records {
-        served.note_in(records).map_err(Status::unavailable)?;
+    match &shared.volumes.records {
+        Some(Ok(records)) => served.note_in(records).map_err(Status::unavailable)?,
+        Some(Err(why)) => return Err(Status::unavailable(why)),
+        None => {}
     }
     if let Err(refusal) = served.begin(&shared.audit).await {
         served.forget_record();
@@ -489,7 +496,7 @@ impl Volumes {
 
     /// The holder of the session of that name relies on nothing from before.
     fn is_back(&self, name: &str) {
-        if let Some(records) = &self.records {
+        if let Some(Ok(records)) = &self.records {
             records.is_back(name);
         }
     }
@@ -678,10 +685,10 @@ mod tests {
     #[tokio::test]
     async fn a_run_waits_for_those_who_had_leases_though_nobody_has_a_volume_yet() {
         let state = tempfile::tempdir().unwrap();
-        let former = Volumes::beside(Arc::default(), Some(state.path())).unwrap();
-        let _stays = former.records.as_ref().unwrap().note("ada", Path::new("/srv/a")).unwrap();
+        let former = Volumes::beside(Arc::default(), Some(state.path()));
+        let _stays = former.records.as_ref().unwrap().as_ref().unwrap().note("ada", Path::new("/srv/a")).unwrap();
         drop(former);
-        let volumes = Volumes::beside(Arc::default(), Some(state.path())).unwrap();
+        let volumes = Volumes::beside(Arc::default(), Some(state.path()));
         let caller = Caller::anybody(&crate::Config::new(Vec::new()));
         let begins = async |tree: &str| {
             let trees = [tree.into()];
@@ -698,7 +705,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         let export = Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
-        let volumes = Volumes::beside(Arc::default(), None).unwrap();
+        let volumes = Volumes::beside(Arc::default(), None);
         let opened = volumes.directory(&export, Rights::Own).unwrap();
         let keeper = volumes.machine_in_use().unwrap().keeper.clone();
         drop(opened);
