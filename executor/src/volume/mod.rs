@@ -509,8 +509,11 @@ impl Volumes {
         // Under one lock: who does not find it here any more finds it there.
         let mut at_work = self.at_work.lock().expect("not poisoned");
         at_work.retain(|ended| ended.store.jobs() > 0);
-        let (identity, store) = (served.caller.identity.clone(), served.store.clone());
-        at_work.push(AtWork { identity, name: name.clone(), store });
+        // It has ended: nothing of it begins any more.
+        if served.store.jobs() > 0 {
+            let (identity, store) = (served.caller.identity.clone(), served.store.clone());
+            at_work.push(AtWork { identity, name: name.clone(), store });
+        }
         sessions.remove(&name);
         true
     }
