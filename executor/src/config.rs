@@ -152,9 +152,10 @@ pub struct Config {
     pub runner_program: Option<PathBuf>,
 }
 
-/// Where sessions of volumes are recorded if nothing else is said: `/run/posh-executor` for root, else
-/// `posh-executor` in `$XDG_STATE_HOME` or `~/.local/state`, or `/tmp/posh-executor-UID` for who has no
-/// home. A runtime directory of a user ends with the user's last login, which a process may outlive.
+/// The directory of records of volume sessions by default: `/run/posh-executor` for root, else
+/// `posh-executor` in `$XDG_STATE_HOME` or `~/.local/state`, or `/tmp/posh-executor-UID` for who
+/// has no home. A runtime directory of a user ends with the user's last login, which a process may
+/// outlive.
 #[must_use]
 pub fn default_state() -> PathBuf {
     if geteuid().is_root() {
@@ -443,7 +444,8 @@ fn without_links(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Keys of the file itself.
-const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, state, tls, identity, limits, confinement, export";
+const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, state, tls, identity, \
+                     limits, confinement, export";
 
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {

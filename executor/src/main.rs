@@ -254,7 +254,7 @@ fn tell_verdict(outcome: std::io::Result<(String, bool)>) -> ExitCode {
     }
 }
 
-/// Where volumes are served their sessions are recorded.
+/// Adds the default directory for records of volume sessions, if volumes are served.
 fn with_state(mut config: Config) -> Config {
     if config.volumes {
         config.state.get_or_insert_with(config::default_state);

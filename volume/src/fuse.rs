@@ -170,8 +170,8 @@ impl Kernel {
     }
 }
 
-/// `struct fuse_notify_inval_inode_out`, with an offset (below 0: attributes alone) and a length (0: to
-/// the end). fuser has no word for a file that the kernel does not know.
+/// `struct fuse_notify_inval_inode_out`, with an offset (below 0: attributes alone) and a length
+/// (0: to the end). fuser has no word for a file that the kernel does not know.
 fn file_is_doubtful(raw: &OwnedFd, number: u64, (offset, length): (i64, i64)) -> nix::Result<()> {
     let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), length.to_ne_bytes()].concat();
     notify(raw, NOTIFY_INVAL_INODE, &[&numbers]).map(drop)
@@ -215,8 +215,9 @@ struct Adapter {
     raw: Arc<OwnedFd>,
 }
 
-/// A write may wait for so long until the kernel has forgotten its pages. The last page is locked as
-/// long as the write goes on if it was not there before; then nobody else can have put anything into it.
+/// A write may wait for so long until the kernel has forgotten its pages. The last page is locked
+/// as long as the write goes on if it was not there before; then nobody else can have put anything
+/// into it.
 const PAGES_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The kernel copies what is written into its pages, and lets go of them before it asks for the

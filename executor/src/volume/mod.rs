@@ -30,7 +30,7 @@ use posh_volume::{
     Store as _,
     directory::{
         Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, Rivals,
-        WriteRoom, is_share,
+        WeakSession, WriteRoom, is_share,
     },
     keeper::Keeper,
     leases::GRACE_TIME,
@@ -43,7 +43,7 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 pub use self::beside::{Beside, trees_of};
-use self::records::{Left, Records};
+use self::records::{Left, NotRecorded, Records};
 use self::session::{Charges, Outgoing, Served};
 use crate::{
     Export,
@@ -99,14 +99,14 @@ pub struct Volumes {
     machine: Mutex<Weak<Machine>>,
     /// The leases of each machine in turn, with the penalties of those who did not give theirs back.
     keeper: Arc<Keeper>,
-    /// Where sessions are recorded for the next process. `None`: there is no next one. An error: why there
-    /// are no sessions.
-    records: Option<Result<Records, String>>,
+    /// Records for the next process. `None`: there is no next one. An error: why there are no
+    /// sessions.
+    records: Option<Result<Records, NotRecorded>>,
     /// Who is at work, with volumes and with runs.
     rivals: Arc<Rivals>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
-    /// Sessions that have ended while system calls of theirs had not returned.
+    /// Sessions that have ended, of which a system call may not have returned: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
     /// Whose session is put into the list.
     openings: Turns,
@@ -122,18 +122,15 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// No session yet, beside what else makes `rivals`. `state`: the directory in which sessions are
-    /// recorded, and in which those of earlier processes are found. Where that can't be used there are no
-    /// sessions.
+    /// No session yet, beside what else makes `rivals`. `state`: the directory in which sessions
+    /// are recorded, and in which those of earlier processes are found. Where that can't be used
+    /// there are no sessions.
     pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>) -> Self {
         let (records, left) = match state.map(Records::open) {
             Some(Ok((records, left))) => (Some(Ok(records)), left),
-            Some(Err(untrusted)) => {
-                let why = format!(
-                    "cannot record sessions of volumes: {untrusted}; name another directory (`state`, --state)"
-                );
-                tracing::warn!("no volumes are served: {why}");
-                (Some(Err(why)), Left::default())
+            Some(Err(error)) => {
+                tracing::warn!("no volumes are served: {error}");
+                (Some(Err(error)), Left::default())
             }
             None => (None, Left::default()),
         };
@@ -169,7 +166,7 @@ impl Volumes {
 struct AtWork {
     identity: Option<String>,
     name: Bytes,
-    store: DirectorySession,
+    store: WeakSession,
 }
 
 #[derive(Debug)]
@@ -390,8 +387,8 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
     shared.volumes.require_room(&served)?;
     match &shared.volumes.records {
-        Some(Ok(records)) => served.note_in(records).map_err(Status::unavailable)?,
-        Some(Err(why)) => return Err(Status::unavailable(why)),
+        Some(Ok(records)) => served.note_in(records).map_err(|error| Status::unavailable(error.to_string()))?,
+        Some(Err(error)) => return Err(Status::unavailable(error.to_string())),
         None => {}
     }
     if let Err(refusal) = served.begin(&shared.audit).await {
@@ -508,12 +505,9 @@ impl Volumes {
         let Some(name) = found else { return false };
         // Under one lock: who does not find it here any more finds it there.
         let mut at_work = self.at_work.lock().expect("not poisoned");
-        at_work.retain(|ended| ended.store.jobs() > 0);
-        // It has ended: nothing of it begins any more.
-        if served.store.jobs() > 0 {
-            let (identity, store) = (served.caller.identity.clone(), served.store.clone());
-            at_work.push(AtWork { identity, name: name.clone(), store });
-        }
+        at_work.retain(|ended| ended.store.upgrade().is_some());
+        let (identity, store) = (served.caller.identity.clone(), served.store.downgrade());
+        at_work.push(AtWork { identity, name: name.clone(), store });
         sessions.remove(&name);
         true
     }
@@ -522,7 +516,7 @@ impl Volumes {
     fn still_at_work(&self, caller: &Caller, name: &Bytes) -> Vec<DirectorySession> {
         let at_work = self.at_work.lock().expect("not poisoned");
         let meant = at_work.iter().filter(|ended| ended.identity == caller.identity && ended.name == *name);
-        meant.map(|ended| ended.store.clone()).collect()
+        meant.filter_map(|ended| ended.store.upgrade()).collect()
     }
 
     /// What sessions share, if there are some.

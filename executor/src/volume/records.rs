@@ -14,7 +14,6 @@
 use std::{
     collections::HashMap,
     ffi::OsString,
-    fmt::Display,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write as _},
     os::unix::{
@@ -36,6 +35,17 @@ use trusted_path::Untrusted;
 
 const LOCK: &str = "lock";
 
+/// The reason that a session can't be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRecorded {
+    /// Others could change the directory, or there is none.
+    #[error("cannot record sessions of volumes: {0}; name another directory (`state`, --state)")]
+    Untrusted(#[from] Untrusted),
+    /// The system's words.
+    #[error("cannot record sessions of volumes in {}: {source}; name another directory (`state`, --state)", place.display())]
+    Io { place: PathBuf, source: io::Error },
+}
+
 /// The records of this process. They stay when it ends, however it does.
 #[derive(Debug)]
 pub struct Records {
@@ -46,7 +56,7 @@ pub struct Records {
     left: Mutex<HashMap<String, Vec<PathBuf>>>,
 }
 
-/// What this process has in the state directory.
+/// The part of the state directory that is this process's.
 #[derive(Debug)]
 struct Own {
     directory: PathBuf,
@@ -55,7 +65,7 @@ struct Own {
     _lock: File,
 }
 
-/// What earlier processes have left.
+/// Records that earlier processes have left.
 #[derive(Debug, Default)]
 pub struct Left {
     /// Their sessions.
@@ -74,13 +84,12 @@ impl Records {
     /// session.
     ///
     /// # Errors
-    /// Others could change it, or it can't be read.
-    pub fn open(place: &Path) -> Result<(Self, Left), Untrusted> {
-        let failed = |source| Untrusted::Io { path: place.to_owned(), source };
+    /// [`NotRecorded`]
+    pub fn open(place: &Path) -> Result<(Self, Left), NotRecorded> {
         let mut left = match trusted_path::directory(place, geteuid().as_raw()) {
-            Ok(_) => Left::read(place).map_err(failed)?,
+            Ok(_) => Left::read(place).map_err(|source| NotRecorded::Io { place: place.to_owned(), source })?,
             Err(untrusted) if untrusted.is_missing() => Left::default(),
-            Err(untrusted) => return Err(untrusted),
+            Err(untrusted) => return Err(untrusted.into()),
         };
         let records = Mutex::new(std::mem::take(&mut left.records));
         Ok((Self { place: place.to_owned(), own: Mutex::default(), left: records }, left))
@@ -89,27 +98,21 @@ impl Records {
     /// Records a session, by the name that its holder will come back with.
     ///
     /// # Errors
-    /// What is wrong with which directory: it must not begin.
-    pub fn note(&self, name: &str, tree: &Path) -> Result<SessionRecord, String> {
-        let hint = |error: &dyn Display| format!("cannot record this session in {}: {error}", self.place.display());
+    /// [`NotRecorded`]: it must not begin.
+    pub fn note(&self, name: &str, tree: &Path) -> Result<SessionRecord, NotRecorded> {
+        let failed = |source| NotRecorded::Io { place: self.place.clone(), source };
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = match &mut *own {
-            Some(own) => own,
-            None => {
-                trusted_path::make_directory(&self.place, geteuid().as_raw()).map_err(|error| hint(&error))?;
-                own.insert(Own::make_in(&self.place).map_err(|error| hint(&error))?)
+        if let Some(own) = &mut *own {
+            match own.note(name, tree) {
+                // Somebody has tidied up: it is made anew.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                noted => return noted.map_err(failed),
             }
-        };
-        match own.note(name, tree) {
-            // Somebody has tidied up.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                trusted_path::make_directory(&self.place, geteuid().as_raw()).map_err(|error| hint(&error))?;
-                *own = Own::make_in(&self.place).map_err(|error| hint(&error))?;
-                own.note(name, tree).map_err(|error| hint(&error))
-            }
-            noted => noted.map_err(|error| hint(&error)),
         }
+        trusted_path::make_directory(&self.place, geteuid().as_raw())?;
+        own.insert(Own::make_in(&self.place).map_err(failed)?).note(name, tree).map_err(failed)
     }
+
     /// The holder of former sessions of that name relies on none of their leases any more.
     pub fn is_back(&self, name: &str) {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(name);

@@ -23,7 +23,7 @@ use posh_proto::{
 use posh_volume::{
     Errno, Store as _,
     directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
-    store::{Answer, Caller as FileCaller, Changes, NewFile, Notice, Op, OpenFlags, Stamp, Write},
+    store::{Answer, Caller as FileCaller, Changes, ENDED_AT_ONCE, NewFile, Notice, Op, OpenFlags, Stamp, Write},
 };
 use prost::Message as _;
 use serde::Serialize;
@@ -36,7 +36,7 @@ use tonic::{Status, Streaming};
 
 use super::{
     MAX_NAME_BYTES, MIN_NAME_BYTES, Origin,
-    records::{Records, SessionRecord},
+    records::{NotRecorded, Records, SessionRecord},
 };
 use crate::{
     Export,
@@ -51,8 +51,6 @@ use crate::{
 /// The wait for calls that were given up, until the record counts them: on their threads they go
 /// on, and a file system may hang.
 const LAST_COUNTS: Duration = Duration::from_secs(5);
-/// Sessions that one call ends.
-const MAX_ENDED_SESSIONS: usize = 64;
 /// The wait for system calls of a session that is to be over.
 const LAST_JOBS: Duration = Duration::from_secs(5);
 /// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
@@ -335,8 +333,8 @@ impl Served {
     /// Records it for the next process: nobody has leases of it yet.
     ///
     /// # Errors
-    /// Why it must not begin.
-    pub fn note_in(&self, records: &Records) -> Result<(), String> {
+    /// [`NotRecorded`]: it must not begin.
+    pub fn note_in(&self, records: &Records) -> Result<(), NotRecorded> {
         let record = records.note(&self.name, self.store.directory().tree())?;
         *self.record.lock().expect("not poisoned") = Some(record);
         Ok(())
@@ -725,8 +723,7 @@ async fn end_sessions(shared: &Arc<Shared>, session: &Served, names: Vec<Bytes>)
 
 /// Whether a call may name these sessions.
 fn are_names(names: &[Bytes]) -> bool {
-    names.len() <= MAX_ENDED_SESSIONS
-        && names.iter().all(|name| (MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&name.len()))
+    names.len() <= ENDED_AT_ONCE && names.iter().all(|name| (MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&name.len()))
 }
 
 /// Must not wait: behind it come the answers to recalls that others wait for.

@@ -219,12 +219,18 @@ impl Connector for Same {
     }
 }
 
-#[tokio::test]
-async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
-    let (first, second) = (Site::new().await, Site::new().await);
-    for site in [&first, &second] {
+/// Two executors, whose exports have a file of one name.
+async fn two_sites() -> (Site, Site) {
+    let sites = (Site::new().await, Site::new().await);
+    for site in [&sites.0, &sites.1] {
         fs::write(site.path("a"), "x").unwrap();
     }
+    sites
+}
+
+#[tokio::test]
+async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
+    let (first, second) = two_sites().await;
     let proxy = Proxy::to(first.address).await;
     let store = behind(&proxy, Patience::default()).await;
     let mut notices = store.notices();
@@ -240,14 +246,11 @@ async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
     assert!(find(&store, "a").await.unwrap().stamp > before.stamp);
 }
 
-/// A hello whose welcome is lost opens a session that its workstation never has: the next hello does
-/// not take that for the one it had.
+/// A hello whose welcome is lost opens a session that its workstation never has: the next hello
+/// does not take that for the one it had.
 #[tokio::test]
 async fn a_session_that_a_lost_hello_has_opened_is_a_new_one() {
-    let (first, second) = (Site::new().await, Site::new().await);
-    for site in [&first, &second] {
-        fs::write(site.path("a"), "x").unwrap();
-    }
+    let (first, second) = two_sites().await;
     let proxy = Proxy::to(first.address).await;
     let store = behind(&proxy, Patience::default()).await;
     let mut notices = store.notices();

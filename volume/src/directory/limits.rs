@@ -10,8 +10,6 @@ use crate::store::{Op, ReadPart, Write};
 const MAX_NAMES: usize = 2048;
 /// Leases given back by one op; a gateway sends more in several.
 const MAX_RETURNED: usize = 65_536;
-/// Sessions that one op ends.
-const MAX_SESSIONS: usize = 64;
 /// Parts of one read, and writes of one call.
 const MAX_PARTS: usize = 16_384;
 /// PATH_MAX: a symbolic link's target.
@@ -25,7 +23,6 @@ pub fn check(op: &Op) -> Result<(), Errno> {
         Op::Walk { names, .. } => check_names(names),
         Op::Symlink { target, .. } => at_most(target.len(), MAX_TARGET_BYTES, Errno::ENAMETOOLONG),
         Op::SetAttribute { value, .. } => at_most(value.len(), MAX_VALUE_BYTES, Errno::E2BIG),
-        Op::EndSessions(names) => at_most(names.len(), MAX_SESSIONS, Errno::E2BIG),
         Op::Return(returned) => at_most(returned.len(), MAX_RETURNED, Errno::E2BIG),
         _ => Ok(()),
     }

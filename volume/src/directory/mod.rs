@@ -46,7 +46,7 @@ pub use self::{
     account::{Account, Charge, Pool, is_share},
     listing::MAX_NAMES,
     rivals::Rivals,
-    session::{DirectorySession, Liveness},
+    session::{DirectorySession, Liveness, WeakSession},
     sys::Acting,
     transfer::{READ_BYTES, WriteRoom},
     workers::{HELD, Held},

@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, HashSet},
     os::fd::{AsFd as _, BorrowedFd},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -52,6 +52,18 @@ pub type Intents = Vec<(File, FileId, Intent)>;
 /// A session with a [`Directory`]. The last clone's end closes its files and gives back its locks and leases.
 #[derive(Debug, Clone)]
 pub struct DirectorySession(pub(super) Arc<Session>);
+
+/// A [`DirectorySession`] that may have gone: it goes with its last holder and its last job.
+#[derive(Debug, Clone)]
+pub struct WeakSession(Weak<Session>);
+
+impl WeakSession {
+    /// The session, if it is still there.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<DirectorySession> {
+        self.0.upgrade().map(DirectorySession)
+    }
+}
 
 #[derive(Debug)]
 pub struct Session {
@@ -145,10 +157,10 @@ impl DirectorySession {
         self.0.end();
     }
 
-    /// System calls of it that are at work.
+    /// The same session, without keeping it.
     #[must_use]
-    pub fn jobs(&self) -> usize {
-        *self.0.jobs.borrow()
+    pub fn downgrade(&self) -> WeakSession {
+        WeakSession(Arc::downgrade(&self.0))
     }
 
     /// Completes when nothing of it is at work any more. To be called after its [`Self::end`].
@@ -289,7 +301,7 @@ impl Store for DirectorySession {
 }
 
 /// Passes notices on for as long as there is a session and a listener.
-async fn tell(session: std::sync::Weak<Session>, sender: mpsc::Sender<Notice>) {
+async fn tell(session: Weak<Session>, sender: mpsc::Sender<Notice>) {
     loop {
         let Some((keeper, id)) = session.upgrade().map(|session| {
             if session.liveness == Liveness::Own {

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     journal::{Journal, Record},
-    store::{Caller, Errno, FileId, Op, Time},
+    store::{Caller, ENDED_AT_ONCE, Errno, FileId, Op, Time},
 };
 
 /// How long closed files wait for others to go with.
@@ -45,9 +45,6 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Between two attempts with what the store has refused; doubled up to the second.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
-
-/// Earlier sessions that are ended by one call.
-const SESSIONS_OF_A_CALL: usize = 64;
 
 /// Files that may be unborn at the same time.
 const UNBORN_FILES: usize = 20_000;
@@ -227,15 +224,19 @@ impl Volume {
     /// out after what is asked for from now on.
     ///
     /// # Errors
-    /// The store's: their requests may still be on their way.
+    /// The store's, or `EIO` where their names can't be read: their requests may still be on their
+    /// way.
     pub async fn end_earlier_sessions(&self, journal: &Journal, own: &Bytes) -> Result<(), Errno> {
         let tell = |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
-        let earlier = journal.earlier_sessions().map_err(tell).unwrap_or_default();
+        let earlier = journal.earlier_sessions().map_err(|error| {
+            tell(error);
+            Errno::EIO
+        })?;
         let _ = journal.begin_session(&earlier, own).map_err(tell);
         if earlier.is_empty() {
             return Ok(());
         }
-        for names in earlier.chunks(SESSIONS_OF_A_CALL) {
+        for names in earlier.chunks(ENDED_AT_ONCE) {
             self.store.call(&Caller::default(), Op::EndSessions(names.to_vec())).await?;
         }
         let _ = journal.begin_session(&[], own).map_err(tell);

@@ -32,8 +32,8 @@ pub enum Changes {
     Possible,
 }
 
-/// For so long a write may be on its way from the kernel's pages to here: its thread may have to wait
-/// for a processor.
+/// For so long a write may be on its way from the kernel's pages to here: its thread may have to
+/// wait for a processor.
 const WRITE_TIME: Duration = Duration::from_secs(2);
 
 /// Names of directories, by the directories' numbers.
@@ -167,8 +167,8 @@ impl Volume {
         }
     }
 
-    /// Whether the kernel was to forget pages of the file so lately that a write may have been on its
-    /// way then.
+    /// Whether the kernel was to forget pages of the file so lately that a write may have been on
+    /// its way then.
     pub fn were_pages_recalled(&self, number: u64) -> bool {
         let recalled = self.table().node(number).and_then(|node| node.pages_recalled);
         recalled.is_some_and(|at| crate::clock::now() - at < WRITE_TIME)

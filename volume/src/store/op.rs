@@ -13,6 +13,9 @@ use bytes::Bytes;
 use super::{Answer, Leases, NewFile, Notice, Put, Store};
 use super::{FileId, Handle, Kind, Place, Returned, Stamp, Time};
 
+/// Sessions that one [`Op::EndSessions`] names at most.
+pub const ENDED_AT_ONCE: usize = 64;
+
 /// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {

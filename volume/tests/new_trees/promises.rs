@@ -284,6 +284,33 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
     });
 }
 
+#[test]
+fn what_was_closed_in_a_directory_that_is_gone_is_told_and_can_be_taken_out() {
+    let site = Site::new();
+    let killed = runtime();
+    killed.block_on(async {
+        let client = site.client("a").await;
+        client.make_directory("old").await.unwrap();
+        client.make_directory("old/t").await.unwrap();
+        client.volume.drain_all().await.unwrap();
+        client.store.is_dead.store(true, Ordering::Relaxed);
+        client.put("old/t/f", b"contents", 5).await.unwrap();
+    });
+    killed.shutdown_background();
+    fs::remove_dir(site.path("old/t")).unwrap();
+    runtime().block_on(async {
+        let client = site.client("a").await;
+        let lost = client.volume.state().lost.unwrap();
+        assert!(lost.contains("old/t/f"), "{lost}");
+        // A command on the server would not find it.
+        assert_eq!(client.volume.settle().await, Err(Errno::ESTALE));
+        let to = site.path("../recovered");
+        assert_eq!(client.volume.recover(&to).unwrap(), 1);
+        assert_eq!(fs::read(to.join("old/t/f")).unwrap(), b"contents");
+        assert_eq!((client.volume.state().lost, client.volume.settle().await), (None, Ok(())));
+    });
+}
+
 /// Once while a directory is looked up, and again before it is used.
 #[test]
 fn what_was_closed_survives_a_server_that_is_started_anew_while_the_journal_is_taken_up() {

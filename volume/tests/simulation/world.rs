@@ -261,8 +261,8 @@ impl World {
         }
     }
 
-    /// The server starts anew while one machine can't reach it, and relies on the lease of a register
-    /// that the other one sets.
+    /// The server starts anew while one machine can't reach it, and relies on the lease of a
+    /// register that the other one sets.
     async fn restart_beside_a_cut(self: &Arc<Self>, machine: usize, pause: Duration) {
         let gateways = [machine, 1 - machine].map(|machine| self.gateways[machine].get());
         let [Some(cut), Some(other)] = gateways else { return };
