@@ -143,6 +143,7 @@ const MOST: &[(&str, &str, usize)] = &[
     // NGROUPS_MAX.
     ("posh.volume.v1.Caller", "groups", 65_536),
     ("posh.volume.v1.ReadRequest", "parts", 16_384),
+    ("posh.volume.v1.EndSessions", "names", 256),
     // New files of one request are at most 2048, and writes at most as many as fit beside their data.
     ("posh.volume.v1.WriteRequest", "writes", 16_384),
     ("posh.volume.v1.Put", "path", 131_072),
