@@ -55,9 +55,11 @@ impl Volume {
         }
     }
 
-    /// Takes out the appends that the server has though their answer was lost. They were carried
-    /// out in their order, each as one, so they lie behind `end` in that order, whatever others
-    /// have appended between them. Gives where the last of them ends.
+    /// Takes out the appends that the server may have though their answer was lost: they would have
+    /// been carried out in their order, each as one, so they would lie behind `end` in that order,
+    /// whatever others have appended between them. The same bytes may be another's: what is taken
+    /// out is not known to have happened, only what is left is known not to have. Gives where the
+    /// last of them ends.
     ///
     /// # Errors
     /// A lost request, which can be made again; others say that this can't be found out.

@@ -212,15 +212,18 @@ impl Volume {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned().ok_or(Errno::EBADF)
     }
 
-    /// Notes a failed write with every open file that it may concern.
+    /// Notes a failed write with each open file description of the file, whichever of them it was
+    /// written by.
     pub(super) fn note_fault(&self, file: FileId, errno: Errno) {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
-        for open in opens.values().filter(|open| open.file == file && open.flags.contains(OpenFlags::WRITE)) {
+        for open in opens.values().filter(|open| open.file == file) {
             *open.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(errno);
         }
     }
 
-    /// close(2) of one descriptor: what was written is on the server, or it is said that it is not. Locks of `owner` go.
+    /// close(2) of one descriptor: what was written is on the server, or it is said that it is not.
+    /// The error stays for the other descriptors, since a child that ends closes its own without
+    /// looking; fsync(2) takes it away, as errseq_t of Linux has it. Locks of `owner` go.
     ///
     /// # Errors
     /// Of a write.
@@ -228,7 +231,7 @@ impl Volume {
         let number = open;
         let open = self.open_file(open)?;
         if self.flush_newborn(&open) {
-            return open.take_fault();
+            return open.look_at_fault();
         }
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
         self.drain(open.file).await?;
@@ -236,7 +239,7 @@ impl Volume {
         if let Some(owner) = owner.filter(|_| self.has_locks(open.file)) {
             self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await?;
         }
-        open.take_fault()
+        open.look_at_fault()
     }
 
     /// The last descriptor is closed. Locks of `owner` go.
@@ -428,6 +431,13 @@ impl Open {
         Place { file: self.file, handle: self.handle() }
     }
 
+    /// What close(2) says of failed writes: nothing for a file that is open for reading alone.
+    fn look_at_fault(&self) -> Result<(), Errno> {
+        let fault = *self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        fault.filter(|_| self.flags.contains(OpenFlags::WRITE)).map_or(Ok(()), Err)
+    }
+
+    /// What fsync(2) says of failed writes, once.
     fn take_fault(&self) -> Result<(), Errno> {
         let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         fault.map_or(Ok(()), Err)

@@ -401,9 +401,13 @@ impl Volume {
     /// open files.
     async fn send_once(&self, file: FileId, batch: &mut Batch) -> Result<(), Errno> {
         if batch.is_doubtful {
-            let end = batch.end_before.unwrap_or_default();
+            let (end, sent) = (batch.end_before.unwrap_or_default(), batch.writes.len());
             batch.end_before = Some(self.take_out_arrived(&batch.caller, end, &mut batch.writes).await?);
             batch.is_doubtful = false;
+            if batch.writes.len() < sent {
+                tracing::warn!(inode = file.inode, "the answers to appends are lost: like bytes are there");
+                self.note_fault(file, Errno::EIO);
+            }
         } else if batch.end_before.is_none() {
             batch.end_before = self.end_before(&batch.caller, file, &batch.writes).await?;
         }
