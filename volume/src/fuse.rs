@@ -10,6 +10,7 @@ use std::{
     ffi::{OsStr, OsString},
     future::Future,
     io,
+    ops::Range,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     pin::Pin,
@@ -56,6 +57,9 @@ const LOOK_AT_KILLED: Duration = Duration::from_millis(300);
 
 /// How soon the kernel is asked again to forget a file that it was told of and does not know yet.
 const LOOK_AT_UNKNOWN: Duration = Duration::from_micros(100);
+
+/// Of x86-64, and what larger pages are made of.
+const PAGE_BYTES: u64 = 4096;
 
 /// Of `struct fuse_out_header`.
 const ANSWER_BYTES: usize = 16;
@@ -110,9 +114,12 @@ struct Kernel {
 impl Kernel {
     /// In a thread of its own: the kernel waits for readers of what it drops.
     fn carry_out(self, mut invalidations: mpsc::UnboundedReceiver<Invalidate>) {
-        while let Some(invalidate) = invalidations.blocking_recv() {
+        while let Some(mut invalidate) = invalidations.blocking_recv() {
             if let Some(names) = &invalidate.names {
                 self.forget_names(names);
+            }
+            if !invalidate.busy.is_empty() && self.carry_out_beside_reads(&mut invalidate) {
+                continue;
             }
             // A negative offset: attributes alone.
             let offset = if invalidate.pages { 0 } else { -1 };
@@ -121,6 +128,22 @@ impl Kernel {
             forget_for_sure(forget, || self.is_told(number));
             self.let_go(&invalidate.let_go);
         }
+    }
+
+    /// In another thread, which waits for the reads. Whether there is one.
+    fn carry_out_beside_reads(&self, invalidate: &mut Invalidate) -> bool {
+        let (raw, volume, number) = (Arc::clone(&self.raw), self.volume.clone(), invalidate.number);
+        let gaps = gaps_between(std::mem::take(&mut invalidate.busy));
+        let carried_out = invalidate.take_over();
+        let wait = move || {
+            let _carried_out = carried_out;
+            for (offset, length) in gaps.into_iter().chain([(0, 0)]) {
+                let forget = || file_is_doubtful(&raw, number, (offset, length));
+                let is_told = || volume.upgrade().is_some_and(|volume| volume.is_told(number));
+                forget_for_sure(forget, is_told);
+            }
+        };
+        std::thread::Builder::new().name("volume-forget".to_owned()).spawn(wait).is_ok()
     }
 
     fn is_told(&self, number: u64) -> bool {
@@ -168,6 +191,22 @@ impl Kernel {
         // What the kernel does not know is forgotten already.
         let _ = notify(&self.raw, NOTIFY_INVAL_ENTRY, &[&numbers, name.as_bytes(), b"\0"]);
     }
+}
+
+/// Offsets and lengths of what lies between pages that are being read, the end of the file last.
+fn gaps_between(mut busy: Vec<Range<u64>>) -> Vec<(i64, i64)> {
+    busy.sort_by_key(|range| range.start);
+    let mut gaps = Vec::new();
+    let mut at = 0;
+    for range in busy {
+        let (start, end) = (range.start / PAGE_BYTES * PAGE_BYTES, range.end.next_multiple_of(PAGE_BYTES));
+        if start > at {
+            gaps.push((at, start - at));
+        }
+        at = at.max(end);
+    }
+    gaps.push((at, 0));
+    gaps.into_iter().filter_map(|(at, length)| Some((i64::try_from(at).ok()?, i64::try_from(length).ok()?))).collect()
 }
 
 /// `struct fuse_notify_inval_inode_out`, with an offset (below 0: attributes alone) and a length
@@ -289,6 +328,13 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_that_are_not_being_read_are_forgotten_first() {
+        assert_eq!(gaps_between(vec![5000..6000, 5500..5600]), [(0, 4096), (8192, 0)]);
+        assert_eq!(gaps_between(vec![8192..16384, 0..100, 9000..9001]), [(4096, 4096), (16384, 0)]);
+        assert_eq!(gaps_between(vec![0..u64::MAX / 2, 4096..8192]).len(), 0);
+    }
 
     #[test]
     fn a_file_that_the_kernel_is_about_to_know_is_forgotten_when_it_does() {

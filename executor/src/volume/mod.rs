@@ -59,6 +59,8 @@ use crate::{
 /// Sessions in all, and of one identity: a workstation has one for each of its mounts.
 const MAX_SESSIONS: usize = 512;
 const MAX_SESSIONS_OF_ONE: usize = 128;
+/// How soon the space of removed files is given back.
+const CLOSE_REMOVED_INTERVAL: Duration = Duration::from_secs(1);
 /// Who names a session is to be hard to guess.
 const MIN_NAME_BYTES: usize = 16;
 const MAX_NAME_BYTES: usize = 64;
@@ -569,7 +571,19 @@ impl Volumes {
         }
         let directory = Directory::open(machine, &export.path, rights, mutability)?;
         *known = Arc::downgrade(&directory);
+        tokio::spawn(close_removed(Arc::downgrade(&directory)));
         Ok(directory)
+    }
+}
+
+/// What programs of the server remove has its space back soon, as long as sessions use the
+/// directory.
+async fn close_removed(directory: Weak<Directory>) {
+    loop {
+        tokio::time::sleep(CLOSE_REMOVED_INTERVAL).await;
+        let Some(directory) = directory.upgrade() else { return };
+        // A file system that hangs keeps this task alone.
+        let _ = tokio::task::spawn_blocking(move || directory.close_removed()).await;
     }
 }
 

@@ -251,6 +251,11 @@ impl Directory {
         self.identity == other.identity
     }
 
+    /// Gives back what it holds of files that other programs have removed. May block.
+    pub fn close_removed(&self) {
+        self.nodes.close_removed();
+    }
+
     /// While what it gives lives, this thread has the rights that the caller's files are touched with.
     fn act(&self, caller: &Caller) -> Result<Option<Acting>, Fault> {
         match &self.rights {

@@ -39,7 +39,8 @@ use crate::{
 /// Files that all directories of a machine remember together: about 250 bytes each, at most 500. Who asks for
 /// an older one gets ESTALE and walks to it again.
 pub const MAX_NODES: usize = 250_000;
-/// Descriptors kept open: they know where their files have been moved by other programs.
+/// Descriptors kept open: they know where their files have been moved by other programs. A file
+/// that is removed has none for longer than [`Nodes::close_removed`] takes.
 const MAX_DESCRIPTORS: usize = 1024;
 /// NAME_MAX.
 const MAX_NAME_BYTES: usize = 255;
@@ -97,6 +98,8 @@ struct Known {
     /// The names under which it was found, the last one first: a file may have several.
     at: Vec<At>,
     fd: Option<Arc<OwnedFd>>,
+    /// It is in [`State::open`].
+    is_listed: bool,
     /// The account that walked to it last.
     walker: u32,
     is_used: bool,
@@ -280,7 +283,7 @@ impl Nodes {
         let keep = if at.is_empty() && handle.is_none() { Keep::Open } else { keep };
         let mut state = self.state.lock().expect("not poisoned");
         let walker = sys::file_ids().0;
-        state.insert(id, Known { handle, at, fd: None, walker, is_used: false }, &self.remembered);
+        state.insert(id, Known { handle, at, fd: None, is_listed: false, walker, is_used: false }, &self.remembered);
         if keep == Keep::Open {
             state.keep_open(id, fd.clone());
         }
@@ -300,6 +303,24 @@ impl Nodes {
         let mut state = self.state.lock().expect("not poisoned");
         if let Some(known) = state.known.get_mut(&id) {
             known.at.retain(|(its_parent, its_name)| (*its_parent, &**its_name) != (parent, name));
+            known.fd.take_if(|fd| has_no_name(fd));
+        }
+    }
+
+    /// Closes the descriptors of files that other programs have removed, which would keep their
+    /// space. May block.
+    pub fn close_removed(&self) {
+        let open: Vec<(FileId, Arc<OwnedFd>)> = {
+            let state = self.state.lock().expect("not poisoned");
+            let kept = state.open.iter().filter_map(|id| Some((*id, state.known.get(id)?.fd.clone()?)));
+            kept.collect()
+        };
+        let removed = open.into_iter().filter(|(_, fd)| has_no_name(fd));
+        for (id, fd) in removed.collect::<Vec<_>>() {
+            let mut state = self.state.lock().expect("not poisoned");
+            if let Some(known) = state.known.get_mut(&id) {
+                known.fd.take_if(|its| Arc::ptr_eq(its, &fd));
+            }
         }
     }
 
@@ -379,13 +400,15 @@ impl State {
 
     fn keep_open(&mut self, id: FileId, fd: Arc<OwnedFd>) {
         let Some(known) = self.known.get_mut(&id) else { return };
-        if known.fd.replace(fd).is_none() {
+        let is_listed = known.is_listed;
+        (known.fd, known.is_listed) = (Some(fd), true);
+        if !is_listed {
             self.open.push_back(id);
         }
         while self.open.len() > MAX_DESCRIPTORS {
             let Some(oldest) = self.open.pop_front() else { break };
             if let Some(known) = self.known.get_mut(&oldest) {
-                known.fd = None;
+                (known.fd, known.is_listed) = (None, false);
             }
         }
     }
@@ -396,6 +419,10 @@ impl Drop for Nodes {
         let known = self.state.get_mut().map_or(0, |state| state.known.len());
         self.remembered.fetch_sub(known, Ordering::Relaxed);
     }
+}
+
+fn has_no_name(fd: &Arc<OwnedFd>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|found| found.st_nlink == 0)
 }
 
 /// The path that the kernel knows of a descriptor.

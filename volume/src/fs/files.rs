@@ -1,13 +1,10 @@
 //! Open files: opened, closed, synced, locked; and what is done to their contents on the server.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     ffi::OsStr,
     ops::Range,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
@@ -39,8 +36,10 @@ pub(super) struct Open {
     pub caller: Caller,
     /// A write that was answered and then failed: the next call that can say so does.
     pub fault: Mutex<Option<Errno>>,
-    /// Whether locks were asked for through it.
-    pub has_locks: AtomicBool,
+    /// Owners that have asked for locks through it. A process goes when it closes the file; the
+    /// locks of the open file itself (F_OFD_SETLK, flock(2)) go with it, and of the former the
+    /// kernel does not say so.
+    pub lock_owners: Mutex<BTreeSet<u64>>,
     /// How it is read.
     pub pattern: Mutex<Pattern>,
 }
@@ -236,7 +235,7 @@ impl Volume {
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
         self.drain(open.file).await?;
         // Locks of fcntl(2) go with any descriptor of the file, whichever they were taken through.
-        if let Some(owner) = owner.filter(|_| self.has_locks(open.file)) {
+        if let Some(owner) = owner.filter(|owner| self.forget_lock_owner(open.file, *owner)) {
             self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await?;
         }
         open.look_at_fault()
@@ -272,7 +271,9 @@ impl Volume {
         if let Some(node) = self.table().of_mut(open.file) {
             node.handles.retain(|handle| Some(*handle) != open.handle());
         }
-        if let Some(owner) = owner.filter(|_| open.has_locks.load(Ordering::Relaxed)) {
+        let mut owners = std::mem::take(&mut *open.lock_owners());
+        owners.extend(owner.filter(|_| !owners.is_empty()));
+        for owner in owners {
             let _ = self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await;
         }
         if let Some(handle) = open.handle() {
@@ -378,13 +379,15 @@ impl Volume {
     pub async fn lock(self: &Arc<Self>, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await?;
-        open.has_locks.store(true, Ordering::Relaxed);
+        open.lock_owners().insert(owner);
         self.ask(&open.caller, Op::Lock { place: open.place(), owner, lock, wait }).await.map(drop)
     }
 
-    fn has_locks(&self, file: FileId) -> bool {
+    /// A process has closed a descriptor of the file. Whether it may have had locks.
+    fn forget_lock_owner(&self, file: FileId, owner: u64) -> bool {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
-        opens.values().any(|open| open.file == file && open.has_locks.load(Ordering::Relaxed))
+        let of_file = opens.values().filter(|open| open.file == file);
+        of_file.filter(|open| open.lock_owners().remove(&owner)).count() > 0
     }
 
     /// What is in the way of a lock.
@@ -418,13 +421,17 @@ impl Open {
             is_direct: false,
             caller: caller.clone(),
             fault: Mutex::new(None),
-            has_locks: AtomicBool::new(false),
+            lock_owners: Mutex::default(),
             pattern: Mutex::default(),
         }
     }
 
     pub fn handle(&self) -> Option<Handle> {
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_owners(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.lock_owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn place(&self) -> Place {

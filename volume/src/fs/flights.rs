@@ -104,10 +104,9 @@ impl Table {
     fn note_leaving(&mut self, number: u64, order: u64, sent: Changes) {
         let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
         if let Some(node) = self.node_mut(number) {
-            node.changed = None;
+            node.send_changes(sent);
             if let Some(unborn) = &mut node.unborn {
                 unborn.stage = Stage::Leaving;
-                unborn.sent = Some(sent);
             }
         }
         if let Some(parent) = parent {

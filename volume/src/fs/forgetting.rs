@@ -5,11 +5,16 @@
 //! [`Notice::All`]: crate::store::Notice::All
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, MutexGuard, PoisonError},
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::{Arc, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 
 use super::{
     Volume,
@@ -96,6 +101,27 @@ impl Losses {
         // One for each mark is enough.
         let is_new = |share: &Share| self.shares.last().is_none_or(|last| last.of != share.of);
         self.shares.extend(share.filter(is_new));
+    }
+}
+
+/// How often it is looked whether leases that have ended are valid again.
+const LOOK_FOR_LEASES: Duration = Duration::from_millis(250);
+
+/// Has everything forgotten when the leases end by time: others change it then, and the kernel
+/// itself forgets names and attributes in time, but neither pages nor mappings.
+pub(super) async fn forget_in_time(volume: Weak<Volume>) {
+    let mut are_valid = false;
+    loop {
+        let left = {
+            let Some(volume) = volume.upgrade() else { return };
+            let left = volume.store.valid_until().saturating_duration_since(crate::clock::now());
+            if left.is_zero() && are_valid {
+                volume.lost(Stamp(0), None);
+            }
+            left
+        };
+        are_valid = !left.is_zero();
+        tokio::time::sleep(if are_valid { left } else { LOOK_FOR_LEASES }).await;
     }
 }
 
@@ -197,12 +223,24 @@ impl Volume {
         let numbers: Vec<u64> =
             self.table().iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
         let _ = self.invalidate.send(Invalidate::of_names(names));
+        // Without a server a read may take long, and hold up the forgetting of its own file alone.
+        let mut reads = self.reads_by_file();
+        let mut all_done = JoinSet::new();
         for number in numbers {
-            let _ = self.invalidate.send(Invalidate::awaited(number, true, None).0);
+            match reads.remove(&number) {
+                None => drop(self.invalidate.send(Invalidate::awaited(number, true, None).0)),
+                Some(busy) => {
+                    let (invalidate, is_done) = Invalidate::beside_reads(number, busy);
+                    let _ = self.invalidate.send(invalidate);
+                    all_done.spawn(is_done);
+                }
+            }
         }
         // What was sent before is carried out before.
-        let (last, mut is_done) = Invalidate::awaited(ROOT, false, None);
+        let (last, is_done) = Invalidate::awaited(ROOT, false, None);
         let _ = self.invalidate.send(last);
+        all_done.spawn(is_done);
+        let mut is_done = std::pin::pin!(async { while all_done.join_next().await.is_some() {} });
         let is_in_time = tokio::time::timeout(KERNEL_PATIENCE, &mut is_done).await.is_ok();
         drop(shares);
         self.losses().forgotten.send_replace(round);
@@ -212,8 +250,20 @@ impl Volume {
         }
         if !is_in_time {
             tracing::warn!("the kernel does not forget a volume");
-            let _ = is_done.await;
+            is_done.await;
         }
+    }
+
+    /// What is being read, by the kernel's numbers of the files.
+    fn reads_by_file(&self) -> HashMap<u64, Vec<Range<u64>>> {
+        let reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let table = self.table();
+        let mut by_file: HashMap<u64, Vec<Range<u64>>> = HashMap::new();
+        for (open, range) in reads.into_values() {
+            let number = self.open_file(open).ok().and_then(|open| table.number_of(open.file));
+            number.into_iter().for_each(|number| by_file.entry(number).or_default().push(range.clone()));
+        }
+        by_file
     }
 
     /// Returns when the kernel has forgotten all that was lost for that round, or has had time for

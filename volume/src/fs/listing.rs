@@ -18,7 +18,10 @@ use super::{
     readers::By,
     tours::{TourId, Tours},
 };
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Listing, Op};
+use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Listing, Op, Stamp};
+
+#[cfg(doc)]
+use super::table::{Node, Table};
 
 /// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few round trips and
 /// the first names do not wait for the last.
@@ -52,8 +55,21 @@ struct Reading {
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub names: Arc<Vec<Listed>>,
+    /// When that was so.
+    seen: Seen,
     /// Where those after them begin; `None`: they are the last.
     rest: Option<u64>,
+}
+
+/// When a directory had certain names.
+///
+/// Invariant: it has them still if [`Leases::ENTRIES`] has been held since that answer, or an
+/// earlier one, and none of our own changes came since ([`Table::has_names_of`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub stamp: Stamp,
+    /// [`Node::name_changes`], before they were asked for.
+    pub changes: u64,
 }
 
 /// Who wants a directory's names.
@@ -78,6 +94,8 @@ pub struct Name {
     pub inode: u64,
     /// What it is.
     pub kind: Kind,
+    /// When it led there.
+    pub(super) seen: Seen,
 }
 
 impl Volume {
@@ -115,7 +133,7 @@ impl Volume {
             *place = None;
             let refusal = self.table().refusal(directory.number);
             let part = if refusal.is_some() {
-                Part { names: Arc::default(), rest: None }
+                Part { names: Arc::default(), seen: Seen::default(), rest: None }
             } else {
                 let file = self.born(directory.number).await?;
                 self.list_for_a_program(&directory.caller, file).await?
@@ -136,6 +154,7 @@ impl Volume {
             entry: None,
             inode: own,
             kind: Kind::Directory,
+            seen: Seen::default(),
         });
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let table = self.table();
@@ -147,7 +166,7 @@ impl Volume {
             });
             // What stat(2) shows.
             let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
-            Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind }
+            Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind, seen: reading.part.seen }
         });
         Ok(dots.skip(from).chain(files).collect())
     }
@@ -159,7 +178,7 @@ impl Volume {
             reading.parts.truncate(place + 1);
             let (from, cookie) = reading.parts.last().copied().unwrap_or_default();
             reading.from = from;
-            reading.part = Part { names: Arc::default(), rest: Some(cookie) };
+            reading.part = Part { names: Arc::default(), seen: Seen::default(), rest: Some(cookie) };
         }
         while wanted >= reading.from + reading.part.names.len() {
             // Behind the end there is nothing.
@@ -173,12 +192,14 @@ impl Volume {
             // Not both at a time.
             reading.part.names = Arc::default();
             reading.from = from;
+            let changes = self.name_changes(file);
             let (listing, rest) = self.ask_for_part(&directory.caller, file, cookie, NAMES_AT_ONCE).await?;
+            let seen = Seen { stamp: listing.directory.stamp, changes };
             if reading.parts.last().is_none_or(|(last, _)| last + NAMES_AT_ONCE as usize <= from) {
                 reading.parts.push((from, cookie));
             }
             reading.open.set(listed_bytes(&listing.names));
-            reading.part = self.with_pending(directory.number, Part { names: Arc::new(listing.names), rest });
+            reading.part = self.with_pending(directory.number, Part { names: Arc::new(listing.names), seen, rest });
         }
         Ok(())
     }
@@ -198,7 +219,7 @@ impl Volume {
             });
             names.extend(pending);
         }
-        Part { names: Arc::new(names), rest: part.rest }
+        Part { names: Arc::new(names), ..part }
     }
 
     fn directory(&self, open: u64) -> Result<Arc<Directory>, Errno> {
@@ -229,8 +250,8 @@ impl Volume {
             let ended = self.listings.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            if let Some(names) = self.remembered_listing(file) {
-                return Ok(Part { names, rest: None });
+            if let Some((names, seen)) = self.remembered_listing(file) {
+                return Ok(Part { names, seen, rest: None });
             }
             if !self.listings.is_claimed(file) {
                 return self.ask_for_listing(caller, file, wanted).await;
@@ -240,9 +261,9 @@ impl Volume {
     }
 
     async fn ask_for_listing(&self, caller: &Caller, file: FileId, wanted: For) -> Result<Part, Errno> {
-        let made = self.names_made(file);
+        let (changes, has_pending) = (self.name_changes(file), self.has_pending_names(file));
         let mut names: Vec<Listed> = Vec::new();
-        let (mut cookie, mut first) = (0, None);
+        let (mut cookie, mut first) = (0, None::<Entry>);
         let mut charge = match wanted {
             For::Program => self.listings.charge(),
             For::Later => self.listings.charge_ahead(),
@@ -251,7 +272,8 @@ impl Volume {
         loop {
             let (part, rest) = self.ask_for_part(caller, file, cookie, limit).await?;
             limit = NAMES_AT_ONCE;
-            first = first.or(Some(part.directory));
+            let first = *first.get_or_insert(part.directory);
+            let seen = Seen { stamp: first.stamp, changes };
             let bytes = listed_bytes(&part.names);
             let (most, most_of_one) = match wanted {
                 For::Program => (OPEN_BYTES, LISTING_BYTES),
@@ -264,14 +286,15 @@ impl Volume {
                     names.shrink_to_fit();
                     let names = Arc::new(names);
                     let is_small = remembered_bytes(&names) <= LISTING_BYTES;
-                    if is_small && made.is_some() && self.names_made(file) == made {
-                        self.remember_listing(first.as_ref(), &part.directory, &names);
+                    let is_unchanged = !has_pending && self.name_changes(file) == changes;
+                    if is_small && is_unchanged && !self.has_pending_names(file) {
+                        self.remember_listing(&first, &part.directory, &names);
                     }
-                    return Ok(Part { names, rest: None });
+                    return Ok(Part { names, seen, rest: None });
                 }
                 Some(next) if has_room => cookie = next,
                 Some(_) if wanted == For::Later => return Err(Errno::EFBIG),
-                rest => return Ok(Part { names: Arc::new(names), rest }),
+                rest => return Ok(Part { names: Arc::new(names), seen, rest }),
             }
         }
     }
@@ -290,9 +313,13 @@ impl Volume {
         Ok((part, rest))
     }
 
-    /// How often names of a directory were made in memory, unless the store has yet to hear of some.
-    fn names_made(&self, directory: FileId) -> Option<u64> {
-        self.table().of(directory).filter(|node| node.pending_names.is_empty()).map(|node| node.made)
+    fn name_changes(&self, directory: FileId) -> u64 {
+        self.table().of(directory).map_or(0, |node| node.name_changes)
+    }
+
+    /// Whether the store has yet to hear of some names.
+    fn has_pending_names(&self, directory: FileId) -> bool {
+        self.table().of(directory).is_some_and(|node| !node.pending_names.is_empty())
     }
 
     pub(super) fn tours(&self) -> MutexGuard<'_, Tours> {
@@ -332,7 +359,7 @@ impl Volume {
                 return;
             }
             for directory in next {
-                if let Some(names) = self.remembered_listing(directory) {
+                if let Some((names, _)) = self.remembered_listing(directory) {
                     self.heard_of(caller, tour, directory, &names);
                 } else {
                     let (volume, caller) = (Arc::clone(self), caller.clone());
@@ -368,18 +395,19 @@ impl Volume {
         self.expect_files_of(caller, tour, names);
     }
 
-    fn remembered_listing(&self, file: FileId) -> Option<Arc<Vec<Listed>>> {
+    fn remembered_listing(&self, file: FileId) -> Option<(Arc<Vec<Listed>>, Seen)> {
         let mut table = self.table();
         let node = table.of(file).filter(|node| node.leases.contains(Leases::ENTRIES))?;
         let names = node.listing.clone().filter(|_| self.is_good(node))?;
+        let seen = Seen { stamp: node.entries_since, changes: node.name_changes };
         table.uses(file);
-        Some(names)
+        Some((names, seen))
     }
 
     /// It holds if the directory was the same from the first part to the last, and nothing was heard of it since.
-    fn remember_listing(&self, first: Option<&Entry>, last: &Entry, names: &Arc<Vec<Listed>>) {
+    fn remember_listing(&self, first: &Entry, last: &Entry, names: &Arc<Vec<Listed>>) {
         let mut table = self.table();
-        let is_one = first.is_some_and(|first| first.attributes.version == last.attributes.version);
+        let is_one = first.attributes.version == last.attributes.version;
         let Some(node) = table.of_mut(last.attributes.id) else { return };
         if !is_one || node.stamp != last.stamp || !node.leases.contains(Leases::ENTRIES) {
             return;

@@ -60,6 +60,7 @@ mod writing;
 use std::{
     collections::HashMap,
     ffi::OsStr,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -87,7 +88,7 @@ use readers::Readers;
 use reading::Loading;
 use recalled::Recalled;
 use reserved::Reservations;
-use table::{Node, Table};
+use table::{Known, Node, Table};
 use tours::Tours;
 use writing::Writes;
 
@@ -165,6 +166,8 @@ pub struct Volume {
     disk: Option<Keep>,
     invalidate: mpsc::UnboundedSender<Invalidate>,
     loading: Loading,
+    /// What programs are reading now, by numbers of these reads: of which open file, and where.
+    reads: Mutex<HashMap<u64, (u64, Range<u64>)>>,
     /// Whenever a chunk has come.
     loaded: Notify,
     births: Arc<Births>,
@@ -211,6 +214,7 @@ impl Volume {
             disk: disk.map(Keep::new),
             invalidate,
             loading: Loading::default(),
+            reads: Mutex::default(),
             loaded: Notify::new(),
             births: Births::new(),
             reservations: Arc::default(),
@@ -230,7 +234,8 @@ impl Volume {
         let idle = tokio::spawn(reserved::give_back(Arc::clone(&volume.reservations), Arc::downgrade(&volume)));
         let is_full = volume.table().is_full();
         let surplus = tokio::spawn(surplus::give_back(Arc::downgrade(&volume), is_full));
-        let tasks = [listener, sender, answerer, idle, surplus].map(|task| task.abort_handle());
+        let in_time = tokio::spawn(forgetting::forget_in_time(Arc::downgrade(&volume)));
+        let tasks = [listener, sender, answerer, idle, surplus, in_time].map(|task| task.abort_handle());
         volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }
@@ -334,7 +339,7 @@ impl Volume {
     pub fn tell_absent<R>(&self, parent: u64, name: &OsStr, reply: impl FnOnce(Duration) -> R) -> R {
         let mut table = self.table();
         self.drop_surplus(&mut table);
-        let is_known = table.known(parent, name) == table::Known::Absent;
+        let is_known = table.known(parent, name) == Known::Absent;
         let life = if is_known { self.names_life(&table, parent) } else { Duration::ZERO };
         if !life.is_zero() {
             table.told(parent, name);
@@ -362,9 +367,18 @@ impl Volume {
             if name.entry.as_ref().is_some_and(heard_since) {
                 break;
             }
-            let told = name.entry.map(|entry| {
+            // What was listed may have been renamed or removed since.
+            let (is_so, name_life) = match (name.entry, table.known(parent, &name.name)) {
+                (Some(entry), Known::File(file)) => (file == entry.attributes.id, name_life),
+                (Some(_), Known::Unknown) if table.has_names_of(parent, name.seen) => (true, name_life),
+                (Some(_), Known::Unknown) => (true, Duration::ZERO),
+                _ => (false, Duration::ZERO),
+            };
+            let told = name.entry.filter(|_| is_so).map(|entry| {
                 let number = table.number(entry.attributes.id);
-                table.place(entry.attributes.id, parent, &name.name);
+                if !name_life.is_zero() || table.node(number).is_some_and(|node| node.at.is_none()) {
+                    table.place(entry.attributes.id, parent, &name.name);
+                }
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
                 let generation = table.node(number).map_or(0, |node| node.generation);
                 Told { number, generation, attributes: entry.attributes, attributes_life, name_life }

@@ -152,7 +152,7 @@ impl Volume {
         node.listing = None;
         node.orders = None;
         node.share.orders.clear();
-        node.made += 1;
+        node.name_changes += 1;
         if let Some(attributes) = &mut node.attributes {
             attributes.mtime = now;
             attributes.ctime = now;
@@ -380,7 +380,7 @@ impl Volume {
         let (now, order) = (self.births.now(), table.unborn.next());
         let Some(node) = table.node_mut(parent) else { return };
         node.pending_names.remove(name);
-        node.made += 1;
+        node.name_changes += 1;
         if let Some(attributes) = &mut node.attributes {
             attributes.mtime = now;
             attributes.ctime = now;

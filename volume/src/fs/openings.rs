@@ -87,6 +87,9 @@ impl Volume {
                 Some(errno) => Err(Failed::Refused(errno)),
                 None => self.make_on_server(&opening).await,
             };
+            if let (Err(_), Some(node)) = (&made, self.table().node_mut(number)) {
+                node.take_changes_back();
+            }
             match made {
                 Ok(()) => break,
                 Err(Failed::Refused(Errno::ESTALE)) if searches < MOST_SEARCHES => {
@@ -133,13 +136,18 @@ impl Volume {
     async fn make_on_server(&self, opening: &Opening) -> Result<(), Failed> {
         let Opening { number, open, parent, order } = *opening;
         let (put, flags, caller, may_be_there, mode, above) = {
-            let table = self.table();
+            let mut table = self.table();
             let above = table.node(parent).ok_or(Errno::EIO)?;
             above.fault.map_or(Ok(()), Err)?;
             let put = table.put_of(number).ok_or(Errno::EIO)?;
             let newborn = table.node(number).and_then(|node| node.unborn.as_ref()).ok_or(Errno::EIO)?;
             let flags = newborn.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
-            (put, flags, newborn.caller.clone(), newborn.may_be_there, newborn.mode, above.file)
+            let changes = put.changes;
+            let known = (put, flags, newborn.caller.clone(), newborn.may_be_there, newborn.mode, above.file);
+            if let Some(node) = table.node_mut(number) {
+                node.send_changes(changes);
+            }
+            known
         };
         let name = put.path.last().cloned().ok_or(Errno::EIO)?;
         let op = Op::Create { parent: above, name, mode: mode.into(), flags: flags | OpenFlags::EXCLUSIVE };
@@ -166,7 +174,7 @@ impl Volume {
         let mut table = self.table();
         let newborn = table.node_mut(number).and_then(|node| node.unborn.take());
         if let Some(node) = table.node_mut(number) {
-            node.changed = None;
+            node.own = newborn.as_ref().map(|newborn| Arc::clone(&newborn.own));
             node.handles.push(handle);
         }
         // The directory has another time by that, until it is set.

@@ -79,6 +79,26 @@ impl Loading {
     }
 }
 
+/// A read that is at work.
+struct Read<'a> {
+    volume: &'a Volume,
+    number: u64,
+}
+
+impl<'a> Read<'a> {
+    fn begin(volume: &'a Volume, open: u64, range: Range<u64>) -> Self {
+        let number = volume.fresh_number();
+        volume.reads.lock().unwrap_or_else(PoisonError::into_inner).insert(number, (open, range));
+        Self { volume, number }
+    }
+}
+
+impl Drop for Read<'_> {
+    fn drop(&mut self) {
+        self.volume.reads.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
+}
+
 impl Volume {
     /// read(2)
     ///
@@ -87,6 +107,7 @@ impl Volume {
     pub async fn read(self: &Arc<Self>, open: u64, offset: u64, size: u32) -> Result<Bytes, Errno> {
         let number = open;
         let open = self.open_file(open)?;
+        let _read = Read::begin(self, number, offset..offset.saturating_add(size.into()));
         if let Some(data) = self.read_newborn(&open, offset, size) {
             return Ok(data);
         }

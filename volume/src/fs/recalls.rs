@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    ops::Range,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -49,6 +50,8 @@ pub struct Invalidate {
     pub number: u64,
     /// And its contents.
     pub pages: bool,
+    /// Parts of these that are being read: the kernel has their pages locked until they are there.
+    pub busy: Vec<Range<u64>>,
     /// And names, by the numbers of their directories; all names of all directories would do as well.
     pub names: Option<Names>,
     /// Files of which everything is forgotten, and their names given up where nobody uses them.
@@ -60,19 +63,28 @@ pub struct Invalidate {
 impl Invalidate {
     /// Attributes of a file, and names in it where there are some; nobody waits.
     pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
-        Self { number, pages: false, names: names.map(|names| vec![(number, names)]), let_go: Vec::new(), done: None }
+        let names = names.map(|names| vec![(number, names)]);
+        Self { number, pages: false, busy: Vec::new(), names, let_go: Vec::new(), done: None }
     }
 
     /// Names of all these directories; nobody waits.
     pub(super) fn of_names(names: Names) -> Self {
-        Self { number: ROOT, pages: false, names: Some(names), let_go: Vec::new(), done: None }
+        Self { number: ROOT, pages: false, busy: Vec::new(), names: Some(names), let_go: Vec::new(), done: None }
     }
 
     /// The same with contents and names of any directories; also what completes when it is carried
     /// out.
     pub(super) fn awaited(number: u64, pages: bool, names: Option<Names>) -> (Self, oneshot::Receiver<()>) {
         let (done, is_done) = oneshot::channel();
-        (Self { number, pages, names, let_go: Vec::new(), done: Some(done) }, is_done)
+        (Self { number, pages, busy: Vec::new(), names, let_go: Vec::new(), done: Some(done) }, is_done)
+    }
+
+    /// Attributes and contents of a file of which parts are being read; also what completes when it
+    /// is carried out.
+    pub(super) fn beside_reads(number: u64, busy: Vec<Range<u64>>) -> (Self, oneshot::Receiver<()>) {
+        let (mut invalidate, is_done) = Self::awaited(number, true, None);
+        invalidate.busy = busy;
+        (invalidate, is_done)
     }
 
     /// All of these files, and names of directories; also what completes when it is carried out.
@@ -80,6 +92,14 @@ impl Invalidate {
         let (mut invalidate, is_done) = Self::awaited(ROOT, false, (!names.is_empty()).then_some(names));
         invalidate.let_go = files;
         (invalidate, is_done)
+    }
+}
+
+impl Invalidate {
+    /// From now on that one says when it is done.
+    pub(crate) fn take_over(&mut self) -> Self {
+        let (number, pages, done) = (self.number, self.pages, self.done.take());
+        Self { number, pages, busy: Vec::new(), names: None, let_go: Vec::new(), done }
     }
 }
 

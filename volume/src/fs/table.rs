@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use super::{
     acls::{KnownAcls, has_same_rights},
     kept::{KEPT_BYTES, Share, Sum, name_bytes, orders_bytes, remembered_bytes},
+    listing::Seen,
     order::{Cursor, Orders},
     surplus::Surplus,
     unborn::{Newborn, Own, Unborn},
@@ -104,8 +105,10 @@ pub(super) struct Node {
     pub changed: Option<Box<Changes>>,
     /// What is shown of it in place of what the store says, since it was made or changed in memory.
     pub shown: Option<Box<Shown>>,
-    /// How often names were made in it in memory.
-    pub made: u64,
+    /// Our own changes of its names, counted.
+    pub name_changes: u64,
+    /// Of the answer since which [`Leases::ENTRIES`] has been held, if it is.
+    pub entries_since: Stamp,
     /// Why it never came to be.
     pub fault: Option<Errno>,
     /// What all of its names cost.
@@ -233,7 +236,8 @@ impl Table {
             pending_names: BTreeMap::new(),
             changed: None,
             shown: None,
-            made: 0,
+            name_changes: 0,
+            entries_since: Stamp::default(),
             fault: None,
             share: Share::of(&self.kept),
             is_given_up: false,
@@ -512,6 +516,9 @@ impl Table {
             }
             return false;
         }
+        if !node.leases.contains(Leases::ENTRIES) {
+            node.entries_since = entry.stamp;
+        }
         node.stamp = entry.stamp;
         node.heard = asked;
         node.leases = entry.leases;
@@ -599,6 +606,14 @@ impl Table {
         }
     }
 
+    /// Whether a directory has the names that it had then.
+    pub fn has_names_of(&self, directory: u64, seen: Seen) -> bool {
+        self.nodes.get(&directory).is_some_and(|node| {
+            let is_held = node.leases.contains(Leases::ENTRIES) && node.entries_since <= seen.stamp;
+            is_held && node.name_changes == seen.changes
+        })
+    }
+
     /// Remembers a name, if its directory's answer allowed it.
     pub fn name(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         let Some(node) = self.of_mut(directory) else { return };
@@ -611,6 +626,7 @@ impl Table {
     pub fn renamed(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         if let Some(node) = self.of_mut(directory) {
             node.listing = None;
+            node.name_changes += 1;
         }
         self.name(directory, name, file);
     }
@@ -729,6 +745,26 @@ impl Node {
     }
 
     /// Forgets what the leases were for.
+    /// Its changes leave with it: what is changed from now on comes later.
+    pub fn send_changes(&mut self, sent: Changes) {
+        self.changed = None;
+        if let Some(newborn) = &mut self.unborn {
+            newborn.sent = Some(sent);
+        }
+    }
+
+    /// They did not arrive, and go with the next request.
+    pub fn take_changes_back(&mut self) {
+        let Some(sent) = self.unborn.as_mut().and_then(|newborn| newborn.sent.take()) else { return };
+        let since = self.changed.as_deref().copied().unwrap_or_default();
+        self.changed = Some(Box::new(Changes {
+            mode: since.mode.or(sent.mode),
+            uid: since.uid.or(sent.uid),
+            gid: since.gid.or(sent.gid),
+            ..Changes::default()
+        }));
+    }
+
     pub fn lose(&mut self, leases: Leases) {
         if self.unborn.is_some() {
             // Nobody else knows it.

@@ -413,6 +413,7 @@ impl Table {
             }
             if let Some(above) = self.node_mut(parent) {
                 above.pending_names.insert(name, at);
+                above.name_changes += 1;
             }
             if at == first {
                 return;
@@ -491,15 +492,7 @@ impl Table {
         newborn.stage = Stage::Waiting;
         newborn.may_be_there |= may_be_there;
         let (turn, bytes) = (newborn.turn, newborn.bytes());
-        if let Some(sent) = newborn.sent.take() {
-            let since = node.changed.as_deref().copied().unwrap_or_default();
-            node.changed = Some(Box::new(Changes {
-                mode: since.mode.or(sent.mode),
-                uid: since.uid.or(sent.uid),
-                gid: since.gid.or(sent.gid),
-                ..Changes::default()
-            }));
-        }
+        node.take_changes_back();
         self.unborn.is_ready_again(number, turn, bytes);
     }
 

@@ -39,6 +39,8 @@ use crate::{
 
 /// A sign of life so often: three may be lost before leases end.
 const HEARTBEAT: Duration = Duration::from_millis(2500);
+/// The kernel forgets all files of a volume in that time, or nearly all.
+const FORGET_TIME: Duration = Duration::from_millis(1500);
 /// Bytes of a session's name; nobody guesses them.
 const NAME_BYTES: usize = 16;
 /// Notices that wait for their listener; behind them the executor waits.
@@ -245,8 +247,10 @@ impl Store for Remote {
         }
     }
 
+    /// Before the server's leases end: until then the kernel has to have forgotten.
     fn valid_until(&self) -> Instant {
-        self.shared.connection.borrow().valid_until.unwrap_or_else(Instant::now)
+        let valid_until = self.shared.connection.borrow().valid_until;
+        valid_until.and_then(|until| until.checked_sub(FORGET_TIME)).unwrap_or_else(Instant::now)
     }
 
     fn valid_above(&self) -> Stamp {

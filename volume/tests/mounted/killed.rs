@@ -10,65 +10,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_trait::async_trait;
 use nix::{
-    errno::Errno,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use posh_volume::{directory::DirectorySession, store::*};
 use tokio::sync::watch;
 
-use crate::site::Site;
+use crate::{silent::Silent, site::Site};
 
 /// For what is to happen soon.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Answers nothing while it is told to be silent.
-struct Silent {
-    inner: DirectorySession,
-    is_silent: watch::Receiver<bool>,
-}
-
-impl Silent {
-    async fn speaks(&self) {
-        let _ = self.is_silent.clone().wait_for(|is_silent| !is_silent).await;
-    }
-}
-
-#[async_trait]
-impl Store for Silent {
-    fn root(&self) -> FileId {
-        self.inner.root()
-    }
-
-    async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
-        self.speaks().await;
-        self.inner.call(caller, op).await
-    }
-
-    async fn read(&self, caller: &Caller, parts: Vec<ReadPart>) -> Pieces {
-        self.speaks().await;
-        self.inner.read(caller, parts).await
-    }
-
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
-        self.speaks().await;
-        self.inner.write(caller, writes).await
-    }
-
-    fn notices(&self) -> Notices {
-        self.inner.notices()
-    }
-
-    fn valid_until(&self) -> Instant {
-        self.inner.valid_until()
-    }
-
-    fn state(&self) -> StoreState {
-        self.inner.state()
-    }
-}
 
 /// Ends with the test, however that ends.
 struct Waiting(Child);
@@ -117,7 +68,7 @@ impl Drop for Waiting {
 #[test]
 fn who_waits_for_a_silent_server_can_be_killed() {
     let (silence, is_silent) = watch::channel(false);
-    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone() }));
+    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone(), until: None }));
     for name in ["a", "b", "c", "d", "e", "f"] {
         fs::create_dir(site.origin().join(name)).unwrap();
         fs::write(site.origin().join(name).join("old"), b"old").unwrap();
@@ -151,7 +102,7 @@ fn who_waits_for_a_silent_server_can_be_killed() {
 #[test]
 fn who_is_killed_does_not_wait_for_what_it_has_written() {
     let (silence, is_silent) = watch::channel(false);
-    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone() }));
+    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone(), until: None }));
     fs::write(site.origin().join("f"), b"old").unwrap();
     site.catch_up(0);
     let script = "exec 3> f; echo ready; read go; echo new >&3";

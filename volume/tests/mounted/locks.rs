@@ -63,3 +63,29 @@ fn a_file_that_is_open_for_reading_can_be_locked_against_all() {
     assert_eq!(fcntl(&*one, FcntlArg::F_SETLK(&reading)), Err(Errno::EBADF));
     drop(other);
 }
+
+/// The kernel does not say that locks of an open file go.
+#[test]
+fn locks_of_an_open_file_go_with_it_and_those_of_a_process_stay() {
+    let site = Site::new(2);
+    std::fs::write(site.origin().join("f"), b"").unwrap();
+    let path = |number: usize| site.mount(number).join("f");
+    for _ in 0..3 {
+        let one = open(&path(0));
+        fcntl(&one, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
+        let again = one.try_clone().unwrap();
+        drop(one);
+        assert_eq!(fcntl(open(&path(1)), FcntlArg::F_OFD_SETLK(&range(libc::F_RDLCK, 0, 1))), Err(Errno::EAGAIN));
+        drop(again);
+        // The last close is told to the file system afterwards.
+        let other = open(&path(1));
+        assert_eq!(fcntl(&other, FcntlArg::F_OFD_SETLKW(&range(libc::F_WRLCK, 0, 10))), Ok(0));
+    }
+    // A process that closes one file, takes the lock by another and has the first one released.
+    let (first, second) = (open(&path(0)), open(&path(0)));
+    fcntl(&first, FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
+    drop(first);
+    fcntl(&second, FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(fcntl(open(&path(1)), FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))), Err(Errno::EAGAIN));
+}

@@ -6,6 +6,7 @@
 mod acls;
 mod appended;
 mod crossed;
+mod ended;
 mod given_back;
 mod held;
 mod kept;
@@ -15,5 +16,6 @@ mod model;
 mod remembered;
 mod renames;
 mod seen;
+mod silent;
 mod site;
 mod works;

@@ -187,3 +187,32 @@ fn what_another_program_does_on_the_server_is_seen_soon() {
     }
     println!("seen within {slowest:?}");
 }
+
+/// A directory is read in two steps; between them a file of it gets another name, by either mount.
+#[test]
+fn names_of_an_old_listing_lead_nowhere_else() {
+    let site = Site::new(2);
+    for (changer, directory) in [(0, "own"), (1, "others")] {
+        fs::create_dir(site.mount(changer).join(directory)).unwrap();
+        let (read, changed) = (site.mount(0).join(directory), site.mount(changer).join(directory));
+        for number in 0..2000 {
+            fs::write(changed.join(format!("f{number}")), b"0").unwrap();
+        }
+        for name in ["t", "removed"] {
+            fs::write(changed.join(name), b"precious").unwrap();
+        }
+        let _ = fs::read_dir(&read).unwrap().count();
+        let mut names = fs::read_dir(&read).unwrap();
+        names.next().unwrap().unwrap();
+        fs::rename(changed.join("t"), changed.join("result")).unwrap();
+        fs::remove_file(changed.join("removed")).unwrap();
+        let _ = fs::metadata(read.join("f0"));
+        assert!(names.all(|name| name.is_ok()));
+        assert!(!read.join("t").exists() && !read.join("removed").exists(), "{directory}");
+        fs::write(read.join("t"), b"another").unwrap();
+        assert_eq!(fs::read(read.join("result")).unwrap(), b"precious");
+        for (name, content) in [("t", "another"), ("result", "precious")] {
+            assert_eq!(fs::read_to_string(changed.join(name)).unwrap(), content, "{directory}");
+        }
+    }
+}

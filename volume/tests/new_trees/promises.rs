@@ -498,6 +498,35 @@ async fn a_file_that_stays_open_is_on_the_server_soon() {
     client.close(open).await.unwrap();
 }
 
+/// A change of an open file that comes while the file is made on the server follows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_changed_while_an_open_file_is_made_is_on_the_server() {
+    for lost in [0, 1] {
+        let site = Site::new();
+        let client = site.client("a").await;
+        client.make_directory("t").await.unwrap();
+        client.volume.drain_all().await.unwrap();
+        client.store.lost.store(lost, Ordering::Relaxed);
+        client.store.is_lost_after.store(true, Ordering::Relaxed);
+        let (open, number) = client.create("t/log", NEW).await.unwrap();
+        client.volume.write(open.number, 0, Bytes::from_static(b"line\n"), Source::Call).await.unwrap();
+        client.store.held.send_replace(true);
+        while !site.path("t/log").exists() {
+            tokio::task::yield_now().await;
+        }
+        let at = |seconds| Some(NewTime::At(Time { seconds, nanoseconds: 5 }));
+        let changes = Changes { mode: Some(0o640), mtime: at(77), ..Changes::default() };
+        client.volume.change(&client.caller, number, Some(open.number), changes).await.unwrap();
+        client.store.held.send_replace(false);
+        client.volume.sync(open.number, Synced::Everything).await.unwrap();
+        client.close(open).await.unwrap();
+        client.volume.drain_all().await.unwrap();
+        let there = fs::metadata(site.path("t/log")).unwrap();
+        assert_eq!((there.mode() & 0o7777, there.mtime()), (0o640, 77), "{lost} lost");
+        assert_eq!(fs::read(site.path("t/log")).unwrap(), b"line\n");
+    }
+}
+
 /// The executor is started anew, and the link is cut while the file is looked up in it: what was
 /// written is sent again, and nobody hears of a stale file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
