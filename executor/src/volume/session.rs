@@ -143,7 +143,8 @@ impl Deed {
             | Op::MakeNode { .. }
             | Op::Symlink { .. }
             | Op::Link { .. }
-            | Op::Create { .. } => Some(Self::Made),
+            | Op::Create { .. }
+            | Op::CreateWhole { .. } => Some(Self::Made),
             Op::Allocate { .. } | Op::CopyRange { .. } => Some(Self::Written),
             Op::Open { flags, .. } if flags.contains(OpenFlags::TRUNCATE) => Some(Self::Written),
             Op::Set { .. } | Op::SetAttribute { .. } | Op::RemoveAttribute { .. } => Some(Self::Changed),
@@ -182,7 +183,7 @@ impl UnderWay {
         let has_steps = match op {
             Op::Set { changes, .. } => has_steps(changes),
             Op::Open { flags, .. } | Op::Create { flags, .. } => flags.contains(OpenFlags::TRUNCATE),
-            Op::Allocate { .. } | Op::CopyRange { .. } => true,
+            Op::Allocate { .. } | Op::CopyRange { .. } | Op::CreateWhole { .. } => true,
             _ => false,
         };
         Self { session: session.clone(), deed: Deed::of(op), bytes: 0, has_steps }
@@ -818,6 +819,7 @@ fn bytes_of_writes(writes: &[WireWrite]) -> usize {
 fn names_bytes(op: &Op) -> usize {
     match op {
         Op::Walk { names, .. } => names.len() * NAME_BYTES,
+        Op::CreateWhole { put, .. } => put.path.len() * NAME_BYTES,
         _ => 0,
     }
 }

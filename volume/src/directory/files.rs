@@ -180,16 +180,21 @@ impl Session {
         let room = self.room_for_open()?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat2(&parent.fd, name, how, super::names::permissions(parent, mode), BENEATH)?;
-        let made = rustix::fs::fstat(&fd)?;
-        let kept = self.keep_new((parent, name), (flags, fd), room);
+        self.keep_new((parent, name), (flags, fd), room)
+    }
+
+    /// Of a file that was made just now.
+    pub fn keep_new(&self, at: (&Node, &OsStr), opened: (OpenFlags, OwnedFd), room: Charge) -> Result<Answer, Fault> {
+        let made = rustix::fs::fstat(&opened.1)?;
+        let kept = self.keep_made(at, opened, room);
         if kept.is_err() {
             // It was not opened, and so it was not made: open(2) knows no half.
-            unmake((parent, name), &made);
+            unmake(at, &made);
         }
         kept
     }
 
-    fn keep_new(
+    fn keep_made(
         &self,
         (parent, name): (&Node, &OsStr),
         (flags, fd): (OpenFlags, OwnedFd),
@@ -206,7 +211,7 @@ impl Session {
     }
 
     /// A place among the open files of its account.
-    fn room_for_open(&self) -> Result<Charge, Fault> {
+    pub fn room_for_open(&self) -> Result<Charge, Fault> {
         if self.opened.lock().expect("not poisoned").len() >= MAX_OPENED {
             return Err(Errno::EMFILE.into());
         }

@@ -21,6 +21,7 @@ const MAX_VALUE_BYTES: usize = 64 << 10;
 pub fn check(op: &Op) -> Result<(), Errno> {
     match op {
         Op::Walk { names, .. } => check_names(names),
+        Op::CreateWhole { put, .. } => check_names(&put.path),
         Op::Symlink { target, .. } => at_most(target.len(), MAX_TARGET_BYTES, Errno::ENAMETOOLONG),
         Op::SetAttribute { value, .. } => at_most(value.len(), MAX_VALUE_BYTES, Errno::E2BIG),
         Op::Return(returned) => at_most(returned.len(), MAX_RETURNED, Errno::E2BIG),

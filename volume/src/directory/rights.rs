@@ -57,6 +57,10 @@ impl Session {
                 Some(file) => self.check_opening(&file, *flags),
                 None => self.check_new_name(*parent, name),
             },
+            Op::CreateWhole { put, .. } => {
+                let (parent, name) = self.place_of(put)?;
+                self.check_new_name(parent.id, name)
+            }
             Op::Open { file, flags } => self.check_opening(&self.directory.nodes.node(*file)?, *flags),
             _ => Ok(()),
         }

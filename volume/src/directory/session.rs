@@ -575,6 +575,13 @@ impl Session {
                 Some(_) => return Err(Errno::EEXIST.into()),
                 None => vec![change(*parent, NAMES)],
             },
+            Op::CreateWhole { put, .. } => {
+                let (parent, name) = self.place_of(put)?;
+                match self.child_id(parent.id, name)? {
+                    Some(_) => return Err(Errno::EEXIST.into()),
+                    None => vec![change(parent.id, NAMES)],
+                }
+            }
             Op::Open { file, flags } => vec![self.intent(*file, opening(*flags))],
             Op::Allocate { place, .. } => vec![change(place.file, BYTES)],
             Op::CopyRange { from, to, .. } => {
@@ -598,6 +605,7 @@ impl Session {
             Op::Remove { parent, name, what } => self.remove((*parent, name), *what),
             Op::Rename { from, to, how } => self.rename((from, to), *how),
             Op::Create { parent, name, mode, flags } => self.create((*parent, name), (*mode, *flags)),
+            Op::CreateWhole { put, flags } => self.create_whole(put, *flags),
             Op::Open { file, flags } => self.open(*file, *flags),
             Op::Close(handle) => self.close(*handle),
             Op::Sync { place, what } => self.sync(*place, *what),

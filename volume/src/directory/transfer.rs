@@ -30,7 +30,7 @@ use super::{
 use crate::{
     keeper::Begun,
     leases::Intent,
-    store::{Caller, Entry, FileId, Leases, NewFile, OpenFlags, Piece, Pieces, Place, Put, ReadPart, Write},
+    store::{Answer, Caller, Entry, FileId, Leases, NewFile, OpenFlags, Piece, Pieces, Place, Put, ReadPart, Write},
 };
 
 /// What is read at a time.
@@ -289,7 +289,7 @@ impl Session {
         (data, mode): (&Bytes, Mode),
         put: &Put,
     ) -> Result<Option<OwnedFd>, Fault> {
-        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = match rustix::fs::openat2(&parent.fd, ".", flags, mode, BENEATH) {
             Ok(file) => file,
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR | rustix::io::Errno::INVAL) => return Ok(None),
@@ -307,21 +307,41 @@ impl Session {
         }
     }
 
+    /// Its directory, and its name there.
+    pub fn place_of<'a>(&self, put: &'a Put) -> Result<(Node, &'a OsStr), Fault> {
+        let name = put.path.last().ok_or(Errno::EINVAL)?;
+        check_name(name)?;
+        Ok((self.parent_of(put)?, name))
+    }
+
+    /// See [`crate::store::Op::CreateWhole`].
+    pub fn create_whole(&self, put: &Put, flags: OpenFlags) -> Result<Answer, Fault> {
+        self.directory.require_writable()?;
+        let NewFile::Regular { data } = &put.what else { return Err(Errno::EINVAL.into()) };
+        let room = self.room_for_open()?;
+        let (parent, name) = self.place_of(put)?;
+        let file = Self::put_file((&parent, name), data, put)?;
+        self.keep_new((&parent, name), (flags, file), room)
+    }
+
+    fn put_file(at: (&Node, &OsStr), data: &Bytes, put: &Put) -> Result<OwnedFd, Fault> {
+        let mode = Mode::from_raw_mode(put.mode & 0o7777);
+        match Self::put_whole(at, (data, mode), put)? {
+            Some(file) => Ok(file),
+            None => put_by_name(at, (data, mode), put),
+        }
+    }
+
     /// A new file, complete or not at all, as far as nobody else touches it.
     fn put(&self, put: &Put) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
-        let parent = self.parent_of(put)?;
-        let name = put.path.last().ok_or(Errno::EINVAL)?;
-        check_name(name)?;
+        let (parent, name) = self.place_of(put)?;
         let mode = Mode::from_raw_mode(put.mode & 0o7777);
         match &put.what {
             NewFile::Directory => rustix::fs::mkdirat(&parent.fd, name, mode)?,
             NewFile::Symlink { target } => rustix::fs::symlinkat(target, &parent.fd, name)?,
             NewFile::Regular { data } => {
-                let file = match Self::put_whole((&parent, name), (data, mode), put)? {
-                    Some(file) => file,
-                    None => put_by_name((&parent, name), (data, mode), put)?,
-                };
+                let file = Self::put_file((&parent, name), data, put)?;
                 let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
                 // Nobody else knows it.
                 return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
@@ -341,7 +361,7 @@ impl Session {
 
 /// A file that has its name from the start: who ends this program meanwhile leaves a part of it.
 fn put_by_name((parent, name): (&Node, &OsStr), (data, mode): (&Bytes, Mode), put: &Put) -> Result<OwnedFd, Fault> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
     let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
     if let Err(fault) = written {

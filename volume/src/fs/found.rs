@@ -21,14 +21,6 @@ pub(super) enum Found {
     Gone(Option<u64>),
 }
 
-/// How much of its contents a file must have to be the one that was made here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
-    Whole,
-    /// It may have been cut off while it was written.
-    Beginning,
-}
-
 /// Whether an error of a call may be that of its connection: nobody knows what became of it.
 pub(super) fn is_lost(errno: Errno) -> bool {
     matches!(errno, Errno::EIO | Errno::ETIMEDOUT | Errno::EAGAIN)
@@ -94,7 +86,7 @@ impl Volume {
     ///
     /// # Errors
     /// That is not known: a request is lost.
-    pub(super) async fn found_there(&self, caller: &Caller, put: &Put, extent: Extent) -> Result<Option<Entry>, Errno> {
+    pub(super) async fn found_there(&self, caller: &Caller, put: &Put) -> Result<Option<Entry>, Errno> {
         let op = Op::Walk { from: put.directory, names: put.path.clone() };
         let Answer::Walked(Walked { entries, .. }) = self.ask_once(caller, op).await? else {
             return Err(Errno::EPROTO);
@@ -109,10 +101,7 @@ impl Volume {
                         Answer::Target { target: there, .. } if there == *target)
             }
             NewFile::Regular { data } => {
-                let may_be = match extent {
-                    Extent::Whole => attributes.size == data.len() as u64,
-                    Extent::Beginning => attributes.size <= data.len() as u64,
-                };
+                let may_be = attributes.size == data.len() as u64;
                 attributes.kind == Kind::Regular && may_be && self.has_contents(caller, &entry, data).await?
             }
         };

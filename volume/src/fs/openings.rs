@@ -6,16 +6,14 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-
 use super::{
     MOST_SEARCHES, Volume,
     births::{FIRST_PAUSE, LONGEST_PAUSE},
     files::Open,
-    found::{Extent, is_lost},
+    found::is_lost,
     unborn::{Stage, Which},
 };
-use crate::store::{Answer, Caller, Changes, Entry, Errno, Leases, NewFile, Op, OpenFlags, Place, Write};
+use crate::store::{Answer, Changes, Errno, Leases, Op, OpenFlags, Place};
 
 /// A file that is open for longer is made on the server: somebody there may wait for what it gets.
 pub(super) const OPEN_LINGER: Duration = Duration::from_millis(200);
@@ -135,43 +133,41 @@ impl Volume {
 
     async fn make_on_server(&self, opening: &Opening) -> Result<(), Failed> {
         let Opening { number, open, parent, order } = *opening;
-        let (put, flags, caller, may_be_there, mode, above) = {
+        let (put, flags, caller, may_be_there) = {
             let mut table = self.table();
-            let above = table.node(parent).ok_or(Errno::EIO)?;
-            above.fault.map_or(Ok(()), Err)?;
+            table.node(parent).ok_or(Errno::EIO)?.fault.map_or(Ok(()), Err)?;
             let put = table.put_of(number).ok_or(Errno::EIO)?;
             let newborn = table.node(number).and_then(|node| node.unborn.as_ref()).ok_or(Errno::EIO)?;
             let flags = newborn.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
             let changes = put.changes;
-            let known = (put, flags, newborn.caller.clone(), newborn.may_be_there, newborn.mode, above.file);
+            let known = (put, flags, newborn.caller.clone(), newborn.may_be_there);
             if let Some(node) = table.node_mut(number) {
                 node.send_changes(changes);
             }
             known
         };
-        let name = put.path.last().cloned().ok_or(Errno::EIO)?;
-        let op = Op::Create { parent: above, name, mode: mode.into(), flags: flags | OpenFlags::EXCLUSIVE };
-        let data = match &put.what {
-            NewFile::Regular { data } => data.clone(),
-            _ => Bytes::new(),
-        };
-        let writes = (data, put.changes);
         let asked = crate::clock::now();
+        let op = Op::CreateWhole { put: put.clone(), flags };
+        let mut is_found = false;
         let answer = match self.store.call(&caller, op).await {
             Err(Errno::EEXIST) if may_be_there => {
-                // It has what an earlier request came to write, or nothing yet.
-                let found = self.found_there(&caller, &put, Extent::Beginning).await.map_err(Failed::Lost)?;
+                is_found = true;
+                let found = self.found_there(&caller, &put).await.map_err(Failed::Lost)?;
                 let file = found.ok_or(Errno::EEXIST)?.attributes.id;
                 self.store.call(&caller, Op::Open { file, flags }).await
             }
+            // The server has no room for the call now.
+            Err(Errno::EBUSY) => Err(Errno::EAGAIN),
             answer => answer,
         };
         let answer = answer.map_err(|errno| if is_lost(errno) { Failed::Lost(errno) } else { errno.into() })?;
         let Answer::Opened { handle, entry, parent: above } = answer else { return Err(Errno::EPROTO.into()) };
         let place = Place { file: entry.attributes.id, handle: Some(handle) };
-        let written = self.write_first(&caller, place, writes).await.map_err(Failed::Lost)?;
-        let latest = written.as_ref().map_or(entry, |written| *written);
         let mut table = self.table();
+        if let Some(node) = table.node_mut(number).filter(|_| is_found) {
+            // It is as it was when an earlier request made it.
+            node.take_changes_back();
+        }
         let newborn = table.node_mut(number).and_then(|node| node.unborn.take());
         if let Some(node) = table.node_mut(number) {
             node.own = newborn.as_ref().map(|newborn| Arc::clone(&newborn.own));
@@ -179,7 +175,7 @@ impl Volume {
         }
         // The directory has another time by that, until it is set.
         table.note_changed(parent, Changes::default(), order);
-        self.take_over(&mut table, number, &latest, asked);
+        self.take_over(&mut table, number, &entry, asked);
         let leases = table.node(number).map_or(Leases::empty(), |node| node.leases);
         if let Some(above) = above {
             table.learn(&above, asked);
@@ -191,32 +187,11 @@ impl Volume {
             self.forget_pages(place.file);
         }
         self.is_outdated(number);
-        if let Err(errno) = written {
-            self.note_fault(place.file, errno);
-        }
         if let Some(newborn) = newborn {
             self.births.is_done(&[newborn.order]);
             self.give_back(newborn.room);
         }
         Ok(())
-    }
-
-    /// # Errors
-    /// The request is lost. What the store says of it is in the value.
-    async fn write_first(
-        &self,
-        caller: &Caller,
-        place: Place,
-        (data, changes): (Bytes, Changes),
-    ) -> Result<Result<Entry, Errno>, Errno> {
-        let mut writes = Vec::new();
-        if !data.is_empty() {
-            writes.push(Write::At { place, offset: 0, data });
-        }
-        writes.push(Write::Set { place, changes });
-        let results = self.store.write(caller, writes).await?;
-        let all: Result<Vec<Entry>, Errno> = results.into_iter().collect();
-        Ok(all.and_then(|entries| entries.last().copied().ok_or(Errno::EPROTO)))
     }
 
     /// The open file has a handle now.

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     MOST_SEARCHES, Volume,
-    found::{Extent, Found, is_lost},
+    found::{Found, is_lost},
     newborn::NEWBORN_BYTES,
     recalls::Invalidate,
     reserved::ReservedPart,
@@ -84,7 +84,7 @@ impl Volume {
             known
         };
         let asked = crate::clock::now();
-        let Some(entry) = self.found_there(&caller, &put, Extent::Whole).await? else {
+        let Some(entry) = self.found_there(&caller, &put).await? else {
             self.is_refused(number, Errno::EEXIST);
             return Ok(());
         };
@@ -113,7 +113,7 @@ impl Volume {
                 (number, above, newborn.caller.clone(), put)
             };
             let asked = crate::clock::now();
-            match self.found_there(&caller, &put, Extent::Whole).await {
+            match self.found_there(&caller, &put).await {
                 Ok(Some(entry)) if self.table().take_refused(number) => self.is_born(number, &entry, asked),
                 // The executor was started anew.
                 Err(Errno::ESTALE | Errno::EAGAIN) => match self.find_again(&caller, above).await? {

@@ -165,7 +165,9 @@ impl Shared {
                 tracing::warn!(export = self.export, "the server answers with more than was asked for");
                 return Err(Errno::EIO);
             }
-            let (Op::Open { flags, .. } | Op::Create { flags, .. }) = op else { return answer };
+            let (Op::Open { flags, .. } | Op::Create { flags, .. } | Op::CreateWhole { flags, .. }) = op else {
+                return answer;
+            };
             let Answer::Opened { handle, entry, parent } = answer? else { return Err(Errno::EPROTO) };
             let epoch = self.connection.borrow().epoch;
             let mut calls = self.calls.lock().expect("not poisoned");

@@ -10,8 +10,8 @@ use bitflags::bitflags;
 use bytes::Bytes;
 
 #[cfg(doc)]
-use super::{Answer, Leases, NewFile, Notice, Put, Store};
-use super::{FileId, Handle, Kind, Place, Returned, Stamp, Time};
+use super::{Answer, Leases, NewFile, Notice, Store};
+use super::{FileId, Handle, Kind, Place, Put, Returned, Stamp, Time};
 
 /// Sessions that one [`Op::EndSessions`] names at most.
 pub const ENDED_AT_ONCE: usize = 64;
@@ -43,6 +43,9 @@ pub enum Op {
     Rename { from: (FileId, OsString), to: (FileId, OsString), how: Renaming },
     /// open(2) with `O_CREAT`. → [`Answer::Opened`].
     Create { parent: FileId, name: OsString, mode: NewMode, flags: OpenFlags },
+    /// open(2) with `O_CREAT` and `O_EXCL` of an ordinary file that has contents and attributes
+    /// from the start: it is there whole or not at all. → [`Answer::Opened`].
+    CreateWhole { put: Put, flags: OpenFlags },
     /// open(2) of what exists. → [`Answer::Opened`].
     Open { file: FileId, flags: OpenFlags },
     /// The last close of an open file; its flock goes with it. → [`Answer::Done`].
@@ -112,6 +115,7 @@ impl Op {
             | Self::Create { parent: file, .. }
             | Self::Open { file, .. }
             | Self::Unlock { file, .. } => vec![*file],
+            Self::CreateWhole { put, .. } => vec![put.directory],
             Self::Attributes(place)
             | Self::Set { place, .. }
             | Self::Sync { place, .. }

@@ -86,18 +86,26 @@ impl TryFrom<pb::Write> for Write {
             From::Set(set) => {
                 Self::Set { place: needed(set.place, "place")?, changes: set.changes.unwrap_or_default().into() }
             }
-            From::Put(put) => Self::Put(Put {
-                directory: needed(put.directory, "directory")?,
-                path: texts(&put.path),
-                what: match Kind::of(put.kind)? {
-                    Kind::Regular => NewFile::Regular { data: put.data },
-                    Kind::Directory => NewFile::Directory,
-                    Kind::Symlink => NewFile::Symlink { target: text(&put.data) },
-                    _ => return Err(Malformed("kind")),
-                },
-                mode: put.mode,
-                changes: put.changes.unwrap_or_default().into(),
-            }),
+            From::Put(put) => Self::Put(put.try_into()?),
+        })
+    }
+}
+
+impl TryFrom<pb::Put> for Put {
+    type Error = Malformed;
+
+    fn try_from(put: pb::Put) -> Result<Self, Malformed> {
+        Ok(Self {
+            directory: needed(put.directory, "directory")?,
+            path: texts(&put.path),
+            what: match Kind::of(put.kind)? {
+                Kind::Regular => NewFile::Regular { data: put.data },
+                Kind::Directory => NewFile::Directory,
+                Kind::Symlink => NewFile::Symlink { target: text(&put.data) },
+                _ => return Err(Malformed("kind")),
+            },
+            mode: put.mode,
+            changes: put.changes.unwrap_or_default().into(),
         })
     }
 }

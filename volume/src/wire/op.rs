@@ -48,6 +48,9 @@ fn kind_of(op: Op) -> pb::op::Kind {
             flags: flags.bits(),
             withheld: mode.withheld,
         }),
+        Op::CreateWhole { put, flags } => {
+            To::CreateWhole(pb::CreateWhole { put: Some(put.into()), flags: flags.bits() })
+        }
         Op::Open { file, flags } => {
             To::Open(pb::Open { file: Some(file.into()), flags: flags.bits(), ..pb::Open::default() })
         }
@@ -172,6 +175,9 @@ impl TryFrom<pb::Op> for Op {
             From::Create(open) => {
                 let (parent, name) = name(open.name)?;
                 Self::Create { parent, name, mode: new_mode(open.mode, open.withheld), flags: flags(open.flags)? }
+            }
+            From::CreateWhole(whole) => {
+                Self::CreateWhole { put: needed(whole.put, "put")?, flags: flags(whole.flags)? }
             }
             From::Open(open) => Self::Open { file: needed(open.file, "file")?, flags: flags(open.flags)? },
             From::Close(handle) => Self::Close(Handle(handle)),

@@ -37,8 +37,10 @@ pub struct Observed {
     pub stale: AtomicUsize,
     /// So many of the next walks are lost.
     pub lost_walks: AtomicUsize,
-    /// While it is true, writes wait.
+    /// While it is true, writes wait, and files that are made open.
     pub held: watch::Sender<bool>,
+    /// Such a file was asked for.
+    pub creating: watch::Sender<bool>,
     pub is_dead: AtomicBool,
     /// So many of the next walks from another directory than the root find that directory not
     /// known.
@@ -54,6 +56,11 @@ impl Observed {
 }
 
 impl Observed {
+    /// As the next gateway has it done.
+    pub fn end_session(&self) {
+        self.inner.end();
+    }
+
     /// A command of the server has ended, and whoever began it hears so.
     pub async fn mark(&self) -> Stamp {
         self.inner.mark().await.unwrap()
@@ -80,7 +87,21 @@ impl Store for Observed {
         if self.forgets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forgets).is_ok() {
             return Err(Errno::ESTALE);
         }
-        self.inner.call(caller, op).await
+        if !matches!(op, Op::CreateWhole { .. }) {
+            return self.inner.call(caller, op).await;
+        }
+        self.creating.send_replace(true);
+        let mut held = self.held.subscribe();
+        held.wait_for(|held| !held).await.map_err(|_| Errno::EIO)?;
+        let lost = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
+        if lost.is_ok() && !self.is_lost_after.load(Ordering::Relaxed) {
+            return Err(Errno::EIO);
+        }
+        let created = self.inner.call(caller, op).await;
+        if self.is_dead.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        if lost.is_ok() { Err(Errno::EIO) } else { created }
     }
 
     async fn read(&self, caller: &Caller, parts: Vec<ReadPart>) -> Pieces {
@@ -205,6 +226,7 @@ impl Site {
             stale: AtomicUsize::new(0),
             lost_walks: AtomicUsize::new(0),
             held: watch::Sender::new(false),
+            creating: watch::Sender::new(false),
             is_dead: AtomicBool::new(false),
             forgets: AtomicUsize::new(self.forgets.load(Ordering::Relaxed)),
         });

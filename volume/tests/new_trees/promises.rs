@@ -498,6 +498,34 @@ async fn a_file_that_stays_open_is_on_the_server_soon() {
     client.close(open).await.unwrap();
 }
 
+/// The gateway is killed when the server has made an open file, whose other descriptor was closed
+/// before: the next one finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_file_that_was_made_when_the_gateway_was_killed_is_whole() {
+    let site = Site::new();
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.volume.drain_all().await.unwrap();
+    let (open, _) = client.create("t/log", NEW).await.unwrap();
+    client.volume.write(open.number, 0, Bytes::from_static(b"line\n"), Source::Call).await.unwrap();
+    client.volume.flush(open.number, Some(1)).await.unwrap();
+    client.store.is_dead.store(true, Ordering::Relaxed);
+    while !site.path("t/log").exists() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(fs::read(site.path("t/log")).unwrap(), b"line\n");
+    // Its task that waits for the answer keeps the journal.
+    let copied = Command::new("cp").arg("-r").args([site.state("a"), site.state("b")]).status().unwrap();
+    assert!(copied.success());
+    client.store.end_session();
+    drop(client);
+    let next = site.client("b").await;
+    next.volume.drain_all().await.unwrap();
+    assert_eq!(next.volume.state().lost, None);
+    assert_eq!(next.read("t/log").await.unwrap(), b"line\n");
+    assert_eq!(fs::read(site.path("t/log")).unwrap(), b"line\n");
+}
+
 /// A change of an open file that comes while the file is made on the server follows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_changed_while_an_open_file_is_made_is_on_the_server() {
@@ -511,9 +539,7 @@ async fn what_is_changed_while_an_open_file_is_made_is_on_the_server() {
         let (open, number) = client.create("t/log", NEW).await.unwrap();
         client.volume.write(open.number, 0, Bytes::from_static(b"line\n"), Source::Call).await.unwrap();
         client.store.held.send_replace(true);
-        while !site.path("t/log").exists() {
-            tokio::task::yield_now().await;
-        }
+        client.store.creating.subscribe().wait_for(|is_creating| *is_creating).await.unwrap();
         let at = |seconds| Some(NewTime::At(Time { seconds, nanoseconds: 5 }));
         let changes = Changes { mode: Some(0o640), mtime: at(77), ..Changes::default() };
         client.volume.change(&client.caller, number, Some(open.number), changes).await.unwrap();

@@ -460,7 +460,10 @@ impl Store for Link {
                     answer => answer,
                 }
             }
-            (Op::Open { flags, .. } | Op::Create { flags, .. }, Ok(Answer::Opened { handle, entry, parent })) => {
+            (
+                Op::Open { flags, .. } | Op::Create { flags, .. } | Op::CreateWhole { flags, .. },
+                Ok(Answer::Opened { handle, entry, parent }),
+            ) => {
                 let epoch = self.connection.borrow().epoch;
                 let mut handles = self.handles.lock().unwrap();
                 handles.0 += 1;

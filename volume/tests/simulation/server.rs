@@ -301,7 +301,7 @@ async fn carry_out(site: &Arc<Site>, session: &DirectorySession, request: Reques
 
 async fn call(site: &Site, session: &DirectorySession, caller: &Caller, op: Op) -> Result<Answer, Errno> {
     let makes = match &op {
-        Op::MakeDirectory { .. } | Op::Symlink { .. } | Op::Link { .. } => true,
+        Op::MakeDirectory { .. } | Op::Symlink { .. } | Op::Link { .. } | Op::CreateWhole { .. } => true,
         Op::Create { flags, .. } => flags.contains(OpenFlags::EXCLUSIVE),
         _ => false,
     };
