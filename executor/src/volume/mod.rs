@@ -12,9 +12,10 @@ use std::{
     io,
     path::{Path, PathBuf},
     pin::Pin,
+    ptr,
     sync::{Arc, Mutex, Weak},
     task::Poll,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -44,7 +45,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub use self::beside::{Beside, trees_of};
 use self::records::{Left, NotRecorded, Records};
-use self::session::{Charges, Outgoing, Served};
+use self::session::{Charges, KnownCalls, Outgoing, Served};
 use crate::{
     Export,
     admission::{Denied, peer_name},
@@ -59,6 +60,9 @@ use crate::{
 /// Sessions in all, and of one identity: a workstation has one for each of its mounts.
 const MAX_SESSIONS: usize = 512;
 const MAX_SESSIONS_OF_ONE: usize = 128;
+/// How long calls of a session that nobody took up are known: a workstation that was suspended, or
+/// without a network.
+const CALLS_KEPT: Duration = Duration::from_secs(3600);
 /// How soon the space of removed files is given back.
 const CLOSE_REMOVED_INTERVAL: Duration = Duration::from_secs(1);
 /// Who names a session is to be hard to guess.
@@ -110,6 +114,8 @@ pub struct Volumes {
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Sessions that have ended, of which a system call may not have returned: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
+    /// Calls of sessions that nobody took up in time, oldest first, for those who come later.
+    left_calls: Mutex<Vec<LeftCalls>>,
     /// Whose session is put into the list.
     openings: Turns,
     /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
@@ -154,6 +160,7 @@ impl Volumes {
             directories: Mutex::default(),
             sessions: Mutex::default(),
             at_work: Mutex::default(),
+            left_calls: Mutex::default(),
             openings: Turns::new(1),
             answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
             calls: Pool::new(CALL_BYTES, CALL_BYTES_OF_ONE),
@@ -169,6 +176,16 @@ struct AtWork {
     identity: Option<String>,
     name: Bytes,
     store: WeakSession,
+}
+
+/// Calls of a session that has ended, for the next one of its name.
+#[derive(Debug)]
+struct LeftCalls {
+    identity: Option<String>,
+    name: Bytes,
+    export: String,
+    calls: KnownCalls,
+    at: Instant,
 }
 
 #[derive(Debug)]
@@ -212,6 +229,7 @@ impl Volume for VolumeService {
         };
         let caller = self.standing(caller, &peer)?;
         let (served, resumed) = self.session_of(&caller, &peer, &hello).await?;
+        let hello_resumes = hello.resumes;
         drop(hello);
         let (sender, receiver) = mpsc::channel(OUTGOING);
         served.store.renew();
@@ -224,6 +242,7 @@ impl Volume for VolumeService {
             lost,
             read_only: served.export.read_only,
             opened: served.store.opened().0,
+            knows_calls: !resumed && served.knows_calls_of(Stamp(hello_resumes)),
         };
         let shared = self.0.clone();
         tokio::spawn(async move {
@@ -374,7 +393,11 @@ impl VolumeService {
         let (session, calls) = (kept(&hello.session), volumes.calls.clone());
         let trusts_groups = rights_of(caller) == Rights::Callers;
         let whose = (caller.clone(), peer.clone());
+        let left = volumes.take_calls(caller, &session, &export.name);
         let served = Served::new(&session, whose, (export, account, trusts_groups), store, calls);
+        if let Some(left) = left {
+            served.take_over(left);
+        }
         // Away from the call, which may be reset meanwhile: what the record says has begun has an end.
         tokio::spawn(begin(self.0.clone(), session, served.clone()))
             .await
@@ -512,6 +535,35 @@ impl Volumes {
         at_work.push(AtWork { identity, name: name.clone(), store });
         sessions.remove(&name);
         true
+    }
+
+    /// Keeps the calls of a session that is going to end, since nobody has taken it up.
+    fn leave_calls(&self, served: &Served) {
+        let name = {
+            let sessions = self.sessions.lock().expect("not poisoned");
+            let found = sessions.iter().find(|(_, other)| ptr::eq(&raw const ***other, served));
+            let Some((name, _)) = found else { return };
+            name.clone()
+        };
+        let Some(calls) = served.leave_calls() else { return };
+        let (identity, export) = (served.caller.identity.clone(), served.export.name.clone());
+        let mut left = self.left_calls.lock().expect("not poisoned");
+        left.retain(|its| its.at.elapsed() < CALLS_KEPT && (&its.identity, &its.name) != (&identity, &name));
+        let of_one = |its: &LeftCalls| its.identity == identity;
+        if left.iter().filter(|its| of_one(its)).count() >= MAX_SESSIONS_OF_ONE || left.len() >= MAX_SESSIONS {
+            let oldest = left.iter().position(of_one).unwrap_or_default();
+            left.remove(oldest);
+        }
+        left.push(LeftCalls { identity, name, export, calls, at: Instant::now() });
+    }
+
+    /// Calls of an earlier session of that name.
+    fn take_calls(&self, caller: &Caller, name: &Bytes, export: &str) -> Option<KnownCalls> {
+        let mut left = self.left_calls.lock().expect("not poisoned");
+        left.retain(|its| its.at.elapsed() < CALLS_KEPT);
+        let is_it = |its: &LeftCalls| its.identity == caller.identity && its.name == *name && its.export == export;
+        let found = left.iter().position(is_it)?;
+        Some(left.remove(found).calls)
     }
 
     /// Sessions of that name that have ended, as far as something of them may still be at work.

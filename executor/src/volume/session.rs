@@ -238,18 +238,30 @@ impl Drop for UnderWay {
     }
 }
 
+/// Invariant: each change that was begun since [`Self::since`] stands here until it is
+/// acknowledged. So one that does not has not begun, and can begin.
 #[derive(Debug, Default)]
 struct Calls {
     acknowledged: u64,
     by_number: BTreeMap<u64, Numbered>,
+    /// When the first session was opened of which changes are known.
+    since: Stamp,
+    /// None begins any more: the next session has them.
+    are_left: bool,
 }
 
-/// A call that was begun.
+/// Calls of sessions that have ended.
 #[derive(Debug)]
+pub struct KnownCalls(Calls);
+
+/// A call that was begun.
+#[derive(Debug, Clone)]
 struct Numbered {
     outcome: watch::Receiver<Option<Outcome>>,
     is_remembered: bool,
     task: AbortHandle,
+    /// It was begun in an earlier session.
+    is_earlier: bool,
     /// The connection that waits for the answer, and the task that will send it there.
     answering: Option<(mpsc::WeakSender<Outgoing>, AbortHandle)>,
 }
@@ -300,6 +312,7 @@ impl Served {
         // The name itself takes the session up again.
         let name = Fingerprint::of(name).to_string();
         store.name(&name);
+        let calls = Calls { since: store.opened(), ..Calls::default() };
         Arc::new(Self {
             name,
             caller,
@@ -311,7 +324,7 @@ impl Served {
             proof: Mutex::new(origin.proof),
             began: Instant::now(),
             call_bytes,
-            calls: Mutex::default(),
+            calls: Mutex::new(calls),
             outgoing: watch::Sender::new(None),
             hellos: watch::Sender::new(0),
             counts: Counts::default(),
@@ -451,7 +464,8 @@ impl Served {
             Some(Outcome::Written(written, charge)) => {
                 written.map(|written| (written, charge)).map_err(|errno| Status::internal(errno.desc()))
             }
-            _ => Err(Status::invalid_argument("that number is another call's")),
+            None => Err(Status::internal("it was given up with its session")),
+            Some(_) => Err(Status::invalid_argument("that number is another call's")),
         }
     }
 
@@ -463,6 +477,9 @@ impl Served {
         work: impl Future<Output = Outcome> + Send + 'static,
     ) -> Result<watch::Receiver<Option<Outcome>>, Status> {
         let mut calls = self.calls.lock().expect("not poisoned");
+        if calls.are_left {
+            return Err(Status::not_found("this session has ended"));
+        }
         if is_remembered && number <= calls.acknowledged {
             return Err(Status::already_exists("that call has been answered"));
         }
@@ -484,7 +501,13 @@ impl Served {
         });
         calls.by_number.insert(
             number,
-            Numbered { outcome: outcome.clone(), is_remembered, task: task.abort_handle(), answering: None },
+            Numbered {
+                outcome: outcome.clone(),
+                is_remembered,
+                task: task.abort_handle(),
+                is_earlier: false,
+                answering: None,
+            },
         );
         Ok(outcome)
     }
@@ -497,12 +520,21 @@ impl Served {
         outcome: watch::Receiver<Option<Outcome>>,
         sender: &mpsc::Sender<Outgoing>,
     ) {
+        let mut calls = self.calls.lock().expect("not poisoned");
+        let earlier = calls.by_number.get(&number).is_some_and(|known| known.is_earlier);
         let send = |sender: mpsc::Sender<Outgoing>| async move {
-            if let Some(Outcome::Answered(reply, charges)) = outcome_of(outcome).await {
-                answer(&sender, reply, Some(charges)).await;
+            match outcome_of(outcome).await {
+                Some(Outcome::Answered(reply, charges)) => {
+                    answer(&sender, Reply { earlier, ..reply }, Some(charges)).await;
+                }
+                // It was given up with its session: nobody knows how far it came.
+                None if earlier => {
+                    let reply = Reply { number, error: Errno::EIO as i32, ..Reply::default() };
+                    answer(&sender, reply, None).await;
+                }
+                _ => {}
             }
         };
-        let mut calls = self.calls.lock().expect("not poisoned");
         // It may have ended already, and be forgotten.
         let Some(known) = calls.by_number.get_mut(&number) else {
             tokio::spawn(send(sender.clone()));
@@ -540,6 +572,29 @@ impl Served {
         } else if let Some(call) = calls.by_number.get(&number) {
             call.task.abort();
         }
+    }
+
+    /// Whether all changes are known that were begun since the session with that stamp was opened.
+    pub fn knows_calls_of(&self, opened: Stamp) -> bool {
+        opened != Stamp::default() && opened >= self.calls.lock().expect("not poisoned").since
+    }
+
+    /// Gives the calls to whoever comes after it: none begins any more. `None`: that was done.
+    pub fn leave_calls(&self) -> Option<KnownCalls> {
+        let mut calls = self.calls.lock().expect("not poisoned");
+        if std::mem::replace(&mut calls.are_left, true) {
+            return None;
+        }
+        let mut by_number = calls.by_number.clone();
+        by_number.retain(|_, call| call.is_remembered);
+        by_number.values_mut().for_each(|call| (call.is_earlier, call.answering) = (true, None));
+        let Calls { acknowledged, since, .. } = *calls;
+        Some(KnownCalls(Calls { acknowledged, by_number, since, are_left: false }))
+    }
+
+    /// Before anybody else has it.
+    pub fn take_over(&self, KnownCalls(known): KnownCalls) {
+        *self.calls.lock().expect("not poisoned") = known;
     }
 
     /// Whether that is still its connection.
@@ -615,6 +670,7 @@ pub async fn end_unless_taken_up(shared: &Shared, served: &Arc<Served>) {
     let mut outgoing = served.outgoing.subscribe();
     let taken_up = tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
     if !taken_up {
+        shared.volumes.leave_calls(served);
         end(shared, served).await;
     }
 }
@@ -730,7 +786,7 @@ fn are_names(names: &[Bytes]) -> bool {
 /// Must not wait: behind it come the answers to recalls that others wait for.
 async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
     let number = call.number;
-    let refuse = |errno: Errno| answer(sender, Reply { number, error: errno as i32, answer: None }, None);
+    let refuse = |errno: Errno| answer(sender, Reply { number, error: errno as i32, ..Reply::default() }, None);
     served.acknowledge(call.acknowledged);
     let bytes = call.encoded_len();
     if bytes > MAX_CALL_BYTES {
@@ -840,8 +896,8 @@ fn too_many() -> Status {
 
 fn reply(number: u64, answer: Result<posh_volume::store::Answer, Errno>) -> Reply {
     match answer {
-        Ok(answer) => Reply { number, error: 0, answer: Some(answer.into()) },
-        Err(errno) => Reply { number, error: errno as i32, answer: None },
+        Ok(answer) => Reply { number, answer: Some(answer.into()), ..Reply::default() },
+        Err(errno) => Reply { number, error: errno as i32, ..Reply::default() },
     }
 }
 

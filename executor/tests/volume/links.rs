@@ -21,6 +21,9 @@ use tonic::transport::Channel;
 
 use super::harness::*;
 
+/// As long as an executor keeps a session that nobody takes up.
+const KEPT: Duration = Duration::from_secs(30);
+
 async fn behind(proxy: &Proxy, patience: Patience) -> Remote {
     Remote::open(Arc::new(Direct(proxy.address)), EXPORT, patience).await.unwrap()
 }
@@ -66,6 +69,48 @@ async fn changes_happen_once_while_the_connection_breaks() {
     assert_eq!(fs::read(site.path("log")).unwrap(), expected);
     assert!(store.state().reconnects > 3, "the connection was never broken");
     assert_eq!(fs::read_dir(site.top.path()).unwrap().count(), 2);
+}
+
+/// The link is gone for longer than the executor keeps a session. One change has arrived before,
+/// and is made while nobody can be told; two others are on their way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_happen_once_also_when_their_session_has_ended() {
+    let site = Site::new().await;
+    fs::write(site.path("log"), "").unwrap();
+    let proxy = Proxy::to(site.address).await;
+    let store = Arc::new(behind(&proxy, Patience { deadline: None }).await);
+    let (place, _) = open(&*store, "log", OpenFlags::WRITE).await.unwrap();
+    let make = |name: &str| {
+        let (store, name) = (store.clone(), name.into());
+        tokio::spawn(async move {
+            let op = Op::MakeDirectory { parent: store.root(), name, mode: 0o700.into() };
+            store.call(&me(), op).await
+        })
+    };
+    // Nobody answers this one's recalls.
+    let other = site.remote().await;
+    let _unanswered = other.notices();
+    assert!(find(&other, "").await.unwrap().leases.contains(Leases::ENTRIES));
+    let arrived = make("arrived");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    proxy.freeze();
+    let on_its_way = make("on-its-way");
+    let append = tokio::spawn({
+        let store = store.clone();
+        async move { store.write(&me(), vec![Write::Append { place, data: Bytes::from_static(b"line\n") }]).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    proxy.let_through(false);
+    tokio::time::sleep(KEPT + Duration::from_secs(2)).await;
+    assert!(site.path("arrived").is_dir() && !site.path("on-its-way").exists());
+    proxy.let_through(true);
+    for made in [arrived, on_its_way] {
+        let made = made.await.unwrap();
+        assert!(matches!(made, Ok(Answer::Made { .. })), "{made:?}");
+    }
+    let written = append.await.unwrap();
+    assert!(matches!(&written, Ok(results) if results[0].is_ok()), "{written:?}");
+    assert_eq!(fs::read(site.path("log")).unwrap(), b"line\n");
 }
 
 #[tokio::test]

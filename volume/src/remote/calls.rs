@@ -34,6 +34,8 @@ struct Waiting {
     is_repeatable: bool,
     /// It may have happened in the executor's session of that number.
     sent_in: Option<u64>,
+    /// It names handles of that session.
+    names_handles: bool,
     answer: oneshot::Sender<Given>,
 }
 
@@ -48,9 +50,10 @@ struct Opened {
 
 /// What a call is given.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is given once")]
 pub enum Given {
     Answer(Result<Answer, Errno>),
+    /// In an earlier session of the executor: a handle in it is closed.
+    Earlier(Result<Answer, Errno>),
     /// The executor knows nothing of it any more; it can be begun again.
     Again,
 }
@@ -81,16 +84,20 @@ impl Calls {
     }
 
     /// What was answered.
-    pub fn answered(&mut self, number: u64, answer: Result<Answer, Errno>) {
+    pub fn answered(&mut self, number: u64, given: Given) {
         if let Some(waiting) = self.waiting.remove(&number) {
-            let _ = waiting.answer.send(Given::Answer(answer));
+            let _ = waiting.answer.send(given);
         }
     }
 
-    /// All calls, to be sent on a new connection to the executor's session `epoch`. What may have happened in an earlier one
-    /// and must not happen twice fails.
-    pub fn sent_anew(&mut self, epoch: u64) -> Vec<Call> {
-        let is_lost = |waiting: &Waiting| waiting.sent_in.is_some_and(|sent_in| sent_in != epoch);
+    /// All calls, to be sent on a new connection to the executor's session `epoch`. What may have
+    /// happened in an earlier one than `since`, and must not happen twice, fails; those after it
+    /// know each other's calls.
+    pub fn sent_anew(&mut self, (since, epoch): (u64, u64)) -> Vec<Call> {
+        let is_lost = |waiting: &Waiting| {
+            let is_known = |sent_in| sent_in == epoch || sent_in >= since && !waiting.names_handles;
+            waiting.sent_in.is_some_and(|sent_in| !is_known(sent_in))
+        };
         let lost: Vec<u64> =
             self.waiting.iter().filter(|(_, waiting)| is_lost(waiting)).map(|(number, _)| *number).collect();
         for number in lost {
@@ -107,14 +114,14 @@ impl Calls {
         &mut self,
         mut call: Call,
         (is_change, is_repeatable): (bool, bool),
-        epoch: Option<u64>,
+        (epoch, names_handles): (Option<u64>, bool),
     ) -> (Call, oneshot::Receiver<Given>) {
         self.last_number += 1;
         call.number = self.last_number;
         call.acknowledged = self.acknowledged().min(call.number - 1);
         let (answer, given) = oneshot::channel();
-        self.waiting
-            .insert(call.number, Waiting { call: call.clone(), is_change, is_repeatable, sent_in: epoch, answer });
+        let waiting = Waiting { call: call.clone(), is_change, is_repeatable, sent_in: epoch, names_handles, answer };
+        self.waiting.insert(call.number, waiting);
         (call, given)
     }
 
@@ -154,10 +161,11 @@ impl Shared {
                 },
                 other => self.with_its_handles(caller, other).await?,
             };
-            let answer = match self.send(caller, sent, epoch).await {
+            let (answer, is_earlier) = match self.send(caller, sent, epoch).await {
                 Given::Again if matches!(op, Op::Close(_)) => return Ok(Answer::Done),
                 Given::Again => continue,
-                Given::Answer(answer) => answer,
+                Given::Answer(answer) => (answer, false),
+                Given::Earlier(answer) => (answer, true),
             };
             if let Ok(answer) = &answer
                 && !checked::fits(&op, answer)
@@ -169,7 +177,8 @@ impl Shared {
                 return answer;
             };
             let Answer::Opened { handle, entry, parent } = answer? else { return Err(Errno::EPROTO) };
-            let epoch = self.connection.borrow().epoch;
+            // Of no session: it is opened again when it is used.
+            let epoch = if is_earlier { 0 } else { self.connection.borrow().epoch };
             let mut calls = self.calls.lock().expect("not poisoned");
             let handle = calls.opened(entry.attributes.id, flags, (epoch, handle));
             return Ok(Answer::Opened { handle, entry, parent });
@@ -188,7 +197,7 @@ impl Shared {
                 return Given::Again;
             }
             let sent_in = outgoing.is_some().then_some(now).or(epoch);
-            let (call, given) = calls.begin(message, kind, sent_in);
+            let (call, given) = calls.begin(message, kind, (sent_in, epoch.is_some()));
             (call, given, outgoing)
         };
         let _waited = Waited { shared: self, number: call.number };
@@ -246,7 +255,7 @@ impl Shared {
         let answer = loop {
             match self.send(caller, again.clone(), None).await {
                 Given::Answer(answer) => break answer,
-                Given::Again => {}
+                Given::Again | Given::Earlier(_) => {}
             }
         };
         let Answer::Opened { handle: new, .. } = answer? else { return Err(Errno::EPROTO) };

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::{Connection, HEARTBEAT, Incoming, Shared};
+use super::{Connection, HEARTBEAT, Incoming, Shared, calls::Given};
 use crate::{
     leases::LEASE_TIME,
     store::{Answer, Errno, Notice, Op, Returned, Stamp},
@@ -148,10 +148,12 @@ async fn take_up(
     let calls = {
         let mut calls = shared.calls.lock().expect("not poisoned");
         let epoch = if welcome.resumed { before.epoch } else { before.epoch + 1 };
+        let since = if welcome.resumed || welcome.knows_calls { before.since } else { epoch };
         let connection = Connection {
             client: Some(client),
             outgoing: Some(outgoing.clone()),
             epoch,
+            since,
             root,
             watched: wire::watched_of(welcome.watched),
             read_only: welcome.read_only,
@@ -164,7 +166,7 @@ async fn take_up(
             valid_above: lost.max(before.valid_above),
         };
         shared.connection.send_replace(connection);
-        calls.sent_anew(epoch)
+        calls.sent_anew((since, epoch))
     };
     // The stream is read by nobody yet: more than its room must not be waited for here.
     tokio::spawn(async move {
@@ -217,9 +219,10 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
     let mut lost = Stamp::default();
     match kind {
         from_volume::Kind::Reply(reply) => {
-            let number = reply.number;
+            let (number, is_earlier) = (reply.number, reply.earlier);
             let answer = answer_of(reply);
-            shared.calls.lock().expect("not poisoned").answered(number, answer);
+            let given = if is_earlier { Given::Earlier(answer) } else { Given::Answer(answer) };
+            shared.calls.lock().expect("not poisoned").answered(number, given);
         }
         from_volume::Kind::Notice(notice) => {
             // What can't be read can only be an offer of leases.

@@ -115,6 +115,8 @@ pub(crate) struct Connection {
     outgoing: Option<mpsc::Sender<ToVolume>>,
     /// Counts the sessions that there have been on the other side: what one knew, the next does not.
     epoch: u64,
+    /// Since that session changes are known by their numbers: what was begun is not begun again.
+    since: u64,
     root: FileId,
     watched: Watched,
     read_only: bool,

@@ -140,7 +140,7 @@ async fn write_until_answered(
     let mut sent_in = None;
     loop {
         let connection = shared.connected().await?;
-        if sent_in.is_some_and(|sent_in| sent_in != connection.epoch) {
+        if sent_in.is_some_and(|sent_in| sent_in < connection.since) {
             // Whether it happened is known to nobody any more.
             return Err(Errno::EIO);
         }
