@@ -165,6 +165,36 @@ async fn a_file_is_made_written_read_and_removed_while_open() {
     assert_eq!(call(&store, Op::Attributes(place)).await, Err(Errno::ESTALE));
 }
 
+/// Whatever is looked at is kept open for a while, but for what has no name any more.
+#[tokio::test]
+async fn what_is_removed_is_not_kept_open() {
+    let site = Site::new();
+    let store = site.session();
+    fs::create_dir(site.path("d")).unwrap();
+    for name in ["a", "b", "d/c", "kept"] {
+        fs::write(site.path(name), "x").unwrap();
+        find(&store, name).await;
+    }
+    let open = || {
+        let fds = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        let removed = |path: &Path| path.starts_with(site.top.path()) && path.to_string_lossy().ends_with(" (deleted)");
+        fds.filter(|path| removed(path)).count()
+    };
+    let remove = Op::Remove { parent: store.root(), name: "a".into(), what: Removal::File };
+    call(&store, remove).await.unwrap();
+    assert_eq!(open(), 0);
+    let rename =
+        Op::Rename { from: (store.root(), "kept".into()), to: (store.root(), "b".into()), how: Renaming::Replace };
+    call(&store, rename).await.unwrap();
+    assert_eq!(open(), 0);
+    // By another program.
+    fs::remove_dir_all(site.path("d")).unwrap();
+    assert_eq!(open(), 2);
+    site.directory.close_removed();
+    assert_eq!(open(), 0);
+    assert_eq!(find(&store, "b").await.attributes.links, 1);
+}
+
 #[tokio::test]
 async fn nothing_leads_out_of_the_export() {
     let site = Site::new();

@@ -223,7 +223,7 @@ fn session_answers(message: &[u8]) -> Vec<Bytes> {
         Some(From::Alive(alive)) => vec![To::Alive(alive)],
         Some(From::Call(call)) => {
             let answer = call.op.and_then(|op| op.kind).map(|kind| wire::Answer { kind: Some(answer(kind)) });
-            vec![To::Reply(wire::Reply { number: call.number, error: 0, answer }), To::Notice(notice)]
+            vec![To::Reply(wire::Reply { number: call.number, error: 0, answer, earlier: false }), To::Notice(notice)]
         }
         _ => Vec::new(),
     };
