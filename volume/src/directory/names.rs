@@ -116,8 +116,10 @@ impl Session {
         if is_changed {
             nodes.removed(file.id, old.id, &from.1);
             nodes.moved(file.id, new.id, &to.1);
-            if let (Some(other), Renaming::Exchange) = (&other, how) {
+            if let Some(other) = &other {
                 nodes.removed(other.id, new.id, &to.1);
+            }
+            if let (Some(other), Renaming::Exchange) = (&other, how) {
                 nodes.moved(other.id, old.id, &from.1);
             }
         }
