@@ -449,15 +449,16 @@ impl Session {
         };
         let op = Arc::new(op);
         let first = {
-            let op = op.clone();
-            self.as_caller(caller, move |session| session.attempt(&op)).await?
+            let (op, owner) = (op.clone(), caller.clone());
+            self.as_caller(caller, move |session| session.attempt(&owner, &op)).await?
         };
         match first {
             Attempt::Done(answer) => Ok(answer),
             Attempt::Wait(mut begun) => {
                 begun.clear().await;
+                let owner = caller.clone();
                 self.as_caller(caller, move |session| {
-                    let answer = session.execute(&op);
+                    let answer = session.execute_for(&owner, &op);
                     begun.finish();
                     answer
                 })
@@ -467,14 +468,14 @@ impl Session {
     }
 
     /// Does it at once, if nobody is in the way.
-    fn attempt(&self, op: &Op) -> Result<Attempt, Fault> {
+    fn attempt(&self, caller: &Caller, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
         self.check_rights(op)?;
         let mut begun = self.announce(intents);
         if !begun.is_clear() {
             return Ok(Attempt::Wait(begun));
         }
-        let answer = self.execute(op)?;
+        let answer = self.execute_for(caller, op)?;
         begun.finish();
         Ok(Attempt::Done(answer))
     }
@@ -592,6 +593,14 @@ impl Session {
             }
             _ => Vec::new(),
         })
+    }
+
+    /// With the space that the caller has reserved.
+    fn execute_for(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+        match op {
+            Op::CreateWhole { put, .. } => self.reserved.spending(caller).spend(put.what.room(), || self.execute(op)),
+            op => self.execute(op),
+        }
     }
 
     pub fn execute(&self, op: &Op) -> Result<Answer, Fault> {

@@ -189,7 +189,7 @@ impl Volume {
         self.is_outdated(number);
         if let Some(newborn) = newborn {
             self.births.is_done(&[newborn.order]);
-            self.give_back(newborn.room);
+            self.is_delivered(newborn.room);
         }
         Ok(())
     }

@@ -265,7 +265,7 @@ impl Volume {
     }
 
     /// Releases the room of a file that the store has created.
-    fn is_delivered(&self, mut room: Room) {
+    pub(super) fn is_delivered(&self, mut room: Room) {
         room.reserved.take().into_iter().for_each(ReservedPart::spend);
         self.give_back(room);
     }

@@ -2,9 +2,9 @@
 
 use std::{fs, io::Write as _, path::Path, sync::atomic::Ordering, time::Duration};
 
-use posh_volume::Errno;
+use posh_volume::{Errno, fs::Source, store::Synced};
 
-use crate::client::Site;
+use crate::client::{NEW, Site};
 
 /// Another program of the server takes all there is.
 fn fill(path: &Path) {
@@ -35,6 +35,32 @@ async fn what_was_closed_is_taken_when_others_have_filled_the_store() {
     }
     assert!(fs::read_link(site.path("t/d/l")).is_ok());
     assert_eq!(client.volume.state().lost, None);
+}
+
+/// The same of files that are open when they are made, and go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_file_is_taken_when_others_have_filled_the_store() {
+    let Some(site) = Site::sized("size=160m") else { return };
+    let client = site.client("a").await;
+    client.make_directory("t").await.unwrap();
+    client.store.held.send_replace(true);
+    let mut all = Vec::new();
+    for file in 0..50 {
+        let (open, _) = client.create(format!("t/{file}"), NEW).await.unwrap();
+        client.volume.write(open.number, 0, vec![b'c'; 20_000].into(), Source::Call).await.unwrap();
+        all.push(open);
+    }
+    fill(&site.path("filled"));
+    client.store.held.send_replace(false);
+    for open in &all {
+        client.volume.sync(open.number, Synced::Everything).await.unwrap();
+    }
+    fs::remove_file(site.path("filled")).unwrap();
+    for (file, open) in all.into_iter().enumerate() {
+        client.volume.write(open.number, 20_000, vec![b'd'; 10].into(), Source::Call).await.unwrap();
+        client.close(open).await.unwrap();
+        assert_eq!(fs::read(site.path(&format!("t/{file}"))).unwrap().len(), 20_010, "{file}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
