@@ -60,8 +60,7 @@ use crate::{
 /// Sessions in all, and of one identity: a workstation has one for each of its mounts.
 const MAX_SESSIONS: usize = 512;
 const MAX_SESSIONS_OF_ONE: usize = 128;
-/// How long calls of a session that nobody took up are known: a workstation that was suspended, or
-/// without a network.
+/// Calls of a session that nobody took up are known for so long: a workstation may be suspended.
 const CALLS_KEPT: Duration = Duration::from_secs(3600);
 /// How soon the space of removed files is given back.
 const CLOSE_REMOVED_INTERVAL: Duration = Duration::from_secs(1);
@@ -229,7 +228,7 @@ impl Volume for VolumeService {
         };
         let caller = self.standing(caller, &peer)?;
         let (served, resumed) = self.session_of(&caller, &peer, &hello).await?;
-        let hello_resumes = hello.resumes;
+        let resumes = Stamp(hello.resumes);
         drop(hello);
         let (sender, receiver) = mpsc::channel(OUTGOING);
         served.store.renew();
@@ -242,7 +241,7 @@ impl Volume for VolumeService {
             lost,
             read_only: served.export.read_only,
             opened: served.store.opened().0,
-            knows_calls: !resumed && served.knows_calls_of(Stamp(hello_resumes)),
+            knows_calls: !resumed && served.knows_calls_of(resumes),
         };
         let shared = self.0.clone();
         tokio::spawn(async move {
@@ -628,8 +627,8 @@ impl Volumes {
     }
 }
 
-/// What programs of the server remove has its space back soon, as long as sessions use the
-/// directory.
+/// Closes descriptors of files that programs of the server have removed, as long as sessions use
+/// the directory.
 async fn close_removed(directory: Weak<Directory>) {
     loop {
         tokio::time::sleep(CLOSE_REMOVED_INTERVAL).await;

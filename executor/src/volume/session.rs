@@ -32,7 +32,7 @@ use tokio::{
     task::AbortHandle,
 };
 use tokio_stream::StreamExt as _;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::{
     MAX_NAME_BYTES, MIN_NAME_BYTES, Origin,
@@ -260,7 +260,7 @@ struct Numbered {
     outcome: watch::Receiver<Option<Outcome>>,
     is_remembered: bool,
     task: AbortHandle,
-    /// It was begun in an earlier session.
+    /// Begun in an earlier session.
     is_earlier: bool,
     /// The connection that waits for the answer, and the task that will send it there.
     answering: Option<(mpsc::WeakSender<Outgoing>, AbortHandle)>,
@@ -574,7 +574,7 @@ impl Served {
         }
     }
 
-    /// Whether all changes are known that were begun since the session with that stamp was opened.
+    /// True if all changes are known that were begun since the session with that stamp was opened.
     pub fn knows_calls_of(&self, opened: Stamp) -> bool {
         opened != Stamp::default() && opened >= self.calls.lock().expect("not poisoned").since
     }
@@ -835,7 +835,8 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
     };
     match served.once(number, is_remembered, work) {
         Ok(outcome) => served.answer_when_done(number, outcome, sender),
-        Err(status) if status.code() == tonic::Code::AlreadyExists => {}
+        // Answered already, or the session's end closes this connection: the next session knows it.
+        Err(status) if matches!(status.code(), Code::AlreadyExists | Code::NotFound) => {}
         Err(_) => refuse(Errno::EBUSY).await,
     }
 }

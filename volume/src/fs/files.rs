@@ -438,13 +438,13 @@ impl Open {
         Place { file: self.file, handle: self.handle() }
     }
 
-    /// What close(2) says of failed writes: nothing for a file that is open for reading alone.
+    /// Error of failed writes for close(2); none for a file that is open for reading alone.
     fn look_at_fault(&self) -> Result<(), Errno> {
         let fault = *self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         fault.filter(|_| self.flags.contains(OpenFlags::WRITE)).map_or(Ok(()), Err)
     }
 
-    /// What fsync(2) says of failed writes, once.
+    /// Error of failed writes for fsync(2), once.
     fn take_fault(&self) -> Result<(), Errno> {
         let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         fault.map_or(Ok(()), Err)

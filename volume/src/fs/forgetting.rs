@@ -254,7 +254,7 @@ impl Volume {
         }
     }
 
-    /// What is being read, by the kernel's numbers of the files.
+    /// Ranges that are being read, by the kernel's numbers of the files.
     fn reads_by_file(&self) -> HashMap<u64, Vec<Range<u64>>> {
         let reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let table = self.table();

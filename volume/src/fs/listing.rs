@@ -317,7 +317,7 @@ impl Volume {
         self.table().of(directory).map_or(0, |node| node.name_changes)
     }
 
-    /// Whether the store has yet to hear of some names.
+    /// True if the store has yet to hear of some names.
     fn has_pending_names(&self, directory: FileId) -> bool {
         self.table().of(directory).is_some_and(|node| !node.pending_names.is_empty())
     }

@@ -39,7 +39,7 @@ use crate::{
 
 /// A sign of life so often: three may be lost before leases end.
 const HEARTBEAT: Duration = Duration::from_millis(2500);
-/// The kernel forgets all files of a volume in that time, or nearly all.
+/// Time for the kernel to forget all files of a volume.
 const FORGET_TIME: Duration = Duration::from_millis(1500);
 /// Bytes of a session's name; nobody guesses them.
 const NAME_BYTES: usize = 16;
