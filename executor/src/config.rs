@@ -287,6 +287,7 @@ impl Config {
         let ours = |config: &Self| Confinement {
             commands: Commands::Any,
             annotations: Vec::new(),
+            user: None,
             ..config.confinement.clone()
         };
         let fixed = [
@@ -297,7 +298,7 @@ impl Config {
             ("audit", self.audit != other.audit),
             ("state", self.state != other.state),
             ("drain_seconds", self.drain != other.drain),
-            ("[confinement] other than commands and annotations", ours(self) != ours(other)),
+            ("[confinement] other than commands, annotations and user", ours(self) != ours(other)),
         ];
         fixed.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }

@@ -27,6 +27,7 @@
 //! * `volume`: files for mounts that gateways serve themselves
 //! * `sys`: the only file with `unsafe`
 
+pub mod accounts;
 mod admission;
 pub mod audit;
 pub mod callers;

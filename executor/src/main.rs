@@ -7,7 +7,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, thre
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Config, Error, Stdio, audit, config, longest_end, run, run_stdio, run_with_changes, runner,
+    Config, Error, Stdio, accounts, audit, config, longest_end, run_stdio, run_with_changes, runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer, rotation::Forced},
     verify,
 };
@@ -363,10 +363,13 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
         config.check_address(config.listen)?;
         let listener =
             TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
-        let Some(file) = arguments.config else { return Ok(run(config, listener, shutdown).await?) };
-        let hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
+        let (read, anew) = mpsc::channel(1);
+        if let Some(file) = arguments.config {
+            let hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
+            tokio::spawn(read_anew(file, hangup, read));
+        }
         let (changed, changes) = mpsc::channel(1);
-        tokio::spawn(read_anew(file, hangup, changed));
+        tokio::spawn(accounts::follow(config.clone(), anew, changed));
         Ok(run_with_changes(config, changes, listener, shutdown).await?)
     });
     // Work that hangs in the kernel must not hold up the end.

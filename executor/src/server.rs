@@ -110,6 +110,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// connections, told to go away, are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// For the records of sessions that are left then.
+const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How often the record is told of revocations: one stat(2), unless the register has changed.
 const REVOCATIONS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -313,6 +316,7 @@ where
         // The last messages are still on their way out.
         None => tokio::time::timeout(FLUSH_TIMEOUT, all_served).await.unwrap_or(Ok(())),
     };
+    let _ = tokio::time::timeout(RECORDS_TIMEOUT, shared.volumes.note_ends(&shared.audit)).await;
     shared.audit.stop().await;
     ended
 }
@@ -322,7 +326,7 @@ where
 #[must_use]
 pub fn longest_end(drain: Duration) -> Duration {
     const LAST_RECORD: Duration = Duration::from_secs(5);
-    drain + KILL_TIMEOUT + FLUSH_TIMEOUT + LAST_RECORD
+    drain + KILL_TIMEOUT + FLUSH_TIMEOUT + RECORDS_TIMEOUT + LAST_RECORD
 }
 
 /// Records what administrators have taken back, and rotations of the authority, for ever. They do it by programs of their

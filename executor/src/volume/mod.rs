@@ -465,6 +465,14 @@ impl Volumes {
         meant.cloned().collect()
     }
 
+    /// Records the end of all that are left when the executor ends.
+    pub async fn note_ends(&self, audit: &crate::audit::AuditLog) {
+        let left: Vec<Arc<Served>> = self.sessions.lock().expect("not poisoned").values().cloned().collect();
+        for served in left {
+            served.note_end(audit).await;
+        }
+    }
+
     /// The directories that sessions have, each once, and the paths at which they were opened.
     fn directories_in_use(&self) -> Vec<(PathBuf, Arc<Directory>)> {
         let sessions = self.sessions.lock().expect("not poisoned");

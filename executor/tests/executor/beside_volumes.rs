@@ -222,6 +222,23 @@ async fn what_failed_after_its_first_step_is_recorded_and_what_was_refused_is_no
 }
 
 #[tokio::test]
+async fn a_session_that_is_left_when_the_executor_stops_is_recorded_to_its_end() {
+    let record = tempfile::tempdir().unwrap();
+    let path = record.path().join("audit");
+    let mut lab = Lab::with(|config| config.audit = Some(path.clone())).await;
+    let (remote, _notices) = session(&lab).await;
+    let make = Op::MakeDirectory { parent: remote.root(), name: "d".into(), mode: 0o755.into() };
+    remote.call(&Caller::default(), make).await.unwrap();
+    lab.stop();
+    tokio::time::timeout(PATIENCE, &mut lab.served).await.expect("it stops").unwrap().unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let records: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [.., end, stop] = &records[..] else { panic!("{text}") };
+    assert_eq!((&end["event"], &end["did"]), (&"volume_end".into(), &serde_json::json!({ "made": 1 })));
+    assert_eq!(stop["event"], "stop");
+}
+
+#[tokio::test]
 async fn a_session_that_finds_no_room_is_not_recorded() {
     let record = tempfile::tempdir().unwrap();
     let path = record.path().join("audit");

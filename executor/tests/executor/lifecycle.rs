@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
-    unistd::Pid,
+    unistd::{Pid, geteuid},
 };
 use posh_proto::{
     PROTOCOL_VERSION, STDIO_GREETING,
@@ -228,6 +228,34 @@ impl Drop for Program {
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_posh-executor"))
+}
+
+/// Nobody has told the executor. The account database is one of its own mount namespace.
+#[tokio::test]
+async fn who_leaves_a_group_loses_its_rights() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let store = tempfile::tempdir().unwrap();
+    let groups = tempfile::NamedTempFile::new().unwrap();
+    let of_machine = std::fs::read_to_string("/etc/group").unwrap();
+    std::fs::write(groups.path(), format!("{of_machine}posh-test-staff:x:64999:nobody\n")).unwrap();
+    std::fs::set_permissions(groups.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$1\" /etc/group && shift && exec \"$@\"", "sh"]);
+    command.arg(groups.path()).arg(program().get_program()).env("RUST_LOG", "info");
+    let as_nobody = |text: &str| text.replace("user = \"root\"", "user = \"nobody\"");
+    let mut executor = Program::configured(&mut command, store.path(), "", as_nobody);
+    let client = connect(executor.address()).await;
+    let is_in = || async {
+        let groups = run(&client, pipeline(&["id -G"]), bytes::Bytes::new()).await.text();
+        groups.split_whitespace().any(|group| group == "64999")
+    };
+    assert!(is_in().await);
+    std::fs::write(groups.path(), of_machine).unwrap();
+    executor.until("accounts of this machine have changed");
+    executor.until("took over the configuration");
+    assert!(!is_in().await);
 }
 
 #[tokio::test]
