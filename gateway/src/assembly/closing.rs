@@ -206,6 +206,10 @@ impl Pipe<'_> {
         if self.keeps(process, fd, stage) || (self.actors.directed)(process.pid) || process.is_stopped() {
             return Outlook::Stays;
         }
+        if process.state == 'D' {
+            // The kernel works for it, on a disk or a network file system, and wakes it when that is done.
+            return Outlook::MayChange(Awaited::Answer);
+        }
         let within = |limit, awaited| match (self.actors.slept)(process) < limit {
             true => Outlook::MayChange(awaited),
             false => Outlook::Stays,

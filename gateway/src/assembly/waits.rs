@@ -10,7 +10,9 @@
 //! Invariant: what a stage has waited for work and for answers is summed over all processes and
 //! never given back, so that no sequence of processes, each of which seems to get on, holds a stage
 //! up for longer. Time in which a process that is ready to run has no processor does not count: on
-//! a machine with more to do than processors it can't get to its exec.
+//! a machine with more to do than processors it can't get to its exec. Nor does time in which the
+//! gateway itself had none and so looked at nobody, beyond [`BETWEEN_LOOKS`]: the process may have
+//! got to its exec at once and be a stage since.
 
 use std::{
     collections::BTreeMap,
@@ -40,6 +42,8 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and
 /// some.
 const RUNS_UNSEEN: Duration = Duration::from_millis(15);
+/// So much of the time between two looks counts.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(4);
 
 /// What one stage has waited for, and waits for now.
 #[derive(Debug)]
@@ -63,8 +67,8 @@ impl Waits {
             patience.into_iter().for_each(|seen| now.see(seen));
             return;
         }
-        if let Some(over) = self.now.take() {
-            *self.spent.entry(over.last.awaited).or_default() += over.waited();
+        if let Some(past) = self.now.take() {
+            *self.spent.entry(past.last.awaited).or_default() += past.over();
         }
         self.now = patience.map(Pending::new);
     }
@@ -111,8 +115,8 @@ fn limit(awaited: Awaited) -> Duration {
 #[derive(Debug)]
 struct Pending {
     since: Instant,
-    /// How long the process had no processor, up to `still`.
-    starved: Duration,
+    /// How long the process had no processor, up to `still`, or nobody looked at it.
+    uncounted: Duration,
     last: Patience,
     /// Since when it looks as in `last`.
     still: Instant,
@@ -123,7 +127,7 @@ struct Pending {
 impl Pending {
     fn new(now: &Patience) -> Self {
         let at = Instant::now();
-        Self { since: at, starved: Duration::ZERO, last: now.clone(), still: at, seen: at }
+        Self { since: at, uncounted: Duration::ZERO, last: now.clone(), still: at, seen: at }
     }
 
     /// The same at a later look.
@@ -133,10 +137,25 @@ impl Pending {
             // A shorter standstill may have been none: it ran between two ticks.
             let still = self.seen.duration_since(self.still);
             let starved = if self.last.is_ready && still > RUNS_UNSEEN { still } else { Duration::ZERO };
-            self.starved += starved.max(queued_between(&self.last, now));
+            let [ran, queued] = spent_between(&self.last, now);
+            let unseen = self.unseen_until(at).saturating_sub(ran);
+            self.uncounted += queued.max(starved + unseen);
             (self.last, self.still) = (now.clone(), at);
         }
         self.seen = at;
+    }
+
+    /// It is over, as seen now for the first time: for what it has counted.
+    fn over(mut self) -> Duration {
+        let at = Instant::now();
+        if self.standstill().is_none() {
+            self.uncounted += self.unseen_until(at);
+        }
+        self.waited()
+    }
+
+    fn unseen_until(&self, at: Instant) -> Duration {
+        at.duration_since(self.seen).saturating_sub(BETWEEN_LOOKS)
     }
 
     /// For how long by now it has been ready to run without a sign that it does.
@@ -145,16 +164,19 @@ impl Pending {
     }
 
     fn waited(&self) -> Duration {
-        self.since.elapsed().saturating_sub(self.starved + self.standstill().unwrap_or_default())
+        self.since.elapsed().saturating_sub(self.uncounted + self.standstill().unwrap_or_default())
     }
 }
 
-/// What a process has waited for a processor between two looks at it: the second number, in
-/// nanoseconds.
-fn queued_between(before: &Patience, after: &Patience) -> Duration {
-    let queued = |patience: &Patience| patience.scheduled.split_ascii_whitespace().nth(1)?.parse::<u64>().ok();
-    let both = queued(before).zip(queued(after)).filter(|_| before.process == after.process);
-    both.map_or(Duration::ZERO, |(before, after)| Duration::from_nanos(after.saturating_sub(before)))
+/// What a process has run, and has waited for a processor, between two looks at it: the first two
+/// numbers of `/proc/PID/schedstat`, in nanoseconds.
+fn spent_between(before: &Patience, after: &Patience) -> [Duration; 2] {
+    let spent = |patience: &Patience, kind| patience.scheduled.split_ascii_whitespace().nth(kind)?.parse::<u64>().ok();
+    let is_same = before.process == after.process;
+    [0, 1].map(|kind| {
+        let both = spent(before, kind).zip(spent(after, kind)).filter(|_| is_same);
+        both.map_or(Duration::ZERO, |(before, after)| Duration::from_nanos(after.saturating_sub(before)))
+    })
 }
 
 #[cfg(test)]
@@ -179,7 +201,11 @@ mod tests {
         for child in 0..4 {
             waits.note(Some(&patience(Awaited::Work, child, "")));
             assert_eq!(waits.go_on(), child < 3, "{child}");
-            earlier(&mut waits, WORKS / 3 + Duration::from_millis(1));
+            for look in 0..WORKS.as_millis() / 3 {
+                earlier(&mut waits, Duration::from_millis(1));
+                waits.note(Some(&patience(Awaited::Work, child, &format!("{look} 0 {look}"))));
+            }
+            earlier(&mut waits, Duration::from_millis(1));
             let other = patience(Awaited::Answer, child, "");
             waits.note(Some(&other).filter(|_| child % 2 == 1));
         }
@@ -205,13 +231,31 @@ mod tests {
     #[test]
     fn a_process_that_has_run_between_two_looks_was_not_starved() {
         let mut waits = Waits::begin();
-        for look in 0..3 {
-            let ran = format!("{look} 0 {look}");
+        for look in 0..4 {
+            let ran = format!("{} 0 {look}", (10 * WORKS * look).as_nanos());
             waits.note(Some(&Patience { is_ready: true, ..patience(Awaited::Work, 1, &ran) }));
             earlier(&mut waits, 10 * WORKS);
         }
-        waits.note(Some(&Patience { is_ready: true, ..patience(Awaited::Work, 1, "9 0 9") }));
         assert!(!waits.go_on());
+    }
+
+    /// The gateway has had no processor for long: what was about to become a stage may have done so
+    /// at once.
+    #[test]
+    fn time_in_which_nobody_looked_does_not_count() {
+        for is_ready in [true, false] {
+            let mut waits = Waits::begin();
+            waits.note(Some(&Patience { is_ready, ..patience(Awaited::Work, 1, "10 0 1") }));
+            earlier(&mut waits, 10 * WORKS);
+            waits.note(Some(&patience(Awaited::Work, 2, "20 0 1")));
+            assert!(waits.go_on());
+            earlier(&mut waits, 10 * WORKS);
+            waits.note(Some(&patience(Awaited::Enlistment, 2, "30 0 2")));
+            assert!(waits.go_on());
+            earlier(&mut waits, Duration::from_millis(1));
+            waits.note(Some(&patience(Awaited::Work, 3, "10 0 1")));
+            assert!(waits.go_on());
+        }
     }
 
     #[test]
