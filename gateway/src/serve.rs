@@ -201,12 +201,15 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                 Ok(peer) => peer,
                 Err(error) => return tracing::warn!(%error, "a caller was not let in"),
             };
+            let question = gateway.assembler.asks(peer.pid);
             match stage_link::accept(socket, &peer).await {
                 Ok(Caller::Stage(mut stage)) => {
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted), &peer);
-                    gateway.assembler.enlisted(stage).await;
+                    gateway.assembler.enlisted(stage, question).await;
                 }
                 Ok(Caller::Shell(request, shell)) => {
+                    // It may be a command of a pipeline, and is no stage of one.
+                    drop(question);
                     let opened = match gateway.confined(&peer) {
                         Some(why) => Err(why),
                         None => opening::open(&gateway, *request),

@@ -91,8 +91,12 @@ pub struct Actors<'a> {
     pub outputs: &'a HashSet<u64>,
     /// Whether what a stage reads from a pipe is written here for certain.
     pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
+    /// Processes that this gateway has yet to answer.
+    pub asks: &'a dyn Fn(Pid) -> bool,
     /// For how long a process was seen asleep, and unchanged.
     pub slept: &'a dyn Fn(&Process) -> Duration,
+    /// For how long of that the gateway was at work itself.
+    pub watched: &'a dyn Fn(&Process) -> Duration,
     /// Tells if a sleeping process may be reading the output of a command on a server: one was
     /// below it during its sleep.
     pub asks_a_server: &'a dyn Fn(&Process) -> bool,
@@ -210,12 +214,17 @@ impl Pipe<'_> {
             // The kernel works for it, on a disk or a network file system, and wakes it when that is done.
             return Outlook::MayChange(Awaited::Answer);
         }
+        if (self.actors.asks)(process.pid) {
+            return Outlook::MayChange(Awaited::Enlistment);
+        }
         let within = |limit, awaited| match (self.actors.slept)(process) < limit {
             true => Outlook::MayChange(awaited),
             false => Outlook::Stays,
         };
         if self.actors.stage_programs.contains(&process.executable) {
-            return within(QUIET, Awaited::Enlistment);
+            // What it may have asked this gateway has had the time to come here.
+            let is_another_s = (self.actors.watched)(process) >= QUIET;
+            return if is_another_s { Outlook::Stays } else { Outlook::MayChange(Awaited::Enlistment) };
         }
         if process.reads_from(self.inode) {
             return Outlook::Stays;

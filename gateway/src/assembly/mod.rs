@@ -3,6 +3,7 @@
 //! here from the moment they enlist until their pipeline is complete, or a
 //! deadline has passed; then the whole group goes on to be planned.
 
+mod asking;
 mod closing;
 mod moment;
 mod procfs;
@@ -33,11 +34,12 @@ use crate::{
     session::Sessions,
     stage_link::StageLink,
 };
+use asking::{Asking, Question};
 use closing::{Actors, Closing};
 use moment::Moment;
 use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
 use staying::Staying;
-use waits::{QUIET, ROUND_TRIPS, Waits};
+use waits::{BETWEEN_LOOKS, QUIET, ROUND_TRIPS, Waits};
 
 /// Commands of a pipeline come one after the other: before one whose pipe has no other end yet is looked for among the processes,
 /// so long nobody must have come. A look takes half as long, and all tasks of the gateway wait for it, those of the other commands, too.
@@ -90,7 +92,7 @@ impl Shape {
 /// What the assembler is told.
 #[derive(Debug)]
 enum Event {
-    Enlisted(Box<StageLink>),
+    Enlisted(Box<StageLink>, Option<Question>),
     LetGo(Box<Enlisted>),
     Directed(Arc<Enlisted>),
     Ended(Pid),
@@ -100,6 +102,7 @@ enum Event {
 #[derive(Debug, Clone)]
 pub struct Assembler {
     events: mpsc::Sender<Event>,
+    asking: Asking,
     /// Counts waits that have reached their last limit.
     pub backstops: Arc<Backstops>,
 }
@@ -112,13 +115,19 @@ impl Assembler {
         let (complete, pipelines) = mpsc::channel(QUEUE);
         let assembly = Assembly::new(sessions, executors, complete);
         let backstops = Arc::clone(&assembly.backstops);
+        let asking = assembly.asking.clone();
         tokio::spawn(assembly.run(incoming));
-        (Self { events, backstops }, pipelines)
+        (Self { events, asking, backstops }, pipelines)
     }
 
-    /// A stage waits for its directive.
-    pub async fn enlisted(&self, stage: StageLink) {
-        let _ = self.events.send(Event::Enlisted(Box::new(stage))).await;
+    /// Somebody has connected. As long as the question lives, whoever has a pipe together with the process waits for it.
+    pub fn asks(&self, process: Option<Pid>) -> Option<Question> {
+        process.map(|process| self.asking.begin(process))
+    }
+
+    /// A stage waits for its directive. Its question ends when it is among those who wait.
+    pub async fn enlisted(&self, stage: StageLink, question: Option<Question>) {
+        let _ = self.events.send(Event::Enlisted(Box::new(stage), question)).await;
     }
 
     /// A command runs here without having enlisted: who reads what it writes needs not look for it.
@@ -141,6 +150,8 @@ impl Assembler {
 struct Sleep {
     since: Instant,
     seen: Instant,
+    /// For how long of that the gateway has looked often enough to have done its own part.
+    watched: Duration,
     program: PathBuf,
     call: Option<(i64, u64)>,
     scheduled: Scheduled,
@@ -162,6 +173,7 @@ impl Sleep {
         Self {
             since: same.map_or(now, |old| old.since),
             seen: now,
+            watched: same.map_or(Duration::ZERO, |old| old.watched + now.duration_since(old.seen).min(BETWEEN_LOOKS)),
             program: executable.clone(),
             call: *call,
             scheduled: scheduled.clone(),
@@ -191,6 +203,7 @@ struct Assembly {
     complete: mpsc::Sender<Pipeline>,
     waiting: Vec<Waiting>,
     directed: HashMap<Pid, Arc<Enlisted>>,
+    asking: Asking,
     asleep: HashMap<Pid, Sleep>,
     orphans: Orphans,
     staying: Staying,
@@ -205,7 +218,7 @@ impl Assembly {
     fn new(sessions: Arc<Sessions>, executors: Executors, complete: mpsc::Sender<Pipeline>) -> Self {
         let (waiting, directed) = (Vec::new(), HashMap::new());
         let (orphans, staying) = (Orphans::default(), Staying::default());
-        let (asleep, reading) = (HashMap::new(), Growing::default());
+        let (asking, asleep, reading) = (Asking::default(), HashMap::new(), Growing::default());
         let (looked, moment) = (None, Moment::new().ok());
         let backstops = Arc::default();
         Self {
@@ -215,6 +228,7 @@ impl Assembly {
             complete,
             waiting,
             directed,
+            asking,
             asleep,
             orphans,
             staying,
@@ -302,7 +316,7 @@ impl Assembly {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Enlisted(stage) => {
+            Event::Enlisted(stage, _question) => {
                 self.staying.enlisted(stage.enlisted.pid);
                 self.waiting.push(Waiting::new(*stage));
             }
@@ -429,7 +443,9 @@ impl Assembly {
                 directed: &|pid| self.directed.contains_key(&pid) || self.staying.is_at_work(pid),
                 outputs: &self.sessions.outputs(),
                 fed_here: &|stage, pipe| self.is_fed_here(stage, pipe),
+                asks: &|pid| self.asking.asks(pid),
                 slept: &slept,
+                watched: &|p| self.asleep.get(&p.pid).map_or(Duration::ZERO, |sleep| sleep.watched),
                 asks_a_server: &|p| self.asleep.get(&p.pid).is_some_and(|sleep| sleep.asks_a_server),
                 answers_within: QUIET + self.executors.slowest_round_trip() * ROUND_TRIPS,
             },

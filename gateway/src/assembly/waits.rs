@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | [`Awaited::Work`]: a process runs, and may become a stage or close its end | it executes a program, closes its end, ends, stops, or sleeps for 3 ms | it has been at work for [`WORKS`] in all, and so does something else | – |
 //! | [`Awaited::Answer`]: a shell that expands words sleeps in a call on a mount, or reads what a command prints | the call returns, something is printed, the command ends | it has slept for [`QUIET`], with a call on a mount [`ROUND_TRIPS`] longer, with a command that was sent to a server also [`STARTS`]; at once for a FIFO that nobody else has open; [`ANSWERS`] in all | – |
-//! | [`Awaited::Enlistment`]: a stage program has started | it enlists, executes the command, ends or stops | it has slept for [`QUIET`]: it enlists with another gateway | [`ENLISTS`] |
+//! | [`Awaited::Enlistment`]: a stage program has started, or a process has asked this gateway something | it enlists, executes the command, ends or stops | it has slept for [`QUIET`] and has not asked: it enlists with another gateway | [`ENLISTS`] |
 //! | any of them | | a process that can't be waited for has the same end of the pipe (`closing`) | [`LONGEST`] |
 //!
 //! Invariant: what a stage has waited for work and for answers is summed over all processes and
@@ -43,7 +43,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// some.
 const RUNS_UNSEEN: Duration = Duration::from_millis(15);
 /// So much of the time between two looks counts.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(4);
+pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(4);
 
 /// What one stage has waited for, and waits for now.
 #[derive(Debug)]

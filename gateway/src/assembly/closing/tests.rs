@@ -6,6 +6,8 @@ use crate::assembly::procfs::PipeEnd;
 const SHELL: Pid = 10;
 /// A pipe whose writer has said that it stays.
 const FED_HERE: u64 = 77;
+/// A process that this gateway has yet to answer.
+const ASKS: Pid = 55;
 /// The session of a process that has been asleep for 20 ms.
 const SLEPT_LONG: Pid = 2;
 /// The start of a process below which a command was sent to a server.
@@ -103,6 +105,8 @@ fn look_at(stages: &[Enlisted], processes: Vec<Process>) -> Closing {
             directed: &|pid| pid == 99,
             outputs: &[].into(),
             fed_here: &|_, pipe| pipe == FED_HERE,
+            asks: &|pid| pid == ASKS,
+            watched: &|process| Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 }),
             slept: &|process| Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 }),
             asks_a_server: &|process| process.started == ASKS_A_SERVER,
             answers_within: Duration::from_millis(100),
@@ -374,4 +378,21 @@ fn a_stage_program_that_sleeps_is_not_waited_for() {
     let other = |session| Process { session, ..process(30, 'S', STAGE_PROGRAM, &[(0, 7, false)], None) };
     let waited = |session| patience(&look(&writer, vec![other(session)]));
     assert_eq!((waited(1), waited(SLEPT_LONG)), (vec![(0, Awaited::Enlistment)], vec![]));
+}
+
+/// The gateway takes long over what the command's annotation says, or the shell's child over a disk.
+#[test]
+fn a_process_that_has_asked_this_gateway_or_waits_for_a_disk_is_awaited_however_long_it_sleeps() {
+    let writer = [stage(20, &[(1, 5, true)], 0, &[])];
+    let reader = |pid, state, executable| Process {
+        session: SLEPT_LONG,
+        ..process(pid, state, executable, &[(0, 5, false)], None)
+    };
+    for executable in [STAGE_PROGRAM, "/bin/bash"] {
+        let asks = look(&writer, vec![reader(ASKS, 'S', executable)]);
+        assert_eq!(patience(&asks), vec![(0, Awaited::Enlistment)], "{executable}");
+        assert_eq!(patience(&look(&writer, vec![reader(21, 'S', executable)])), vec![], "{executable}");
+        let reads_a_disk = look(&writer, vec![reader(21, 'D', executable)]);
+        assert_eq!(patience(&reads_a_disk), vec![(0, Awaited::Answer)], "{executable}");
+    }
 }

@@ -1,0 +1,61 @@
+//! Processes that have asked the gateway something and have no answer yet: stage programs that
+//! enlist, and shells' children that ask before they execute a command. They sleep because of the
+//! gateway, however long it takes.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::enlisted::Pid;
+
+/// All of them, and how many questions each has asked.
+#[derive(Debug, Clone, Default)]
+pub struct Asking(Arc<Mutex<HashMap<Pid, u32>>>);
+
+/// One question; dropped when it is answered, or when who asks is known by what was asked.
+#[derive(Debug)]
+pub struct Question {
+    asked_by: Pid,
+    all: Asking,
+}
+
+impl Asking {
+    /// This process asks now.
+    pub fn begin(&self, asked_by: Pid) -> Question {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(asked_by).or_default() += 1;
+        Question { asked_by, all: self.clone() }
+    }
+
+    /// Whether it does.
+    pub fn asks(&self, pid: Pid) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&pid)
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(questions) = all.get_mut(&self.asked_by) {
+            *questions -= 1;
+            if *questions == 0 {
+                all.remove(&self.asked_by);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_asks_until_its_last_question_is_answered() {
+        let asking = Asking::default();
+        let (first, second) = (asking.begin(1), asking.begin(1));
+        drop(first);
+        assert!(asking.asks(1) && !asking.asks(2));
+        drop(second);
+        assert!(!asking.asks(1));
+    }
+}
