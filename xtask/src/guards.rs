@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -58,14 +60,45 @@ enum Verdict {
     NotThere,
 }
 
+/// One of several parts of the table, of about the same length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// From 0 on.
+    number: usize,
+    parts: usize,
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text.split_once('/').map(|(number, parts)| (number.parse(), parts.parse()));
+        match numbers {
+            Some((Ok(number), Ok(parts))) if (1..=parts).contains(&number) => Ok(Self { number: number - 1, parts }),
+            _ => Err(format!("`{text}` is not PART/PARTS, such as 2/5")),
+        }
+    }
+}
+
+impl Part {
+    /// The numbers of the items of this part, of so many.
+    fn of(self, count: usize) -> Range<usize> {
+        let border = |number| count * number / self.parts;
+        border(self.number)..border(self.number + 1)
+    }
+}
+
 /// Takes out every guard whose description or test holds `filter`: one after the other in each of `jobs` copies of the tree.
-pub fn run(filter: Option<&str>, jobs: usize) -> Result<ExitCode> {
+pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<ExitCode> {
     let root = root()?;
     let is_wanted = |guard: &Guard| filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part));
     let mut guards: Vec<Guard> = table(&root)?.into_iter().filter(is_wanted).collect();
     ensure!(!guards.is_empty(), "no guard is called so");
     // Neighbours in one source have little to be built anew between them.
     guards.sort_by(|one, other| (&one.file, &one.program).cmp(&(&other.file, &other.program)));
+    if let Some(part) = part {
+        guards = guards.drain(part.of(guards.len())).collect();
+    }
     let share = guards.len().div_ceil(jobs.max(1));
     let kept = std::thread::scope(|scope| {
         let root = &root;
@@ -229,6 +262,15 @@ fn must(command: impl std::borrow::BorrowMut<Command>) -> Result<Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_parts_are_the_whole() {
+        let parts = ["1/3", "2/3", "3/3"].map(|part| part.parse::<Part>().unwrap().of(380));
+        assert_eq!(parts, [0..126, 126..253, 253..380]);
+        for wrong in ["0/3", "4/3", "3", "a/3", "1/0", ""] {
+            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+        }
+    }
 
     fn sources(directory: &Path) -> Vec<String> {
         let mut found = Vec::new();

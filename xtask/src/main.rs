@@ -102,6 +102,9 @@ enum Chore {
         /// Copies of the tree that work at once, each with a target directory of its own.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
+        /// Only one part of the table, `2/5` for the second fifth: all of it takes hours.
+        #[arg(long, value_name = "PART/PARTS")]
+        part: Option<guards::Part>,
     },
 }
 
@@ -162,10 +165,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
             setup::toolchain()?;
             simulate::run(seed.map_or((from, seeds), |seed| (seed, 1)), seed.is_some(), fault.as_deref())
         }
-        Chore::Guards { filter, jobs } => {
+        Chore::Guards { filter, jobs, part } => {
             setup::toolchain()?;
             setup::packages(setup::Need::Everything)?;
-            guards::run(filter.as_deref(), jobs)
+            guards::run(filter.as_deref(), part, jobs)
         }
     }
 }
