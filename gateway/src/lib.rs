@@ -21,7 +21,6 @@ pub mod log;
 pub mod lower;
 pub mod plan;
 pub mod report;
-pub mod rights;
 pub mod service;
 pub mod session;
 mod shares;

@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
+use fs_mapper::process::Process;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{getsockopt, sockopt::PeerPidfd},
@@ -13,7 +14,7 @@ use nix::{
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::net::UnixStream;
 
-use crate::{enlisted::Pid, rights::Rights};
+use crate::enlisted::Pid;
 
 /// The process at the other end is another user's, by its effective user id when it connected (unix(7), SO_PEERCRED).
 #[derive(Debug, thiserror::Error)]
@@ -46,19 +47,19 @@ impl Peer {
         Ok(Self { pid: pid.and_then(|pid| Pid::try_from(pid).ok()), process })
     }
 
-    /// What the process may do; it is the one that has connected.
+    /// The process, as /proc shows it; it is the one that has connected.
     ///
     /// # Errors
-    /// It has ended, or can't be looked at.
-    pub fn rights(&self) -> io::Result<Rights> {
+    /// It has ended.
+    pub fn process(&self) -> io::Result<Process> {
         let (Some(pid), Some(process)) = (self.pid, &self.process) else {
             return Err(io::ErrorKind::NotFound.into());
         };
-        let rights = Rights::of(pid)?;
+        let found = Process::open(pid)?;
         // A pidfd becomes readable when the process ends (pidfd_open(2)): until then the number was its own.
         let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ended, PollTimeout::ZERO)? {
-            0 => Ok(rights),
+            0 => Ok(found),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -73,7 +74,7 @@ mod tests {
     #[tokio::test]
     async fn a_number_that_may_be_another_s_tells_no_rights() {
         let (own, other) = UnixStream::pair().unwrap();
-        assert!(Peer::own(&own).unwrap().rights().is_ok());
+        assert!(Peer::own(&own).unwrap().process().is_ok());
         drop(other);
         // Somebody has connected and ended; its number may be anybody's.
         let directory = tempfile::tempdir().unwrap();
@@ -88,6 +89,6 @@ mod tests {
         let peer = Peer::own(&socket).unwrap();
         child.wait().unwrap();
         let reused = Peer { pid: Some(std::process::id()), ..peer };
-        assert!(reused.rights().is_err());
+        assert!(reused.process().is_err());
     }
 }

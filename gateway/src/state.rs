@@ -1,7 +1,7 @@
 //! What all parts of the gateway share.
 
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{
@@ -15,21 +15,26 @@ use fs_mapper::{
     coherence::Adapter,
     config::{Config, Scheduler},
     mountinfo::MountInfo,
+    process::Process,
+    rights::{Aside, Rights},
     sshfs,
 };
 use posh_annotations::Library;
 use sha2::{Digest, Sha256};
 
 use crate::{
+    aside::aside,
     assembly::{Assembler, Writers},
     executors::Executors,
     open_files::OpenFiles,
     peers::Peer,
-    rights::Rights,
     session::{Mounts, Sessions},
     tools::LocalTools,
     volumes::Volumes,
 };
+
+/// How a process is compared with the gateway.
+type Compare = fn(&Rights, &Process, Aside) -> io::Result<Option<&'static str>>;
 
 /// The gateway's one shared value.
 #[derive(Debug)]
@@ -97,7 +102,7 @@ impl Gateway {
             tools: LocalTools::default(),
             commands,
             mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
-            rights: Rights::of(std::process::id()).ok(),
+            rights: Rights::own().ok(),
             machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
             localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
             // random(4); 122 bits.
@@ -122,11 +127,13 @@ impl Gateway {
         self.lacks(peer, Rights::keep_here)
     }
 
-    fn lacks(&self, peer: &Peer, compare: fn(&Rights, &Rights) -> Option<&'static str>) -> Option<String> {
-        let (Some(own), Ok(its)) = (&self.rights, peer.rights()) else {
-            return Some("the rights of its process can't be told".to_owned());
-        };
-        compare(own, &its).map(|what| format!("it does not run with the gateway's own rights, but with {what}"))
+    fn lacks(&self, peer: &Peer, compare: Compare) -> Option<String> {
+        let compared = self.rights.as_ref().ok_or(io::ErrorKind::NotFound.into());
+        let differs = compared.and_then(|own| compare(own, &peer.process()?, |work| aside(work)));
+        match differs {
+            Ok(what) => what.map(|what| format!("it does not run with the gateway's own rights, but with {what}")),
+            Err(_) => Some("the rights of its process can't be told".to_owned()),
+        }
     }
 
     /// The mount table and library as they are now.
@@ -138,7 +145,9 @@ impl Gateway {
     /// The mounts of this machine have changed: new pipelines see the new ones.
     pub fn mounts_changed(&self) {
         let Ok(info) = MountInfo::read() else { return };
-        let (config, _) = sshfs::adopted(&self.volumes.added_to(&self.config), &info);
+        let with_volumes = self.volumes.added_to(&self.config);
+        // It looks at processes: those of one user may be many.
+        let (config, _) = aside(|| sshfs::adopted(&with_volumes, &info));
         self.executors.update(&config);
         let table = Arc::new(MountTable::new(&config, &info));
         let old = self.view();
